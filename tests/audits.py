@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from server.base.settings import load_settings
+from toolpack_server.base.settings import load_settings
 from toolpack_author.audit.processes import task_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "audits.md"

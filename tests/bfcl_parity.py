@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import parity
 import serving
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 from toolpacks import bfcl
 
 MUTANTS = 3

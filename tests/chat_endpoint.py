@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from server.processes.listen import listen
+from toolpack_server.processes.listen import listen
 
 KEY = "sk-nobody-may-see-this"
 

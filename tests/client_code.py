@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
-from server.rpc.method import Method, agents_methods, clients_methods
+from toolpack_server.rpc.method import Method, agents_methods, clients_methods
 
 WIDTH = 120
 HEAD = '''"""The methods of the clients: their parameters, and the types of their results.

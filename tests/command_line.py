@@ -16,7 +16,7 @@ import serving
 import warm
 from click.testing import CliRunner
 
-from server.cli import cli, main
+from toolpack_server.cli import cli, main
 
 
 def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:

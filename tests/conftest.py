@@ -15,9 +15,9 @@ import redis_server
 import serving
 import warm
 
-from server.engine import queues, session_clock
-from server.sessions import manager
-from server.stores.history import GAP_SECONDS, NOTE_SECONDS
+from toolpack_server.engine import queues, session_clock
+from toolpack_server.sessions import manager
+from toolpack_server.stores.history import GAP_SECONDS, NOTE_SECONDS
 
 # Servers that the tests start are stopped by it, also if the tests themselves run below `nohup`.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -206,7 +206,7 @@ def stored_bench(request, store_url, make_bench):
 @pytest.fixture
 def clock(monkeypatch):
     """Stop the clock by which sessions live."""
-    of_stores = ("server.sessions.", "server.stores.", "server.features.sqlite.")
+    of_stores = ("toolpack_server.sessions.", "toolpack_server.stores.", "toolpack_server.features.stores.sqlite.")
     modules = [sys.modules[name] for name in sys.modules if name.startswith(of_stores)]
     return serving.Clock(monkeypatch, queues, session_clock, *(each for each in modules if hasattr(each, "time")))
 

@@ -42,7 +42,7 @@ PACK = '''"""A counter."""
 
 from typing import Annotated
 
-from server import Depends, TaskEnvironment, Toolpack
+from toolpack_server import Depends, TaskEnvironment, Toolpack
 
 
 class CounterEnvironment(TaskEnvironment):

@@ -22,7 +22,7 @@ import killed_server
 import redis_server
 import serving
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 
 VALUES = ["NULL", "1", "-7", "9007199254740993", "1.5", "1e300", "'a'", "'x/y~z'", "'it''s'", "''", "'né€'", "x'00ff'"]
 TYPES = ["INTEGER", "TEXT", "REAL", "BLOB", "", "NUMERIC"]

@@ -16,10 +16,10 @@ from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.base.settings import Settings
-from server.web import http_server
-from server.web.app import create_app
-from server.wiring.service import Service
+from toolpack_server.base.settings import Settings
+from toolpack_server.web import http_server
+from toolpack_server.web.app import create_app
+from toolpack_server.wiring.service import Service
 
 HEAD = b"POST /rpc HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 PING = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'

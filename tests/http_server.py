@@ -10,11 +10,11 @@ import httpx
 import uvicorn
 from patience import PATIENCE
 
-from server.base.settings import Settings
-from server.packs.catalog import Catalog
-from server.processes.listen import listen
-from server.web.app import create_app
-from server.wiring.service import Service
+from toolpack_server.base.settings import Settings
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.processes.listen import listen
+from toolpack_server.web.app import create_app
+from toolpack_server.wiring.service import Service
 
 
 class Listening(uvicorn.Server):

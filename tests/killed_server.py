@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests, which impor
 import redis_server
 import serving
 
-from server.features.scratch import PREFIX
+from toolpack_server.volumes.scratch import PREFIX
 from tests.faults.clients import Connection, RefusedError
 from tests.faults.world import Server, children, send_signal
 

@@ -2,8 +2,8 @@
 
 from typing import Annotated, Any
 
-from server import Depends, Rollout, Task, TaskEnvironment, Toolpack
-from server.packs.catalog import Catalog
+from toolpack_server import (Depends, Rollout, Task, TaskEnvironment, Toolpack)
+from toolpack_server.packs.catalog import Catalog
 
 PARTICIPANTS = {
     "buyer": {"functions": ["bid", "look"], "max_calls": 3, "prompt": "Buy for 5."},

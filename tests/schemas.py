@@ -12,12 +12,12 @@ from typing import Any
 import click
 from pydantic import TypeAdapter
 
-from server.packs.formats import native
-from server.packs.loading import load_catalog
-from server.packs.toolpack import Toolpack
-from server.protocol.results import Envelope
-from server.wiring.installed import load_features
-from server.wiring.service import all_methods, openrpc
+from toolpack_server.packs.formats import native
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.protocol.results import Envelope
+from toolpack_server.wiring.installed import load_features
+from toolpack_server.wiring.service import all_methods, openrpc
 from tests.client_code import client_code
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -17,20 +17,20 @@ from unittest import mock
 import pytest
 from patience import PATIENCE
 
-from server.base.errors import RequestError
-from server.base.settings import FeatureSettings, Settings
-from server.execution.views import thawed
-from server.packs.catalog import Catalog
-from server.packs.loading import load_catalog
-from server.rpc.caller import Caller
-from server.rpc.codes import describe, error_reply
-from server.rpc.method import agents_methods, clients_methods
-from server.stores.base import Counted, SessionStore
-from server.volumes.volume import Limits, VolumeContext
-from server.wiring import stores
-from server.wiring.feature import Feature
-from server.wiring.installed import load_features
-from server.wiring.service import Service, all_methods
+from toolpack_server.base.errors import RequestError
+from toolpack_server.base.settings import FeatureSettings, Settings
+from toolpack_server.execution.views import thawed
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import describe, error_reply
+from toolpack_server.rpc.method import agents_methods, clients_methods
+from toolpack_server.stores.base import Counted, SessionStore
+from toolpack_server.volumes.volume import Limits, VolumeContext
+from toolpack_server.wiring import stores
+from toolpack_server.wiring.feature import Feature
+from toolpack_server.wiring.installed import load_features
+from toolpack_server.wiring.service import Service, all_methods
 
 PACKS = Path(__file__).parent / "fixtures" / "packs"
 FIXTURES = ("ledger", "vault", "nasty", "halves")
@@ -165,7 +165,7 @@ def _shared_zygote(configuration: Any, expected: object) -> Any:
     """Get a zygote that is shared by all who need one like it, and lives as long as the tests."""
     key = repr(configuration)
     if key not in _zygotes:
-        from server.features.executors.child import Zygote  # noqa: PLC0415 - only Linux has what it imports
+        from toolpack_server.features.executors.child import Zygote  # noqa: PLC0415 - only Linux has what it imports
 
         made = _zygotes[key] = Zygote(configuration, expected)
         atexit.register(made.close)
@@ -177,7 +177,7 @@ def _shared_zygote(configuration: Any, expected: object) -> Any:
 def zygotes_shared(needed: bool) -> Iterator[None]:
     with contextlib.ExitStack() as patched:
         if needed:
-            patched.enter_context(mock.patch("server.features.executors.runner.Zygote", _shared_zygote))
+            patched.enter_context(mock.patch("toolpack_server.features.executors.runner.Zygote", _shared_zygote))
         yield
 
 
@@ -206,7 +206,7 @@ class Bench:
         benches.add(self)
         driver = self.sessions.queues.threads.drive(None)
         self._loop, self._closed, self._serving = driver.loop, asyncio.Event(), None
-        # As that of `server.testing`: no call that runs meanwhile on another bench has left it behind.
+        # As that of `toolpack_server.testing`: no call that runs meanwhile on another bench has left it behind.
         self._thread = threading.Thread(target=driver.run, args=[self._serve()], name="testing", daemon=True)
         self._thread.start()
 

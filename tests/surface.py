@@ -27,24 +27,24 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
 from typing_extensions import Unpack, is_typeddict
 
-from server.base.settings import FeatureSettings, Settings
-from server.cli import cli
-from server.execution.failure import Failure
-from server.features.mcp.messages import CALL_ID_KEY, VERSIONS
-from server.features.mcp.protocol import Mcp
-from server.features.postgres.statements import MIGRATIONS as POSTGRES
-from server.features.redis.connection import SCHEMA as REDIS
-from server.features.replay.bundle_format import FORMAT as BUNDLES
-from server.features.sqlite.file import VERSION as SQLITE
-from server.observability.exposition import exposition
-from server.observability.metrics import Metrics
-from server.packs.catalog import Catalog
-from server.rpc.codes import CODES, FAILURE_CODES
-from server.rpc.method import agents_methods
-from server.snapshots.seal import FORMAT as SNAPSHOTS
-from server.web.app import create_app
-from server.wiring.installed import load_features
-from server.wiring.service import OK, REFUSED, Service, all_methods, openrpc
+from toolpack_server.base.settings import FeatureSettings, Settings
+from toolpack_server.cli import cli
+from toolpack_server.execution.failure import Failure
+from toolpack_server.features.protocols.mcp.messages import CALL_ID_KEY, VERSIONS
+from toolpack_server.features.protocols.mcp.protocol import Mcp
+from toolpack_server.features.stores.postgres.statements import MIGRATIONS as POSTGRES
+from toolpack_server.features.stores.redis.connection import SCHEMA as REDIS
+from toolpack_server.features.replay.bundle_format import FORMAT as BUNDLES
+from toolpack_server.features.stores.sqlite.file import VERSION as SQLITE
+from toolpack_server.observability.exposition import exposition
+from toolpack_server.observability.metrics import Metrics
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.rpc.codes import CODES, FAILURE_CODES
+from toolpack_server.rpc.method import agents_methods
+from toolpack_server.snapshots.seal import FORMAT as SNAPSHOTS
+from toolpack_server.web.app import create_app
+from toolpack_server.wiring.installed import load_features
+from toolpack_server.wiring.service import (OK, REFUSED, Service, all_methods, openrpc)
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "schemas" / "released.json"
@@ -58,12 +58,12 @@ MODULES = (
     "toolpack_server.client",
     "toolpack_server.training",
     "toolpack_server.remote_runtime",
-    "server.features.api",
-    "server.features.api_commands",
-    "server.features.api_http",
-    "server.features.api_stores",
-    "server.features.api_volumes",
-    "server.testing",
+    "toolpack_server.features.api.core",
+    "toolpack_server.features.api.commands",
+    "toolpack_server.features.api.http",
+    "toolpack_server.features.api.stores",
+    "toolpack_server.features.api.volumes",
+    "toolpack_server.testing",
     "toolpack_server",
     "toolpack_server.environments",
     "toolpack_server.perturbations",

@@ -21,8 +21,8 @@ from tau2.evaluator.evaluator_action import ActionEvaluator
 from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
 from tau2.evaluator.evaluator_env import EnvironmentEvaluator
 
-from server.features.tasks.finding import find_task
-from server.packs.loading import load_catalog
+from toolpack_server.features.evaluation.tasks.finding import find_task
+from toolpack_server.packs.loading import load_catalog
 from toolpacks import tau2
 
 DOMAINS = ("retail", "airline", "telecom")

@@ -9,9 +9,9 @@ import scale
 import serving
 import yaml
 
-from server.base.settings import Settings
-from server.cli.serve import serve
-from server.processes.supervisor import STOP_SECONDS
+from toolpack_server.base.settings import Settings
+from toolpack_server.cli.serve import serve
+from toolpack_server.processes.supervisor import STOP_SECONDS
 
 ROOT = Path(__file__).parent.parent
 DEVELOP = (ROOT / "docs/internals/develop.md").read_text(encoding="utf-8")

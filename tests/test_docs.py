@@ -14,15 +14,15 @@ from patience import PATIENCE
 from redis_server import free_port
 from serving import AGENTS_METHODS, CLIENTS_METHODS
 
-from server.base.settings import PREFIX, Settings
-from server.cli import all_commands, elsewhere
-from server.protocol.parameters import SessionId
-from server.rpc import codes
-from server.rpc.caller import Caller
-from server.rpc.method import App, Method
-from server.sessions.record_kinds import RecordKind
-from server.wiring.feature import Feature
-from server.wiring.installed import load_features
+from toolpack_server.base.settings import PREFIX, Settings
+from toolpack_server.cli import all_commands, elsewhere
+from toolpack_server.protocol.parameters import SessionId
+from toolpack_server.rpc import codes
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.method import App, Method
+from toolpack_server.sessions.record_kinds import RecordKind
+from toolpack_server.wiring.feature import Feature
+from toolpack_server.wiring.installed import load_features
 
 ROOT = Path(__file__).parent.parent
 PROTOCOL, OPERATE = ((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("protocol.md", "operate.md"))

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from server.features.parts import files_glob
-from server.features.perturbations.appearance import Appearance
-from server.features.rules import read_rules
+from toolpack_server.features.volumes.files import files_glob
+from toolpack_server.features.evaluation.perturbations.appearance import Appearance
+from toolpack_server.features.evaluation.rules import read_rules
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("server", "toolpack_server", "toolpacks")
@@ -29,7 +29,7 @@ LIMIT_SECONDS = 0.25  # of the processor, for one text; what is quadratic takes 
 FEW = 5  # characters and words of an expression that are tried in pairs
 ANYTHING = ["a", "0", " ", "\n", '"', "\\", "é", "_"]  # besides what an expression names
 # Not used on what agents or strangers send.
-OWN = {"server/features/tasks/report.py": "the console's modules"}
+OWN = {"server/toolpack_server/features/evaluation/tasks/report.py": "the console's modules"}
 
 
 def uses():

@@ -14,25 +14,25 @@ from command_line import invoke
 from pydantic import Field
 from serving import FEATURES, refused
 
-from server import features
-from server.base.errors import SettingsError, StartError
-from server.base.settings import FeatureSettings, Settings, load_settings
-from server.cli import all_commands, cli, first_sentence
-from server.features.participants.methods import Listen
-from server.features.parts.database import Database
-from server.features.redis.feature import RedisFeature
-from server.features.tasks.results import SessionTask
-from server.protocol.results import Session
-from server.rpc.method import agents_methods, clients_methods
-from server.sessions.record_kinds import RecordKind, RecordKinds
-from server.volumes.volume import Volume
-from server.web.app import create_app
-from server.web.console import console_files
-from server.wiring import installed
-from server.wiring.feature import Feature
-from server.wiring.installed import GROUP, in_order, load_features
-from server.wiring.service import all_methods, all_record_kinds, create_volumes
-from server.wiring.stores import open_store
+from toolpack_server import features
+from toolpack_server.base.errors import SettingsError, StartError
+from toolpack_server.base.settings import FeatureSettings, Settings, load_settings
+from toolpack_server.cli import all_commands, cli, first_sentence
+from toolpack_server.features.evaluation.participants.methods import Listen
+from toolpack_server.features.volumes.databases.database import Database
+from toolpack_server.features.stores.redis.feature import RedisFeature
+from toolpack_server.features.evaluation.tasks.results import SessionTask
+from toolpack_server.protocol.results import Session
+from toolpack_server.rpc.method import agents_methods, clients_methods
+from toolpack_server.sessions.record_kinds import RecordKind, RecordKinds
+from toolpack_server.volumes.volume import Volume
+from toolpack_server.web.app import create_app
+from toolpack_server.web.console import console_files
+from toolpack_server.wiring import installed
+from toolpack_server.wiring.feature import Feature
+from toolpack_server.wiring.installed import GROUP, in_order, load_features
+from toolpack_server.wiring.service import all_methods, all_record_kinds, create_volumes
+from toolpack_server.wiring.stores import open_store
 
 BEYOND_API = {
     "checking": 18,
@@ -49,7 +49,7 @@ BEYOND_API = {
     "tasks": 64,
     "telemetry": 8,
 }
-"""How many names a feature of ours imports of the core, past `server.features.api` and those beside it.
+"""How many names a feature of ours imports of the core, past `toolpack_server.features.api.core` and those beside it.
 
 Each number only becomes less: what a feature needs besides is a question to the seam, which strangers have, too.
 """
@@ -143,8 +143,8 @@ def test_commands_are_listed_with_what_they_do_without_being_imported():
         command = (cli.get_command(context, *group) if group else cli).get_command(context, last)
         assert " ".join(command.help.partition("\n\n")[0].split()) == first_sentence(path)
     program = (
-        "import sys; from server.cli import cli; cli(['--help'], standalone_mode=False); "
-        "assert not {'pydantic', 'jsonrpcserver', 'server.wiring', 'server.rpc'} & sys.modules.keys()"
+        "import sys; from toolpack_server.cli import cli; cli(['--help'], standalone_mode=False); "
+        "assert not {'pydantic', 'jsonrpcserver', 'toolpack_server.wiring', 'toolpack_server.rpc'} & sys.modules.keys()"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert re.findall(r"^  (\w+)  ", shown.partition("Commands:")[2], re.MULTILINE) == sorted(
@@ -254,7 +254,7 @@ def point(name, value):
     return EntryPoint(name, value, GROUP)
 
 
-WORKING = point("working", "server.features.mcp.feature:McpFeature")
+WORKING = point("working", "toolpack_server.features.protocols.mcp.feature:McpFeature")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ WORKING = point("working", "server.features.mcp.feature:McpFeature")
         ([], "^No features are installed, not even the server's own: install toolpack-server anew.$"),
         ([point("a", "no_such_module:A")], r"^The feature 'a' of no_such_module:A can't be imported \(ModuleNotFound"),
         ([point("a", "json:JSONDecoder")], "^The feature 'a' of json:JSONDecoder is no subclass of `Feature`: correct"),
-        ([WORKING], "^The feature 'working' of server.features.mcp.feature:McpFeature calls itself 'mcp': name both"),
+        ([WORKING], "^The feature 'working' of toolpack_server.features.protocols.mcp.feature:McpFeature calls itself 'mcp': name both"),
         ([point("a", "x:A"), point("a", "y:A")], "^x:A and y:A both have a feature 'a': uninstall one of them.$"),
     ],
 )
@@ -274,7 +274,7 @@ def test_an_installed_feature_that_cannot_be_loaded_is_named(points, refusal, mo
 
 
 def test_a_feature_that_cannot_be_imported_can_be_left_out(monkeypatch):
-    points = [point("a", "no_such_module:A"), point("mcp", "server.features.mcp.feature:McpFeature")]
+    points = [point("a", "no_such_module:A"), point("mcp", "toolpack_server.features.protocols.mcp.feature:McpFeature")]
     monkeypatch.setattr(installed, "entry_points", lambda **_: points)
     assert [each.name for each in load_features(["-a", "+mcp"])] == ["mcp"]
 
@@ -320,4 +320,4 @@ def test_features_import_less_and_less_past_the_api():
     folders = [path for path in Path(features.__file__).parent.iterdir() if (path / "__init__.py").exists()]
     counted = {folder.name: len({*imported_past_the_api(folder)}) for folder in folders}
     more = {name: found for name, found in counted.items() if found > BEYOND_API.get(name, 0)}
-    assert not more, "import from server.features.api, or extend that"
+    assert not more, "import from toolpack_server.features.api.core, or extend that"

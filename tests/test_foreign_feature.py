@@ -227,7 +227,7 @@ def test_its_socket_is_admitted_as_requests_are_and_any_worker_answers(site, tmp
 
 PIER = """
 from typing import Annotated
-from server import Depends, TaskEnvironment, Toolpack
+from toolpack_server import Depends, TaskEnvironment, Toolpack
 from tide.tally import Tally
 
 class Pier(TaskEnvironment):

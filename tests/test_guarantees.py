@@ -12,7 +12,7 @@ from patience import PATIENCE
 from server_process import served
 from test_docs import ROOT
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 
 PACKAGE = ROOT / "packages" / "toolpack-conformance"
 sys.path.append(str(PACKAGE))  # whether it is installed or not

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from server.features import api_trials
+from toolpack_server.features.authoring import trials as api_trials
 
 ROOT = Path(__file__).parents[1]
 FILES = [path for folder in ROOT.glob("packages/*/toolpack_*") for path in folder.rglob("*.py")]
-SEAM = {f"server.features.{name}" for name in ("api", "api_http", "api_commands", "api_trials", "api_volumes")}
+SEAM = {f"toolpack_server.features.{name}" for name in ("api", "api_http", "api_commands", "api_trials", "api_volumes")}
 MOST_TRIED = 71  # names in `api_trials`: a tool needs less of the core, not more
 
 
@@ -39,14 +39,14 @@ def test_what_tools_may_import_besides_is_used_by_one_and_only_becomes_less():
 @pytest.mark.parametrize("command", ["serve", "mcp", "features", "list", "session"])
 def test_no_process_that_serves_imports_what_only_authors_run(command):
     program = (
-        "import sys; from server.cli import cli; "
+        "import sys; from toolpack_server.cli import cli; "
         f"cli.get_command(None, {command!r}); "
-        "import server.web.app, server.wiring.service, server.features.executors.child; "
-        "from server.wiring.installed import load_features; load_features(); "
+        "import toolpack_server.web.app, toolpack_server.wiring.service, toolpack_server.features.executors.child; "
+        "from toolpack_server.wiring.installed import load_features; load_features(); "
         "print(*sys.modules)"
     )
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    only_authors = ("toolpack_author", "toolpack_conformance", "server.features.api_trials", "server.features.checking")
+    only_authors = ("toolpack_author", "toolpack_conformance", "toolpack_server.features.authoring.trials", "toolpack_server.features.authoring.checking")
     only_authors += ("toolpack_server.user", "openai")
     assert [name for name in modules if name.startswith(only_authors)] == []
-    assert "server.web.app" in modules
+    assert "toolpack_server.web.app" in modules

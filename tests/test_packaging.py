@@ -18,8 +18,8 @@ from ci import IN_CI
 from hatchling.builders.sdist import SdistBuilder
 from trove_classifiers import classifiers
 
-from server.processes.draining import DrainingServer
-from server.web.http_server import HttpServer, LimitedProtocol
+from toolpack_server.processes.draining import DrainingServer
+from toolpack_server.web.http_server import HttpServer, LimitedProtocol
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

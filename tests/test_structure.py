@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import server
-from server.base import errors
+import toolpack_server
+from toolpack_server.base import errors
 
-SERVER = Path(server.__file__).parent
+SERVER = Path(toolpack_server.__file__).parent
 FILES = sorted(SERVER.rglob("*.py"))
 # Files of more than 600 lines that hold one noun nevertheless, each with the reason.
 LONG_FOR_A_REASON: dict[str, str] = {}
@@ -77,7 +77,7 @@ def room(module):
 
 
 def arrows(nodes):
-    """Which room imports which; `server/__init__.py` and `testing.py` are what authors import, and no rooms."""
+    """Which room imports which; `server/toolpack_server/__init__.py` and `testing.py` are what authors import, and no rooms."""
     found = set()
     for path in FILES:
         if path.parent == SERVER and path.stem in {"__init__", "__main__", "testing"}:
@@ -128,7 +128,7 @@ def test_every_error_is_in_one_tree_and_says_what_it_means():
 
 
 def test_authors_import_these_names():
-    assert set(server.__all__) == {
+    assert set(toolpack_server.__all__) == {
         "Check",
         "Content",
         "Database",
@@ -148,7 +148,7 @@ def test_authors_import_these_names():
         "reached_solution",
         "says",
     }
-    assert all(hasattr(server, exported) and exported in dir(server) for exported in server.__all__)
+    assert all(hasattr(server, exported) and exported in dir(server) for exported in toolpack_server.__all__)
     assert not hasattr(server, "packs_of_nobody")
 
 
@@ -156,10 +156,10 @@ def test_authors_import_these_names():
 QUICK = {
     "server": {"asyncio", "orjson", "pydantic"},
     "toolpack_server": {"asyncio", "orjson", "pydantic"},
-    "server.cli": {"asyncio", "orjson", "pydantic"},
-    "server.cli.new": {"asyncio", "orjson", "pydantic"},
-    "server.cli.token": {"asyncio", "orjson"},
-    "server.wiring.service": {
+    "toolpack_server.cli": {"asyncio", "orjson", "pydantic"},
+    "toolpack_server.cli.new": {"asyncio", "orjson", "pydantic"},
+    "toolpack_server.cli.token": {"asyncio", "orjson"},
+    "toolpack_server.wiring.service": {
         "hypothesis",
         "jsonrpcserver",
         "jsonschema",
@@ -168,7 +168,7 @@ QUICK = {
         "starlette",
         "uvicorn",
     },
-    "server.features.toolpack": {"jsonrpcserver", "prometheus_client", "redis", "starlette", "uvicorn"},
+    "toolpack_server.features.authoring.toolpack": {"jsonrpcserver", "prometheus_client", "redis", "starlette", "uvicorn"},
 }
 
 
@@ -183,5 +183,5 @@ def test_modules_import_nothing_that_takes_long_and_is_not_needed():
 
 
 def test_whoever_imports_a_module_of_the_server_waits_for_that_one_alone():
-    imported = [name for name in imported_by("server.base.errors") if name.startswith("server")]
-    assert imported == ["server", "server.base", "server.base.errors"]
+    imported = [name for name in imported_by("toolpack_server.base.errors") if name.startswith("server")]
+    assert imported == ["server", "toolpack_server.base", "toolpack_server.base.errors"]

@@ -13,9 +13,9 @@ from pydantic import Field, create_model
 from surface import Surface, Thing, breaks, told_breaks
 from typing_extensions import TypedDict, Unpack
 
-from server.base.settings import _FromEnvironment
-from server.wiring.installed import load_features
-from server.wiring.service import all_methods, openrpc
+from toolpack_server.base.settings import _FromEnvironment
+from toolpack_server.wiring.installed import load_features
+from toolpack_server.wiring.service import all_methods, openrpc
 
 DOCUMENT = openrpc(all_methods(load_features()), load_features())
 
@@ -199,7 +199,7 @@ def test_breaks_of_signatures(before, now, found):
 
 def test_removed_names_methods_and_attributes_are_breaks_and_new_ones_are_none():
     class BaseError(ValueError):
-        __module__ = "server.base.errors"
+        __module__ = "toolpack_server.base.errors"
 
         def close(self) -> None: ...
 
@@ -210,13 +210,13 @@ def test_removed_names_methods_and_attributes_are_breaks_and_new_ones_are_none()
             size: How large it is.
         """
 
-        __module__ = "server.base.errors"
+        __module__ = "toolpack_server.base.errors"
 
         @property
         def colour(self) -> str: ...
 
     class OtherError(RuntimeError):
-        __module__ = "server.base.errors"
+        __module__ = "toolpack_server.base.errors"
 
     found = set(breaks(python(It=KnownError, other=plain), python(It=OtherError)))
     assert {name for name, _ in found} == {

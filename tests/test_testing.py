@@ -1,4 +1,4 @@
-"""`server.testing`: a session in a test is a real one, and raises what functions raise."""
+"""`toolpack_server.testing`: a session in a test is a real one, and raises what functions raise."""
 
 import asyncio
 import os
@@ -13,8 +13,8 @@ import foreign_classes as foreign
 import pytest
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
-from server import Depends, FunctionCall, Task, TaskEnvironment, Toolpack
-from server.base.errors import (
+from toolpack_server import (Depends, FunctionCall, Task, TaskEnvironment, Toolpack)
+from toolpack_server.base.errors import (
     ReadOnlyError,
     RegistrationError,
     ReplyError,
@@ -22,8 +22,8 @@ from server.base.errors import (
     SnapshotError,
     ToolNotFoundError,
 )
-from server.features.episodes.progress import EpisodeOverError
-from server.testing import Session, add_pack_dir
+from toolpack_server.features.evaluation.episodes.progress import EpisodeOverError
+from toolpack_server.testing import Session, add_pack_dir
 
 ROOT = Path(__file__).parent.parent
 
@@ -218,7 +218,7 @@ def test_participants_act_at_their_addresses():
 
 def test_a_script_imports_a_toolpack_of_a_folder(tmp_path):
     (tmp_path / "packs").mkdir()
-    (tmp_path / "packs" / "plus.py").write_text("from server import Toolpack\ntoolpack = Toolpack('plus')\n")
+    (tmp_path / "packs" / "plus.py").write_text("from toolpack_server import Toolpack\ntoolpack = Toolpack('plus')\n")
     script = "from toolpack_server.testing import add_pack_dir\nadd_pack_dir('packs')\nfrom toolpacks import plus\n"
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -21,8 +21,8 @@ import pytest
 import serving
 from whole_server import Frames, WholeServer, request
 
-from server.engine import pace, threads
-from server.packs.loading import load_catalog
+from toolpack_server.engine import pace, threads
+from toolpack_server.packs.loading import load_catalog
 
 pytest.importorskip("uvloop")
 pytest.importorskip("httptools")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 PROGRAM = [sys.executable, "-W", "error", "-m", "server"]
-MODULES = ["server.cli.serve", "server.cli.look", "server.web.app", "server.features.mcp.command", "server.rpc.jsonrpc"]
+MODULES = ["toolpack_server.cli.serve", "toolpack_server.cli.look", "toolpack_server.web.app", "toolpack_server.features.protocols.mcp.command", "toolpack_server.rpc.jsonrpc"]
 PIPES = ["p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"]
 DECIDES = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TZ")  # the beginnings of such variables
 
@@ -116,7 +116,7 @@ def main(control: socket.socket) -> None:
     """Fork what is asked for, and tell how it has ended; until the tests end."""
     del sys.path[0]  # this folder
     folder = Path(str(importlib.import_module("server").__file__)).parent / "features"
-    for name in [*MODULES, *(f"server.features.{each.parent.name}.feature" for each in folder.glob("*/feature.py"))]:
+    for name in [*MODULES, *(f"toolpack_server.features.{each.parent.name}.feature" for each in folder.glob("*/feature.py"))]:
         importlib.import_module(name)
     while True:
         message, streams, _, _ = socket.recv_fds(control, 2**20, 3)

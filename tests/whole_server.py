@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server.base.settings import Settings
-from server.observability.exposition import exposition
-from server.packs.catalog import Catalog
-from server.web.app import create_app
-from server.web.http_server import HttpServer
-from server.wiring.service import Service
+from toolpack_server.base.settings import Settings
+from toolpack_server.observability.exposition import exposition
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.web.app import create_app
+from toolpack_server.web.http_server import HttpServer
+from toolpack_server.wiring.service import Service
 from tests.patience import PATIENCE
 
 IDLE_SECONDS = 3600  # that a connection stays open between two bursts

@@ -5,7 +5,7 @@ The rule: it is imported by its toolpacks, which spare the tests the clients of 
 
 import pytest
 
-from server.base.errors import ToolpackUnavailable
+from toolpack_server.base.errors import ToolpackUnavailable
 
 try:
     import toolpacks.agentdojo  # noqa: F401

@@ -59,7 +59,7 @@ def write(folder, name, code):
 
 
 def headed(name, code=""):
-    return f'from server import Toolpack\n\ntoolpack = Toolpack("{name}")\n{code}'
+    return f'from toolpack_server import Toolpack\n\ntoolpack = Toolpack("{name}")\n{code}'
 
 
 def sound(name):

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from patience import PATIENCE
 
-from server.base.errors import SettingsError
-from server.base.secret_key import secret_key
-from server.base.settings import Settings
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.base.secret_key import secret_key
+from toolpack_server.base.settings import Settings
 
 
 def made(folder, **settings):

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from server.base.errors import SettingsError
-from server.base.settings import Settings, load_settings, read_settings
-from server.features.executors.settings import ExecutorsSettings
-from server.web.auth import check_exposure
-from server.wiring.installed import load_features
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.base.settings import Settings, load_settings, read_settings
+from toolpack_server.features.executors.settings import ExecutorsSettings
+from toolpack_server.web.auth import check_exposure
+from toolpack_server.wiring.installed import load_features
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from unittest import mock
 import uvicorn
 from uvicorn.server import ServerState
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 from tests.benchmarks.bounds import Bound
 from tests.benchmarks.processes import UnavailableError
 from tests.benchmarks.workshop import APPS, PACKS, Workshop

@@ -9,10 +9,10 @@ from agentdojo.agent_pipeline.ground_truth_pipeline import GroundTruthPipeline
 from agentdojo.functions_runtime import FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suites
 
-from server.features.tasks.finding import find_task
-from server.jsonio.strict import loads
-from server.jsonio.view import to_json
-from server.packs.loading import load_catalog
+from toolpack_server.features.evaluation.tasks.finding import find_task
+from toolpack_server.jsonio.strict import loads
+from toolpack_server.jsonio.view import to_json
+from toolpack_server.packs.loading import load_catalog
 
 pytestmark = with_agentdojo.HEAVY
 

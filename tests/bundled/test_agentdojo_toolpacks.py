@@ -9,9 +9,9 @@ import with_agentdojo
 from agentdojo.task_suite.load_suites import get_suites
 from agentdojo.task_suite.task_suite import TaskSuite
 
-from server.base.errors import InvalidParamsError
-from server.packs.loading import inspect_toolpacks, load_catalog
-from server.snapshots.comparison import difference
+from toolpack_server.base.errors import InvalidParamsError
+from toolpack_server.packs.loading import inspect_toolpacks, load_catalog
+from toolpack_server.snapshots.comparison import difference
 
 pytestmark = with_agentdojo.HEAVY
 
@@ -46,7 +46,7 @@ def run(code):
 def check_without(module):
     """Check all toolpacks where a module is missing, and so are the other benchmarks, which take long to check."""
     hidden = dict.fromkeys([module, "bfcl_eval", "tau2"])
-    return run(f"import sys; sys.modules.update({hidden}); sys.argv[1:] = ['check']; import server.cli as c; c.main()")
+    return run(f"import sys; sys.modules.update({hidden}); sys.argv[1:] = ['check']; import toolpack_server.cli as c; c.main()")
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -21,7 +21,7 @@ from bfcl_parity import compared, on_server
 from http_server import running
 from parity import differences
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 from toolpacks import bfcl
 
 ENTRIES = bfcl._entries()

@@ -5,7 +5,7 @@ import re
 import pytest
 import serving
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 
 CATALOG = load_catalog((), ("bank", "workspace", "office"))
 TASKS = {

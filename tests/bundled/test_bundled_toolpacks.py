@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from server import FunctionsRuntime
+from toolpack_server import FunctionsRuntime
 from toolpacks import _workspace_models as models
 from toolpacks import bank, workspace
 

@@ -8,9 +8,9 @@ import tracemalloc
 import pytest
 import serving
 
-from server.base.errors import SettingsError
-from server.features.executors import sandbox
-from server.packs.loading import load_catalog
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.features.executors import sandbox
+from toolpack_server.packs.loading import load_catalog
 from toolpacks import _office_data
 from toolpacks._office_shell import Shell, ShellError
 

@@ -9,7 +9,7 @@ import pytest
 import serving
 import with_agentdojo
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 
 pytestmark = with_agentdojo.HEAVY
 

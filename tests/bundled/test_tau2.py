@@ -22,7 +22,7 @@ from parity import differences
 from serving import refused
 from tau2_parity import compared
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 from toolpacks import tau2
 
 SAMPLE = [

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import pytest
 from command_line import invoke
 
-from server.cli.call import values
-from server.functions.signatures import parameters_model
+from toolpack_server.cli.call import values
+from toolpack_server.functions.signatures import parameters_model
 
 
 class Size(StrEnum):
@@ -42,7 +42,7 @@ def test_a_text_parameter_gets_the_text(annotation, text, value):
 
 def test_a_command_gives_numbers_as_texts_where_texts_are_wanted(tmp_path):
     (tmp_path / "words.py").write_text(
-        "from server import EmptyEnv, Toolpack\n\n\n"
+        "from toolpack_server import EmptyEnv, Toolpack\n\n\n"
         "class Words(EmptyEnv):\n    first: str\n\n\n"
         'def start(first: str = "a") -> Words:\n'
         '    """Start.\n\n    :param first: Word.\n    """\n    return Words(first=first)\n\n\n'

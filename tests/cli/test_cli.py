@@ -19,11 +19,11 @@ import serving
 from command_line import invoke, run, run_here
 from patience import PATIENCE
 
-from server.base.settings import Settings
-from server.cli import elsewhere
-from server.cli.call import _owner
-from server.cli.serve import banner
-from server.packs.loading import load_catalog
+from toolpack_server.base.settings import Settings
+from toolpack_server.cli import elsewhere
+from toolpack_server.cli.call import _owner
+from toolpack_server.cli.serve import banner
+from toolpack_server.packs.loading import load_catalog
 
 FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault"]
 
@@ -32,7 +32,7 @@ def broken_packs(folder):
     (folder / "broken_syntax.py").write_text('"""Broken."""\n\ndef (:\n')
     (folder / "broken_import.py").write_text('"""Broken."""\n\nimport a_module_that_is_nowhere\n')
     (folder / "broken_functions.py").write_text(
-        '"""Broken twice."""\nfrom server import Toolpack\n\ntoolpack = Toolpack("broken")\n\n\n'
+        '"""Broken twice."""\nfrom toolpack_server import Toolpack\n\ntoolpack = Toolpack("broken")\n\n\n'
         "@toolpack.function\ndef bare(): ...\n\n\n"
         '@toolpack.function\ndef vague(x: int):\n    """Do it."""\n'
     )
@@ -63,7 +63,7 @@ def test_serve_stops_at_the_first_problem_and_counts_the_rest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("made", "is_told"), [("server.py", True), ("server/__init__.py", True), ("server/x.py", False)]
+    ("made", "is_told"), [("server.py", True), ("server/toolpack_server/__init__.py", True), ("server/x.py", False)]
 )
 def test_check_and_serve_name_a_file_that_shadows_the_package(tmp_path, monkeypatch, capsys, made, is_told):
     (tmp_path / made).parent.mkdir(exist_ok=True)
@@ -427,7 +427,7 @@ def test_what_cant_be_written_is_one_sentence(words):
 
 
 def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr("server.cli.entry_points", lambda **_: ())
+    monkeypatch.setattr("toolpack_server.cli.entry_points", lambda **_: ())
     for name, package in elsewhere().items():
         result = invoke(name, "--help")
         assert result.exit_code == 1

@@ -13,7 +13,7 @@ import serving
 from command_line import invoke, on_a_terminal, run_here
 from hostile_server import endless, server_that
 
-from server.cli import look, send
+from toolpack_server.cli import look, send
 
 FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
 
@@ -81,7 +81,7 @@ def test_call_says_what_is_wrong_with_steps_and_options(arguments, sentence):
 
 
 BOXES = '''"""Boxes."""
-from server import Toolpack
+from toolpack_server import Toolpack
 
 def box(name, opt_in):
     toolpack = Toolpack(name, opt_in=opt_in)
@@ -228,8 +228,8 @@ def test_no_name_in_a_session_or_its_world_moves_the_cursor():
 def test_a_server_is_asked_for_its_sessions_without_importing_one(world):
     args = ["session", "list", "--url", world.url, "--token", "ann-token"]
     program = (
-        f"import sys; from server.cli import cli; cli({args!r}, standalone_mode=False); "
-        "assert not {'starlette', 'jsonrpcserver', 'server.wiring', 'server.base.settings'} & sys.modules.keys()"
+        f"import sys; from toolpack_server.cli import cli; cli({args!r}, standalone_mode=False); "
+        "assert not {'starlette', 'jsonrpcserver', 'toolpack_server.wiring', 'toolpack_server.base.settings'} & sys.modules.keys()"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert json.loads(shown) == json.loads(invoke(*args).output)

@@ -18,8 +18,8 @@ from http_server import running
 from redis_server import free_port
 from serving import AGENTS_METHODS, CLIENTS_METHODS
 
-from server.base.errors import NoReplyError, ReplyError
-from server.packs.loading import load_catalog
+from toolpack_server.base.errors import NoReplyError, ReplyError
+from toolpack_server.packs.loading import load_catalog
 from toolpack_server.client import AgentClient, AsyncAgentClient, AsyncClient, Client, batches
 from toolpack_server.client import clients as client_module
 from toolpack_server.client.methods import AgentMethods, ClientMethods

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from test_client import OK, REPLAY, SESSION, Script
 
-from server.base.errors import ClientError, NoReplyError, ReplyError
+from toolpack_server.base.errors import ClientError, NoReplyError, ReplyError
 from toolpack_server.client import AsyncClient, Client, exchange
 from toolpack_server.client import clients as client_module
 from toolpack_server.client.exchange import RETRIES

@@ -27,7 +27,7 @@ ORIGINAL = '''class Counter:
         """List what is counted."""
         return tuple(self.counts)
 '''
-PORT = """from server import Toolpack
+PORT = """from toolpack_server import Toolpack
 from toolpacks._{0} import Counter
 
 toolpack = Toolpack.from_class("{0}", Counter)

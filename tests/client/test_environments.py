@@ -14,7 +14,7 @@ import server_process
 import serving
 from serving import refused
 
-from server.base.errors import RemoteFunctionError, ReplyError
+from toolpack_server.base.errors import RemoteFunctionError, ReplyError
 from toolpack_server.client import Client
 from toolpack_server.training.environments import TrainingEnvironment, submit_answers
 from toolpack_server.training.text_environments import TextEnvironment
@@ -27,7 +27,7 @@ DOOR = '''
 import time
 from pathlib import Path
 
-from server import TaskEnvironment, Toolpack
+from toolpack_server import TaskEnvironment, Toolpack
 
 toolpack = Toolpack("door", TaskEnvironment)
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import pytest
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from server.jsonio.strict import loads
-from server.jsonio.view import to_json
+from toolpack_server.jsonio.strict import loads
+from toolpack_server.jsonio.view import to_json
 from toolpack_server.revive import revive
 
 

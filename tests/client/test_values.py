@@ -15,8 +15,8 @@ from http_server import running
 from redis_server import free_port
 from serving import PACKS, PATIENCE, wait_until
 
-from server.base.errors import ReplyError
-from server.packs.loading import load_catalog
+from toolpack_server.base.errors import ReplyError
+from toolpack_server.packs.loading import load_catalog
 from toolpack_server.client import AsyncClient, Client
 from toolpack_server.training import rollouts
 

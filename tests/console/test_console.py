@@ -11,10 +11,10 @@ import server_process
 from ci import without
 from patience import PATIENCE
 
-import server
-from server.web.console import MEDIA_TYPES
+import toolpack_server
+from toolpack_server.web.console import MEDIA_TYPES
 
-FOLDER = Path(server.__file__).parent / "console"
+FOLDER = Path(toolpack_server.__file__).parent / "console"
 FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir() if path.is_file()}
 VENDORED = FOLDER / "vendored"
 USED = ("jsdiff/diff/line.js", "jsdiff/diff/word.js")

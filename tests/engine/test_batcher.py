@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from serving import PATIENCE, RpcError, wait_until
 
-from server.base.errors import DeadlineError, OverloadedError
-from server.engine.batcher import MOST, Batcher
+from toolpack_server.base.errors import DeadlineError, OverloadedError
+from toolpack_server.engine.batcher import MOST, Batcher
 
 
 class Errands:

@@ -13,10 +13,10 @@ import serving
 import test_files_histories
 from serving import PACKS, Bench, ledger, open_store, refused, wait_until
 
-from server import Task, TaskEnvironment, Toolpack
-from server.packs.catalog import Catalog
-from server.packs.loading import load_catalog
-from server.stores.base import Lease
+from toolpack_server import Task, TaskEnvironment, Toolpack
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.stores.base import Lease
 from toolpack_server.testing.store_contract.model import SharedMemory
 
 VOLUMES = ("stall", "papers")

@@ -5,10 +5,10 @@ import threading
 import pytest
 from serving import PATIENCE, ledger, wait_until
 
-from server.base.settings import Settings
-from server.engine import lanes
-from server.engine.lanes import Backlog, Lanes
-from server.engine.pace import Pace
+from toolpack_server.base.settings import Settings
+from toolpack_server.engine import lanes
+from toolpack_server.engine.lanes import Backlog, Lanes
+from toolpack_server.engine.pace import Pace
 
 
 def gate(name):

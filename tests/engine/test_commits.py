@@ -6,8 +6,8 @@ import pytest
 import serving
 from serving import RpcError, ledger, open_store, wait_until
 
-from server.base.errors import OverloadedError
-from server.engine import commits, queues, session_clock
+from toolpack_server.base.errors import OverloadedError
+from toolpack_server.engine import commits, queues, session_clock
 
 UNKNOWN = "It is not known whether the call was kept"
 FAILURES = {

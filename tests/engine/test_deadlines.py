@@ -9,11 +9,11 @@ import pytest
 import serving
 from serving import PATIENCE, RpcError, in_both, ledger, wait_until
 
-from server import Depends, Task, Toolpack
-from server.engine import jobs, lanes, threads
-from server.engine.jobs import Job
-from server.engine.threads import TICK_SECONDS
-from server.packs.catalog import Catalog
+from toolpack_server import Depends, Task, Toolpack
+from toolpack_server.engine import jobs, lanes, threads
+from toolpack_server.engine.jobs import Job
+from toolpack_server.engine.threads import TICK_SECONDS
+from toolpack_server.packs.catalog import Catalog
 
 
 @pytest.fixture

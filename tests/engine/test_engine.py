@@ -14,12 +14,12 @@ import pytest
 import serving
 from serving import PATIENCE, wait_until
 
-from server.engine import pool_thread
-from server.engine.jobs import Job
-from server.engine.lanes import RESERVE, RESERVE_PER_KIND, Backlog, Lane
-from server.engine.loop_driver import LoopDriver
-from server.engine.pace import QUICK_RUNS, QUICK_SECONDS, SLOW_LOOKS, SLOW_RUNS, TRIALS, Pace
-from server.engine.pool_thread import PoolThread
+from toolpack_server.engine import pool_thread
+from toolpack_server.engine.jobs import Job
+from toolpack_server.engine.lanes import (RESERVE, RESERVE_PER_KIND, Backlog, Lane)
+from toolpack_server.engine.loop_driver import LoopDriver
+from toolpack_server.engine.pace import (QUICK_RUNS, QUICK_SECONDS, SLOW_LOOKS, SLOW_RUNS, TRIALS, Pace)
+from toolpack_server.engine.pool_thread import PoolThread
 
 # Lanes
 

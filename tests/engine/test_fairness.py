@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import PATIENCE, RpcError, ledger, wait_until
 
-from server.base.errors import DeadlineError
-from server.base.settings import Settings
-from server.engine import jobs, pace, queues, threads
-from server.engine.lanes import Backlog, Lane, Lanes
-from server.engine.pace import QUICK_RUNS, SLOW_LOOKS, TRIALS, Pace
-from server.sessions import manager
+from toolpack_server.base.errors import DeadlineError
+from toolpack_server.base.settings import Settings
+from toolpack_server.engine import (jobs, pace, queues, threads)
+from toolpack_server.engine.lanes import Backlog, Lane, Lanes
+from toolpack_server.engine.pace import (QUICK_RUNS, SLOW_LOOKS, TRIALS, Pace)
+from toolpack_server.sessions import manager
 
 SEVERAL = {"ann": "12345678", "bob": "87654321"}
 

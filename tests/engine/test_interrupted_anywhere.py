@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from serving import PACKS, RpcError, wait_until
 
-import server
-from server.engine import pace, threads
-from server.engine.jobs import Job
-from server.engine.pool_thread import here
-from server.packs.loading import load_catalog
+import toolpack_server
+from toolpack_server.engine import pace, threads
+from toolpack_server.engine.jobs import Job
+from toolpack_server.engine.pool_thread import here
+from toolpack_server.packs.loading import load_catalog
 
-CODE = (str(Path(server.__file__).parent), str(Path(__file__).parents[1] / "fixtures"))
+CODE = (str(Path(toolpack_server.__file__).parent), str(Path(__file__).parents[1] / "fixtures"))
 SKIPPED = ("interruption.py", "uninterruptible.py", "pool_thread.py")  # their own tests stop them
 SOME, FEW = 4, 12  # lines of a call, and answers after each of them
 ALL, MANY = sys.maxsize, 100

@@ -9,12 +9,12 @@ import threading
 import pytest
 from serving import PATIENCE, wait_until
 
-from server.base.errors import Interrupted
-from server.base.uninterruptible import uninterruptible
-from server.engine import interruption
-from server.engine.interruption import Interruptible, InterruptibleThread
-from server.engine.pool_thread import interruptible
-from server.functions.coroutines import close_loop, run_coroutine
+from toolpack_server.base.errors import Interrupted
+from toolpack_server.base.uninterruptible import uninterruptible
+from toolpack_server.engine import interruption
+from toolpack_server.engine.interruption import Interruptible, InterruptibleThread
+from toolpack_server.engine.pool_thread import interruptible
+from toolpack_server.functions.coroutines import close_loop, run_coroutine
 
 
 class Thread(threading.Thread):
@@ -364,7 +364,7 @@ def test_a_thread_that_runs_no_job_has_nothing_to_interrupt():
 PROFILED = """
 import sys, threading
 
-from server.engine.interruption import Interruptible
+from toolpack_server.engine.interruption import Interruptible
 
 block = Interruptible()
 begun = threading.Event()

@@ -8,11 +8,11 @@ import redis_server
 import serving
 from serving import RpcError, ledger, open_store, wait_until
 
-from server.base.errors import OverloadedError
-from server.engine import leases, queues
-from server.engine.leases import DEAD_SECONDS, HEARTBEAT_SECONDS, Leases
-from server.engine.state import SessionState
-from server.stores.base import Head, Lease, StoredSession
+from toolpack_server.base.errors import OverloadedError
+from toolpack_server.engine import leases, queues
+from toolpack_server.engine.leases import DEAD_SECONDS, HEARTBEAT_SECONDS, Leases
+from toolpack_server.engine.state import SessionState
+from toolpack_server.stores.base import Head, Lease, StoredSession
 from toolpack_server.testing.store_contract.model import SharedMemory
 
 OTHER = "another worker"

@@ -13,12 +13,12 @@ import serving
 from server_process import http_on, served
 from serving import PATIENCE, ledger, wait_until
 
-from server.engine import pace
-from server.engine.pace import QUICK_RUNS
-from server.engine.threads import MANY
-from server.packs.catalog import Catalog
-from server.packs.toolpack import Toolpack
-from server.rpc.caller import Caller
+from toolpack_server.engine import pace
+from toolpack_server.engine.pace import QUICK_RUNS
+from toolpack_server.engine.threads import MANY
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.rpc.caller import Caller
 
 ENOUGH = QUICK_RUNS + MANY + 2
 
@@ -176,7 +176,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from server import Toolpack
+from toolpack_server import Toolpack
 
 
 class World(BaseModel):

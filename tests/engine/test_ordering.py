@@ -7,7 +7,7 @@ import pytest
 import serving
 from serving import RpcError, ledger, open_store, wait_until
 
-from server.base.errors import OverloadedError
+from toolpack_server.base.errors import OverloadedError
 
 pytestmark = serving.IN_BOTH
 

@@ -13,10 +13,10 @@ import pytest
 import serving
 from serving import PATIENCE, Bench, Clock, wait_until
 
-from server.engine import jobs, pace, queues, threads, waiting
-from server.functions import coroutines, shared_loop
-from server.functions.steps import Awaiting
-from server.packs.loading import load_catalog
+from toolpack_server.engine import (jobs, pace, queues, threads, waiting)
+from toolpack_server.functions import coroutines, shared_loop
+from toolpack_server.functions.steps import Awaiting
+from toolpack_server.packs.loading import load_catalog
 
 SEVERAL = {"ann": "12345678", "bob": "87654321"}
 

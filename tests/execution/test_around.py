@@ -3,12 +3,12 @@
 import pytest
 from serving import Bench, RpcError
 
-from server.base.errors import InvalidParamsError, TooLargeError
-from server.execution.call import Outcome
-from server.execution.failure import CallFailure
-from server.sessions.operation import OperationHook
-from server.wiring.feature import Feature
-from server.wiring.installed import load_features
+from toolpack_server.base.errors import InvalidParamsError, TooLargeError
+from toolpack_server.execution.call import Outcome
+from toolpack_server.execution.failure import CallFailure
+from toolpack_server.sessions.operation import OperationHook
+from toolpack_server.wiring.feature import Feature
+from toolpack_server.wiring.installed import load_features
 
 HEARD = b'"something else"'
 

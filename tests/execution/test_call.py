@@ -6,12 +6,12 @@ import pytest
 import serving
 from serving import CATALOG, ledger
 
-from server.base.errors import ClassesChangedError, Interrupted, MissingBlobError, StateDamagedError
-from server.execution.call import call
-from server.execution.codec import Codec
-from server.execution.failure import Failure
-from server.execution.runtime import SessionRuntime
-from server.execution.world import ExecutionContext, Snapshot
+from toolpack_server.base.errors import (ClassesChangedError, Interrupted, MissingBlobError, StateDamagedError)
+from toolpack_server.execution.call import call
+from toolpack_server.execution.codec import Codec
+from toolpack_server.execution.failure import Failure
+from toolpack_server.execution.runtime import SessionRuntime
+from toolpack_server.execution.world import ExecutionContext, Snapshot
 
 CODEC = Codec(CATALOG, serving.KEY, 2**20, serving.NO_VOLUMES)
 PACKS = ("ledger", "vault")

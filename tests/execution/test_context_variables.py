@@ -3,7 +3,7 @@
 import pytest
 from serving import IN_BOTH, PACKS
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 
 pytestmark = IN_BOTH
 

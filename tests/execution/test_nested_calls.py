@@ -6,13 +6,13 @@ import json
 import pytest
 from serving import IN_BOTH, PACKS, gate, refused
 
-from server.base.errors import InvalidParamsError
-from server.execution.world import ExecutionContext, Snapshot, World
-from server.features.replay.bundle_format import record_of
-from server.packs.loading import load_catalog
-from server.sessions.nested import MAX_NESTED_CALLS
-from server.wiring.installed import load_features
-from server.wiring.service import all_record_kinds
+from toolpack_server.base.errors import InvalidParamsError
+from toolpack_server.execution.world import ExecutionContext, Snapshot, World
+from toolpack_server.features.replay.bundle_format import record_of
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.sessions.nested import MAX_NESTED_CALLS
+from toolpack_server.wiring.installed import load_features
+from toolpack_server.wiring.service import all_record_kinds
 
 pytestmark = IN_BOTH
 

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PrivateAttr
 
-from server import Depends, FunctionCall, FunctionsRuntime, TaskEnvironment, Toolpack
-from server.execution.call import call
-from server.execution.codec import Codec
-from server.execution.parts import divide, environments, holds, toolpack_of
-from server.execution.runtime import SessionRuntime
-from server.execution.world import ExecutionContext, Snapshot
-from server.packs.catalog import Catalog
-from server.snapshots.comparison import difference
-from server.snapshots.pickling import freeze, thaw
+from toolpack_server import (Depends, FunctionCall, FunctionsRuntime, TaskEnvironment, Toolpack)
+from toolpack_server.execution.call import call
+from toolpack_server.execution.codec import Codec
+from toolpack_server.execution.parts import (divide, environments, holds, toolpack_of)
+from toolpack_server.execution.runtime import SessionRuntime
+from toolpack_server.execution.world import ExecutionContext, Snapshot
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.snapshots.comparison import difference
+from toolpack_server.snapshots.pickling import freeze, thaw
 
 
 class Note(BaseModel):

@@ -7,10 +7,10 @@ import serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine import jobs, threads
-from server.execution import promises, world
-from server.execution.promises import FIRST_CALLS, SHARE, Promises
-from server.packs.loading import load_catalog
+from toolpack_server.engine import jobs, threads
+from toolpack_server.execution import promises, world
+from toolpack_server.execution.promises import FIRST_CALLS, SHARE, Promises
+from toolpack_server.packs.loading import load_catalog
 
 NAMES = ("liars", "ledger")
 CATALOG = load_catalog((serving.PACKS,), NAMES)

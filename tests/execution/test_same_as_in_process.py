@@ -15,10 +15,10 @@ import serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server import FunctionCall, FunctionsRuntime, Toolpack
-from server.engine.pace import Pace
-from server.jsonio.view import to_json
-from server.packs.catalog import Catalog
+from toolpack_server import FunctionCall, FunctionsRuntime, Toolpack
+from toolpack_server.engine.pace import Pace
+from toolpack_server.jsonio.view import to_json
+from toolpack_server.packs.catalog import Catalog
 
 PACK = serving.CATALOG.toolpacks["halves"]
 

@@ -14,10 +14,10 @@ import sqlite3
 from collections import Counter
 from typing import Any, NamedTuple
 
-from server import FunctionsRuntime
-from server.execution.nested import read_nested
-from server.jsonio.view import to_json
-from server.packs.loading import load_catalog
+from toolpack_server import FunctionsRuntime
+from toolpack_server.execution.nested import read_nested
+from toolpack_server.jsonio.view import to_json
+from toolpack_server.packs.loading import load_catalog
 from tests.faults.clients import (
     AGENT,
     CLIENT,

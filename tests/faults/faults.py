@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS
+from toolpack_server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS
 from tests.faults.clients import CRASHED, Connection, UnknownError
 from tests.faults.world import age, children, is_alive, send_signal, wait_until
 

@@ -7,8 +7,8 @@ import pytest
 import server_process
 from command_line import run, with_errors_on_a_terminal
 
-from server.features import progress
-from server.features.replay import command
+from toolpack_server.cli import progress
+from toolpack_server.features.replay import command
 
 TASK = "bank/save-300"
 BANK = ("--pack-dir", server_process.serving.PACKS, "--packs", "bank")

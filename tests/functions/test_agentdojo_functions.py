@@ -6,9 +6,9 @@ import with_agentdojo
 from agentdojo import functions_runtime as agentdojo
 from agentdojo.default_suites.v1.tools.banking_client import BankAccount, get_balance, send_money
 
-from server import EmptyEnv, FunctionsRuntime, TaskEnvironment, Toolpack, make_function
-from server.base.errors import RegistrationError
-from server.functions_runtime import is_ready
+from toolpack_server import (EmptyEnv, FunctionsRuntime, TaskEnvironment, Toolpack, make_function)
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.functions_runtime import is_ready
 
 pytestmark = with_agentdojo.HEAVY
 NAMES = ("send", "note", "order", "slowly", "fail", "describe", "sphinx", "google", "numpy")

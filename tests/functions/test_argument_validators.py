@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError, create
 from serving import refused
 from typing_extensions import TypedDict
 
-from server import TaskEnvironment, Toolpack
-from server.functions.signatures import parameters_model
-from server.functions_runtime import FunctionsRuntime
-from server.packs.catalog import Catalog
+from toolpack_server import TaskEnvironment, Toolpack
+from toolpack_server.functions.signatures import parameters_model
+from toolpack_server.functions_runtime import FunctionsRuntime
+from toolpack_server.packs.catalog import Catalog
 
 NOT_FINITE = ("nan", "NaN", "-nan", "inf", "Infinity", "-Infinity", " inf ", "1e999", "-1e400", math.nan, -math.inf)
 

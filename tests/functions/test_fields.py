@@ -9,11 +9,11 @@ from pydantic import BaseModel, Field
 from serving import refused
 from typing_extensions import Doc
 
-from server import TaskEnvironment, Toolpack
-from server.base.errors import RegistrationError
-from server.functions_runtime import FunctionsRuntime, make_function
-from server.packs.catalog import Catalog
-from server.packs.formats import parameters_schema
+from toolpack_server import TaskEnvironment, Toolpack
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.functions_runtime import FunctionsRuntime, make_function
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.formats import parameters_schema
 
 
 def schema_of(function):

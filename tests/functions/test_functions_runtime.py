@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 from serving import nasty
 
-from server import (
+from toolpack_server import (
     Depends,
     EmptyEnv,
     Function,
@@ -21,8 +21,8 @@ from server import (
     Toolpack,
     make_function,
 )
-from server.base.errors import RegistrationError
-from server.functions_runtime import is_ready
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.functions_runtime import is_ready
 
 
 class Account(BaseModel):

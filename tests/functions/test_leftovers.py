@@ -8,9 +8,9 @@ import pytest
 import serving
 from serving import Bench, wait_until
 
-from server.functions.leftovers import Watch, leftover_threads
-from server.packs.loading import load_catalog
-from server.testing import Session
+from toolpack_server.functions.leftovers import Watch, leftover_threads
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.testing import Session
 
 CATALOG = load_catalog((serving.PACKS,), ("stragglers",))
 stragglers = sys.modules["toolpacks.stragglers"]

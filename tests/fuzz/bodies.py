@@ -9,7 +9,7 @@ from fuzz.oracle import check_reply, require
 from fuzz.values import Target, bodies, heavy, strict_request
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from server.rpc.codes import FAILURE_CODES
+from toolpack_server.rpc.codes import FAILURE_CODES
 
 OWNER, OTHER = "fuzz", "another"
 # The supervisor takes a worker whose event loop stands still for longer for dead, 3 s later. What counts is the loop's

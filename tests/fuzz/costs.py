@@ -13,7 +13,7 @@ from typing import Any
 import serving
 from fuzz.oracle import require
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 
 TOOLPACKS = ("bank", "workspace", "office")
 FIXED_SECONDS = 0.5

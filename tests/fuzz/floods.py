@@ -18,7 +18,7 @@ from raw_websocket import CLOSE, PONG, RawWebSocket, frame
 from raw_websocket import PING as PING_FRAME
 from serving import PACKS
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 
 STALL_SECONDS = 0.15
 MOST_MEMORY = 160  # MiB, besides what is sent: values take much more than their text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from server.rpc.codes import CODES, FAILURE_CODES, STANDARD
+from toolpack_server.rpc.codes import CODES, FAILURE_CODES, STANDARD
 
 INTERNAL = -32603
 ALLOWED = {*STANDARD, *CODES.values(), *FAILURE_CODES.values()} - {INTERNAL}

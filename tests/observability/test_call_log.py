@@ -15,11 +15,11 @@ import pytest
 import server_process
 import serving
 
-from server.functions import tracebacks
-from server.functions.coroutines import run_coroutine
-from server.observability.log import CallLog, EndedCall
-from server.observability.request_ids import accept_request_id, request_id
-from server.web import refusals
+from toolpack_server.functions import tracebacks
+from toolpack_server.functions.coroutines import run_coroutine
+from toolpack_server.observability.log import CallLog, EndedCall
+from toolpack_server.observability.request_ids import accept_request_id, request_id
+from toolpack_server.web import refusals
 
 FIELDS = ["time", "request_id", "session", "owner", "function", "outcome", "duration_ms"]
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -300,7 +300,7 @@ def test_a_traceback_has_the_causes_and_not_the_server_s_own_code():
     assert "KeyError: 'missing'" in text
     assert "direct cause" in text
     assert text.endswith("LookupError: no account")
-    assert "server/functions" not in text
+    assert "server/toolpack_server/functions" not in text
 
 
 def test_a_traceback_is_limited():

@@ -5,7 +5,7 @@ import json
 import pytest
 from serving import IN_BOTH, PACKS
 
-from server.functions.tracebacks import raised_at
+from toolpack_server.functions.tracebacks import raised_at
 
 pytestmark = IN_BOTH
 

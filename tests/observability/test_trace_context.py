@@ -8,8 +8,8 @@ import server_process
 import serving
 from test_call_log import FIELDS, Log, post
 
-from server.observability.trace_context import MAX_STATE, read_trace_context, trace_context
-from server.rpc.caller import Caller
+from toolpack_server.observability.trace_context import MAX_STATE, read_trace_context, trace_context
+from toolpack_server.rpc.caller import Caller
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"

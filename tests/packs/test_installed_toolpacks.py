@@ -15,15 +15,15 @@ import serving
 from hatchling.builders.wheel import WheelBuilder
 from serving import Bench, refused
 
-from server.base.errors import RegistrationError
-from server.packs.loading import load_catalog
-from server.packs.sources import GROUP, package_folders
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.packs.sources import GROUP, package_folders
 
 KIOSK = '''"""A kiosk."""
 
 from typing import Annotated
 
-from server import Depends, TaskEnvironment, Toolpack
+from toolpack_server import Depends, TaskEnvironment, Toolpack
 
 
 class Kiosk(TaskEnvironment):

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from server import Depends, TaskEnvironment, Toolpack
-from server.observability.exposition import exposition
-from server.packs.catalog import Catalog
-from server.packs.names import ambiguous_names, called_names, without_dots
+from toolpack_server import Depends, TaskEnvironment, Toolpack
+from toolpack_server.observability.exposition import exposition
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.names import ambiguous_names, called_names, without_dots
 
 
 class Box(TaskEnvironment):

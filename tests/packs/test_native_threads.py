@@ -8,15 +8,15 @@ from ci import without
 from server_process import command, environment, served
 from serving import PATIENCE
 
-from server.base.errors import SettingsError
-from server.features.executors.sandbox import check_sandbox
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.features.executors.sandbox import check_sandbox
 
 pytestmark = pytest.mark.heavy
 
 POOL = '''"""Counts on a thread that lives as long as the process, as native libraries have them."""
 from concurrent.futures import ThreadPoolExecutor
 
-from server import TaskEnvironment, Toolpack
+from toolpack_server import TaskEnvironment, Toolpack
 
 POOL = ThreadPoolExecutor(1)
 
@@ -40,7 +40,7 @@ def count(text: str) -> int:
 POLARS = '''"""A data frame."""
 import polars
 
-from server import TaskEnvironment, Toolpack
+from toolpack_server import TaskEnvironment, Toolpack
 
 def total(numbers: list[int]) -> int:
     frame = polars.DataFrame({"key": [number % 7 for number in numbers], "number": numbers})
@@ -69,7 +69,7 @@ def count_in_frame(text: str) -> int:
 DUCKDB = '''"""A database in memory."""
 import duckdb
 
-from server import TaskEnvironment, Toolpack
+from toolpack_server import TaskEnvironment, Toolpack
 
 DATABASE = duckdb.connect()
 DATABASE.execute("create table numbers as select range number from range(100000)")

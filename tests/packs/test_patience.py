@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from server.packs import patience as module
-from server.packs.patience import Impatience, patience
+from toolpack_server.packs import patience as module
+from toolpack_server.packs.patience import Impatience, patience
 
 pytestmark = pytest.mark.skipif(not hasattr(module.signal, "setitimer"), reason="the system has no timers")
 

@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
-from server.functions_runtime import make_function
-from server.packs.registration import place, qualified_name
+from toolpack_server.functions_runtime import make_function
+from toolpack_server.packs.registration import place, qualified_name
 
 
 def pay(amount: int, currency: str) -> int:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType
 import pytest
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from server import Depends, TaskEnvironment, Toolpack
-from server.base.errors import RegistrationError
+from toolpack_server import Depends, TaskEnvironment, Toolpack
+from toolpack_server.base.errors import RegistrationError
 
 
 class Wallet(TaskEnvironment):

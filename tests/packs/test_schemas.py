@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from schemas import schemas as write_schemas
-from server import Toolpack
-from server.packs.catalog import Catalog
-from server.packs.formats import FORMATS, returns_schema
+from toolpack_server import Toolpack
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.formats import FORMATS, returns_schema
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 

@@ -12,7 +12,7 @@ import server_process
 import serving
 from serving import RpcError, wait_until
 
-from server import FunctionsRuntime
+from toolpack_server import FunctionsRuntime
 
 CLIENTS = 20
 SESSIONS = 10
@@ -194,7 +194,7 @@ FATAL = '''
 
 import os
 
-from server import Toolpack
+from toolpack_server import Toolpack
 
 toolpack = Toolpack("fatal")
 

@@ -20,20 +20,20 @@ import uvicorn
 from redis_server import free_port
 from serving import wait_until
 
-from server.base.errors import SettingsError, StartError
-from server.base.settings import Settings
-from server.observability.suspects import MOST, Suspects
-from server.packs.catalog import Catalog
-from server.packs.inventory import Inventory
-from server.processes import draining, pipe, supervisor, worker
-from server.processes.activity import Activity
-from server.processes.child import Child
-from server.processes.draining import DrainingServer
-from server.processes.listen import listen
-from server.processes.pipe import SERVING, STARTING, UNFIT, SupervisorPipe
-from server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS, LOOK_SECONDS, MAX_PAUSE_SECONDS, Supervisor
-from server.processes.worker import OUTDATED, START_FAILED
-from server.web.app import create_app
+from toolpack_server.base.errors import SettingsError, StartError
+from toolpack_server.base.settings import Settings
+from toolpack_server.observability.suspects import MOST, Suspects
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.inventory import Inventory
+from toolpack_server.processes import (draining, pipe, supervisor, worker)
+from toolpack_server.processes.activity import Activity
+from toolpack_server.processes.child import Child
+from toolpack_server.processes.draining import DrainingServer
+from toolpack_server.processes.listen import listen
+from toolpack_server.processes.pipe import (SERVING, STARTING, UNFIT, SupervisorPipe)
+from toolpack_server.processes.supervisor import (HANG_SECONDS, LOADING_SECONDS, LOOK_SECONDS, MAX_PAUSE_SECONDS, Supervisor)
+from toolpack_server.processes.worker import OUTDATED, START_FAILED
+from toolpack_server.web.app import create_app
 
 PACK = '''
 """A pack whose function takes as long as a file is missing."""
@@ -41,7 +41,7 @@ PACK = '''
 import time
 from pathlib import Path
 
-from server import Toolpack
+from toolpack_server import Toolpack
 
 toolpack = Toolpack("waiting")
 

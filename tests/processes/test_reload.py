@@ -15,13 +15,13 @@ import serving
 from patience import PATIENCE
 from serving import RpcError, wait_until
 
-from server.processes import watching
-from server.processes.watching import FileWatch, python_files
+from toolpack_server.processes import watching
+from toolpack_server.processes.watching import FileWatch, python_files
 
 SHOP = '''"""A shop."""
 from typing import Annotated
 from pydantic import BaseModel
-from server import Depends, TaskEnvironment, Toolpack
+from toolpack_server import Depends, TaskEnvironment, Toolpack
 
 class Till(BaseModel):
     coins: int = 0

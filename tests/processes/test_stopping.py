@@ -18,11 +18,11 @@ import server_process
 import serving
 from serving import wait_until
 
-from server.base.settings import Settings
-from server.engine.lanes import RESERVE_PER_KIND
-from server.processes.draining import LINGER_SECONDS
-from server.processes.supervisor import STOP_SECONDS
-from server.web.bodies import NOT_READY
+from toolpack_server.base.settings import Settings
+from toolpack_server.engine.lanes import RESERVE_PER_KIND
+from toolpack_server.processes.draining import LINGER_SECONDS
+from toolpack_server.processes.supervisor import STOP_SECONDS
+from toolpack_server.web.bodies import NOT_READY
 
 PORT_SECONDS = 10  # what container engines wait before they kill
 KINDS = {"memory": ("--store", "memory:"), "one worker": (), "two workers": ("--workers", "2")}

@@ -18,11 +18,11 @@ import server_process
 import serving
 from serving import wait_until
 
-from server.base.errors import SettingsError
-from server.base.secret_key import secret_key
-from server.base.settings import Settings
-from server.processes.supervisor import HANG_SECONDS
-from server.web.auth import new_token
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.base.secret_key import secret_key
+from toolpack_server.base.settings import Settings
+from toolpack_server.processes.supervisor import HANG_SECONDS
+from toolpack_server.web.auth import new_token
 
 
 def workers(server):
@@ -169,7 +169,7 @@ def fork():
     return real()
 os.fork = fork
 sys.argv = ["toolpack-server", *sys.argv[1:]]
-from server.cli import main
+from toolpack_server.cli import main
 main()
 """
 
@@ -247,8 +247,8 @@ def test_a_full_disk_leaves_no_half_written_key_behind(tmp_path, monkeypatch):
     def is_full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("server.base.secret_key.secrets.token_hex", lambda size: "k" * size)
-    monkeypatch.setattr("server.base.secret_key.Path.hardlink_to", is_full)
+    monkeypatch.setattr("toolpack_server.base.secret_key.secrets.token_hex", lambda size: "k" * size)
+    monkeypatch.setattr("toolpack_server.base.secret_key.Path.hardlink_to", is_full)
     with pytest.raises(SettingsError, match=r"No space left on device\. Make room") as refused:
         secret_key(Settings(data_dir=tmp_path))
     assert "TOOLPACK_SECRET_KEY" not in str(refused.value)  # with another key, nothing stored could be read

@@ -6,8 +6,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 from serving import Bench, refused
 
-from server import Toolpack
-from server.packs.catalog import Catalog
+from toolpack_server import Toolpack
+from toolpack_server.packs.catalog import Catalog
 
 
 def run(bench, session_id, function, kwargs, **more):

@@ -8,9 +8,9 @@ import serving
 from pydantic import BaseModel
 from serving import RpcError, refused
 
-from server import Depends, TaskEnvironment, ToolNotFoundError, Toolpack
-from server.base.errors import MissingBlobError, OverloadedError, StateDamagedError
-from server.packs.catalog import Catalog
+from toolpack_server import (Depends, TaskEnvironment, ToolNotFoundError, Toolpack)
+from toolpack_server.base.errors import MissingBlobError, OverloadedError, StateDamagedError
+from toolpack_server.packs.catalog import Catalog
 
 pytestmark = serving.IN_BOTH
 

@@ -9,11 +9,11 @@ from fuzz.values import Target, bodies
 from hypothesis import HealthCheck, given, settings
 from serving import RpcError
 
-from server.base.errors import InvalidParamsError, OverloadedError
-from server.rpc.caller import Caller
-from server.rpc.codes import describe
-from server.rpc.jsonrpc import JsonRpc
-from server.rpc.method import Method
+from toolpack_server.base.errors import InvalidParamsError, OverloadedError
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import describe
+from toolpack_server.rpc.jsonrpc import JsonRpc
+from toolpack_server.rpc.method import Method
 
 PARSE = {"code": -32700, "message": "Parse error"}
 INVALID = {"code": -32600, "message": "Invalid Request"}

@@ -18,19 +18,19 @@ import serving
 from http_endpoint import HEAD, PING, PROTOCOLS, answer, check_refusal, is_ended, read, request, served
 from serving import Bench, Clock, RpcError, ledger, refused, result_of, wait_until
 
-from server import Toolpack
-from server.base.cache import BoundedCache
-from server.base.errors import VersionNotRetainedError
-from server.base.fixed_limits import FixedLimits
-from server.base.settings import Settings
-from server.engine.state import SessionState
-from server.execution.codec import Codec
-from server.execution.initial import ENTRY_BYTES, InitialEnvironments
-from server.execution.initial import build as build_initial
-from server.execution.world import ExecutionContext
-from server.packs.catalog import Catalog
-from server.rpc import parsing
-from server.sessions import factory, manager, quotas
+from toolpack_server import Toolpack
+from toolpack_server.base.cache import BoundedCache
+from toolpack_server.base.errors import VersionNotRetainedError
+from toolpack_server.base.fixed_limits import FixedLimits
+from toolpack_server.base.settings import Settings
+from toolpack_server.engine.state import SessionState
+from toolpack_server.execution.codec import Codec
+from toolpack_server.execution.initial import ENTRY_BYTES, InitialEnvironments
+from toolpack_server.execution.initial import build as build_initial
+from toolpack_server.execution.world import ExecutionContext
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.rpc import parsing
+from toolpack_server.sessions import factory, manager, quotas
 from toolpack_server.testing.store_contract.model import SharedMemory
 
 WAIT_SECONDS = 0.4

@@ -8,13 +8,13 @@ from client_code import client_code
 from pydantic import Field
 from serving import FEATURES, refused, result_of
 
-from server.base.errors import StartError
-from server.protocol.parameters import SessionId
-from server.rpc.caller import Caller
-from server.rpc.method import Method
-from server.rpc.openrpc import openrpc_document
-from server.wiring.feature import Feature
-from server.wiring.service import all_methods
+from toolpack_server.base.errors import StartError
+from toolpack_server.protocol.parameters import SessionId
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.method import Method
+from toolpack_server.rpc.openrpc import openrpc_document
+from toolpack_server.wiring.feature import Feature
+from toolpack_server.wiring.service import all_methods
 
 
 class TouchSession(Method, result=Literal[True], agents="Renew the session.", positional=("why",), repeatable=False):

@@ -6,7 +6,7 @@ import pytest
 from serving import AGENTS_METHODS, CLIENTS_METHODS
 from typing_extensions import TypedDict
 
-from server.protocol.omission import omission
+from toolpack_server.protocol.omission import omission
 
 VALUES = {"result", "error", "reward"}  # of which null is one
 

@@ -8,13 +8,13 @@ import pytest
 from pydantic import BaseModel
 from serving import CATALOG, NO_VOLUMES, open_store
 
-from server import TaskEnvironment, Toolpack
-from server.execution import initial
-from server.execution.codec import PlainCodec
-from server.execution.initial import InitialEnvironments
-from server.execution.world import ExecutionContext
-from server.jsonio.strict import dumps
-from server.packs.catalog import Catalog
+from toolpack_server import TaskEnvironment, Toolpack
+from toolpack_server.execution import initial
+from toolpack_server.execution.codec import PlainCodec
+from toolpack_server.execution.initial import InitialEnvironments
+from toolpack_server.execution.world import ExecutionContext
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.packs.catalog import Catalog
 
 MEGABYTE = 2**20
 
@@ -76,7 +76,7 @@ def test_initial_environments_are_counted_with_their_options(make_bench):
 
 
 def test_the_memory_of_orders_of_toolpacks_is_bounded(monkeypatch, make_bench):
-    monkeypatch.setattr("server.rpc.listings.MAX_KEPT_BYTES", 2**17)
+    monkeypatch.setattr("toolpack_server.rpc.listings.MAX_KEPT_BYTES", 2**17)
     bench = make_bench()
     names = [*CATALOG.toolpacks]
     listings = {}

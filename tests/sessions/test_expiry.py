@@ -7,8 +7,8 @@ import pytest
 import serving
 from serving import RpcError, ledger, open_store, wait_until
 
-from server.base.errors import OverloadedError
-from server.sessions import manager
+from toolpack_server.base.errors import OverloadedError
+from toolpack_server.sessions import manager
 from toolpack_server.testing.store_contract.model import SharedMemory
 
 DAY = 86_400.0

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Bench, open_store, refused
 
-from server.jsonio.strict import dumps
-from server.sessions.histories import RecordTree
-from server.stores.base import Record
-from server.wiring.installed import load_features
-from server.wiring.service import all_record_kinds
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.sessions.histories import RecordTree
+from toolpack_server.stores.base import Record
+from toolpack_server.wiring.installed import load_features
+from toolpack_server.wiring.service import all_record_kinds
 
 KINDS = all_record_kinds(load_features())
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import Bench, refused
 
-from server.sessions import paths
+from toolpack_server.sessions import paths
 
 
 def path(bench, session_id, **more):

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 from serving import open_store
 
-from server.cli.send import local
-from server.features.tasks.atif import atif
-from server.features.tasks.export import told_to
-from server.protocol.senders import AGENT
-from server.rpc.caller import Caller
+from toolpack_server.cli.send import local
+from toolpack_server.features.evaluation.tasks.atif import atif
+from toolpack_server.features.evaluation.tasks.export import told_to
+from toolpack_server.protocol.senders import AGENT
+from toolpack_server.rpc.caller import Caller
 
 
 def inner(function, **args):

@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 from serving import RpcError
 
-from server.execution.failure import Failure
-from server.protocol import results
+from toolpack_server.execution.failure import Failure
+from toolpack_server.protocol import results
 
 LIMIT = 4096
 BIG = "x" * 100_000

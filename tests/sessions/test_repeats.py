@@ -4,7 +4,7 @@ import pytest
 import serving
 from serving import Bench, open_store, refused
 
-from server.engine.batcher import Batcher
+from toolpack_server.engine.batcher import Batcher
 
 CREATE = {"toolpacks": ["ledger"], "labels": {"run": "1"}, "ttl_seconds": 60}
 

@@ -14,12 +14,12 @@ import pytest
 import serving
 from serving import Bench, ledger, open_store, refused, wait_until
 
-from server import Depends, TaskEnvironment, Toolpack
-from server.base.errors import MissingBlobError, OverloadedError, VersionNotRetainedError
-from server.packs.catalog import Catalog
-from server.sessions import manager
-from server.sessions.views import json_patch
-from server.snapshots.pickling import thaw
+from toolpack_server import Depends, TaskEnvironment, Toolpack
+from toolpack_server.base.errors import MissingBlobError, OverloadedError, VersionNotRetainedError
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.sessions import manager
+from toolpack_server.sessions.views import json_patch
+from toolpack_server.snapshots.pickling import thaw
 
 
 def moment(text):

@@ -32,11 +32,11 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr, RootMo
 from pydantic_core import MultiHostUrl, TzInfo, Url
 from typing_extensions import TypeAliasType, TypedDict
 
-from server.base.errors import ClassesChangedError, RegistrationError, SnapshotError, StateDamagedError
-from server.snapshots.classes import ClassTable, fingerprint
-from server.snapshots.comparison import difference
-from server.snapshots.pickling import freeze, thaw
-from server.snapshots.seal import FORMAT, seal, unseal
+from toolpack_server.base.errors import (ClassesChangedError, RegistrationError, SnapshotError, StateDamagedError)
+from toolpack_server.snapshots.classes import ClassTable, fingerprint
+from toolpack_server.snapshots.comparison import difference
+from toolpack_server.snapshots.pickling import freeze, thaw
+from toolpack_server.snapshots.seal import FORMAT, seal, unseal
 
 T = TypeVar("T")
 ran: list[str] = []
@@ -722,7 +722,7 @@ def test_the_fingerprint_covers_private_attributes_members_and_slots():
 
 def test_fingerprint_and_names_are_the_same_in_every_process():
     code = (
-        "import test_exactness as t; from server.snapshots.classes import fingerprint as f;"
+        "import test_exactness as t; from toolpack_server.snapshots.classes import fingerprint as f;"
         "print(f([t.World], t.STATE_TYPES), t.freeze(t.Account(), t.CLASSES).hex())"
     )
     here = pathlib.Path(__file__).parent

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, PrivateAttr
 
-from server.base.errors import ClassesChangedError, StateDamagedError
-from server.snapshots import operators
-from server.snapshots.classes import ClassTable
-from server.snapshots.pickling import freeze, thaw
-from server.snapshots.seal import seal, unseal
+from toolpack_server.base.errors import ClassesChangedError, StateDamagedError
+from toolpack_server.snapshots import operators
+from toolpack_server.snapshots.classes import ClassTable
+from toolpack_server.snapshots.pickling import freeze, thaw
+from toolpack_server.snapshots.seal import seal, unseal
 
 ran: list[str] = []
 KEY = b"key" * 10

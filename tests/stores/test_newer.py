@@ -8,9 +8,9 @@ from command_line import run
 from serving import refused
 from test_stored import DATABASES, KINDS
 
-from server.features.replay.seeding import SeedCreationHook
-from server.snapshots import seal
-from server.wiring.installed import load_features
+from toolpack_server.features.replay.seeding import SeedCreationHook
+from toolpack_server.snapshots import seal
+from toolpack_server.wiring.installed import load_features
 
 
 def make_newer(kind, database):

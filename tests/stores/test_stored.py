@@ -20,8 +20,8 @@ import pytest
 import redis_server
 from pydantic import BaseModel, PrivateAttr
 
-from server import Depends, EmptyEnv, TaskEnvironment, Toolpack
-from server.packs.catalog import Catalog
+from toolpack_server import (Depends, EmptyEnv, TaskEnvironment, Toolpack)
+from toolpack_server.packs.catalog import Catalog
 
 STORED = Path(__file__).with_name("stored")
 FILES = {
@@ -196,7 +196,7 @@ class Postgres:
         return postgres_server.ask(self.url, statement, *given)
 
     def dumped(self):
-        from server.features.postgres.statements import MIGRATIONS  # noqa: PLC0415 - its driver is an extra
+        from toolpack_server.features.stores.postgres.statements import MIGRATIONS  # noqa: PLC0415 - its driver is an extra
 
         tables = [name for (name,) in self.ask("SELECT tablename FROM pg_tables WHERE schemaname = 'toolpack'")]
         found = {
@@ -299,4 +299,4 @@ def test_a_layout_that_changes_gets_another_number(kind, store_url, make_bench):
 
 def test_files_of_the_present_formats_are_kept():
     assert redis_server.find() is None or all(path.is_file() for path in FILES.values())
-    assert b"server.functions_runtime:EmptyEnv".hex().upper() in FILES["sqlite"].read_text(encoding="utf-8")
+    assert b"toolpack_server.functions_runtime:EmptyEnv".hex().upper() in FILES["sqlite"].read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ import pytest
 import redis_server
 from serving import open_store
 
-from server.base.errors import SettingsError
-from server.stores.memory import MemoryStore
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.stores.memory import MemoryStore
 from toolpack_server.testing.store_contract import *  # noqa: F403 - the tests
 from toolpack_server.testing.store_contract.comparison import compare
 from toolpack_server.testing.store_contract.model import SharedMemory

@@ -8,7 +8,7 @@ from typing import Any
 
 from chat_endpoint import called, said
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 from toolpack_server.client import AsyncClient
 
 PACKS = Path(__file__).parent / "packs"

@@ -10,9 +10,9 @@ from typing import Annotated
 import pytest
 from serving import FEATURES, Bench
 
-from server import Depends, TaskEnvironment, Toolpack
-from server.features.api import Feature
-from server.packs.catalog import Catalog
+from toolpack_server import Depends, TaskEnvironment, Toolpack
+from toolpack_server.features.api.core import Feature
+from toolpack_server.packs.catalog import Catalog
 
 TIDE = Path(__file__).parents[1] / "fixtures" / "tide"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server import Files
+from toolpack_server import Files
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")

@@ -15,12 +15,12 @@ import pytest
 import serving
 from serving import PACKS, Bench, RpcError
 
-from server.features.parts import database_connection
-from server.features.parts.database_connection import open_connection
-from server.features.parts.database_file import DatabaseFile
-from server.features.scratch import LENT, Scratch
-from server.packs.loading import load_catalog
-from server.volumes.volume import WorkingCopy
+from toolpack_server.features.volumes.databases import database_connection
+from toolpack_server.features.volumes.databases.database_connection import open_connection
+from toolpack_server.features.volumes.databases.database_file import DatabaseFile
+from toolpack_server.volumes.scratch import LENT, Scratch
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.volumes.volume import WorkingCopy
 
 # What is raised in each step leaves files and connections to the garbage collector, which says so.
 WARNING = "ignore::pytest.PytestUnraisableExceptionWarning"

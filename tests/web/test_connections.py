@@ -9,11 +9,11 @@ import pytest
 from http_endpoint import HEAD, PING, answer, check_refusal, is_ended, request, served
 from serving import ledger, wait_until
 
-from server.base.errors import HttpRefusedError
-from server.base.settings import Settings
-from server.rpc.caller import Caller
-from server.web.connections import STATE, Connections
-from server.web.transport import ResponseTransport
+from toolpack_server.base.errors import HttpRefusedError
+from toolpack_server.base.settings import Settings
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.web.connections import STATE, Connections
+from toolpack_server.web.transport import ResponseTransport
 
 TOKENS = {"ann": "ann-secret", "bob": "bob-secret", "eve": "eve-secret"}
 UNFINISHED = HEAD + b"Content-Length: 50\r\n\r\n{"

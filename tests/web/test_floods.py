@@ -5,7 +5,7 @@ from fuzz.floods import BODIES, FRAME_FLOODS, HTTP_FLOODS, TOKEN, WRAPPED, Flood
 from http_endpoint import PROTOCOLS, served
 from serving import PACKS
 
-from server.packs.loading import load_catalog
+from toolpack_server.packs.loading import load_catalog
 
 CATALOG = load_catalog((PACKS,), ("bank", "chores"))
 SIZE = 300_000

@@ -11,8 +11,8 @@ import server_process
 import serving
 from serving import RpcError, result_of
 
-from server.base.errors import SettingsError
-from server.web.app import create_app
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.web.app import create_app
 
 BODY = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'
 JSON = {"Content-Type": "application/json"}

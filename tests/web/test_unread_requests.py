@@ -9,7 +9,7 @@ import pytest
 from http_endpoint import HEAD, PING, answer, check_refusal, is_ended, read, request, served
 from serving import Bench, ledger, wait_until
 
-from server.features.mcp import endpoint as mcp_endpoint
+from toolpack_server.features.protocols.mcp import endpoint as mcp_endpoint
 
 TOKENS = {"tokens": {"ann": "ann-secret", "bob": "bob-secret", "eve": "eve-secret"}}
 MEGABYTE = 2**20

@@ -9,11 +9,11 @@ import serving
 from command_line import invoke
 from serving import PACKS
 
-from server.base.errors import SettingsError
-from server.base.settings import Settings, read_settings
-from server.features.tasks.finding import all_tasks
-from server.packs.loading import load_catalog
-from server.processes import child
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.base.settings import Settings, read_settings
+from toolpack_server.features.evaluation.tasks.finding import all_tasks
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.processes import child
 from toolpack_author.audit import command, processes
 from toolpack_author.audit.auditing import Effort
 from toolpack_author.audit.processes import AuditSettings, audit_tasks, task_names
@@ -142,7 +142,7 @@ def test_what_a_prompt_speaks_of(prompt, name, found):
 HOUSE = """
 from typing import Annotated
 from pydantic import BaseModel
-from server import Depends, Task, TaskEnvironment, Toolpack, reached_solution
+from toolpack_server import Depends, Task, TaskEnvironment, Toolpack, reached_solution
 
 class Lamp(BaseModel):
     on: bool = False
@@ -221,7 +221,7 @@ def test_what_the_prompt_asks_for_is_no_mere_mark_and_a_guard_is_no_dead_check(t
 
 SHELVES = """
 from typing import Annotated
-from server import Database, Depends, Files, TaskEnvironment, Toolpack
+from toolpack_server import Database, Depends, Files, TaskEnvironment, Toolpack
 
 class Shelves(TaskEnvironment):
     db: Database = Database("CREATE TABLE book (t TEXT); CREATE TABLE guest (n TEXT); INSERT INTO guest VALUES ('Ada')")
@@ -259,7 +259,7 @@ TILL = """
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated
-from server import Depends, TaskEnvironment, Toolpack, says
+from toolpack_server import Depends, TaskEnvironment, Toolpack, says
 
 class Till(TaskEnvironment):
     booked: list[tuple[Decimal, datetime]] = []
@@ -326,7 +326,7 @@ HEAD = '''
 
 import itertools, os, time, uuid
 from typing import Annotated
-from server import Depends, TaskEnvironment, Toolpack
+from toolpack_server import Depends, TaskEnvironment, Toolpack
 
 
 class Counter(TaskEnvironment):
@@ -561,7 +561,7 @@ def test_an_import_that_fails_in_a_process_of_the_audit_is_no_fault_of_a_task(tm
 def test_a_task_that_cant_be_begun_is_a_fault(tmp_path):
     (tmp_path / "counter.py").write_text(
         HEAD.replace("LOGGED", "''")
-        + "\nfrom server import Task\ntoolpack.add_task(Task('x', 'Do it.', toolpacks={'none': {}}))\n"
+        + "\nfrom toolpack_server import Task\ntoolpack.add_task(Task('x', 'Do it.', toolpacks={'none': {}}))\n"
     )
     reports = audited(Settings(store="memory:", pack_dir=(tmp_path,), packs=("counter",)), pattern="/x")
     assert faults(reports) == {("x", "session-refused")}
@@ -576,7 +576,7 @@ def test_an_evaluator_that_goes_by_the_order_of_a_set_is_unstable(tmp_path, monk
             "\n\n@toolpack.task('set', 'Press it 3 times.', solution=[('press', {'times': 3})])\n"
             "def ordered(rollout):\n    rollout.check(''.join({*'abcdefghijkl'}), pressed(rollout))\n"
             "\n\n@toolpack.task('measured', 'Press it 3 times.', solution=[('press', {'times': 3})])\n"
-            "def measured(rollout):\n    from server import Evaluation\n"
+            "def measured(rollout):\n    from toolpack_server import Evaluation\n"
             "    return Evaluation(float(pressed(rollout)), metrics={'order': [*{*'abcdefghijkl'}]})\n"
         )
     done = invoke("audit", "--pack-dir", tmp_path, "--packs", "counter", "--task", "*/[sm]*")

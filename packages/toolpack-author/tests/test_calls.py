@@ -7,10 +7,10 @@ import serving
 from test_from_class import CATALOG
 from wrong_toolpacks import WRONG, assert_said, check, headed, write
 
-from server import TaskEnvironment
-from server.features.api_trials import Tried
-from server.functions_runtime import make_function
-from server.packs import checks
+from toolpack_server import TaskEnvironment
+from toolpack_server.features.authoring.trials import Tried
+from toolpack_server.functions_runtime import make_function
+from toolpack_server.packs import checks
 from toolpack_author.checking import calls
 from toolpack_author.checking.examples import example_arguments, known_values
 
@@ -69,7 +69,7 @@ def test_a_volume_that_no_feature_has_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("TOOLPACK_FEATURES", "-parts")
     body = "class World(TaskEnvironment):\n    db: Database = Database()\n\ntoolpack = Toolpack('lacking', World)\n"
     body += '@toolpack.function\ndef f():\n    """Do it."""\n'
-    text = f'"""A toolpack."""\n\nfrom server import Database, TaskEnvironment, Toolpack\n\n{body}'
+    text = f'"""A toolpack."""\n\nfrom toolpack_server import Database, TaskEnvironment, Toolpack\n\n{body}'
     path = write(tmp_path, "lacking", text) / "wrong_lacking.py"
     line = (
         f"{path}:8: Toolpack('lacking'): no session of 'lacking' can be created: A volume of the kind 'database' can't "
@@ -219,7 +219,7 @@ def f(user_id: str, stock: str):
 
 
 SCENARIO = '''
-from server import Toolpack
+from toolpack_server import Toolpack
 
 
 class Drive:

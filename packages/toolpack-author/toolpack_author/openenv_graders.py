@@ -18,7 +18,7 @@ from openenv.validation.graders import Subject
 from openenv.validation.manifest import NormalizedManifest
 from openenv.validation.types import ProviderCapability
 
-from server.features.api_trials import ToolpackServerError, load_settings
+from toolpack_server.features.authoring.trials import ToolpackServerError, load_settings
 from toolpack_author.audit.auditing import Effort
 from toolpack_author.audit.processes import Report, audit_tasks, task_names
 

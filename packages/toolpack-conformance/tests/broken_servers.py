@@ -15,14 +15,14 @@ from functools import partial
 
 import httpx
 
-from server.engine.queues import SessionQueue
-from server.execution.call import _run
-from server.execution.codec import Codec, PlainCodec
-from server.features.mcp import endpoint, headers
-from server.rpc import jsonrpc as rpc
-from server.sessions import calls, factory, operation
-from server.sessions.identity import Identities
-from server.sessions.manager import SessionManager
+from toolpack_server.engine.queues import SessionQueue
+from toolpack_server.execution.call import _run
+from toolpack_server.execution.codec import Codec, PlainCodec
+from toolpack_server.features.protocols.mcp import endpoint, headers
+from toolpack_server.rpc import jsonrpc as rpc
+from toolpack_server.sessions import calls, factory, operation
+from toolpack_server.sessions.identity import Identities
+from toolpack_server.sessions.manager import SessionManager
 from toolpack_conformance.probes import (
     agents,
     atomic,
@@ -247,7 +247,7 @@ def failures_are_kept(patch, *, version):
             outcome.live, outcome.changes = world.touched, version
         return outcome
 
-    patch.setattr("server.execution.call._run", run)
+    patch.setattr("toolpack_server.execution.call._run", run)
 
 
 def failures_stay_in_the_cache(patch):
@@ -259,7 +259,7 @@ def failures_stay_in_the_cache(patch):
             outcome.live = world.touched
         return outcome
 
-    patch.setattr("server.execution.call._run", run)
+    patch.setattr("toolpack_server.execution.call._run", run)
 
 
 def only_fields_are_rolled_back(patch):
@@ -273,7 +273,7 @@ def only_fields_are_rolled_back(patch):
             outcome.live = world.touched
         return outcome
 
-    patch.setattr("server.execution.call._run", run)
+    patch.setattr("toolpack_server.execution.call._run", run)
 
 
 def unstorable_is_left_out(patch):
@@ -1205,12 +1205,12 @@ BROKEN = [
     (limits.a_large_request_is_refused, TakesEverything),
     (limits.deep_json_is_refused, DiesOfDepth),
     (limits.nested_calls_have_a_limit, patched(calls, "MAX_NESTED_CALLS", MANY)),
-    (limits.nested_calls_have_a_limit, patched("server.functions_runtime", "MAX_CALL_DEPTH", MANY)),
-    (limits.labels_have_a_limit, patched("server.protocol.parameters", "MAX_LABELS_BYTES", MANY)),
-    (limits.errors_are_short, patched("server.base.errors", "MAX_SHOWN", MANY)),
+    (limits.nested_calls_have_a_limit, patched("toolpack_server.functions_runtime", "MAX_CALL_DEPTH", MANY)),
+    (limits.labels_have_a_limit, patched("toolpack_server.protocol.parameters", "MAX_LABELS_BYTES", MANY)),
+    (limits.errors_are_short, patched("toolpack_server.base.errors", "MAX_SHOWN", MANY)),
     # JSON-RPC 2.0
     (jsonrpc.what_is_no_json_is_refused, codes(-32700, -32600)),
-    (jsonrpc.what_is_no_json_is_refused, patched("server.rpc.parsing", "loads", json.loads)),
+    (jsonrpc.what_is_no_json_is_refused, patched("toolpack_server.rpc.parsing", "loads", json.loads)),
     (jsonrpc.what_is_no_request_is_refused, replies(lambda _p, _m, reply: reply | {"jsonrpc": "1.0"})),
     (jsonrpc.what_is_no_request_is_refused, codes(-32600, -32603)),
     (jsonrpc.what_is_no_request_is_refused, patched(rpc, "_request_problem", lambda request: None)),
@@ -1242,7 +1242,7 @@ BROKEN = [
     (mcp.tools_are_listed_and_called, tools(lambda tool: {**tool, "annotations": {}})),
     (mcp.tools_are_listed_and_called, tool_calls(double_encoded)),
     (mcp.a_tools_failure_is_an_error, tool_calls(lambda found: found | {"isError": False})),
-    (mcp.a_tools_failure_is_an_error, patched("server.features.mcp.protocol", "NESTED", {"nothing"})),
+    (mcp.a_tools_failure_is_an_error, patched("toolpack_server.features.protocols.mcp.protocol", "NESTED", {"nothing"})),
     (mcp.an_mcp_client_has_the_errors_of_mcp, UnknownToolsAreResults),
     (mcp.an_mcp_client_has_the_errors_of_mcp, codes(-32601, -32602)),
     (mcp.a_client_of_2026_is_understood, patched(headers.HeaderCheck, "_compare", lambda *_: None)),

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from http_server import running
 from starlette.responses import JSONResponse
 
-from server.cli import cli
-from server.features.ors.endpoints import OrsEndpoint
-from server.features.ors.episodes import OrsEpisodes
-from server.packs.loading import load_catalog
+from toolpack_server.cli import cli
+from toolpack_server.features.protocols.ors.endpoints import OrsEndpoint
+from toolpack_server.features.protocols.ors.episodes import OrsEpisodes
+from toolpack_server.packs.loading import load_catalog
 from toolpack_conformance.bounds import _BoundedStream
 from toolpack_conformance.others import OpenEnvSession
 from toolpack_conformance.probes.probe import GUARANTEES

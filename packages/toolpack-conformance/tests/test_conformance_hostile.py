@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from test_conformance import serving
 
-from server.cli import cli
+from toolpack_server.cli import cli
 from toolpack_conformance import report, target
 from toolpack_conformance.probes.probe import PROBES
 from toolpack_conformance.target import Failed, NotTried, Session, Target

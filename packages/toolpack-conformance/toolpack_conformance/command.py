@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from server.features.api_commands import echo
+from toolpack_server.features.api.commands import echo
 from toolpack_conformance.probes.others import PROTOCOLS
 from toolpack_conformance.probes.probe import GUARANTEES
 from toolpack_conformance.report import as_json, as_lines, conform_otherwise

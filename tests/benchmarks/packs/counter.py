@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from server import Depends, TaskEnvironment, Toolpack
+from toolpack_server import Depends, TaskEnvironment, Toolpack
 
 LINE = 1024
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel
 
-from server import Depends, TaskEnvironment, Toolpack
+from toolpack_server import Depends, TaskEnvironment, Toolpack
 
 SHOWN = 8
 

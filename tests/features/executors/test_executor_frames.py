@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.execution.runner import RunnerOperation
-from server.execution.world import Snapshot, Versions
-from server.features.executors.channel import MAX_HEAD_VALUES, Channel
-from server.features.executors.transport import Transport
+from toolpack_server.execution.runner import RunnerOperation
+from toolpack_server.execution.world import Snapshot, Versions
+from toolpack_server.features.executors.channel import MAX_HEAD_VALUES, Channel
+from toolpack_server.features.executors.transport import Transport
 
 MAX_BYTES = 1000
 

@@ -13,14 +13,14 @@ import server_process
 import serving
 from serving import PACKS, PATIENCE, refused, wait_until
 
-from server.base.errors import StartError
-from server.engine import jobs, lanes, threads
-from server.features.executors import pool
-from server.features.executors.child import ExecutorProcess
-from server.features.executors.settings import ExecutorsSettings
-from server.features.executors.system import parent_of
-from server.observability.exposition import exposition
-from server.packs.loading import load_catalog
+from toolpack_server.base.errors import StartError
+from toolpack_server.engine import jobs, lanes, threads
+from toolpack_server.features.executors import pool
+from toolpack_server.features.executors.child import ExecutorProcess
+from toolpack_server.features.executors.settings import ExecutorsSettings
+from toolpack_server.features.executors.system import parent_of
+from toolpack_server.observability.exposition import exposition
+from toolpack_server.packs.loading import load_catalog
 
 PACK_NAMES = ("ledger", "rough")
 CATALOG = load_catalog((PACKS,), PACK_NAMES)

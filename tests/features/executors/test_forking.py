@@ -11,8 +11,8 @@ import server_process
 from redis_server import free_port
 from serving import wait_until
 
-from server.base.errors import SettingsError
-from server.features.executors.sandbox import check_sandbox
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.features.executors.sandbox import check_sandbox
 
 PACK = '''
 """Functions that fork processes, and start others."""
@@ -25,7 +25,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from server import Toolpack
+from toolpack_server import Toolpack
 
 toolpack = Toolpack("forking")
 

@@ -5,14 +5,14 @@ import importlib.util
 import pytest
 import server_process
 
-from server.base.errors import SettingsError
-from server.features.executors.sandbox import check_sandbox
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.features.executors.sandbox import check_sandbox
 
 pytestmark = pytest.mark.heavy
 PACK = '''
 """Functions that use libraries."""
 
-from server import Toolpack
+from toolpack_server import Toolpack
 
 toolpack = Toolpack("libraries")
 

@@ -11,8 +11,8 @@ import pytest
 import serving
 from serving import PACKS, refused
 
-from server import Depends, TaskEnvironment, Toolpack  # noqa: F401 - as authors do
-from server.base.errors import (
+from toolpack_server import Depends, TaskEnvironment, Toolpack  # noqa: F401 - as authors do
+from toolpack_server.base.errors import (
     CallError,
     EvaluationError,
     OverloadedError,
@@ -20,12 +20,12 @@ from server.base.errors import (
     SnapshotError,
     VersionNotRetainedError,
 )
-from server.execution import machine
-from server.execution.machine import machine_trouble
-from server.features.executors.refusals import read_refusal, refusals, write_refusal
-from server.packs.catalog import Catalog
-from server.packs.loading import load_catalog
-from server.rpc.codes import CODES, describe
+from toolpack_server.execution import machine
+from toolpack_server.execution.machine import machine_trouble
+from toolpack_server.features.executors.refusals import read_refusal, refusals, write_refusal
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.rpc.codes import CODES, describe
 
 NAMES = ("rough", "stall")
 

@@ -17,12 +17,12 @@ import serving
 from ci import IN_CI
 from serving import KEY, PACKS
 
-from server.base.errors import SettingsError, StartError
-from server.base.settings import Settings
-from server.features.executors import requirements, sandbox, system
-from server.features.executors.settings import ExecutorsSettings
-from server.packs.loading import load_catalog
-from server.wiring.installed import load_features
+from toolpack_server.base.errors import SettingsError, StartError
+from toolpack_server.base.settings import Settings
+from toolpack_server.features.executors import requirements, sandbox, system
+from toolpack_server.features.executors.settings import ExecutorsSettings
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.wiring.installed import load_features
 
 CATALOG = load_catalog((PACKS,), ("rough",))
 DENIED = "PermissionError: "
@@ -324,7 +324,7 @@ def test_the_memory_of_zygotes_and_executors_is_hidden():
 
 
 def test_the_memory_of_the_server_is_hidden():
-    hidden = "from server.features.executors.system import LIBC, hide_memory; hide_memory()"
+    hidden = "from toolpack_server.features.executors.system import LIBC, hide_memory; hide_memory()"
     told = subprocess.run(
         [sys.executable, "-c", f"{hidden}; print(LIBC.prctl(3, 0, 0, 0, 0))"],
         capture_output=True,

@@ -14,11 +14,11 @@ from http_endpoint import HEAD, served
 from serving import KEY, PATIENCE, refused, wait_until
 from test_bundles import START, bundle_of, lines_of, sealed, state_of
 
-from server import Depends, TaskEnvironment, Toolpack
-from server.features.replay import bundle_format
-from server.features.replay.replays import AT_ONCE, Replays
-from server.packs.catalog import Catalog
-from server.snapshots.seal import KeyedHash
+from toolpack_server import Depends, TaskEnvironment, Toolpack
+from toolpack_server.features.replay import bundle_format
+from toolpack_server.features.replay.replays import AT_ONCE, Replays
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.snapshots.seal import KeyedHash
 
 
 class World(TaskEnvironment):

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, PrivateAttr
 from serving import KEY, Bench, refused
 
-from server import Depends, TaskEnvironment, Toolpack
-from server.base.errors import MissingBlobError
-from server.features.replay.bundle_format import FORMAT
-from server.packs.catalog import Catalog
-from server.snapshots.comparison import difference
-from server.snapshots.seal import KeyedHash
+from toolpack_server import Depends, TaskEnvironment, Toolpack
+from toolpack_server.base.errors import MissingBlobError
+from toolpack_server.features.replay.bundle_format import FORMAT
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.snapshots.comparison import difference
+from toolpack_server.snapshots.seal import KeyedHash
 
 START = FORMAT.encode() + b"\n"
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from server.base.errors import InvalidParamsError
-from server.features.replay.bundle_format import record_of
-from server.wiring.installed import load_features
-from server.wiring.service import all_record_kinds
+from toolpack_server.base.errors import InvalidParamsError
+from toolpack_server.features.replay.bundle_format import record_of
+from toolpack_server.wiring.installed import load_features
+from toolpack_server.wiring.service import all_record_kinds
 
 PLACE = {"index": 0, "version": 1, "started_at": "2030-01-01T00:00:00Z", "duration_ms": 1}
 NESTED = {"function": "f", "kwargs": {}, "result": 1, "error": None}

@@ -10,9 +10,9 @@ import redis_server
 import serving
 from serving import PATIENCE, Bench, open_store, refused, wait_until
 
-from server import Depends, TaskEnvironment, Toolpack
-from server.base.errors import OverloadedError
-from server.packs.catalog import Catalog
+from toolpack_server import Depends, TaskEnvironment, Toolpack
+from toolpack_server.base.errors import OverloadedError
+from toolpack_server.packs.catalog import Catalog
 
 
 class World(TaskEnvironment):

@@ -9,7 +9,7 @@ import server_process
 from command_line import invoke, on_a_terminal, run, run_here
 
 FIXTURES = ["--pack-dir", str(server_process.serving.PACKS), "--packs", "ledger"]
-CHANGED = '''from server import Toolpack
+CHANGED = '''from toolpack_server import Toolpack
 
 toolpack = Toolpack("ledger")
 

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 from serving import PACKS, Bench, refused
 
-from server.execution.promises import FIRST_CALLS
-from server.features.executors.settings import ExecutorsSettings
-from server.packs.loading import load_catalog
+from toolpack_server.execution.promises import FIRST_CALLS
+from toolpack_server.features.executors.settings import ExecutorsSettings
+from toolpack_server.packs.loading import load_catalog
 
 NAMES = ("dice", "liars")
 CATALOG = load_catalog((PACKS,), NAMES)

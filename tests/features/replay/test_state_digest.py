@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from pydantic import BaseModel, PrivateAttr
 
-from server import Depends, TaskEnvironment, Toolpack
-from server.execution.parts import divide
-from server.features.replay.digest import part_entries, world_digest
-from server.packs.catalog import Catalog
-from server.snapshots.classes import ClassTable
-from server.snapshots.comparison import difference
-from server.snapshots.pickling import freeze, thaw
+from toolpack_server import Depends, TaskEnvironment, Toolpack
+from toolpack_server.execution.parts import divide
+from toolpack_server.features.replay.digest import part_entries, world_digest
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.snapshots.classes import ClassTable
+from toolpack_server.snapshots.comparison import difference
+from toolpack_server.snapshots.pickling import freeze, thaw
 
 
 class Colour(Enum):

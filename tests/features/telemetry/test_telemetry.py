@@ -19,15 +19,15 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from opentelemetry.sdk.trace import TracerProvider
 
-from server.features.telemetry import calls, sending
-from server.features.telemetry.call_spans import encode_call
-from server.features.telemetry.encoding import Alike, found_spans
-from server.features.telemetry.environment import targets
-from server.features.telemetry.provider import EndedSpans
-from server.features.telemetry.spans import IDS_BYTES, SpanOfCall
-from server.observability.trace_context import TraceContext
-from server.observability.tracing import AskedBy
-from server.rpc.caller import Caller
+from toolpack_server.features.telemetry import calls, sending
+from toolpack_server.features.telemetry.call_spans import encode_call
+from toolpack_server.features.telemetry.encoding import Alike, found_spans
+from toolpack_server.features.telemetry.environment import targets
+from toolpack_server.features.telemetry.provider import EndedSpans
+from toolpack_server.features.telemetry.spans import IDS_BYTES, SpanOfCall
+from toolpack_server.observability.trace_context import TraceContext
+from toolpack_server.observability.tracing import AskedBy
+from toolpack_server.rpc.caller import Caller
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "foo=1"}
@@ -386,8 +386,8 @@ def test_what_can_t_be_kept_is_said_and_calls_go_on(bench, caplog):
 
 def test_nothing_is_imported_when_it_is_off():
     program = (
-        "import sys; from server.wiring.service import Service; from server.base.settings import Settings; "
-        "from server.packs.catalog import Catalog; "
+        "import sys; from toolpack_server.wiring.service import Service; from toolpack_server.base.settings import Settings; "
+        "from toolpack_server.packs.catalog import Catalog; "
         "service = Service(Settings(store='memory:', log_calls='off'), Catalog({})); "
         "print(service.tracer, [m for m in sys.modules if m.startswith(('opentelemetry', 'google.protobuf'))])"
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from server.features.api import AGENT
-from server.features.api_trials import PlainCall, dumps
+from toolpack_server.features.api.core import AGENT
+from toolpack_server.features.authoring.trials import PlainCall, dumps
 from toolpack_author.audit.values import (
     KnownValues,
     Path,

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from server.features.api import RequestError
-from server.features.api_trials import (
+from toolpack_server.features.api.core import RequestError
+from toolpack_server.features.authoring.trials import (
     Interrupted,
     PackFunction,
     Service,

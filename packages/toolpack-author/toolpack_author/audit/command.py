@@ -15,8 +15,8 @@ from typing import Any
 import click
 import jsonpointer
 
-from server.features.api_commands import echo, packs_options, progress
-from server.features.api_trials import Settings, ToolpackServerError, load_settings, shown
+from toolpack_server.features.api.commands import echo, packs_options, progress
+from toolpack_server.features.authoring.trials import (Settings, ToolpackServerError, load_settings, shown)
 from toolpack_author.audit.auditing import Effort
 from toolpack_author.audit.processes import HashSeeds, Report, audit_tasks, task_names
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from server.features.api import AGENT
-from server.features.api_trials import Verdict
+from toolpack_server.features.api.core import AGENT
+from toolpack_server.features.authoring.trials import Verdict
 from toolpack_author.audit.attempts import Attempt, Calls
 from toolpack_author.audit.trials import AttemptResult
 from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS

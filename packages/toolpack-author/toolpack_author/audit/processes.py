@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from server.features.api import FeatureSettings
-from server.features.api_trials import (
+from toolpack_server.features.api.core import FeatureSettings
+from toolpack_server.features.authoring.trials import (
     IN_MEMORY,
     SEPARATOR,
     Child,

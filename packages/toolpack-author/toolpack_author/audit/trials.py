@@ -19,9 +19,9 @@ import jsonpointer
 from pydantic import BaseModel
 from typing_extensions import override
 
-from server import Database, Files
-from server.features.api import AGENT, CLIENT, Address, Caller, ReplyError, RequestError
-from server.features.api_trials import (
+from toolpack_server import Database, Files
+from toolpack_server.features.api.core import (AGENT, CLIENT, Address, Caller, ReplyError, RequestError)
+from toolpack_server.features.authoring.trials import (
     READING,
     CallRequest,
     Codec,

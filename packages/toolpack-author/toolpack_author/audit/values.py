@@ -13,7 +13,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from server.features.api_trials import dumps
+from toolpack_server.features.authoring.trials import dumps
 from toolpack_author.checking.examples import example
 
 Path = tuple[str | int, ...]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 
-from server.features.api_trials import Catalog, Child, Finding, Tried, follow, shown
+from toolpack_server.features.authoring.trials import (Catalog, Child, Finding, Tried, follow, shown)
 from toolpack_author.checking.trial import Trial
 
 SECONDS_EACH = 3.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.features.api_trials import NEEDED, children, walk
+from toolpack_server.features.authoring.trials import NEEDED, children, walk
 
 MAX_NESTING = 8
 MAX_OBJECTS = 5_000  # of an environment that are looked at

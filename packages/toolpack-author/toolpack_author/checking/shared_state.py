@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from server.features.api_trials import ENVIRON, FOLDER, Toolpack, first_difference, walk
+from toolpack_server.features.authoring.trials import (ENVIRON, FOLDER, Toolpack, first_difference, walk)
 
 MAX_OBJECTS = 20_000  # of one variable
 _NO_STATE = (str, int, float, bool, bytes, type(None))

@@ -14,8 +14,8 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from server.features.api import InvalidParamsError, TooLargeError
-from server.features.api_trials import (
+from toolpack_server.features.api.core import InvalidParamsError, TooLargeError
+from toolpack_server.features.authoring.trials import (
     READ_ONLY,
     Built,
     Catalog,
@@ -44,7 +44,7 @@ from server.features.api_trials import (
     place,
     qualified_name,
 )
-from server.features.api_volumes import Volume
+from toolpack_server.features.api.volumes import Volume
 from toolpack_author.checking.examples import example_arguments, example_options, known_values
 from toolpack_author.checking.shared_state import SharedState
 

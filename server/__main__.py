@@ -1,5 +1,0 @@
-"""`python -m server` is `toolpack-server`."""
-
-from server.cli import main
-
-main()

@@ -1,9 +1,0 @@
-"""What a feature with a kind of volume may import besides `api`. Executors import it, too, in a moment.
-
-The rule: nothing is defined here.
-"""
-
-from server.base.uninterruptible import uninterruptible
-from server.volumes.volume import Body, Key, Limits, Mount, Volume, VolumeContext, WorkingCopy
-
-__all__ = ["Body", "Key", "Limits", "Mount", "Volume", "VolumeContext", "WorkingCopy", "uninterruptible"]

@@ -1,0 +1,5 @@
+"""`python -m server` is `toolpack-server`."""
+
+from toolpack_server.cli import main
+
+main()

@@ -1,0 +1,88 @@
+"""The secret key of the hash on stored snapshots; whoever has it can forge snapshots.
+
+The rule: it is a setting, or it is created once in the data directory, readable only by the server's user; where it
+exists, nothing is written. A file that is damaged, or that others can read, is refused rather than repaired. The key is
+never written to a store or a log.
+"""
+
+import codecs
+import contextlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.base.settings import Settings
+
+KEY = re.compile(r"[0-9A-Fa-f]{32,}")
+
+
+def secret_key(settings: Settings) -> bytes:
+    """Get the key: the setting, a file in the data directory, or a random one for a memory store.
+
+    Raises:
+        SettingsError: There is none, and none can be created; or it isn't secret.
+    """
+    if settings.secret_key is not None:
+        return settings.secret_key.get_secret_value().encode()
+    url = settings.store_url
+    if not url.persistent:
+        return secrets.token_bytes(32)
+    if url.shared:
+        raise SettingsError(
+            "Servers that share a Redis need the same key: set TOOLPACK_SECRET_KEY to 32 or more random characters, "
+            "for example the output of `openssl rand -hex 32`."
+        )
+    path = settings.data_dir / "secret.key"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return _read(path)
+    except NotADirectoryError as error:
+        raise SettingsError(
+            f"The data directory {settings.data_dir} is not a folder: choose another --data-dir."
+        ) from error
+    except OSError as error:
+        raise SettingsError(
+            f"The key {path} can't be read: {error.strerror}. Let the server's user read it; with another key, stored "
+            "sessions can't be read."
+        ) from error
+    try:
+        create_key(path)
+        return _read(path)
+    except OSError as error:
+        raise SettingsError(
+            f"The key {path} can't be created: {error.strerror}. Make room, or choose another --data-dir."
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        mode, content = os.fstat(file.fileno()).st_mode, file.read()
+    if mode & 0o077:
+        raise SettingsError(
+            "Other users of this machine can read the key in the data directory, or replace it. If it has stayed "
+            "secret, run `chmod 600 secret.key` there; if not, delete it, and all stored sessions with it."
+        )
+    key = content.removeprefix(codecs.BOM_UTF8).decode("ascii", "replace").strip()
+    if not KEY.fullmatch(key):
+        raise SettingsError(
+            "The file secret.key in the data directory doesn't hold 32 or more hexadecimal digits: restore it from a "
+            "copy. Without it, stored sessions can't be read; if there are none, delete it, and a new one is made."
+        )
+    return key.encode()
+
+
+def create_key(path: Path) -> None:
+    """Create the key, unless another process is faster."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Written to a temporary file and linked into place, so that nobody reads half a key.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(temporary)
+    finally:
+        temporary.unlink()

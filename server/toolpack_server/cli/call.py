@@ -1,0 +1,215 @@
+"""`toolpack-server call`: runs functions one after the other in one session, in this process or on a server.
+
+The rule: both send the same JSON-RPC requests.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from toolpack_server.base.errors import CallError
+from toolpack_server.base.terminal import echo
+from toolpack_server.cli.local import memory_settings
+from toolpack_server.cli.look import check_text, label
+from toolpack_server.cli.options import packs_options, server_options
+from toolpack_server.cli.send import Send, local, remote
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.wiring.service import Service
+
+Step = tuple[str, dict[str, str]]
+"""The name of a function, and its arguments as they were written."""
+
+FURTHER = "further steps"
+SEPARATOR = "--"
+
+
+class _Steps(click.Command):
+    """A command whose arguments are several steps, with `--` between them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let click read the first step, which may have options, and keep the others."""
+        steps: list[list[str]] = [[]]
+        for word in args:
+            if word == SEPARATOR:
+                steps.append([])
+            else:
+                steps[-1].append(word)
+        if [] in steps[1:]:
+            raise click.UsageError(
+                f"After each {SEPARATOR} comes a function: call send_money … {SEPARATOR} get_balance."
+            )
+        ctx.meta[FURTHER] = steps[1:]
+        return super().parse_args(ctx, steps[0])
+
+
+@click.command(cls=_Steps, options_metavar="[OPTIONS]")
+@packs_options
+@server_options("Server to call, like http://127.0.0.1:8000; default: call in this process.")
+@click.option("--session", help="Session to call in; default: a new one, closed afterwards.")
+@click.option(
+    "--option", "options", multiple=True, metavar="TOOLPACK.NAME=VALUE", help="Option of the new session's toolpack."
+)
+@click.argument("function")
+@click.argument("arguments", metavar="[NAME=VALUE]... [-- FUNCTION [NAME=VALUE]...]...", nargs=-1)
+@click.pass_context
+def call(
+    ctx: click.Context,
+    pack_dir: tuple[Path, ...],
+    packs: str | None,
+    url: str | None,
+    token: str | None,
+    session: str | None,
+    options: tuple[str, ...],
+    function: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a FUNCTION, and those after each `--`, and print each result as JSON.
+
+    Values are JSON, else strings; a parameter that takes only strings gets them as they are. The first function that
+    fails ends the command. In this process its traceback is shown.
+    """
+    if session and not url:
+        raise click.UsageError("--session needs --url: sessions are kept by a server.")
+    if session and options:
+        raise click.UsageError("--option needs a new session: omit --session.")
+    steps = [_step([function, *arguments]), *map(_step, ctx.meta[FURTHER])]
+    given = _options(options)
+    details: list[str] = []
+    send = remote(url, token) if url else _here(pack_dir, packs, details)
+    try:
+        asyncio.run(_run(send, session, given, steps))
+    except CallError as error:
+        echo(*("\n".join(details) or str(error)).split("\n"), err=True)  # details have the error, too
+        sys.exit(1)
+
+
+async def _run(send: Send, session: str | None, options: dict[str, dict[str, str]], steps: list[Step]) -> None:
+    if session is None:
+        session_id, listed, steps = await _create(send, options, steps)
+    else:
+        session_id, listed = session, (await send("list_functions", {"session_id": session}))["result"]
+    schemas = {each["name"]: each["parameters"] for each in listed}
+    try:
+        for function, texts in steps:
+            kwargs = values(texts, schemas.get(function, {}))
+            call = {"session_id": session_id, "function": function, "kwargs": kwargs}
+            envelope = await send("run_function", call)
+            if envelope["error"] is not None:
+                raise CallError(envelope["error"])
+            echo(*json.dumps(envelope["result"], indent=2, ensure_ascii=False).split("\n"))
+    finally:
+        if session is None:
+            await send("close_session", {"session_id": session_id})
+
+
+async def _create(
+    send: Send, options: dict[str, dict[str, str]], steps: list[Step]
+) -> tuple[str, list[dict[str, Any]], list[Step]]:
+    """Create a session of the toolpacks that the steps need; return its functions, and the steps by their names there.
+
+    If no toolpack has any of these functions, the session has the usual ones.
+    """
+    packs = await send("list_toolpacks", {})
+    owned = [(_owner(packs, function, options), function, kwargs) for function, kwargs in steps]
+    wanted = dict.fromkeys([*(owner for owner, _, _ in owned if owner), *options])
+    schemas = {pack["name"]: pack.get("options", {}) for pack in packs}
+    read = {toolpack: values(texts, schemas.get(toolpack, {})) for toolpack, texts in options.items()}
+    created = await send("create_session", {"toolpacks": [*wanted] or None, "options": read})
+    listed = (await send("list_functions", {"session_id": created["session_id"]}))["result"]
+    called = {(each["toolpack"], name): each["name"] for each in listed for name in _spellings(each)}
+    return created["session_id"], listed, [(called.get((owner, name), name), kwargs) for owner, name, kwargs in owned]
+
+
+def _spellings(function: dict[str, Any]) -> set[str]:
+    """Get the function's name with its toolpack and without."""
+    plain = function["name"].removeprefix(f"{function['toolpack']}.")
+    return {plain, f"{function['toolpack']}.{plain}"}
+
+
+def _owner(packs: list[dict[str, Any]], function: str, options: dict[str, dict[str, str]]) -> str | None:
+    """Find the toolpack that has a function; one that gets options comes first, and one that is opt-in last."""
+    owners = [pack for pack in packs if function.removeprefix(f"{pack['name']}.") in pack["functions"]]
+    for chosen in ([p for p in owners if p["name"] in options], [p for p in owners if not p["opt_in"]], owners):
+        if len(chosen) > 1:
+            names = " or ".join(f"{pack['name']}.{function}" for pack in chosen)
+            raise click.UsageError(f"{len(chosen)} toolpacks have a function {function!r}: call {names}.")
+        if chosen:
+            return str(chosen[0]["name"])
+    return None
+
+
+def _here(pack_dir: tuple[Path, ...], packs: str | None, details: list[str]) -> Send:
+    def note_details(_request: object, outcome: Any) -> None:
+        failure = outcome.failure
+        if failure and failure.traceback:
+            details.append(failure.traceback)
+        elif failure and failure.similar:
+            details.append(f"{failure.text} Did you mean {' or '.join(failure.similar)}?")
+
+    settings = memory_settings(pack_dir, packs, compare_read_only=True)
+    return local(Service(settings, on_call=note_details), Caller())
+
+
+def _step(words: list[str]) -> Step:
+    check_text(words[0])
+    return words[0], dict(map(label, words[1:]))
+
+
+def _options(texts: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """Get the options by toolpack; a toolpack's name may have dots, an option's hasn't."""
+    options: dict[str, dict[str, str]] = {}
+    for text in texts:
+        name, value = label(text)
+        toolpack, dot, option = name.rpartition(".")
+        if not dot:
+            raise click.UsageError(f"{text!r} is not of the form toolpack.name=value.")
+        options.setdefault(toolpack, {})[option] = value
+    return options
+
+
+def values(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Read arguments as JSON, except where only a text fits the schema of their object."""
+    properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
+    return {name: _value(text, _types(properties.get(name, {}), definitions)) for name, text in texts.items()}
+
+
+def _value(text: str, types: set[str]) -> Any:
+    try:
+        value = json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        return text
+    return text if "string" in types and types.isdisjoint(_TYPES[type(value)]) else value
+
+
+_TYPES = {
+    str: {"string"},
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number", "integer"},
+    type(None): {"null"},
+    list: {"array"},
+    dict: {"object"},
+}
+
+
+def _types(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types that a schema allows, as far as it names them."""
+    if "$ref" in schema:
+        return _types(definitions.get(schema["$ref"].rpartition("/")[2], {}), definitions)
+    if "type" in schema:
+        return {schema["type"]} if isinstance(schema["type"], str) else {*schema["type"]}
+    choices = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+    found = set().union(*(_TYPES[type(choice)] for choice in choices))
+    for inner in [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]:
+        found |= _types(inner, definitions) or set().union(*_TYPES.values())
+    return found
+
+
+def _no_json(text: str) -> Any:
+    """Refuse NaN and infinities, which Python reads though they aren't JSON."""
+    raise ValueError(text)

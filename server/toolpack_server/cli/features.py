@@ -1,0 +1,19 @@
+"""`toolpack-server features`: which features the server would have, and what each adds.
+
+The rule: what is printed is what `GET /openrpc.json` says under `x-features`.
+"""
+
+import click
+
+from toolpack_server.base.terminal import echo
+from toolpack_server.wiring.installed import described, load_features
+
+
+@click.command()
+def features() -> None:
+    """List the installed features, where each comes from, and what it adds."""
+    for feature in described(load_features()):
+        name, distribution, version = (feature.pop(key) for key in ("name", "distribution", "version"))
+        echo(f"{name} ({distribution} {version})")
+        for kind, names in feature.items():
+            echo(f"  {kind.replace('_', ' ')}: {', '.join(names)}")

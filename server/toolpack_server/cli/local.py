@@ -1,0 +1,108 @@
+"""Services in this process: of a data directory, for commands that look at sessions where no server runs, or in memory.
+
+The rule: a store that a running server uses is left alone: that server can be asked with `--url`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from toolpack_server.base.errors import StoreInUseError
+from toolpack_server.cli.options import server_options
+from toolpack_server.cli.send import Send, local, remote
+from toolpack_server.rpc.caller import Caller
+
+if TYPE_CHECKING:
+    from toolpack_server.base.settings import Settings
+    from toolpack_server.wiring.service import Service
+
+T = TypeVar("T")
+
+
+def look_options(command: Any) -> Any:
+    """Decorator: add the flags that choose a server or a store."""
+    server = server_options("Server to look at, like http://127.0.0.1:8000; default: look into the data directory.")
+    data_dir = click.option("--data-dir", type=Path, help="Folder of a server's data.  [default: .toolpack-server]")
+    store = click.option("--store", help="Store to look at.  [default: SQLite in the data directory]")
+    return server(data_dir(store(command)))
+
+
+def look_at(
+    look: Callable[[Send], Coroutine[Any, Any, T]],
+    url: str | None,
+    token: str | None,
+    store: str | None,
+    data_dir: Path | None,
+    pack_dir: tuple[Path, ...] | None = None,
+    packs: str | None = None,
+) -> T:
+    """Look at a server, or at everybody's sessions in a store; without `pack_dir` and `packs` no toolpack is loaded."""
+    if url:
+        return asyncio.run(look(remote(url, token)))
+    with _stored(store, data_dir, pack_dir, packs) as service:
+        return asyncio.run(look(local(service, Caller.everybody())))
+
+
+def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any) -> "Settings":
+    """Get the settings of a service in this process, whose sessions end with it."""
+    return _settings(
+        store="memory:", pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning", **others
+    )
+
+
+def _settings(**given: Any) -> "Settings":
+    from toolpack_server.base.settings import load_settings  # noqa: PLC0415 - its model takes longer to make than a request
+
+    return load_settings(**given)
+
+
+@contextlib.contextmanager
+def _stored(
+    store: str | None, data_dir: Path | None, pack_dir: tuple[Path, ...] | None, packs: str | None
+) -> Iterator["Service"]:
+    from toolpack_server.packs.catalog import Catalog  # noqa: PLC0415 - imports the whole server
+    from toolpack_server.packs.loading import catalog_of  # noqa: PLC0415 - likewise
+    from toolpack_server.wiring.service import Service  # noqa: PLC0415 - likewise
+
+    settings = _settings(
+        store=store, data_dir=data_dir, pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning"
+    )
+    catalog = Catalog({}) if pack_dir is None else catalog_of(settings)
+    with _opened(settings) as opened:
+        yield Service(settings, catalog, store=opened)
+
+
+@contextlib.contextmanager
+def opened_store(store: str | None, data_dir: Path | None) -> Iterator[Any]:
+    """Open the store of a server, as its settings say, with what features put around it."""
+    with _opened(_settings(store=store, data_dir=data_dir)) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def _opened(settings: "Settings") -> Iterator[Any]:
+    from toolpack_server.wiring.installed import load_features  # noqa: PLC0415 - imports the whole server
+    from toolpack_server.wiring.stores import open_store_of  # noqa: PLC0415 - likewise
+
+    _check_exists(settings)
+    try:
+        opened = open_store_of(settings, load_features(settings.features))
+    except StoreInUseError:
+        (used,) = settings.store_url.files
+        raise click.ClickException(f"{used} is in use by a running server: look at that, with --url.") from None
+    with contextlib.closing(opened):
+        yield opened
+
+
+def _check_exists(settings: "Settings") -> None:
+    """Check that there is a store, as opening one would create it."""
+    url = settings.store_url
+    if not url.persistent:
+        raise click.UsageError("A memory: store is in its server's process only: look at that server, with --url.")
+    for path in url.files:
+        if not path.is_file():
+            raise click.ClickException(f"There is no store {path}: give --data-dir, or look at a server, with --url.")

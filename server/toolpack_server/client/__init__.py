@@ -1,0 +1,45 @@
+"""The Python client: `Client` for a server, `AgentClient` for an agent, both also async, and their results' types.
+
+The rule: it imports the server's result types and errors, and nothing else of it; no part of the server imports it.
+"""
+
+try:
+    import httpx  # noqa: F401 - imported here to say clearly what is missing
+except ImportError:
+    raise ImportError("The Python client needs httpx: pip install 'toolpack-server[client]'.", name="httpx") from None
+
+from toolpack_server.protocol.results import (
+    Envelope,
+    Export,
+    FunctionList,
+    Parent,
+    Record,
+    ResetRecord,
+    ToolpackDescription,
+)
+from toolpack_server.client.batches import Reply
+from toolpack_server.client.clients import AgentClient, AsyncAgentClient, AsyncClient, Client
+from toolpack_server.client.methods import CallRecord, Session
+from toolpack_server.client.requests import Request
+from toolpack_server.client.values import CallValue, SessionValues, StepValue
+
+__all__ = [
+    "AgentClient",
+    "AsyncAgentClient",
+    "AsyncClient",
+    "CallRecord",
+    "CallValue",
+    "Client",
+    "Envelope",
+    "Export",
+    "FunctionList",
+    "Parent",
+    "Record",
+    "Reply",
+    "Request",
+    "ResetRecord",
+    "Session",
+    "SessionValues",
+    "StepValue",
+    "ToolpackDescription",
+]

@@ -1,0 +1,637 @@
+"""The methods of the clients: their parameters, and the types of their results.
+
+Written by `python -m tests.schemas` from the server's methods: don't edit it. What is done to send a request is in
+`requests`; the functions here have no bodies.
+"""
+# mypy: disable-error-code="empty-body"
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from toolpack_server.features.evaluation.episodes.results import MessageRecord
+from toolpack_server.features.evaluation.participants.results import FailureRecord, HeardMessages, TurnRecord
+from toolpack_server.features.evaluation.perturbations.results import Perturbations, Perturbed
+from toolpack_server.features.replay.results import Bundle, Difference, Versions
+from toolpack_server.features.evaluation.tasks.results import (
+    AgentTask,
+    AnswerRecord,
+    SessionSummaries,
+    Solution,
+    TaskDescription,
+    TaskPage,
+    Verdict,
+    VerdictRecord,
+)
+from toolpack_server.protocol.results import (
+    Envelope,
+    Export,
+    FunctionList,
+    NestedCallRecord,
+    Parent,
+    ResetRecord,
+    ToolpackDescription,
+)
+from toolpack_server.client.requests import requests
+
+
+class ParticipantPaths(TypedDict):
+    """The paths of a participant's address. `mcp_path` is for whoever speaks MCP."""
+
+    agent_path: str
+    mcp_path: str
+
+
+class Session(TypedDict):
+    """A session; the agent under test gets `agent_path`.
+
+    `toolpack_versions` has the versions that it was created with of those of its toolpacks that come with an installed
+    distribution. `mcp_path` is for whoever speaks MCP. `task` names its task. Its chance is drawn from `seed`; its time
+    begins at `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of each participant; it is
+    missing if there is none but the agent. `perturbations` are those that its agent meets.
+    """
+
+    session_id: str
+    toolpacks: list[str]
+    version: int
+    labels: dict[str, str]
+    created_at: str
+    expires_at: str
+    parent: NotRequired[Parent]
+    agent_path: str
+    toolpack_versions: dict[str, str]
+    mcp_path: str
+    task: NotRequired[str]
+    seed: NotRequired[str]
+    clock: NotRequired[str]
+    clock_step_seconds: NotRequired[float]
+    participants: NotRequired[dict[str, ParticipantPaths]]
+    perturbations: NotRequired[Perturbations]
+
+
+class CallRecord(TypedDict):
+    """The record of a call; the calls that were nested in it, in the order in which they ran, are `nested`.
+
+    In place of long arguments and of a long result it has `{"$cut": {"bytes": ..., "digest": ...}}`; arguments that
+    came as a text that isn't JSON are `{"$text": ...}`. On a path it has a `place`, and says whose record it is.
+    `changed` says how many pages of which database, or files, it has changed. `perturbed` says which rules it has met,
+    if any.
+    """
+
+    index: int
+    kind: Literal["call"]
+    call_id: NotRequired[str]
+    function: str
+    kwargs: dict[str, Any]
+    result: Any
+    error: str | None
+    failure: NotRequired[
+        Literal["not_found", "arguments", "raised", "too_large", "deadline", "crashed", "episode_over"]
+    ]
+    version: int
+    state: NotRequired[str]
+    started_at: str
+    duration_ms: float
+    place: NotRequired[int]
+    session_id: NotRequired[str]
+    by: NotRequired[str]
+    nested: NotRequired[list[NestedCallRecord]]
+    changed: NotRequired[dict[str, int]]
+    perturbed: NotRequired[Perturbed]
+
+
+class Replay(TypedDict):
+    """The new session, how many records were run again in it, and the first difference.
+
+    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks that were
+    at another version when the session was created.
+    """
+
+    session: Session
+    replayed: int
+    complete: bool
+    diverged: NotRequired[Difference]
+    other_versions: dict[str, Versions]
+
+
+class AgentMethods:
+    """The methods of an agent's address, where the session is implied."""
+
+    @requests("list_functions")
+    def list_functions(
+        self,
+        *,
+        format: Literal["native", "openai", "anthropic", "gemini", "mcp"] = "native",
+    ) -> FunctionList:
+        """List the session's functions, in registration order.
+
+        Args:
+            format: The format of the function descriptions.
+        """
+
+    @requests("run_function")
+    def run_function(
+        self,
+        function: str,
+        kwargs: Mapping[str, Any] | str | None = None,
+        *,
+        raise_on_error: bool = False,
+        call_id: str | None = None,
+        expected_version: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Envelope:
+        """Run a function on the session's environment.
+
+        Args:
+            kwargs: Its arguments: an object, or the JSON text of one, as models' tool calls carry it. A value that
+                is exactly {"$call": {"function": …, "args": {…}}} is run first and replaced by its result.
+            raise_on_error: Answer a failed call with a JSON-RPC error, not an envelope.
+            call_id: An id that makes the call safe to retry: if a call with it is recorded, that result is returned
+                and nothing is run.
+            expected_version: Refuse the call unless the session is at this version.
+            timeout_seconds: A deadline in seconds; it can only shorten the function's own.
+        """
+
+    @requests("get_task")
+    def get_task(self) -> AgentTask:
+        """Get what the agent is asked to do, and how many calls it has used; without a task the prompt is null."""
+
+    @requests("submit_answer")
+    def submit_answer(self, answer: str = "", *, call_id: str | None = None) -> bool:
+        """Submit the agent's answer, which ends its part: it can make no more calls.
+
+        Args:
+            answer: The answer, for the evaluator.
+            call_id: An id of this answer: with it, an equal one that has another id is another answer.
+        """
+
+    @requests("say")
+    def say(self, text: str, *, to: str | None = None, call_id: str | None = None) -> bool:
+        """Say something to another participant, or to all others.
+
+        Args:
+            text: What is said.
+            to: The participant to whom it is said; default: all others.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+        """
+
+    @requests("listen")
+    def listen(self, *, after: int = -1, wait_seconds: float = 0) -> HeardMessages:
+        """Get what you have said and were told, in order; wait until another participant says something.
+
+        Args:
+            after: The index of the last message that you have; default: you have none.
+            wait_seconds: For how long to wait until another participant says something.
+        """
+
+
+class ClientMethods:
+    """The methods, with their parameters and results; the server's OpenRPC document describes each."""
+
+    @requests("create_session")
+    def create_session(
+        self,
+        toolpacks: Sequence[str] | None = None,
+        *,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        environment: Mapping[str, Any] | None = None,
+        ttl_seconds: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        call_id: str | None = None,
+        task: str | None = None,
+        seed: str | None = None,
+        clock: str | None = None,
+        clock_step_seconds: float | None = None,
+        participants: Mapping[str, Any] | None = None,
+        perturbations: Perturbations | None = None,
+    ) -> Session:
+        """Create a session: a private world of the chosen toolpacks.
+
+        Args:
+            toolpacks: Names of toolpacks; default: all that are not opt_in.
+            options: Options by toolpack.
+            environment: Initial environments as JSON, by toolpack; default: those of the toolpacks.
+            ttl_seconds: Time to live after its last call, in seconds.
+            labels: Labels, to find and close sessions by.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+            task: A task, as toolpack/name: its toolpacks and options, over which the given options are laid; the
+                given toolpacks are added.
+            seed: What its functions draw random numbers from, so that they draw the same again.
+            clock: The time that its functions see at the start, RFC 3339 with an offset.
+            clock_step_seconds: How far each call moves the clock on; default: 1.
+            participants: Who takes part besides the agent, and what each may do: {name: {functions, max_calls,
+                prompt, answers}}; laid over those of the task.
+            perturbations: The faults and injections that its agent meets, by rules; default: none.
+        """
+
+    @requests("list_toolpacks")
+    def list_toolpacks(self) -> list[ToolpackDescription]:
+        """List the loaded toolpacks: their options, environments and functions."""
+
+    @requests("list_functions")
+    def list_functions(
+        self,
+        session_id: str | None = None,
+        *,
+        format: Literal["native", "openai", "anthropic", "gemini", "mcp"] = "native",
+    ) -> FunctionList:
+        """List a session's functions, in registration order; without a session, all that are loaded.
+
+        Args:
+            format: The format of the function descriptions.
+        """
+
+    @requests("run_function")
+    def run_function(
+        self,
+        session_id: str,
+        function: str,
+        kwargs: Mapping[str, Any] | str | None = None,
+        *,
+        raise_on_error: bool = False,
+        call_id: str | None = None,
+        expected_version: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Envelope:
+        """Run a function on a session's environment: atomically, one call at a time, and once per call_id.
+
+        Args:
+            kwargs: Its arguments: an object, or the JSON text of one, as models' tool calls carry it. A value that
+                is exactly {"$call": {"function": …, "args": {…}}} is run first and replaced by its result.
+            raise_on_error: Answer a failed call with a JSON-RPC error, not an envelope.
+            call_id: An id that makes the call safe to retry: if a call with it is recorded, that result is returned
+                and nothing is run.
+            expected_version: Refuse the call unless the session is at this version.
+            timeout_seconds: A deadline in seconds; it can only shorten the function's own.
+        """
+
+    @requests("get_session")
+    def get_session(self, session_id: str) -> Session:
+        """Describe a session."""
+
+    @requests("get_environment")
+    def get_environment(
+        self,
+        session_id: str,
+        *,
+        version: int | None = None,
+        pointer: str = "",
+        after: str | None = None,
+        limit: int | None = None,
+        format: Literal["json", "snapshot"] = "json",
+    ) -> Any | Export:
+        """Get a session's environments, by toolpack: as JSON, or as an exact snapshot.
+
+        Args:
+            version: The version; default: the current one.
+            pointer: JSON Pointer (RFC 6901) to the part to get; default: all.
+            after: Of a database's table, which the pointer names: get the rows after this key.
+            limit: Of such a table: how many rows to get; with `after`, by default 100.
+            format: `snapshot`: the exact environments, as bytes, for a client that has the same classes and trusts
+                the server.
+        """
+
+    @requests("diff_environment")
+    def diff_environment(
+        self,
+        session_id: str,
+        *,
+        from_version: int | None = None,
+        to_version: int | None = None,
+        to_session_id: str | None = None,
+        text_diffs: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Get the JSON Patch (RFC 6902) from one version's environments to another's, or to another session's.
+
+        Args:
+            from_version: The version to start from; default: 0, or with to_session_id the current one.
+            to_version: The version to end with; default: the current one.
+            to_session_id: The session to end with; default: the same.
+            text_diffs: Show text files that have changed as unified diffs.
+        """
+
+    @requests("get_trace")
+    def get_trace(
+        self,
+        session_id: str,
+        *,
+        after: int = -1,
+        limit: int = 100,
+        path: bool = False,
+    ) -> list[
+        CallRecord
+        | ResetRecord
+        | MessageRecord
+        | AnswerRecord
+        | VerdictRecord
+        | TurnRecord
+        | FailureRecord
+        | dict[str, Any]
+    ]:
+        """Get a session's records, in order.
+
+        Args:
+            after: Get records after this index, or place on the path; default: all.
+            limit: The maximum number of results.
+            path: Get the path only: the records that led to the current version, also those of the sessions that
+                this one was forked from.
+        """
+
+    @requests("fork_session")
+    def fork_session(
+        self,
+        session_id: str,
+        *,
+        version: int | None = None,
+        count: int = 1,
+        labels: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        call_id: str | None = None,
+        seed: str | None = None,
+        clock: str | None = None,
+        clock_step_seconds: float | None = None,
+        perturbations: Perturbations | None = None,
+    ) -> list[Session]:
+        """Create sessions that start from a version of this one.
+
+        Args:
+            version: The version; default: the current one.
+            count: How many to create.
+            labels: Their labels; default: this session's.
+            ttl_seconds: Time to live after its last call, in seconds.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+            seed: What its functions draw random numbers from, so that they draw the same again.
+            clock: The time that its functions see at the start, RFC 3339 with an offset.
+            clock_step_seconds: How far each call moves the clock on; default: 1.
+            perturbations: Those that their agents meet; default: the parent's. Without any rule: none.
+        """
+
+    @requests("reset_session")
+    def reset_session(self, session_id: str, *, version: int = 0, call_id: str | None = None) -> Session:
+        """Commit a new version with the content of an older one.
+
+        Args:
+            version: The older version.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+        """
+
+    @requests("close_session", repeatable=False)
+    def close_session(self, session_id: str | None = None, *, labels: Mapping[str, str] | None = None) -> int:
+        """Close a session, or all that have these labels, and delete what no fork needs; get how many were closed.
+
+        Args:
+            labels: Labels, all of which must match; instead of a session.
+        """
+
+    @requests("list_sessions")
+    def list_sessions(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        after: str = "",
+        limit: int = 100,
+        parent: str | None = None,
+        order: Literal["id", "-created"] = "id",
+        passed: bool | None = None,
+    ) -> list[Session]:
+        """List the caller's sessions, sorted by session_id or the newest first.
+
+        Args:
+            labels: Labels, all of which must match.
+            after: List the sessions after this session_id; default: from the first.
+            limit: The maximum number of results.
+            parent: List the forks of this session only.
+            order: By session_id, or by time of creation, newest first.
+            passed: Only sessions whose recorded verdict says so, and that have not gone on since.
+        """
+
+    @requests("rpc.discover")
+    def discover(self) -> dict[str, Any]:
+        """Get the OpenRPC document of this server."""
+
+    @requests("list_tasks")
+    def list_tasks(
+        self,
+        *,
+        toolpack: str | None = None,
+        split: str | None = None,
+        tags: Sequence[str] | None = None,
+        after: int = -1,
+        limit: int = 100,
+    ) -> TaskPage:
+        """List tasks, in a fixed order.
+
+        Args:
+            toolpack: Only those of this toolpack.
+            split: Only those of this split.
+            tags: Only those that have all these tags.
+            after: List the tasks after this index; default: from the first.
+            limit: The maximum number of results.
+        """
+
+    @requests("get_task")
+    def get_task(self, task: str) -> TaskDescription:
+        """Describe a task.
+
+        Args:
+            task: The task, as toolpack/name.
+        """
+
+    @requests("add_message")
+    def add_message(
+        self,
+        session_id: str,
+        role: Literal["system", "user", "assistant"],
+        content: str,
+        *,
+        call_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Record a message of the conversation, for evaluators and trajectories.
+
+        Args:
+            role: Who says it.
+            content: What is said.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+            metadata: What a client knows of it, such as model_name, prompt_tokens or completion_token_ids;
+                trajectories have it.
+        """
+
+    @requests("submit_answer")
+    def submit_answer(self, session_id: str, answer: str = "", *, call_id: str | None = None) -> bool:
+        """Submit the agent's answer in a session with a task; this ends the agent's part.
+
+        Args:
+            answer: The answer, for the evaluator.
+            call_id: An id of this answer: with it, an equal one that has another id is another answer.
+        """
+
+    @requests("evaluate_session")
+    def evaluate_session(
+        self,
+        session_id: str,
+        *,
+        task: str | None = None,
+        version: int | None = None,
+        answer: str | None = None,
+        record: bool = False,
+        raise_on_error: bool = True,
+        ends: bool = False,
+    ) -> Verdict:
+        """Evaluate a session: the reward of its path, and whether its task counts as done.
+
+        Args:
+            task: A task of one of its toolpacks; default: the session's own.
+            version: The version to evaluate; default: the current one.
+            answer: The answer to evaluate; default: the recorded one.
+            record: Keep the verdict as a record of the session, for list_sessions.
+            raise_on_error: Answer with a JSON-RPC error if no reward could be had, not with a verdict that isn't
+                valid.
+            ends: End the agent's part with the recorded verdict, as an answer does: needs `record`.
+        """
+
+    @requests("summarize_sessions")
+    def summarize_sessions(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        after: str = "",
+        limit: int = 1000,
+        order: Literal[
+            "id",
+            "-id",
+            "created",
+            "-created",
+            "task",
+            "-task",
+            "parent",
+            "-parent",
+            "verdict",
+            "-verdict",
+            "calls",
+            "-calls",
+            "last",
+            "-last",
+            "done",
+            "-done",
+            "version",
+            "-version",
+        ] = "id",
+        text: str = "",
+        known: str | None = None,
+        total: bool = False,
+        evaluate: bool = False,
+        record: bool = False,
+    ) -> SessionSummaries:
+        """List sessions, each with what has happened in it and the verdict on it, and how often their tasks were done.
+
+        Args:
+            labels: Labels, all of which must match.
+            after: Go on after this session_id, the last answer's `next`; default: the first.
+            limit: The maximum number of sessions.
+            order: By id, created, task, parent, verdict, calls, last, done or version, with `-` from the largest.
+            text: Only sessions with this text in id, task, labels or trace, in small letters or capitals.
+            known: The `digest` of the answer that you have, which isn't sent again; without one, an empty text.
+            total: Count all sessions like that, too, which reads them all.
+            evaluate: Evaluate each session that has a task; default: its verdict is the recorded one, if any.
+            record: Keep each verdict that `evaluate` gives, as evaluate_session does.
+        """
+
+    @requests("get_solution")
+    def get_solution(self, session_id: str) -> Solution:
+        """Get one way to do the session's task, as calls that run_function takes."""
+
+    @requests("replay_session")
+    def replay_session(
+        self,
+        session_id: str,
+        *,
+        limit: int = 1000,
+        labels: Mapping[str, str] | None = None,
+        call_id: str | None = None,
+    ) -> Replay:
+        """Run a session's records again, in order, in a new session, up to the first that comes out differently.
+
+        Args:
+            limit: How many records to run again, at most.
+            labels: The labels of the new session; default: this session's.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+        """
+
+    @requests("export_bundle")
+    def export_bundle(self, session_id: str, *, versions: Literal["all", "ends"] = "all") -> Bundle:
+        """Get a session as one file, which `import_bundle` takes here or on another server.
+
+        Args:
+            versions: The versions in it: all that are kept, or the first and the current one.
+        """
+
+    @requests("import_bundle")
+    def import_bundle(
+        self,
+        bundle: str,
+        *,
+        mode: Literal["exact", "replay"] = "exact",
+        labels: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        limit: int = 1000,
+        call_id: str | None = None,
+    ) -> Session | Replay:
+        """Create a session from a bundle: exactly the one that was exported, or by running its records again.
+
+        Args:
+            bundle: What `export_bundle` gave, in base64.
+            mode: `replay` takes bundles of strangers: nothing but arguments is used, and then compared.
+            labels: The labels of the session; default: those in the bundle.
+            ttl_seconds: Time to live after its last call, in seconds.
+            limit: How many records to run again, at most, with `replay`.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+        """
+
+    @requests("add_turn")
+    def add_turn(
+        self,
+        session_id: str,
+        participant: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        problem: str | None = None,
+        call_id: str | None = None,
+    ) -> bool:
+        """Record that a model has answered for a participant: what it has used, or why nothing was made of it.
+
+        Args:
+            participant: Whose part it is.
+            metadata: What is known of it, such as model_name, prompt_tokens, completion_tokens.
+            problem: Why nothing was made of the answer; default: something was.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+        """
+
+    @requests("fail_participant")
+    def fail_participant(
+        self,
+        session_id: str,
+        participant: str,
+        reason: str,
+        *,
+        message: str = "",
+        call_id: str | None = None,
+    ) -> bool:
+        """Record that a participant has failed: the session is over for all, and its verdicts aren't valid.
+
+        Args:
+            participant: Whose part it is.
+            reason: The name of the reason.
+            message: What has happened.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+        """

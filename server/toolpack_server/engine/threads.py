@@ -1,0 +1,379 @@
+"""The threads on which jobs run: leader and followers, after Schmidt's pattern of that name.
+
+One thread leads. It takes one job after the other and runs it itself. When no more are ready, it hands all that are
+done to `finish` at once, so that many jobs share one commit and no job waits for a thread to wake up. Before a job that
+isn't known to be quick, or when one takes longer than a tick, another thread takes the lead and the first just brings
+its own job to an end. Such slow jobs are limited by their lanes. A quick job that comes alone needs no leader: the
+event loop's own thread runs it, see `loop_driver`.
+
+The rule: a job does its work in `run`, which touches nothing shared. What follows for others happens in `complete`,
+called exactly once, briefly and under this module's lock. A thread whose job has passed its deadline is
+*disowned*: whatever it still does reaches nobody.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from toolpack_server.base.logger import log
+from toolpack_server.base.settings import Settings
+from toolpack_server.engine.jobs import Job, deliver
+from toolpack_server.engine.lanes import Backlog, Lanes
+from toolpack_server.engine.loop_driver import LoopDriver
+from toolpack_server.engine.pace import LOOK_SECONDS, QUICK_SECONDS, Pace
+from toolpack_server.engine.pool_thread import SECOND_LOOK, PoolThread
+from toolpack_server.engine.waiting import Waiting
+from toolpack_server.functions.coroutines import seen
+from toolpack_server.functions.leftovers import leftover_threads
+
+TICK_SECONDS = LOOK_SECONDS
+QUIET_TICKS = 200
+TRIED_LOOKS = 200  # of the watcher at a coroutine that waits on its thread
+IDLE_SECONDS = 10.0  # until a thread that nobody needs ends
+BATCH = 64
+MANY = 4  # jobs that came alone, one after the other: then the next will, too
+
+
+class Threads:
+    """Runs jobs.
+
+    Attributes:
+        backlog: How many jobs wait; changed under the lock.
+
+    Args:
+        finish: Gets the jobs that are complete, in that order, in batches; one batch at a time. Must not raise. When it
+            returns, their waiters are answered.
+        places: As of `Lanes`.
+    """
+
+    def __init__(self, finish: Callable[[list[Job]], None], settings: Settings, places: int | None = None) -> None:
+        self._finish = finish
+        self._pace = Pace()
+        self.backlog = Backlog()
+        self._lanes = Lanes(settings, self._pace, self.backlog, places)
+        self.lock = threading.Lock()
+        self._followers = threading.Condition(self.lock)
+        self._finishing = threading.Lock()
+        self._process = os.getpid()
+        self._driver: LoopDriver | None = None
+        self._alone = 0  # how many jobs in a row have come alone
+        self._look_for_cancelled = False
+        self._idle = 0  # threads that wait to lead
+        self._ready: SimpleQueue[Job | None] = SimpleQueue()  # None only wakes the leader up
+        self._calls = Waiting(self._ready.put, self._pace)
+        self._done: list[Job] = []
+        self._leader: PoolThread | None = None
+        self._threads: set[PoolThread] = set()  # the loop's driver adds to it without the lock: copy it in one step
+        self._stuck: set[PoolThread] = set()  # those whose job was left behind, whether they count as stuck yet or not
+        self._stopped = False
+        self._wake = threading.Event()
+        self._start_thread(self._work)
+        threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
+
+    def drive(self, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None) -> LoopDriver:
+        """Get what is to run the event loop, so that its thread can run jobs that come alone."""
+        self._driver = LoopDriver(self._start_thread, self._run_alone, loop_factory)
+        return self._driver
+
+    def submit(self, job: Job) -> None:
+        """Run a job as soon as possible; jobs start in the order in which they were submitted."""
+        self._ready.put(job)
+
+    def submit_arrived(self, jobs: Sequence[Job], *, alone: bool) -> None:
+        """Run the jobs of those that have come in this turn of the event loop; `alone`: only one, and all was quiet."""
+        self._alone = self._alone + 1 if alone else 0
+        if self._alone > MANY and jobs and self._driver is not None and self._pace.is_quick(jobs[0].kind):
+            self._driver.run_next(jobs[0])
+        else:
+            self._start(jobs)
+
+    def stop(self) -> list[Job]:
+        """Let the threads end once they are idle; get the jobs that will never be finished, some of which still run."""
+        self._stopped = True
+        next_job = self._driver.take_back() if self._driver else None
+        with self.lock:
+            unfinished = self._lanes.expire(float("inf")) + self._done + ([next_job] if next_job else [])
+            self._done = []
+            for thread in [*self._threads]:
+                if thread.job is not None:
+                    unfinished.append(thread.job)
+                    thread.disowned = True
+            while not self._ready.empty():
+                job = self._ready.get()
+                if job is not None:
+                    unfinished.append(job)
+            unfinished += self._calls.take_all()
+            self._followers.notify_all()
+        self._ready.put(None)
+        self._wake.set()
+        return unfinished
+
+    def expire(self, before: float) -> list[Job]:
+        """Let the jobs go that have waited for a place in a lane since before a time; called under the lock."""
+        expired = self._lanes.expire(before)
+        for job in expired:  # one that waited to compute has its place among the functions already
+            self._start(self._lanes.leave(job))
+        return expired
+
+    def stuck_threads(self) -> int:
+        """Count the threads in functions that have passed their own deadline, and those that functions left behind."""
+        now = time.monotonic()
+        stuck = sum(thread.is_stuck(now) for thread in list(self._stuck)) + self._calls.stuck(now)
+        return stuck + leftover_threads()
+
+    def waiting_calls(self) -> tuple[int, int]:
+        """Count the calls that wait on shared loops, and the bytes, as estimated, that they hold."""
+        return len(self._calls), self._lanes.waiting_bytes()
+
+    def look_for_cancelled(self) -> None:
+        """Look at those calls, of which one was cancelled."""
+        self._look_for_cancelled = True
+
+    def may_share(self, kind: str, function: str) -> bool:
+        """Whether a call may await an async function's coroutine on the shared loop, instead of on its thread."""
+        return not self._stopped and self._pace.may_share(kind, function)
+
+    def saw(self, function: str) -> None:
+        """Note what was seen of a coroutine that this thread has awaited."""
+        if self._pace.saw(function, seen(threading.get_ident())):
+            with self.lock:
+                self._start_kinds_of(function)
+
+    def _start_thread(self, work: Callable[[PoolThread], None]) -> None:
+        thread = PoolThread(work, self._discard)
+        thread.start()
+        self._threads.add(thread)
+
+    # What a thread does
+
+    def _work(self, thread: PoolThread) -> None:
+        """Lead and follow, until the threads are stopped or a job on this one has passed its deadline."""
+        while self._take_lead(thread):
+            while self._leader is thread and not self._stopped:
+                job = self._next_job()
+                if job is None:
+                    continue
+                if not self._may_run(job):
+                    del job
+                    continue
+                self._run(thread, job)
+                if not self._complete(thread, job):
+                    return
+                del job  # with all that it has worked with: the next one may be long in coming
+                if self._leader is not thread:
+                    self._ready.put(None)  # wake the leader, which may have nothing else to do
+
+    def _may_run(self, job: Job) -> bool:
+        """Take what a job needs to run, or to go on; get False if it waits for that, or isn't to go on.
+
+        Another thread leads while this one runs a slow job.
+        """
+        if job.call is not None:
+            return self._take_back(job)
+        if job.lane is None or self._pace.is_quick(job.kind):
+            return True
+        with self.lock:
+            entered = self._lanes.enter(job)
+            self._start(self._lanes.freed())
+            if entered and not self._lanes.awaits(job):  # one that awaits only begins and ends on this thread
+                try:
+                    self._replace_leader()
+                except RuntimeError:  # no thread can be started now; the watcher tries again
+                    log.exception("The system allows no more threads")
+        return entered
+
+    def _run_alone(self, thread: PoolThread, job: Job) -> list[Job]:
+        self._run(thread, job)
+        return self._finish_done() if self._complete(thread, job) else []
+
+    def _run(self, thread: PoolThread, job: Job) -> None:
+        thread.begin(job)
+        # Looked at first: to set an event takes a lock, which costs each quick job more than the look.
+        if not self._wake.is_set():
+            self._wake.set()
+        job.run()
+        if os.getpid() != self._process:  # a process that a function has forked returns from it, too
+            os._exit(0)
+
+    def _take_lead(self, thread: PoolThread) -> bool:
+        """Wait until nobody leads, and lead; get False if this thread is to end."""
+        with self.lock:
+            while self._leader is not None and not self._stopped:
+                self._idle += 1
+                woken = self._followers.wait(IDLE_SECONDS)
+                self._idle -= 1
+                # The last idle one stays. If it was to lead but its wait had just ended, nobody leads: then it does.
+                if not woken and self._idle and self._leader is not None:
+                    return False
+            if not self._stopped:
+                self._leader = thread
+            return not self._stopped
+
+    def _next_job(self) -> Job | None:
+        """Get the next job; if none is ready or enough are done, finish those and get None."""
+        if self._done:
+            # Their waiters wait for the commit: take what is there, but don't wait for more.
+            if len(self._done) < BATCH:
+                try:
+                    return self._ready.get_nowait()
+                except Empty:
+                    pass
+            deliver(self._finish_done())
+            return None
+        return self._ready.get()
+
+    def _finish_done(self) -> list[Job]:
+        """Finish all jobs that are complete, and get them; one thread at a time, so that commits keep their order."""
+        with self._finishing:
+            # Taken only now: what was completed while another thread finished belongs to this batch.
+            with self.lock:
+                batch, self._done = self._done, []
+            self._finish(batch)
+        return batch
+
+    def _take_back(self, job: Job) -> bool:
+        """Go on with a job whose coroutine has ended, unless its deadline was faster."""
+        with self.lock:
+            if self._calls.take(job):
+                return True
+            self._start(self._lanes.leave(job))
+            job.ended()
+        job.drop()
+        return False
+
+    def _let_wait(self, thread: PoolThread, job: Job) -> bool:
+        """Let a job wait for its coroutine, unless its deadline was faster; say whether this thread goes on."""
+        with self.lock:
+            if not thread.disowned:
+                thread.job = None
+                self._pace.handed_over(job.kind, job.weight())
+                self._start(self._lanes.wait(job))
+                self._calls.begin(job)
+                if not self._wake.is_set():
+                    self._wake.set()
+                return True
+        job.drop()
+        return False
+
+    def _complete(self, thread: PoolThread, job: Job) -> bool:
+        """Claim a job as done, unless its deadline was faster; say whether this thread goes on."""
+        if job.awaiting is not None:
+            return self._let_wait(thread, job)
+        with self.lock:
+            if thread.disowned:
+                return False
+            now = time.monotonic()
+            thread.job = None
+            # Not if only its last part was here, or if it was answered without running, as the repeat of a call is:
+            # that says nothing of its kind.
+            if job.lane is not None and not job.settled_at and job.deadline is not None:
+                seconds = now - thread.since
+                self._pace.ran(job.kind, seconds, 0.0 if seconds < QUICK_SECONDS else thread.used_processor())
+            if job.in_lane:
+                self._start(self._lanes.leave(job))
+            # The process may have stood still: then the deadline has passed, though nobody has noticed.
+            if job.complete(timed_out=job.is_over(now)):
+                self._done.append(job)
+            return True
+
+    # What the watcher does
+
+    def _watch(self) -> None:
+        quiet = 0
+        while not self._stopped:
+            time.sleep(TICK_SECONDS)
+            # First, so that a job which begins from here on sets it again: none is missed.
+            self._wake.clear()
+            with self.lock:
+                busy = [thread for thread in [*self._threads] if thread.job is not None]
+                try:
+                    self._look_at(busy)
+                except RuntimeError:  # no thread can be started now; the next look tries again
+                    log.exception("The system allows no more threads")
+                self._look_at_waiting()
+            self._calls.look()
+            quiet = 0 if busy or self._wake.is_set() or len(self._calls) else quiet + 1
+            # Not at once: waking this thread again would cost each of a row of lone calls more than the ticks do.
+            if quiet > QUIET_TICKS and not self._stopped:
+                self._wake.wait()
+
+    def _look_at(self, busy: list[PoolThread]) -> None:
+        now = time.monotonic()
+        if self._driver is not None:
+            self._driver.look(now, TICK_SECONDS)
+        # Summed, not `any`: each thread must be asked in each tick, as it answers for the time since it was asked last.
+        computing = sum(thread.computes(TICK_SECONDS) for thread in self._stuck) > 0
+        for thread in busy:
+            thread.looks += 1
+            if thread.looks >= SECOND_LOOK:
+                computing |= thread.computes(TICK_SECONDS)
+                self._look_at_slow(thread)
+            if thread.job is not None and thread.job.is_over(now):
+                self._time_out(thread, thread.job)
+        self._pace.share_interpreter(computing=computing)
+
+    def _look_at_waiting(self) -> None:
+        look_for_cancelled, self._look_for_cancelled = self._look_for_cancelled, False
+        for job in self._calls.take_over(time.monotonic(), look_for_cancelled=look_for_cancelled):
+            job.left_behind = True
+            job.complete(timed_out=True)
+            self._done.append(job)
+            self._ready.put(None)
+
+    def _start_kinds_of(self, function: str) -> None:
+        for kind in self._pace.kinds_of(function):
+            self._start(self._lanes.found_out(kind))
+
+    def _look_at_slow(self, thread: PoolThread) -> None:
+        """Note what a slow job does, and let another thread lead if this one does."""
+        job = thread.job
+        if job is not None:
+            self._start(self._lanes.occupy(job, *thread.watched()))
+            if thread.looks == TRIED_LOOKS and self._pace.is_tried(job.kind):
+                # It has waited for long enough without a long step: others needn't wait for its end.
+                function, found = self._pace.function(job.kind), thread.seen()
+                if found.waited and not found.used_threads and self._pace.saw(function, found):
+                    self._start_kinds_of(function)
+        if self._leader is thread and (self._idle or len(self._threads) < self._lanes.max_threads):
+            self._replace_leader()
+
+    def _time_out(self, thread: PoolThread, job: Job) -> None:
+        """Complete a job instead of its thread, which is disowned: it ends with the job."""
+        # First, because only this can fail: then the next look finds everything as it was.
+        if self._leader is thread:
+            self._replace_leader()
+        thread.disowned = job.left_behind = True
+        # It doesn't count towards the limit of threads any more: others would have to wait for a loop without an end.
+        self._threads.discard(thread)
+        self._stuck.add(thread)
+        self._start(self._lanes.leave_behind(job))
+        job.complete(timed_out=True)
+        self._done.append(job)
+        self._ready.put(None)
+        thread.interruptible.interrupt()
+
+    # What both do, under the lock
+
+    def _start(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._ready.put(job)
+
+    def _replace_leader(self) -> None:
+        if self._idle:
+            self._followers.notify()
+        else:
+            self._start_thread(self._work)
+        self._leader = None
+
+    def _discard(self, thread: PoolThread) -> None:
+        with self.lock:
+            self._threads.discard(thread)
+            self._stuck.discard(thread)
+            if thread.disowned and thread.job is not None:
+                self._start(self._lanes.leave(thread.job))
+                thread.job.ended()
+            if self._leader is thread and not self._stopped:
+                self._replace_leader()

@@ -1,0 +1,134 @@
+"""Convert environments of the loaded toolpacks to blobs and back, part by part.
+
+The rule: only this module combines classes, fingerprints and the key. `Codec` decodes nothing before its keyed hash is
+checked; `PlainCodec` is for bytes that come from the same server and never leave it.
+"""
+
+import itertools
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+from pydantic import BaseModel
+
+from toolpack_server.base.cache import BoundedCache
+from toolpack_server.base.errors import ClassesChangedError, SnapshotError, TooLargeError
+from toolpack_server.execution.parts import SEPARATOR as PART_SEPARATOR
+from toolpack_server.execution.parts import divide, toolpack_of
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.snapshots.pickling import freeze, thaw
+from toolpack_server.snapshots.seal import seal, unseal
+from toolpack_server.volumes.volume import (VolumeContext, first_piece, part_name, take_out)
+
+KNOWN_EXACT = 256
+
+
+class PlainCodec:
+    """Converts environments of the loaded toolpacks to blobs without a seal, and back."""
+
+    def __init__(self, catalog: Catalog, max_bytes: int, volumes: VolumeContext) -> None:
+        self.catalog = catalog
+        self.max_bytes = max_bytes
+        self.volumes = volumes
+        # The digests of snapshots that were seen to restore an environment exactly.
+        self.exact = BoundedCache[tuple[tuple[str, bytes], ...], bool](KNOWN_EXACT)
+
+    def encode(self, part: str, environment: BaseModel) -> tuple[str, bytes]:
+        """Freeze a part of a toolpack's environment, and get its new blob id and its bytes.
+
+        Raises:
+            SnapshotError: It holds something that can't be stored exactly.
+            TooLargeError: It is too large.
+        """
+        return self.seal(part, self._freeze(part, environment))
+
+    def decode(self, part: str, blob_id: str, blob: bytes) -> BaseModel:
+        """Check and thaw a part of a toolpack's environment.
+
+        Raises:
+            ClassesChangedError: It was written by other classes than those that are loaded.
+            StateDamagedError: Its hash is wrong, or it can't be read.
+        """
+        return self.thawed(self.unseal(part, blob_id, blob))
+
+    def copy(self, environment: BaseModel) -> BaseModel:
+        """Get what an environment would be if it were stored and restored; raises as `encode`."""
+        return self.thawed(freeze(environment, self.catalog.classes))
+
+    def thawed(self, payload: bytes) -> BaseModel:
+        environment: BaseModel = thaw(payload, self.catalog.classes)
+        return environment
+
+    def frozen(self, environment: BaseModel) -> bytes | None:
+        """Get the bytes that an environment would be stored as; None if it can't be."""
+        try:
+            return freeze(environment, self.catalog.classes)
+        except SnapshotError:
+            return None
+
+    def freeze_parts(
+        self, toolpack: str, environment: BaseModel, interruptible: AbstractContextManager[object]
+    ) -> dict[str, bytes]:
+        """Divide a whole environment, out of which its volumes are taken, and freeze each part; raises as `encode`.
+
+        To build a volume is `interruptible`: it may run an author's code, or a client's SQL.
+        """
+        pack = self.catalog.toolpacks[toolpack]
+        volumes = take_out(environment, of_instances=pack.holds_instances)
+        parts = divide(pack, environment, frozenset(volumes))
+        payloads = {part: self._freeze(part, piece) for part, piece in parts.items()}
+        for path, volume in volumes.items():
+            self.volumes.kinds[volume.kind]  # raises if nobody could read it again
+            part = part_name(f"{toolpack}{PART_SEPARATOR}{path}", volume.kind, 0)
+            with interruptible:
+                body = volume.build(self.volumes.limits)
+            payloads[part] = first_piece(volume, body)
+        return payloads
+
+    def _freeze(self, part: str, environment: BaseModel) -> bytes:
+        payload = freeze(environment, self.catalog.classes)
+        if len(payload) > self.max_bytes:
+            raise TooLargeError(
+                f"the environment of {toolpack_of(part)!r} has grown to {len(payload)} bytes; {self.max_bytes} are "
+                "allowed."
+            )
+        return payload
+
+    def seal_all(self, payloads: Mapping[str, bytes]) -> dict[str, tuple[str, bytes]]:
+        return {part: self.seal(part, payload) for part, payload in payloads.items()}
+
+    def seal(self, part: str, payload: bytes) -> tuple[str, bytes]:  # noqa: ARG002 - `Codec` uses it
+        """Get the id and the bytes of the blob for a frozen part."""
+        return "", payload
+
+    def unseal(self, part: str, blob_id: str, blob: bytes) -> bytes:  # noqa: ARG002 - as above
+        """Get the frozen part that a blob holds; see `decode`."""
+        return blob
+
+
+class Codec(PlainCodec):
+    """Converts environments of the loaded toolpacks to sealed blobs and back."""
+
+    def __init__(self, catalog: Catalog, key: bytes, max_bytes: int, volumes: VolumeContext) -> None:
+        super().__init__(catalog, max_bytes, volumes)
+        self._key = key
+        # What blob ids begin with: they increase with time, which keeps a store's index compact. Drawn here, not on
+        # import: workers are forked after that and must not share it.
+        self._ids = f"{int(time.time()):08x}{secrets.token_hex(6)}"
+        self._serial = itertools.count()
+
+    def seal(self, part: str, payload: bytes) -> tuple[str, bytes]:
+        blob_id = f"{self._ids}{next(self._serial):010x}"
+        return blob_id, seal(payload, self.catalog.fingerprints[toolpack_of(part)], self._key, _place(part, blob_id))
+
+    def unseal(self, part: str, blob_id: str, blob: bytes) -> bytes:
+        toolpack = toolpack_of(part)
+        fingerprint = self.catalog.fingerprints.get(toolpack)
+        if fingerprint is None:
+            raise ClassesChangedError(f"Toolpack {toolpack!r} is not loaded any more: load it, or close the session.")
+        return unseal(blob, fingerprint, self._key, _place(part, blob_id))
+
+
+def _place(part: str, blob_id: str) -> str:
+    return f"{blob_id} {part}"

@@ -1,0 +1,236 @@
+"""The operations of the core: running a function, and making, showing and exporting environments.
+
+The rule: each is one class here and one entry of `OPERATIONS`; features add theirs.
+"""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter
+from typing_extensions import override
+
+from toolpack_server.base.errors import CrashedError
+from toolpack_server.execution.call import Outcome, call_steps
+from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.failure import CallFailure, Failure
+from toolpack_server.execution.initial import Built, build, parse
+from toolpack_server.execution.plan import Plan
+from toolpack_server.execution.runner import RunnerOperation
+from toolpack_server.execution.views import (as_json, bound, reading, thawed, view)
+from toolpack_server.execution.world import ExecutionContext, Snapshot
+from toolpack_server.functions.leftovers import Watch
+from toolpack_server.functions.steps import Steps, run_steps
+from toolpack_server.jsonio.strict import dumps, loads
+from toolpack_server.snapshots.pickling import freeze
+from toolpack_server.volumes.volume import Volume, is_piece
+
+
+class RunCall(RunnerOperation[Outcome]):
+    """Run a function, sent with its arguments as JSON text; `start` is called when it is about to start."""
+
+    name = "call"
+    leaves_traces = True
+
+    def __init__(
+        self, plan: Plan, toolpacks: Sequence[str], sent: bytes, snapshot: Snapshot, start: Callable[[], None]
+    ) -> None:
+        self.plan = plan
+        self.toolpacks = toolpacks
+        self.sent = sent
+        self.snapshot = snapshot
+        self.start = start
+        self.who = f"`{plan.function}`"
+
+    @override
+    def run(self, context: ExecutionContext) -> Outcome:
+        return run_steps(self.steps(context), context.interruptible)
+
+    @override
+    def steps(self, context: ExecutionContext) -> Steps[Outcome]:
+        plan = self.plan
+        self.start()
+        watch = Watch()
+        outcome = yield from call_steps(plan, self.snapshot, context)
+        if watch.leaves_work(plan.footprint):
+            outcome.live = {}
+        return outcome
+
+    @override
+    def crashed(self, error: CrashedError) -> Outcome:
+        return Outcome(failure=CallFailure.of(error, Failure.CRASHED, keep_cause=False))
+
+
+@dataclass(eq=False)
+class MakeEnvironment(RunnerOperation[Built]):
+    """Make the environment of a toolpack."""
+
+    toolpack: str
+    source: Any
+    conditions: Conditions | None = None
+    _make: ClassVar["staticmethod[[ExecutionContext, str, Any, Conditions | None], Built]"]
+    _author: ClassVar[str]  # whose code it is
+
+    def __post_init__(self) -> None:
+        self.who = f"{self._author} of toolpack {self.toolpack!r}"
+
+    @override
+    def run(self, context: ExecutionContext) -> Built:
+        return self._make(context, self.toolpack, self.source, self.conditions)
+
+
+@dataclass(eq=False)
+class BuildEnvironment(MakeEnvironment):
+    """Build a toolpack's initial environment from options."""
+
+    name = "build"
+    _make = staticmethod(build)
+    _author = "The factory"
+
+
+@dataclass(eq=False)
+class ParseEnvironment(MakeEnvironment):
+    """Build a toolpack's environment from JSON."""
+
+    name = "parse"
+    _make = staticmethod(parse)
+    _author = "The environment"
+
+
+@dataclass(eq=False)
+class ExportEnvironments(RunnerOperation[bytes]):
+    """Get all environments, by toolpack, as one exact snapshot."""
+
+    snapshot: Snapshot
+    name = "export"
+
+    @override
+    def run(self, context: ExecutionContext) -> bytes:
+        return freeze(thawed(context.codec, self.snapshot), context.codec.catalog.classes)
+
+
+class _JsonText(RunnerOperation[bytes]):
+    @override
+    def fits(self, result: Any) -> bool:
+        loads(result)  # it becomes a part of an answer, which must stay JSON
+        return True
+
+
+@dataclass(eq=False)
+class ViewEnvironments(_JsonText):
+    """Get the JSON of all environments, by toolpack."""
+
+    snapshot: Snapshot
+    name = "view"
+
+    @override
+    def run(self, context: ExecutionContext) -> bytes:
+        return view(context.codec, self.snapshot)
+
+
+@dataclass(eq=False)
+class ViewWithoutVolumes(_JsonText):
+    """Get the JSON of all environments, by toolpack, but for what is in volumes."""
+
+    snapshot: Snapshot
+    name = "view-rest"
+
+    @override
+    def run(self, context: ExecutionContext) -> bytes:
+        return as_json(context.codec, thawed(context.codec, self.snapshot))
+
+
+@dataclass(eq=False)
+class ViewVolume(_JsonText):
+    """Get the JSON of what a pointer leads to in a volume, or of a page of that; no text if it leads to nothing."""
+
+    snapshot: Snapshot
+    volume: str
+    within: Sequence[str]  # the steps of the pointer, behind the volume's own
+    after: str | None
+    limit: int | None
+    name = "view-volume"
+
+    @override
+    def run(self, context: ExecutionContext) -> bytes:
+        try:
+            with reading(context.codec) as volumes:
+                return dumps(bound(self.snapshot, volumes)[self.volume].at(self.within, self.after, self.limit))
+        except LookupError:
+            return b""
+
+    @override
+    def fits(self, result: Any) -> bool:
+        return not result or super().fits(result)
+
+
+@dataclass(eq=False)
+class ExportVolumes(RunnerOperation[dict[str, str]]):
+    """Get the volumes by name, each as a file that other programs read, in base64."""
+
+    snapshot: Snapshot
+    name = "export-volumes"
+    shape = TypeAdapter(dict[str, str])
+
+    @override
+    def run(self, context: ExecutionContext) -> dict[str, str]:
+        with reading(context.codec) as volumes:
+            found = bound(self.snapshot, volumes)
+            return {name: base64.b64encode(volume.export()).decode() for name, volume in found.items()}
+
+
+@dataclass(eq=False)
+class PatchVolumes(RunnerOperation[list[dict[str, Any]]]):
+    """Get the operations of a JSON Patch from the volumes of one snapshot to those of another.
+
+    One that only the other has is added, or removed, as a whole.
+    """
+
+    before: Snapshot
+    after: Snapshot
+    paths: Mapping[str, str]  # their JSON Pointers by name
+    text_diffs: bool
+    name = "patch-volumes"
+    shape = TypeAdapter(list[dict[str, Any]])
+
+    def __post_init__(self) -> None:
+        self.before, self.after = map(_pieces, (self.before, self.after))
+
+    @override
+    def run(self, context: ExecutionContext) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        with reading(context.codec) as old, reading(context.codec) as new:
+            lefts, rights = bound(self.before, old), bound(self.after, new)
+            for name, path in self.paths.items():
+                left, right = lefts.get(name), rights.get(name)
+                if left is None and right is not None:
+                    found.append({"op": "add", "path": path, "value": right.view()})
+                elif right is None:
+                    found.append({"op": "remove", "path": path})
+                elif left is not None and not _is_same(left, right):
+                    found += left.patch(right, path, text_diffs=self.text_diffs)
+        return found
+
+
+OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (
+    RunCall,
+    BuildEnvironment,
+    ParseEnvironment,
+    ViewEnvironments,
+    ViewWithoutVolumes,
+    ViewVolume,
+    ExportEnvironments,
+    ExportVolumes,
+    PatchVolumes,
+)
+
+
+def _is_same(left: Volume, right: Volume) -> bool:
+    """Whether two volumes consist of the same pieces."""
+    keys = [volume.mount and volume.mount.chain.key for volume in (left, right)]
+    return keys[0] is not None and keys[0] == keys[1]
+
+
+def _pieces(snapshot: Snapshot) -> Snapshot:
+    return Snapshot({part: blob for part, blob in snapshot.parts.items() if is_piece(part)}, snapshot.blobs)

@@ -1,0 +1,214 @@
+"""Divide an environment into parts, so that a call costs only as much as the parts that it uses.
+
+The footprint of a call is known before it runs: the fields that its function depends on. So an environment is divided
+when it is created. Fields stay together if they share a mutable object or if one function uses both. No function can
+connect two parts later, as it never gets both.
+
+The rule: if in doubt (a dependency that is a callable or no field, an object that refers back to the environment, a
+class with state of its own kind), the environment stays in one part. A part is an environment of the same class that
+has only some of the fields.
+"""
+
+import datetime as dt
+import decimal
+import enum
+import uuid
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.snapshots.graph import holders
+from toolpack_server.volumes.volume import is_piece, volume_of
+
+SEPARATOR = "/"
+
+# Two parts may share immutable objects.
+_IMMUTABLE = (
+    str, int, float, complex, bytes, type(None), enum.Enum, dt.date, dt.time, dt.timedelta, dt.tzinfo,
+    decimal.Decimal, uuid.UUID, type,
+)  # fmt: skip
+
+# Marks the group of what no function depends on: the private attributes and the other fields.
+_REST = ""
+
+
+def toolpack_of(part: str) -> str:
+    return part.partition(SEPARATOR)[0]
+
+
+def holds(part: str, field: str) -> bool:
+    """Return whether a part was created for a field; one that is named like its toolpack was created for all."""
+    _, divided, fields = part.partition(SEPARATOR)
+    return not divided or field in fields.split(",")
+
+
+def footprint(function: Any) -> frozenset[str] | None:
+    """Get the attributes of the environment that a function uses; None if that is unknown."""
+    names = {getattr(dependency, "env_dependency", None) for dependency in function.dependencies.values()}
+    return frozenset(names) if all(isinstance(name, str) for name in names) else None  # type: ignore[arg-type]
+
+
+def divide(toolpack: Toolpack, environment: BaseModel, volumes: frozenset[str] = frozenset()) -> dict[str, BaseModel]:
+    """Divide an initial environment into parts, as far as its toolpack's functions allow.
+
+    Its volumes, which are known by these names, were taken out of it.
+    """
+    footprints = [footprint(function.function) for function in toolpack.functions.values()]
+    if volumes:
+        footprints = [each and each - volumes for each in footprints]
+    fields = list(environment.__dict__)
+    if None in footprints or not _is_divisible(environment, fields):
+        return {toolpack.name: environment}
+    groups = _Groups([*fields, _REST])
+    for together in footprints:
+        if not together <= environment.__dict__.keys():  # type: ignore[operator]
+            return {toolpack.name: environment}
+        groups.unite(sorted(together))  # type: ignore[arg-type]
+    reachable = {field for together in footprints for field in together}  # type: ignore[union-attr]
+    groups.unite([_REST, *(field for field in fields if field not in reachable)])
+    # What is shared unites groups, so one group needn't be searched for it.
+    if len(_needed(groups, environment)) <= 1 or not _unite_sharing(groups, environment):
+        return {toolpack.name: environment}
+    divided = _needed(groups, environment)
+    if len(divided) <= 1:
+        return {toolpack.name: environment}
+    return {
+        f"{toolpack.name}{SEPARATOR}{','.join(field for field in group if field)}": _make_part(environment, group)
+        for group in divided
+    }
+
+
+def merge(parts: Iterable[BaseModel]) -> BaseModel:
+    """Combine the parts of one environment."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
+    values = {name: value for part in parts for name, value in part.__dict__.items()}
+    # An emptied part may be of a base class.
+    kind: type[BaseModel] = max(map(type, parts), key=lambda each: len(each.__mro__))
+    whole = _new(kind, {name: values.pop(name) for name in [*kind.model_fields, *values] if name in values})
+    for part in parts:
+        object.__setattr__(whole, "__pydantic_fields_set__", whole.model_fields_set | part.model_fields_set)
+        for name in ("__pydantic_private__", "__pydantic_extra__"):
+            if getattr(part, name) is not None:
+                object.__setattr__(whole, name, getattr(part, name))
+    return whole
+
+
+def environments(parts: Mapping[str, BaseModel]) -> dict[str, BaseModel]:
+    """Combine all parts of all toolpacks to one environment for each toolpack."""
+    by_toolpack: dict[str, list[BaseModel]] = {}
+    for part, environment in parts.items():
+        by_toolpack.setdefault(toolpack_of(part), []).append(environment)
+    return {toolpack: merge(found) for toolpack, found in by_toolpack.items()}
+
+
+def emptied(kind: type[BaseModel]) -> BaseModel:
+    return _new(kind, {})
+
+
+@lru_cache(maxsize=1024)  # the parts are the same at every call, and those of sessions mostly have the same names
+def parts_of(parts: tuple[str, ...], toolpack: str) -> tuple[str, ...]:
+    """Get those of a session's parts that belong to a toolpack's environment, and aren't pieces of volumes, sorted."""
+    return tuple(sorted(part for part in parts if toolpack_of(part) == toolpack and not is_piece(part)))
+
+
+@lru_cache(maxsize=1024)
+def besides_volumes(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str]) -> frozenset[str]:
+    """Get the attributes that a call uses besides a toolpack's volumes, none of which is in a part."""
+    return footprint - {
+        volume_of(part).partition(SEPARATOR)[2] for part in parts if toolpack_of(part) == toolpack and is_piece(part)
+    }
+
+
+@lru_cache(maxsize=1024)
+def wanted(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str] | None) -> tuple[str, ...]:
+    """Choose those of a session's parts that a call most probably uses of a toolpack; see `footprint`."""
+    found = parts_of(parts, toolpack)
+    if footprint is not None and len(parts) > len(found):
+        rest = besides_volumes(parts, toolpack, footprint)
+        if footprint and not rest:
+            return ()
+        footprint = rest
+    if footprint is not None and len(found) > 1:
+        holding = tuple(part for part in found if any(holds(part, name) for name in footprint))
+        if len(holding) == 1:
+            return holding
+    return found
+
+
+def _make_part(environment: BaseModel, group: list[str]) -> BaseModel:
+    part = _new(type(environment), {field: environment.__dict__[field] for field in group if field})
+    object.__setattr__(part, "__pydantic_fields_set__", {f for f in group if f in environment.model_fields_set})
+    if _REST in group:
+        object.__setattr__(part, "__pydantic_private__", environment.__pydantic_private__)
+        object.__setattr__(part, "__pydantic_extra__", environment.__pydantic_extra__)
+    return part
+
+
+def _new(kind: type[BaseModel], values: dict[str, Any]) -> BaseModel:
+    new = object.__new__(kind)
+    object.__setattr__(new, "__dict__", values)
+    object.__setattr__(new, "__pydantic_fields_set__", set())
+    object.__setattr__(new, "__pydantic_private__", None)
+    object.__setattr__(new, "__pydantic_extra__", None)
+    return new
+
+
+def _is_divisible(environment: BaseModel, fields: list[str]) -> bool:
+    """Return whether an environment holds only its fields, in their declared order, and pydantic's own state."""
+    kind = type(environment)
+    slots = [base for base in kind.__mro__ if base is not BaseModel and vars(base).get("__slots__")]
+    declared = [name for name in kind.model_fields if name in environment.__dict__]
+    return not slots and fields == declared and environment.model_fields_set <= set(fields)
+
+
+def _needed(groups: "_Groups", environment: BaseModel) -> list[list[str]]:
+    """Get the groups that hold something."""
+    return [group for group in groups.all() if group != [_REST] or _has_rest(environment)]
+
+
+def _has_rest(environment: BaseModel) -> bool:
+    return environment.__pydantic_private__ is not None or environment.__pydantic_extra__ is not None
+
+
+def _unite_sharing(groups: "_Groups", environment: BaseModel) -> bool:
+    """Unite fields that share a mutable object; return False if an object refers to the environment itself."""
+    rest = [environment.__pydantic_private__, environment.__pydantic_extra__]
+    owners: dict[int, str] = {}
+    seen = []  # keeps the ids from being reused
+    for field, value in [*environment.__dict__.items(), (_REST, rest)]:
+        for found in holders(value):
+            if found is environment:
+                return False
+            if not isinstance(found, _IMMUTABLE):
+                seen.append(found)
+                owner = owners.setdefault(id(found), field)
+                if owner != field:
+                    groups.unite([field, owner])
+    return True
+
+
+class _Groups:
+    """Names that are united step by step (union-find)."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._root = {name: name for name in names}
+
+    def _find(self, name: str) -> str:
+        while self._root[name] != name:
+            name = self._root[name]
+        return name
+
+    def unite(self, names: list[str]) -> None:
+        for name in names[1:]:
+            self._root[self._find(name)] = self._find(names[0])
+
+    def all(self) -> list[list[str]]:
+        groups: dict[str, list[str]] = {}
+        for name in self._root:
+            groups.setdefault(self._find(name), []).append(name)
+        return list(groups.values())

@@ -1,0 +1,185 @@
+"""The functions of a session.
+
+The rule: what depends on the functions alone is computed once, when the runtime is created.
+"""
+
+import copy
+import time
+from collections.abc import Mapping
+from types import CoroutineType
+from typing import Any
+
+from pydantic import BaseModel
+
+from toolpack_server.base.errors import ReadOnlyError
+from toolpack_server.execution.nested import has_nested, read_nested
+from toolpack_server.execution.parts import footprint
+from toolpack_server.execution.plan import Footprint, Plan
+from toolpack_server.execution.promises import Promises
+from toolpack_server.execution.world import PromiseCheck, World
+from toolpack_server.functions.content import is_content
+from toolpack_server.functions.steps import Awaiting, Passed, Steps
+from toolpack_server.functions_runtime import FunctionCall, FunctionsRuntime
+from toolpack_server.packs.pack_function import PackFunction, is_offered
+
+
+class SessionRuntime(FunctionsRuntime):
+    """The functions of a session's toolpacks, each acting on its own toolpack's environment in a `World`.
+
+    Args:
+        functions: The functions, by what they are called in the session; see `Catalog.functions`.
+        offered: The names of the functions that there are; None: all.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, PackFunction],
+        timeout_seconds: float,
+        promises: Promises | None = None,
+        *,
+        tracebacks: bool = False,
+        offered: frozenset[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if offered is not None:
+            functions = {name: function for name, function in functions.items() if is_offered(function, offered)}
+        self.offered = offered
+        self.functions = {name: function.function for name, function in functions.items()}
+        self._registered = functions
+        self._promises = promises = promises or Promises()
+        self._tracebacks = tracebacks
+        self._trusted = frozenset(
+            name
+            for name, function in functions.items()
+            if function.read_only and promises.is_trusted(function.toolpack, function.registered_name)
+        )
+        self.distrusted = tuple(  # those that have broken their promise
+            name for name, function in functions.items() if function.read_only and name not in self._trusted
+        )
+        self._timeout_seconds = timeout_seconds
+        self._footprints: dict[str, Footprint] = {
+            name: {function.toolpack: footprint(function.function)} if function.function.dependencies else {}
+            for name, function in functions.items()
+        }
+        self._content = {name for name, known in functions.items() if is_content(known.function.return_type)}
+
+    def plan(self, name: str, kwargs: Mapping[str, Any], timeout_seconds: float | None = None) -> Plan:
+        """Make the plan of a call, whose function may not exist; `timeout_seconds` can only shorten its deadline."""
+        function = self._registered.get(name)
+        own = (function and function.timeout_seconds) or self._timeout_seconds
+        plan = Plan(
+            runtime=self,
+            function=name,
+            arguments=kwargs,
+            toolpack=function.toolpack if function else "",
+            registered_name=function.registered_name if function else name,
+            footprint=self._footprints.get(name, {}),
+            content=name in self._content,
+            read_only=name in self._trusted,
+            timeout_seconds=own if timeout_seconds is None else min(own, timeout_seconds),
+            own_timeout_seconds=own,
+            trusted=self._trusted,
+            tracebacks=self._tracebacks,
+        )
+        if plan.read_only:
+            plan.compares = self._promises.is_due(plan.toolpack, plan.registered_name)
+        if dict in map(type, kwargs.values()) and has_nested(kwargs):
+            plan.arguments, plan.nested = read_nested(kwargs)
+            self._include_nested(plan, plan.arguments)
+        return plan
+
+    def registered_as(self, name: str) -> tuple[str, str]:
+        registered = self._registered[name]
+        return registered.toolpack, registered.registered_name
+
+    def _include_nested(self, plan: Plan, arguments: Mapping[str, Any]) -> None:
+        for argument in arguments.values():
+            if isinstance(argument, FunctionCall):
+                function = self._registered.get(argument.function)
+                plan.footprint = _united(plan.footprint, self._footprints.get(argument.function, {}))
+                is_read_only = argument.function in self._trusted
+                plan.read_only &= is_read_only
+                if function is not None and is_read_only:
+                    plan.compares |= self._promises.is_due(function.toolpack, function.registered_name)
+                self._include_nested(plan, argument.args)
+
+    def dependencies(self, env: World, function: Any) -> dict[str, Any]:
+        """Get a function's dependencies from its own toolpack's environment."""
+        registered = self._registered[function.name]
+        if not function.dependencies:
+            return {}
+        environment = env.environment(registered.toolpack)
+        if function.name not in env.plan.trusted:
+            env.may_change(registered.toolpack)
+        found = {}
+        try:
+            for name, dependency in function.dependencies.items():
+                found[name] = dependency.extract_dep_from_env(environment)
+        except BaseException:
+            env.raised = True  # a callable in `Depends` is the toolpack's code too
+            raise
+        return found
+
+    def nested_result(self, env: World, outer: str, call: FunctionCall, depth: int) -> Steps[Any]:
+        """Run a nested call; a result from another toolpack is copied, as two toolpacks share nothing."""
+        result = yield from super().nested_result(env, outer, call, depth)
+        env.returned(result)
+        toolpack = self._registered[outer].toolpack
+        if toolpack != self._registered[call.function].toolpack:
+            return copy.deepcopy(result)
+        # The result may belong to the environment, so the outer function can change that without a `Depends`.
+        if outer not in env.plan.trusted:
+            env.may_change(toolpack)
+        return result
+
+    def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Steps[Any]:
+        """Run the plain function, and note if its own code raised; `ReadOnlyError` if it broke its promise."""
+        compared = env.comparison if function.name in env.plan.trusted else None
+        before = None
+        if compared is not None:
+            toolpack, began = self._registered[function.name].toolpack, time.perf_counter()
+            before = env.copy(toolpack) if env.is_dirty(toolpack) else None
+            compared.seconds += time.perf_counter() - began
+        try:
+            with env.context.interruptible:
+                result = function.run(**arguments)
+        except BaseException as error:
+            env.raised = True
+            if isinstance(error, StopIteration):
+                raise Passed(error) from None
+            raise
+        if isinstance(result, CoroutineType):
+            registered = self._registered[function.name]
+            settled = yield Awaiting(f"{registered.toolpack}.{registered.registered_name}", result)
+            if settled.raised is not None:
+                env.raised = True
+                raise settled.raised
+            result = settled.returned
+        if compared is not None:
+            self._compare(env, compared, function, before)
+        return result
+
+    def _compare(self, env: World, comparison: PromiseCheck, function: Any, before: BaseModel | None) -> None:
+        """Raise `ReadOnlyError` if a function has changed its environment, of which there may be a copy from before."""
+        toolpack, registered_name = self.registered_as(function.name)
+        env.plan.comparing()
+        began = time.perf_counter()
+        try:
+            found = env.change(toolpack, before)
+        finally:
+            comparison.seconds += time.perf_counter() - began
+        if found:
+            path, reason = found
+            # An agent may read the message: it names the path, and no value.
+            where = f"env{'' if path.startswith('[') or not path else '.'}{path}"
+            message = f"{function.name} promised read_only=True but changed {where}"
+            comparison.broken = toolpack, registered_name, f"{where}: {reason}"
+            raise ReadOnlyError(message, *comparison.broken)
+
+
+def _united(footprint: Footprint, other: Footprint) -> Footprint:
+    united = dict(footprint)
+    for toolpack, more in other.items():
+        known = united.get(toolpack, frozenset())
+        united[toolpack] = None if known is None or more is None else known | more
+    return united

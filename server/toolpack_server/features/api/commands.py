@@ -1,0 +1,13 @@
+"""What a command of another distribution may import besides `api`; it is imported in a moment.
+
+The rule: nothing is defined here.
+"""
+
+from toolpack_server.base.terminal import echo
+from toolpack_server.cli.local import opened_store
+from toolpack_server.cli.look import label
+from toolpack_server.cli.options import packs_options, server_options
+from toolpack_server.cli.progress import progress
+from toolpack_server.packs.rebinding import function_tree
+
+__all__ = ["echo", "function_tree", "label", "opened_store", "packs_options", "progress", "server_options"]

@@ -1,0 +1,89 @@
+"""What a feature may import: these names, of which docs/stability.md says what holds.
+
+The rule: nothing is defined here. The server's own features import from here what they can.
+"""
+
+from toolpack_server.base.errors import (
+    HttpRefusedError,
+    InternalError,
+    InvalidParamsError,
+    OverloadedError,
+    ReplyError,
+    RequestError,
+    SessionNotFoundError,
+    SettingsError,
+    TooLargeError,
+)
+from toolpack_server.base.settings import FeatureSettings
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
+from toolpack_server.execution.failure import CallFailure
+from toolpack_server.observability.metrics import MetricFamily
+from toolpack_server.protocol.parameters import (CallId, ForkRequest, Parameters, SessionId, SessionRequest)
+from toolpack_server.protocol.results import (AddressPaths, CallRecord, PartFailure, Session)
+from toolpack_server.protocol.senders import AGENT, CLIENT
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.method import App, Method
+from toolpack_server.rpc.methods import CreateSession, ForkSession, ListSessions
+from toolpack_server.sessions.addresses import Address, NamedAddresses
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.hooks import CreationHook, SessionFilter
+from toolpack_server.sessions.operation import OperationHook, SessionOperation
+from toolpack_server.sessions.recipes import details_of
+from toolpack_server.sessions.record_kinds import RecordKind, Shown
+from toolpack_server.stores.base import (Head, Record, SessionStore, StoredSession)
+from toolpack_server.wiring.feature import Feature
+
+FEATURE_API = 1
+"""The number of this interface: one that takes something away, or changes what it means, has the next."""
+
+__all__ = [
+    "AGENT",
+    "CLIENT",
+    "FEATURE_API",
+    "Address",
+    "AddressPaths",
+    "App",
+    "CallFailure",
+    "CallId",
+    "CallRecord",
+    "Caller",
+    "CreateSession",
+    "CreationHook",
+    "Effect",
+    "Feature",
+    "FeatureSettings",
+    "ForkRequest",
+    "ForkSession",
+    "Head",
+    "HttpRefusedError",
+    "InternalError",
+    "InvalidParamsError",
+    "ListSessions",
+    "Method",
+    "MetricFamily",
+    "NamedAddresses",
+    "OperationHook",
+    "OverloadedError",
+    "Parameters",
+    "PartFailure",
+    "Record",
+    "RecordKind",
+    "ReplyError",
+    "RequestError",
+    "Session",
+    "SessionContext",
+    "SessionFilter",
+    "SessionId",
+    "SessionNotFoundError",
+    "SessionOperation",
+    "SessionRequest",
+    "SessionState",
+    "SessionStore",
+    "SettingsError",
+    "Shown",
+    "StartClock",
+    "StoredSession",
+    "TooLargeError",
+    "details_of",
+]

@@ -1,0 +1,9 @@
+"""What a feature with HTTP paths may import besides `api`, which imports no web framework.
+
+The rule: nothing is defined here.
+"""
+
+from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest, FeatureSocket
+from toolpack_server.web.endpoints import Gateway
+
+__all__ = ["FeatureEndpoint", "FeatureRequest", "FeatureSocket", "Gateway"]

@@ -1,0 +1,9 @@
+"""What a feature with a kind of volume may import besides `api`. Executors import it, too, in a moment.
+
+The rule: nothing is defined here.
+"""
+
+from toolpack_server.base.uninterruptible import uninterruptible
+from toolpack_server.volumes.volume import (Body, Key, Limits, Mount, Volume, VolumeContext, WorkingCopy)
+
+__all__ = ["Body", "Key", "Limits", "Mount", "Volume", "VolumeContext", "WorkingCopy", "uninterruptible"]

@@ -1,0 +1,103 @@
+"""Notes on toolpacks that can be used, by looking at them and by building their environments.
+
+The rule: a note may be intentional, so it stops no server.
+"""
+
+import inspect
+import re
+from collections.abc import Iterable
+from contextvars import Context
+from typing import Any
+
+from pydantic import ValidationError
+
+from toolpack_server.base.errors import InvalidParamsError
+from toolpack_server.functions.docstrings import hidden_sections
+from toolpack_server.functions_runtime import Function
+from toolpack_server.packs.checks import BUILD_SECONDS, requires
+from toolpack_server.packs.names import without_dots
+from toolpack_server.packs.patience import Impatience, patience
+from toolpack_server.packs.registration import place
+from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.snapshots.comparison import difference
+
+MAX_NAME = 64
+PORTABLE_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
+
+
+def notes_on(packs: Iterable[Toolpack]) -> list[str]:
+    """Warn about likely mistakes in toolpacks without problems."""
+    return [note for pack in packs for note in [*_of_environment(pack), *_of_functions(pack)]]
+
+
+def _of_environment(pack: Toolpack) -> list[str]:
+    if requires(pack.options):
+        return []
+    try:
+        with patience(BUILD_SECONDS, "the initial environment"):
+            first, second = Context().run(pack.build, {}), Context().run(pack.build, {})
+    except (InvalidParamsError, Impatience):
+        return []
+    notes = []
+    for name, value in first.__dict__.items():
+        try:
+            type(first).__pydantic_validator__.validate_assignment(first.model_copy(), name, value)
+        except ValidationError as error:
+            what = error.errors(include_url=False)[0]["msg"]
+            notes.append(
+                f"{place(pack.source)}: the field `{name}` starts with a value that doesn't fit its type ({what}): "
+                "correct one of the two."
+            )
+        except Exception:  # noqa: BLE001, S112 - a validator of the author's may raise anything
+            continue
+    changing = difference(first, second)
+    if changing:
+        notes.append(
+            f"{place(pack.factory)}: two initial environments from the same options differ ({changing}): use a "
+            "random.Random with a seed and fixed times, so that sessions start alike."
+        )
+    return notes
+
+
+def _of_functions(pack: Toolpack) -> list[str]:
+    notes = [] if pack.functions else [f"{pack.place}: it has no function: register some with @toolpack.function."]
+    notes += _of_sections(pack)
+    for function in pack.functions.values():
+        where, qualified = place(function.function), without_dots(f"{pack.name}.{function.name}")
+        if not PORTABLE_NAME.fullmatch(function.name):
+            notes.append(
+                f"{where}: agents of several providers can't call a function with this name: use at most 64 of the "
+                "characters A-Z, a-z, 0-9, `_` and `-`."
+            )
+        elif len(qualified) > MAX_NAME:
+            notes.append(
+                f"{where}: beside a toolpack with a function of the same name it is called `{qualified}`, which has "
+                f"{len(qualified)} characters, and agents of several providers can call at most {MAX_NAME}: use a "
+                "shorter name."
+            )
+        if not pack.holds_instances:
+            notes += [
+                f"{where}: agents don't see its optional parameter `{name}`, which has no description: describe it, or "
+                "let its name begin with `_`."
+                for name in _lost_parameters(function.function)
+            ]
+    return notes
+
+
+def _of_sections(pack: Toolpack) -> list[str]:
+    """Say once which sections of docstrings agents don't see."""
+    hidden = {each.name: hidden_sections(each.function.full_docstring) for each in pack.functions.values()}
+    named = [name for name, sections in hidden.items() if sections]
+    if not named:
+        return []
+    sections = ", ".join(sorted({section for found in hidden.values() for section in found}))
+    where, others = place(pack.functions[named[0]].function), f" and {len(named) - 1} more" if len(named) > 1 else ""
+    advice = "say what they need above the parameters."
+    return [f"{where}: agents don't see the sections {sections} of the docstrings of `{named[0]}`{others}: {advice}"]
+
+
+def _lost_parameters(function: Any) -> list[str]:
+    if not isinstance(function, Function):
+        return []
+    known = {*function.parameters.model_fields, *function.dependencies}
+    return [name for name in inspect.signature(function.run).parameters if name not in known and name[0] != "_"]

@@ -1,0 +1,146 @@
+"""Read the signatures of methods, constructors and factories of classes that weren't written for agents.
+
+The rule: such code can't always be edited, so what an agent can do without may be missing: type hints, descriptions,
+an exact docstring. What would make a call fail is refused.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Optional, get_type_hints
+
+import docstring_parser
+from pydantic import BaseModel, Field
+from pydantic_core import to_jsonable_python
+
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.functions.docstrings import description, parameter_descriptions, parse_docstring
+from toolpack_server.functions.fields import (check_default, default_of, described_outside, field_of, is_required)
+from toolpack_server.functions.signatures import (
+    NEEDED,
+    FunctionSignature,
+    is_passed,
+    parameters_model,
+    unknown_keys,
+)
+
+
+def _parsed(text: str) -> docstring_parser.Docstring:
+    """Parse a docstring; one that no style fits has only its first line and the rest."""
+    try:
+        return parse_docstring(text)
+    except docstring_parser.ParseError:
+        docs = docstring_parser.Docstring()
+        docs.short_description, _, docs.long_description = inspect.cleandoc(text).partition("\n")
+        return docs
+
+
+def read_loosely(
+    function: Callable[..., Any],
+    name: str,
+    docstring: str,
+    *,
+    receiver: bool = False,
+    only: Mapping[str, str] | None = None,
+    optional: bool = False,
+) -> FunctionSignature:
+    """Read a function whose parameters may lack type hints and descriptions.
+
+    Args:
+        name: What agents call it.
+        receiver: Its first parameter is the instance, so agents don't pass it.
+        only: The parameters that agents pass, with their descriptions; None for all but those whose names begin
+            with `_`.
+        optional: Parameters without a default may be omitted; then they are None.
+
+    Raises:
+        RegistrationError: An agent couldn't call it; the text says why.
+    """
+    signature, hints = _signature(function)
+    docs = _parsed(docstring)
+    descriptions = parameter_descriptions(docs.params) | dict(only or {})
+    fields: dict[str, tuple[Any, Any]] = {}
+    hidden: dict[str, Any] = {}
+    for parameter in [*signature.parameters.values()][receiver:]:
+        if only is not None and parameter.name not in only and parameter.kind in _VARIADIC:
+            continue
+        hint = hints.get(parameter.name, Any)
+        if optional and is_required(parameter) and parameter.kind not in _VARIADIC:
+            limits = () if parameter.default is parameter.empty else (parameter.default,)
+            hint = Annotated[(Optional[Annotated[(hint, *limits)] if limits else hint], NEEDED)]  # noqa: UP045 - `|` fails for some
+            parameter = parameter.replace(default=None)  # noqa: PLW2901 - from here on it is that one
+        field = _field(parameter, hint, descriptions)
+        if only is None:
+            offered = not parameter.name.startswith("_")
+        else:
+            offered = parameter.name in only or described_outside(hint, parameter.default) is not None
+        if offered and (parameter.name in descriptions or _can_be_offered(parameter, field)):
+            fields[parameter.name] = field
+        elif is_required(parameter):
+            raise RegistrationError(f"parameter `{parameter.name}` has no default and can't be given by an agent.")
+        else:
+            hidden[parameter.name] = parameter.default
+    parameters = parameters_model(name, fields)
+    return FunctionSignature(
+        name=name,
+        description=description(docs),
+        parameters=parameters,
+        dependencies={},
+        fresh_defaults={name: default_of(default) for name, default in hidden.items() if is_passed(default)},
+        return_type=hints.get("return"),
+        unknown_keys=unknown_keys(parameters),
+    )
+
+
+# Dataclasses and pydantic each have a class of this name, whose instance stands for a default that is made anew.
+_FACTORY = "_HAS_DEFAULT_FACTORY_CLASS"
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    try:
+        signature = inspect.signature(function)
+        hinted = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+        hints = get_type_hints(hinted, include_extras=True)
+    except Exception as error:
+        raise RegistrationError(f"its type hints can't be read ({error}).") from error
+    for parameter in signature.parameters.values():  # a pydantic model's `__init__` has no hints of its own
+        if parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str):
+            hints.setdefault(parameter.name, parameter.annotation)
+    return signature, hints
+
+
+def _field(parameter: inspect.Parameter, hint: Any, descriptions: dict[str, str]) -> tuple[Any, Any]:
+    if parameter.kind in _VARIADIC:
+        raise RegistrationError(f"`{parameter}` takes any argument.")
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise RegistrationError(f"parameter `{parameter.name}` is positional-only, but agents pass names.")
+    check_default(parameter.name, parameter.default)
+    text = descriptions.get(parameter.name) or described_outside(hint, parameter.default)
+    if type(parameter.default).__name__ == _FACTORY:
+        return hint, Field(default_factory=lambda: None, description=text)  # it isn't passed: see `_InstanceMaker`
+    return field_of(hint, parameter.default, text)
+
+
+def _can_be_offered(parameter: inspect.Parameter, field: tuple[Any, Any]) -> bool:
+    """Return whether an undocumented parameter can be offered to agents; one without a default must be."""
+    if is_required(parameter):
+        return True
+    try:
+        to_jsonable_python(default_of(parameter.default))
+        parameters_model(parameter.name, {parameter.name: field})
+    except Exception:  # noqa: BLE001 - then calls use the default
+        return False
+    return True
+
+
+def documented(kind: type) -> dict[str, str]:
+    """Get the parameters of a class's constructor that its docstring or that of the class describes."""
+    texts = [vars(kind).get("__doc__") or "", getattr(kind.__init__, "__doc__", None) or ""]  # type: ignore[misc]
+    if issubclass(kind, BaseModel):
+        texts.pop()
+    found: dict[str, str] = {}
+    for text in texts:
+        found |= parameter_descriptions(_parsed(text).params)
+    for name, field in getattr(kind, "__pydantic_fields__", {}).items():
+        found.setdefault(name, field.description)
+    return {name: found[name] for name in inspect.signature(kind).parameters if found.get(name)}

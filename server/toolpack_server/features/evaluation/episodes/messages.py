@@ -1,0 +1,163 @@
+"""Messages of a session's conversation: what a client records, and what participants say to each other.
+
+The rule: a note changes no environment and no version. It is refused before it is recorded, or kept. What a client
+records is for evaluators and trajectories: no participant hears it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from toolpack_server.base.errors import shown
+from toolpack_server.features.api.core import (
+    AGENT,
+    CLIENT,
+    Effect,
+    InvalidParamsError,
+    Record,
+    RecordKind,
+    SessionContext,
+    SessionOperation,
+    SessionState,
+    Shown,
+    StartClock,
+    TooLargeError,
+)
+from toolpack_server.features.evaluation.episodes.progress import Episodes
+from toolpack_server.features.evaluation.episodes.results import MessageRecord
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.protocol.results import SaidMessage
+
+ALONE = "The session has no other participant: create it with participants."
+
+
+class Note(SessionOperation):
+    """An operation that leaves a record and changes nothing else."""
+
+    after_commits = True
+    is_told = True
+    kind = "note"
+
+    def __init__(
+        self, context: SessionContext, session_id: str, owner: str, text: str, call_id: str | None = None
+    ) -> None:
+        super().__init__(context, session_id, owner, call_id)
+        self._text = text
+
+    def prepare(self, state: SessionState) -> float:
+        size, most = self._size(), self.context.settings.max_record_bytes
+        if size > most:
+            raise TooLargeError(
+                f"The text has {size} bytes; {most} are allowed: shorten it, or raise TOOLPACK_MAX_RECORD_BYTES."
+            )
+        return super().prepare(state)
+
+    def _size(self) -> int:
+        return len(self._text.encode("utf-8", "replace"))
+
+    def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        return True
+
+
+class MessageOperation(Note):
+    """Records a message of the conversation."""
+
+    method = "add_message"
+    record_kind = "message"
+
+    def __init__(
+        self,
+        context: SessionContext,
+        session_id: str,
+        owner: str,
+        role: str,
+        content: str,
+        call_id: str | None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(context, session_id, owner, content, call_id)
+        self._message: dict[str, Any] = {"role": role, "content": content}
+        if metadata is not None:
+            self._message["metadata"] = metadata
+
+    @override
+    def _size(self) -> int:
+        metadata = self._message.get("metadata")
+        return super()._size() + (0 if metadata is None else len(dumps(metadata)))
+
+    def asked(self) -> Sequence[Any]:
+        return (self._message,)
+
+    def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
+        return Effect(True, {**self._message})
+
+
+class SayOperation(MessageOperation):
+    """Records what a participant says.
+
+    Args:
+        by: Who says it.
+        to: To whom; None: to all others.
+    """
+
+    method = "say"
+
+    def __init__(
+        self,
+        context: SessionContext,
+        session_id: str,
+        owner: str,
+        text: str,
+        call_id: str | None,
+        *,
+        by: str,
+        to: str | None,
+    ) -> None:
+        super().__init__(context, session_id, owner, "assistant" if by == AGENT else "user", text, call_id)
+        self.by = by
+        self._to = to
+        self._message |= {"by": by} if to is None else {"by": by, "to": to}
+
+    @override
+    def change(self, state: SessionState, start_clock: StartClock) -> Effect:
+        others = self.context.addresses.of(state.session, self.by).others
+        if not others:
+            raise InvalidParamsError(ALONE)
+        if self._to is not None and self._to not in others:
+            raise InvalidParamsError(
+                f"There is no other participant {shown(self._to)!r}: say it to {', '.join(others)}."
+            )
+        Episodes.of(self.context).check_open(state, "nothing more is said")
+        return super().change(state, start_clock)
+
+
+class MessageKind(RecordKind):
+    name = "message"
+    shape = MessageRecord
+    title = "message of the {role}"
+    content = "content"
+    is_message = True
+
+    @override
+    def repeat(
+        self, context: SessionContext, session_id: str, owner: str, shown: Shown, call_id: str | None
+    ) -> MessageOperation:
+        by = shown.get("by", CLIENT)
+        if by == CLIENT:
+            role, content, metadata = shown["role"], shown["content"], shown.get("metadata")
+            return MessageOperation(context, session_id, owner, role, content, call_id, metadata)
+        return SayOperation(context, session_id, owner, shown["content"], call_id, by=by, to=shown.get("to"))
+
+    @override
+    def message(self, shown: Shown) -> SaidMessage:
+        said: SaidMessage = {"role": shown["role"], "content": shown["content"]}
+        if "by" in shown:
+            said["by"] = shown["by"]
+            if shown.get("to") is not None:
+                said["to"] = shown["to"]
+        return said
+
+    def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
+        known = {"metadata": shown["metadata"]} if shown.get("metadata") is not None else {}
+        messages.append({"role": shown["role"], "content": shown["content"], **known})

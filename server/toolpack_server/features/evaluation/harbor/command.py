@@ -1,0 +1,161 @@
+"""`toolpack-server tasks --harbor DIR`: writes tasks as Harbor's folders.
+
+The rule: what an agent may not see, the solution and the secret of the verdict, never comes into its container; the
+verifier has one of its own, so an agent with a shell can't prepare it. No folder is ever overwritten.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from toolpack_server.cli.local import memory_settings
+from toolpack_server.cli.send import Send, local
+from toolpack_server.features.api.core import Caller
+from toolpack_server.features.api.commands import echo, packs_options
+from toolpack_server.packs.loading import catalog_of
+from toolpack_server.wiring.service import Service
+
+_TEMPLATES = Path(__file__).parent / "templates"
+PAGE = 1000
+
+
+def _filled(template: str, **values: str) -> str:
+    text = (_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def _yaml(text: str) -> str:
+    return json.dumps(text).replace("$", "$$")  # Compose puts variables in
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # as a basic string of TOML, which has no pairs of surrogates
+
+
+@click.command()
+@packs_options
+@click.option(
+    "--harbor", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR", help="Where to write."
+)
+@click.option("--task", "wanted", multiple=True, metavar="TOOLPACK/NAME", help="Only this task; may be repeated.")
+@click.option("--image", default="toolpack-server", show_default=True, help="Image that has the toolpacks.")
+def tasks(pack_dir: tuple[Path, ...], packs: str | None, harbor: Path, wanted: tuple[str, ...], image: str) -> None:
+    """Write each task as a folder that Harbor runs: its tools over MCP, its solution and its verifier."""
+    settings = memory_settings(pack_dir, packs)
+    service = Service(settings, catalog_of(settings))
+
+    async def write() -> None:
+        async with service.running():
+            send = local(service, Caller())
+            found = [task for task in await _all(send) if not wanted or task["task"] in wanted]
+            if missing := sorted({*wanted} - {task["task"] for task in found}):
+                raise click.ClickException(f"There is no task {missing[0]}: `toolpack-server list` shows toolpacks.")
+            told = [task for task in found if not task["participants"]]
+            for task in told:
+                await _write(send, harbor, task, image)
+            left = len(found) - len(told)
+            echo(f"{len(told)} tasks in {harbor}" + (f"; {left} left out, which need participants" if left else ""))
+
+    asyncio.run(write())
+
+
+async def _all(send: Send) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    for toolpack in await send("list_toolpacks", {}):
+        after = -1
+        while page := (await send("list_tasks", {"toolpack": toolpack["name"], "after": after, "limit": PAGE}))[
+            "tasks"
+        ]:
+            found += page
+            after = page[-1]["index"]
+    return found
+
+
+async def _write(send: Send, harbor: Path, task: Mapping[str, Any], image: str) -> None:
+    """Write a task's folder.
+
+    Raises:
+        click.ClickException: It is there already.
+    """
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", task["task"].replace("/", "-", 1))
+    folder = harbor / name
+    if folder.exists():
+        raise click.ClickException(f"{folder} is there already: remove it, or choose another folder.")
+    prompt = task["prompt"]
+    told = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
+    secret = secrets.token_hex(16)
+    written = {
+        "task.toml": _task_toml(task, name),
+        "instruction.md": f"{told}\n\nUse the tools of the MCP server `toolpack`. Hand in your answer with its tool "
+        "`submit_answer` when you are done.\n",
+        "environment/Dockerfile": _filled("Dockerfile"),
+        "environment/environment.py": _filled("environment.py"),
+        "environment/docker-compose.yaml": _filled(
+            "docker-compose.yaml",
+            image=_yaml(image),
+            task=_yaml(task["task"]),
+            packs=_yaml(",".join(task["toolpacks"])),
+            secret=_yaml(secret),
+        ),
+        "tests/Dockerfile": _filled("verifier.Dockerfile"),
+        "tests/test.sh": _filled("test.sh"),
+    }
+    if task["has_solution"]:
+        written["solution/solve.sh"] = _filled("solve.sh") + await _solution(send, task["task"])
+    for path, text in written.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        if file.suffix == ".sh":
+            file.chmod(0o755)
+
+
+def _task_toml(task: Mapping[str, Any], name: str) -> str:
+    lines = [
+        'schema_version = "1.4"',
+        'artifacts = [{ source = "/tmp/verdict", service = "toolpack" }]',
+        "",
+        "[task]",
+        f"name = {_toml(f'toolpack-server/{name}')}",
+        f"keywords = [{', '.join(map(_toml, task['tags']))}]",
+        "",
+        "[metadata]",
+        f"task = {_toml(task['task'])}",
+        f"split = {_toml(task['split'])}",
+        "",
+        "[[environment.mcp_servers]]",
+        'name = "toolpack"',
+        'transport = "streamable-http"',
+        'url = "http://toolpack:8000/mcp"',
+        "",
+        "[verifier]",
+        'environment_mode = "separate"',
+        "",
+        "[[verifier.collect]]",
+        'service = "toolpack"',
+        'command = "python /environment.py /tmp/verdict"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+async def _solution(send: Send, task: str) -> str:
+    session_id = (await send("create_session", {"task": task}))["session_id"]
+    solution = await send("get_solution", {"session_id": session_id})
+    await send("close_session", {"session_id": session_id})
+    calls = [(call["function"], call["kwargs"]) for call in solution["calls"]]
+    calls.append(("submit_answer", {"answer": solution["answer"] or ""}))
+    lines = []
+    for number, (name, arguments) in enumerate(calls, 1):
+        params = {"name": name, "arguments": arguments}
+        message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+        lines.append(f"printf %s {shlex.quote(json.dumps(message))} | call\n")
+    return "".join(lines)

@@ -1,0 +1,44 @@
+"""The addresses of a session with participants: one of each, with the rights that the session keeps.
+
+The rule: rights were written out when the session was created; here they are only read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from typing_extensions import override
+
+from toolpack_server.features.api.core import (Address, NamedAddresses, SessionContext, StoredSession)
+from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS, Participants
+
+
+class ParticipantAddresses(NamedAddresses):
+    purpose = "participant"
+
+    def __init__(self, context: SessionContext) -> None:
+        self._identities = context.identities
+        self._views = context.session_views
+        context.addresses.named = self
+        context.session_views.members.append(self.members)
+
+    @override
+    def of(self, kept: Mapping[str, Any]) -> Mapping[str, Address] | None:
+        participants: Participants | None = kept.get(PARTICIPANTS)
+        if participants is None:
+            return None
+        return {
+            name: Address(
+                name,
+                None if rights["functions"] is None else frozenset(rights["functions"]),
+                rights["max_calls"],
+                rights["prompt"],
+                rights["answers"],
+                tuple(other for other in participants if other != name),
+            )
+            for name, rights in participants.items()
+        }
+
+    def members(self, session: StoredSession) -> Mapping[str, Any]:
+        """Get what the description of a session says of its participants."""
+        keys = self._identities.keys(session)
+        return {PARTICIPANTS: keys and {name: self._views.paths(key) for name, key in keys.items()}}

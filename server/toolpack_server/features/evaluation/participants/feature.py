@@ -1,0 +1,20 @@
+"""What participants add to the server."""
+
+from toolpack_server.features.api.core import CreateSession, Feature, Session
+from toolpack_server.features.evaluation.participants.creation_hook import ParticipantsCreationHook, ParticipantsRequest
+from toolpack_server.features.evaluation.participants.methods import METHODS, ListenTool, SayTool
+from toolpack_server.features.evaluation.participants.played import FailureKind, TurnKind
+from toolpack_server.features.evaluation.participants.results import SessionParticipants
+from toolpack_server.features.evaluation.participants.talking import Talking
+
+
+class ParticipantsFeature(Feature):
+    name = "participants"
+    needs = ("episodes",)
+    after = ("tasks", "replay")
+    services = (Talking, SayTool, ListenTool)
+    methods = METHODS
+    record_kinds = (TurnKind, FailureKind)
+    creation_hooks = (ParticipantsCreationHook,)
+    parameters = {CreateSession: ParticipantsRequest}
+    results = {Session: SessionParticipants}

@@ -1,0 +1,21 @@
+"""What perturbations add to the server."""
+
+from toolpack_server.features.api.core import (CallRecord, CreateSession, Feature, ForkSession, Session)
+from toolpack_server.features.evaluation.perturbations.calls import PerturbedCallKind
+from toolpack_server.features.evaluation.perturbations.creation_hook import (
+    ForkPerturbations,
+    PerturbationCreationHook,
+    PerturbationParameters,
+)
+from toolpack_server.features.evaluation.perturbations.perturbing import Perturbing
+from toolpack_server.features.evaluation.perturbations.results import CallPerturbed, SessionPerturbations
+
+
+class PerturbationsFeature(Feature):
+    name = "perturbations"
+    after = ("episodes", "tasks", "replay")
+    record_kinds = (PerturbedCallKind,)  # in place of the core's
+    creation_hooks = (PerturbationCreationHook,)
+    parameters = {CreateSession: PerturbationParameters, ForkSession: ForkPerturbations}
+    results = {Session: SessionPerturbations, CallRecord: CallPerturbed}
+    operation_hooks = (Perturbing,)

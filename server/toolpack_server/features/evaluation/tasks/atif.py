@@ -1,0 +1,136 @@
+"""Trajectories in the Agent Trajectory Interchange Format (ATIF), version 1.8, which Harbor and others read.
+
+The rule: pure. What a client has told of a message goes into the member of the format that is made for it, if its type
+is right; else it stays beside it, so nothing is lost and the trajectory is valid.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolpack_server.features.evaluation.tasks.trajectories import Message, Messages
+
+VERSION = "ATIF-v1.8"
+UNKNOWN = "unknown"
+EMPTY = "Nothing has been said or called yet."
+_SOURCES = {"system": "system", "user": "user", "assistant": "agent"}
+_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
+_LISTS: dict[str, set[type]] = {"prompt_token_ids": {int}, "completion_token_ids": {int}, "logprobs": {int, float}}
+_COST = "cost_usd"
+
+
+def atif(
+    session: Mapping[str, Any],
+    told: Messages,
+    tools: Sequence[Mapping[str, Any]],
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Get a session's trajectory.
+
+    Args:
+        session: As `get_session` describes it; its labels `agent`, `agent_version` and `model` say who has acted.
+        told: The messages of its path.
+        tools: The functions, in OpenAI's format.
+        extra: What else is to be known of it.
+    """
+    steps = _steps(told, session["session_id"]) or [{"source": "system", "message": EMPTY}]
+    labels = session["labels"]
+    models = [step["model_name"] for step in steps if "model_name" in step]
+    agent = {"name": labels.get("agent", UNKNOWN), "version": labels.get("agent_version", UNKNOWN)}
+    model = labels.get("model") or next(iter(models), None)
+    if model is not None:
+        agent["model_name"] = model
+    return {
+        "schema_version": VERSION,
+        "session_id": session["session_id"],
+        "trajectory_id": session["session_id"],
+        "agent": {**agent, "tool_definitions": [*tools]},
+        "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
+        "final_metrics": _totals(steps),
+        "extra": {**extra, "labels": labels, "parent": session.get("parent")},
+    }
+
+
+def _steps(told: Messages, session_id: str) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = []
+    calls: list[Mapping[str, Any]] = []  # of the last assistant's message
+    said: dict[str, Any] | None = None  # its step, if it has a text
+    for message, record in zip(told, told.records, strict=True):
+        if message["role"] == "tool":
+            if said is None or _differ(said, record, session_id):
+                said = _step("agent", "", record, session_id)
+                steps.append(said)
+            _add_call(said, calls, message)
+            continue
+        calls, said = message.get("tool_calls", []), None
+        if message["content"] is None:
+            continue
+        step = _step(_SOURCES[message["role"]], message["content"], record, session_id)
+        if "name" in message:
+            step["extra"] = {"name": message["name"]}
+        _add_metadata(step, message.get("metadata") or {})
+        steps.append(step)
+        said = step if message["role"] == "assistant" else None
+    return steps
+
+
+def _step(source: str, text: str, record: Mapping[str, Any] | None, session_id: str) -> dict[str, Any]:
+    step: dict[str, Any] = {"source": source, "message": text}
+    if record is not None:
+        step["timestamp"] = record["started_at"]
+        if _is_copied(record, session_id):
+            step["is_copied_context"] = True
+    return step
+
+
+def _is_copied(record: Mapping[str, Any] | None, session_id: str) -> bool:
+    """Whether a record is an ancestor's."""
+    return record is not None and str(record.get("session_id", session_id)) != session_id
+
+
+def _differ(step: Mapping[str, Any], record: Mapping[str, Any] | None, session_id: str) -> bool:
+    """Whether a fork has made a call after what its parent has said: only one of them was copied."""
+    return ("is_copied_context" in step) is not _is_copied(record, session_id)
+
+
+def _add_call(step: dict[str, Any], calls: Sequence[Mapping[str, Any]], message: Message) -> None:
+    call_id = message["tool_call_id"]
+    function = next(call["function"] for call in calls if call["id"] == call_id)
+    arguments = json.loads(function["arguments"])
+    step["tool_calls"] = [{"tool_call_id": call_id, "function_name": function["name"], "arguments": arguments}]
+    step["observation"] = {"results": [{"source_call_id": call_id, "content": message["content"]}]}
+
+
+def _add_metadata(step: dict[str, Any], metadata: Mapping[str, Any]) -> None:
+    rest, metrics = dict(metadata), {}
+    if step["source"] == "agent":
+        name = next((name for name in ("model_name", "model") if isinstance(rest.get(name), str)), None)
+        if name is not None:
+            step["model_name"] = rest.pop(name)
+        for name in ("reasoning_content", "reasoning_effort"):
+            if isinstance(rest.get(name), str):
+                step[name] = rest.pop(name)
+        for name in [name for name, value in rest.items() if _is_metric(name, value)]:
+            metrics[name] = rest.pop(name)
+    if metrics:
+        step["metrics"] = metrics
+    if rest:
+        step["extra"] = {**step.get("extra", {}), **rest}
+
+
+def _is_metric(name: str, value: object) -> bool:
+    if name in _COUNTS:
+        return type(value) is int
+    if name == _COST:
+        return type(value) in {int, float}
+    kinds = _LISTS.get(name, set())
+    return bool(kinds) and isinstance(value, list) and {type(each) for each in value} <= kinds
+
+
+def _totals(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"total_steps": len(steps)}
+    for name in (*_COUNTS, _COST):
+        given = [step["metrics"][name] for step in steps if name in step.get("metrics", {})]
+        if given:
+            found[f"total_{name}"] = sum(given)
+    return found

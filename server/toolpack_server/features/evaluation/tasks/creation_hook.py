@@ -1,0 +1,63 @@
+"""What a task says about the session that is created for it.
+
+The rule: what a client gives counts more than what the task says.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pydantic import Field
+from typing_extensions import override
+
+from toolpack_server.features.api.core import (CreationHook, InvalidParamsError, SessionContext, SessionRequest)
+from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS, laid_over
+from toolpack_server.features.evaluation.tasks.finding import find_task
+from toolpack_server.features.evaluation.tasks.task import Task
+
+
+class TaskRequest(SessionRequest):
+    task: str | None = Field(
+        None,
+        description="A task, as toolpack/name: its toolpacks and options, over which the given options are laid; "
+        "the given toolpacks are added.",
+    )
+
+
+class TaskCreationHook(CreationHook):
+    """Adds the toolpacks and options of a task."""
+
+    keeps = frozenset({"task"})
+
+    def __init__(self, context: SessionContext) -> None:
+        self._catalog = context.catalog
+
+    @override
+    def concerns(self, request: SessionRequest) -> bool:
+        return isinstance(request, TaskRequest) and request.task is not None
+
+    @override
+    def prepare(self, request: SessionRequest) -> SessionRequest:
+        pack, task = find_task(self._catalog, _task(request))
+        own = {pack.name: task.options, **task.toolpacks}
+        given = {name: {**options} for name, options in own.items() if name not in request.environment}
+        for name, options in request.options.items():
+            given[name] = {**given.get(name, {}), **options}
+        merged = {name: options for name, options in given.items() if options}
+        update = {"toolpacks": [*own, *(request.toolpacks or ())], "options": merged}
+        return request.model_copy(update={**update, **_participants(request, task)})
+
+    @override
+    def kept(self, request: SessionRequest) -> Mapping[str, Any]:
+        return {"task": _task(request)}
+
+
+def _participants(request: SessionRequest, task: Task) -> dict[str, Any]:
+    """Get the parameter with the participants of a task, over which the given ones are laid; none if it has none."""
+    given = getattr(request, PARTICIPANTS, None)
+    if given is None and task.participants:
+        raise InvalidParamsError("The task has participants, and this server has none: it was started without them.")
+    return {PARTICIPANTS: laid_over(task.rights(), given or {})} if given or task.participants else {}
+
+
+def _task(request: SessionRequest) -> str:
+    return cast("TaskRequest", request).task or ""

@@ -1,0 +1,25 @@
+"""What tasks add to the server."""
+
+from toolpack_server.features.api.core import (CreateSession, Feature, ListSessions, Session)
+from toolpack_server.features.evaluation.tasks.creation_hook import TaskCreationHook, TaskRequest
+from toolpack_server.features.evaluation.tasks.methods import METHODS
+from toolpack_server.features.evaluation.tasks.notes import AnswerKind
+from toolpack_server.features.evaluation.tasks.operations import OPERATIONS
+from toolpack_server.features.evaluation.tasks.results import SessionTask
+from toolpack_server.features.evaluation.tasks.service import Tasks
+from toolpack_server.features.evaluation.tasks.summaries import Summaries
+from toolpack_server.features.evaluation.tasks.verdicts import VerdictFilter, VerdictKind, VerdictRequest
+
+
+class TasksFeature(Feature):
+    name = "tasks"
+    needs = ("episodes",)
+    services = (Tasks, Summaries)
+    methods = METHODS
+    record_kinds = (AnswerKind, VerdictKind)
+    parameters = {CreateSession: TaskRequest, ListSessions: VerdictRequest}
+    results = {Session: SessionTask}
+    creation_hooks = (TaskCreationHook,)
+    filters = (VerdictFilter,)
+    operations = OPERATIONS
+    views = {"runs": "toolpack_server.features.evaluation.tasks:console/runs.js"}

@@ -1,0 +1,45 @@
+"""Finding tasks among the loaded toolpacks.
+
+The rule: the order of tasks is fixed. Whatever finds them may run a toolpack's loaders.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+from toolpack_server.base.errors import InvalidParamsError, shown
+from toolpack_server.features.evaluation.tasks.task import (SEPARATOR, Task, TaskAuthor, TaskList)
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.toolpack import Toolpack
+
+
+def tasks_of(pack: Toolpack) -> TaskList:
+    return cast("TaskAuthor", pack).task_list
+
+
+def find_task(catalog: Catalog, name: str) -> tuple[Toolpack, Task]:
+    """Get a task and its toolpack by its full name, `toolpack/task`.
+
+    Raises:
+        InvalidParamsError: There is none.
+        EvaluationError: The toolpack's tasks can't be loaded.
+    """
+    toolpack, _, rest = name.partition(SEPARATOR)
+    pack = catalog.toolpacks.get(toolpack)
+    if pack is None:
+        raise InvalidParamsError(
+            f"There is no task {shown(name)!r}: no toolpack {shown(toolpack)!r} is loaded: start the server "
+            "with --pack-dir or --packs that has it."
+        )
+    task = tasks_of(pack).all().get(rest)
+    if task is None:
+        raise InvalidParamsError(f"There is no task {shown(name)!r}: list_tasks shows those that there are.")
+    return pack, task
+
+
+def all_tasks(catalog: Catalog) -> Sequence[tuple[Toolpack, Task]]:
+    """Get all tasks, in their fixed order.
+
+    Raises:
+        EvaluationError: The tasks of a toolpack can't be loaded.
+    """
+    return [(pack, task) for pack in catalog.toolpacks.values() for task in tasks_of(pack).all().values()]

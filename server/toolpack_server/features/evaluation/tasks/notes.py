@@ -1,0 +1,95 @@
+"""What is recorded of an episode besides calls and messages: its answer.
+
+The rule: there is one answer on a path, and each fork gives its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from toolpack_server.base.errors import AnsweredError
+from toolpack_server.features.api.core import (
+    CLIENT,
+    Effect,
+    InvalidParamsError,
+    RecordKind,
+    SessionContext,
+    SessionState,
+    Shown,
+    StartClock,
+)
+from toolpack_server.features.evaluation.episodes.messages import Note
+from toolpack_server.features.evaluation.episodes.progress import Episodes
+from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
+from toolpack_server.features.evaluation.tasks.results import AnswerRecord
+
+
+class AnswerOperation(Note):
+    """Records the agent's answer, which ends its part."""
+
+    method = "submit_answer"
+    record_kind = "answer"
+
+    def __init__(
+        self,
+        context: SessionContext,
+        session_id: str,
+        owner: str,
+        answer: str,
+        by: str = CLIENT,
+        call_id: str | None = None,
+    ) -> None:
+        super().__init__(context, session_id, owner, answer, call_id)
+        self.by = by
+        self._episodes = Episodes.of(context)
+
+    def asked(self) -> Sequence[Any]:
+        return (self._text,)
+
+    def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
+        """Record it; the same answer again is no other, unless an id says that it was not sent again."""
+        episodes, kept = self._episodes, state.recipe.kept
+        if "task" not in kept and PARTICIPANTS not in kept:
+            raise InvalidParamsError("The session has no task, so it takes no answer: create one with a task.")
+        shared, agents = PARTICIPANTS in kept, self.by != CLIENT
+        by = {"by": self.by} if shared or (agents and self.call_id is not None) else {}  # agents have ids of their own
+        if shared and agents and not self.context.addresses.of(state.session, self.by).answers:
+            raise InvalidParamsError("You can't submit the answer of this session: another participant does.")
+        ending = episodes.ending(self.session_id, episodes.progress(state))
+        if ending is None:
+            return Effect(True, {"answer": self._text, **by})
+        if ending.failure:
+            raise AnsweredError(f"{str(ending).capitalize()}, so no answer is taken: reset the session, or fork it.")
+        if ending.answer == self._text and self.call_id is None:
+            return Effect(True)
+        raise AnsweredError("Another answer was submitted before: fork the session, or reset it to an earlier version.")
+
+
+class AnswerKind(RecordKind):
+    """The record of the agent's answer; each fork gives its own."""
+
+    name = "answer"
+    shape = AnswerRecord
+    content = "answer"
+    inherited = False
+
+    @override
+    def repeat(
+        self,
+        context: SessionContext,
+        session_id: str,
+        owner: str,
+        shown: Shown,
+        call_id: str | None,
+    ) -> AnswerOperation:
+        return AnswerOperation(context, session_id, owner, shown["answer"], shown.get("by", CLIENT), call_id)
+
+    def answer(self, shown: Shown) -> str:
+        text: str = shown["answer"]
+        return text
+
+    def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
+        said = {"role": "assistant", "content": shown["answer"]}
+        if messages[-1:] != [said]:
+            messages.append(said)

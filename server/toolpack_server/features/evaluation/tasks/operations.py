@@ -1,0 +1,52 @@
+"""The operations on tasks: to evaluate one, and to get its solution.
+
+The rule: an executor gets the evidence as bytes; an older version of the session when an evaluator looks at it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+from typing_extensions import override
+
+from toolpack_server.features.api.runners import ExecutionContext, RunnerOperation
+from toolpack_server.features.evaluation.tasks.evaluation import Evidence, evaluate, solve
+from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
+
+
+@dataclass(eq=False)
+class EvaluateTask(RunnerOperation[Verdict]):
+    task: str
+    evidence: Evidence
+    name = "evaluate"
+    shape = TypeAdapter(Verdict)
+
+    def __post_init__(self) -> None:
+        self.who = f"The evaluator of {self.task!r}"
+
+    @override
+    def run(self, context: ExecutionContext) -> Verdict:
+        return evaluate(self.task, self.evidence, context)
+
+    @override
+    def fits(self, result: Verdict) -> bool:
+        asked = (result["task"], result["version"]) == (self.task, self.evidence.version)
+        return asked and result["valid"] and "failure" not in result and result["reward"] is not None
+
+
+@dataclass(eq=False)
+class SolveTask(RunnerOperation[Solution]):
+    task: str
+    evidence: Evidence
+    name = "solve"
+    shape = TypeAdapter(Solution)
+
+    def __post_init__(self) -> None:
+        self.who = f"The solution of {self.task!r}"
+
+    @override
+    def run(self, context: ExecutionContext) -> Solution:
+        return solve(self.task, self.evidence, context)
+
+
+OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (EvaluateTask, SolveTask)

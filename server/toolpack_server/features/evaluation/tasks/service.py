@@ -1,0 +1,306 @@
+"""Tasks as clients and agents meet them: listed, begun, answered and evaluated.
+
+The rule: whatever runs an author's code, a loader, a solution or an evaluator, takes its owner's turn among such code
+and has a deadline. Nothing here changes an environment.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from toolpack_server.base.errors import (ClassesChangedError, EvaluationError, StateDamagedError, shown)
+from toolpack_server.features.api.core import (Address, App, InvalidParamsError, RequestError, StoredSession)
+from toolpack_server.features.evaluation.episodes.messages import MessageOperation
+from toolpack_server.features.evaluation.episodes.progress import Episodes, Progress
+from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
+from toolpack_server.features.evaluation.tasks.answer_tool import AnswerTool
+from toolpack_server.features.evaluation.tasks.evaluation import Evidence, SeenRecord, seen
+from toolpack_server.features.evaluation.tasks.finding import all_tasks, find_task
+from toolpack_server.features.evaluation.tasks.notes import AnswerOperation
+from toolpack_server.features.evaluation.tasks.operations import EvaluateTask, SolveTask
+from toolpack_server.features.evaluation.tasks.results import (AgentTask, Solution, TaskDescription, TaskPage, Verdict, VerdictFailure)
+from toolpack_server.features.evaluation.tasks.task import SEPARATOR, Task
+from toolpack_server.features.evaluation.tasks.validity import machine_failure, no_reward, participant_failure
+from toolpack_server.features.evaluation.tasks.verdicts import VerdictOperation
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.protocol.omission import if_set
+from toolpack_server.sessions.reader import SessionReader
+from toolpack_server.sessions.recipes import Recipe
+from toolpack_server.stores.history import fitting
+
+
+class Wanted(NamedTuple):
+    """Which tasks a client asks for; None or no tags: any."""
+
+    toolpack: str | None
+    split: str | None
+    tags: Sequence[str]
+
+
+class Tasks:
+    """All that can be done with tasks."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._context = app.context
+        self._catalog = app.context.catalog
+        self._sessions = app.sessions
+        self._episodes = app.feature(Episodes)
+        app.context.addresses.fills.append(self.fill)
+        app.context.addresses.tools.append(AnswerTool(self.submit_answer))
+
+    # Tasks alone
+
+    async def list(self, owner: str, wanted: Wanted, after: int, limit: int) -> TaskPage:
+        return await self._sessions.run_authors(lambda: self._page(wanted, after, limit), owner, "tasks")
+
+    async def describe(self, owner: str, name: str) -> TaskDescription:
+        def describe() -> TaskDescription:
+            pack, task = find_task(self._catalog, name)
+            index = next(index for index, (_, found) in enumerate(all_tasks(self._catalog)) if found is task)
+            return _description(index, pack, task)
+
+        return await self._sessions.run_authors(describe, owner, "tasks")
+
+    def _page(self, wanted: Wanted, after: int, limit: int) -> TaskPage:
+        if wanted.toolpack is not None and wanted.toolpack not in self._catalog.toolpacks:
+            raise InvalidParamsError(
+                f"There is no toolpack {shown(wanted.toolpack)!r}: choose from {', '.join(self._catalog.toolpacks)}."
+            )
+        splits: Counter[str] = Counter()
+        matching = []
+        for index, (pack, task) in enumerate(all_tasks(self._catalog)):
+            if wanted.toolpack in {None, pack.name} and set(wanted.tags) <= {*task.tags}:
+                splits[task.split] += 1
+                if wanted.split in {None, task.split}:
+                    matching.append((index, pack, task))
+        some = (_description(*found) for found in [found for found in matching if found[0] > after][:limit])
+        tasks = fitting(some, lambda task: len(dumps(task)), self._context.settings.max_list_bytes)
+        return {"total": len(matching), "splits": dict(splits), "tasks": tasks}
+
+    # A session's task
+
+    async def agent_task(self, session_id: str, owner: str, name: str) -> AgentTask:
+        def describe(reader: SessionReader) -> AgentTask:
+            session, head = reader.find(session_id, owner)
+            address = self._context.addresses.of(session, name)
+            known = self._episodes.concerns(session)
+            progress = self._episodes.stored(session, head.index) if known else Progress()
+            told: AgentTask = {
+                "prompt": address.prompt,
+                "max_calls": if_set(address.max_calls),
+                "calls": progress.calls.get(name, 0),
+                "done": self._episodes.over(session_id, address, progress) is not None,
+            }
+            if PARTICIPANTS in Recipe.of(session).kept:
+                told["name"], told["others"] = name, [*address.others]
+            return told
+
+        return await self._sessions.read(describe, owner)
+
+    def fill(self, session: StoredSession, address: Address) -> Address:
+        task = None if PARTICIPANTS in Recipe.of(session).kept else self.task(session)
+        if task is None:
+            return address
+        return replace(
+            address,
+            functions=None if task.functions is None else frozenset(task.functions),
+            max_calls=task.max_calls,
+            prompt=_prompt(task),
+            answers=True,
+        )
+
+    def task(self, session: StoredSession) -> Task | None:
+        """Get the task of a session for its agent, None if it has none; may run a toolpack's loaders.
+
+        Raises:
+            ClassesChangedError: It is not loaded any more.
+            EvaluationError: It can't be loaded. The text is for an agent, so it has nothing of the task's.
+        """
+        name = Recipe.of(session).kept.get("task")
+        if name is None:
+            return None
+        try:
+            return find_task(self._catalog, name)[1]
+        except InvalidParamsError:
+            raise ClassesChangedError(
+                "The session's task is not loaded any more: whoever runs the server can load it."
+            ) from None
+        except EvaluationError:
+            raise EvaluationError(
+                "The session's task can't be loaded; the server's log says why.", EvaluationError.__name__
+            ) from None
+
+    async def add_message(
+        self,
+        session_id: str,
+        owner: str,
+        role: str,
+        content: str,
+        call_id: str | None,
+        metadata: Mapping[str, Any] | None,
+    ) -> bool:
+        operation = MessageOperation(self._context, session_id, owner, role, content, call_id, metadata)
+        return bool(await self._sessions.run(operation))
+
+    async def submit_answer(
+        self, session_id: str, owner: str, by: str, answer: str, call_id: str | None = None
+    ) -> bool:
+        """Record the agent's answer, which ends its part; `by` says whose address it came to, or `client`.
+
+        Raises:
+            InvalidParamsError: The session has no task.
+            AnsweredError: Another answer was submitted before.
+        """
+        return bool(await self._sessions.run(AnswerOperation(self._context, session_id, owner, answer, by, call_id)))
+
+    async def evaluate(
+        self,
+        session_id: str,
+        owner: str | None,
+        name: str | None = None,
+        version: int | None = None,
+        answer: str | None = None,
+        *,
+        record: bool = False,
+        ends: bool = False,
+    ) -> Verdict:
+        """Get an evaluator's verdict on a session; see `methods.EvaluateSession`.
+
+        Raises:
+            InvalidParamsError: There is no such task, it isn't of the session's toolpacks, or it can't be recorded.
+            EvaluationError: The evaluator, or the solution, failed.
+        """
+        if record and (name, version, answer) != (None, None, None):
+            raise InvalidParamsError(
+                "Only the verdict on the session's own task, at its current version and with its recorded answer, can "
+                "be recorded: omit task, version and answer, or record."
+            )
+        if ends and not record:
+            raise InvalidParamsError("Only a recorded verdict ends the agent's part: set record, too, or omit ends.")
+        task, seconds = await self._sessions.read(
+            lambda reader: self._chosen(reader, session_id, owner, name), owner or ""
+        )
+        heavy, last = self._sessions.heavy_reader, -1
+
+        def evaluate() -> Verdict:
+            nonlocal last
+            last = heavy.find(session_id, owner)[1].index if record else -1
+            evidence, failure = self.evidence(heavy, session_id, owner, version, answer)
+            verdict = self._context.run(EvaluateTask(task, evidence))
+            perturbed = Counter(rule for each in evidence.path for rule in _rules_met(each))
+            verdict = {**verdict, "perturbed": dict(perturbed)}
+            return {**verdict, "valid": False, "failure": failure} if failure else verdict
+
+        tracer, began = self._app.tracer, time.time_ns()
+        try:
+            verdict = await self._sessions.run_authors(evaluate, owner or "", f"evaluate {task}", seconds)
+        except RequestError as error:
+            if tracer is not None:
+                tracer.evaluated(session_id, task, began, None, error)
+            raise
+        if tracer is not None:
+            tracer.evaluated(session_id, task, began, verdict, None)
+        if record:
+            session, _ = await self._sessions.read(lambda reader: reader.find(session_id, owner), owner or "")
+            operation = VerdictOperation(self._context, session_id, session.owner, verdict, last, ends=ends)
+            await self._sessions.queues.run(operation)
+        return verdict
+
+    async def without_reward(
+        self, failure: VerdictFailure, session_id: str, owner: str | None, name: str | None, version: int | None
+    ) -> Verdict:
+        """Get the verdict that says why no reward could be had, where `evaluate` has failed in this way."""
+        with suppress(StateDamagedError):
+            session, head = await self._sessions.read(lambda reader: reader.find(session_id, owner))
+            name = name or Recipe.of(session).kept.get("task")
+            version = head.version if version is None else version
+        return no_reward(name or "", version or 0, failure)
+
+    async def solution(self, session_id: str, owner: str | None) -> Solution:
+        """Get the solution of a session's task.
+
+        Raises:
+            InvalidParamsError: The session has no task, or that has no solution.
+            EvaluationError: The solution failed.
+        """
+        name, _ = await self._sessions.read(lambda reader: self._chosen(reader, session_id, owner, None))
+        heavy = self._sessions.heavy_reader
+        return await self._sessions.run_authors(
+            lambda: self._context.run(SolveTask(name, self.evidence(heavy, session_id, owner, 0, None)[0])),
+            *(owner or "", "solve"),
+        )
+
+    def _chosen(self, reader: SessionReader, session_id: str, owner: str | None, name: str | None) -> tuple[str, float]:
+        """Get the name of the task to evaluate, and the deadline of its evaluator."""
+        session, _ = reader.find(session_id, owner)
+        recipe = Recipe.of(session)
+        if name is None:
+            if "task" not in recipe.kept:
+                raise InvalidParamsError("The session has no task: name one of its toolpacks', or create one with it.")
+            name = str(recipe.kept["task"])
+        pack, task = find_task(self._catalog, name)
+        if pack.name not in recipe.toolpacks:
+            raise InvalidParamsError(
+                f"The task {shown(name)!r} needs the toolpack {pack.name!r}; the session has "
+                f"{', '.join(recipe.toolpacks) or 'none'}."
+            )
+        return name, task.timeout_seconds or self._context.settings.timeout_seconds
+
+    def evidence(
+        self, reader: SessionReader, session_id: str, owner: str | None, version: int | None, answer: str | None
+    ) -> tuple[Evidence, VerdictFailure | None]:
+        """Get what a session has left for an evaluator, and how the machine or a participant has failed its agent."""
+        session, head = reader.find(session_id, owner)
+        at = head.version if version is None else version
+        final = reader.snapshot(session_id, head, at)
+        first, path = self._context.paths.evidence(session, at)
+        recipe = Recipe.of(session)
+        runtime = self._context.runtime(recipe.toolpacks)
+        kinds = self._context.record_kinds
+        failure = machine_failure(
+            (each.shown for each in path), lambda name: runtime.plan(name, {}).own_timeout_seconds
+        ) or participant_failure(path, kinds)
+        evidence = Evidence(
+            toolpacks=recipe.toolpacks,
+            options=recipe.given()[0],
+            initial=reader.read_parts(session_id, first),
+            final=final,
+            version=at,
+            path=[seen(record, kinds) for record in path],
+            answer=answer,
+            at=lambda other: reader.snapshot(session_id, head, other),
+        )
+        return evidence, failure
+
+
+def _rules_met(record: SeenRecord) -> Sequence[str]:
+    rules: Sequence[str] = ((record.call or {}).get("perturbed") or {}).get("rules", ())
+    return rules
+
+
+def _description(index: int, pack: Toolpack, task: Task) -> TaskDescription:
+    options = {pack.name: task.options, **task.toolpacks}
+    return {
+        "task": f"{pack.name}{SEPARATOR}{task.name}",
+        "index": index,
+        "prompt": _prompt(task),
+        "toolpacks": [*options],
+        "options": {toolpack: dict(given) for toolpack, given in options.items() if given},
+        "functions": if_set(None if task.functions is None else [*task.functions]),
+        "max_calls": if_set(task.max_calls),
+        "participants": {name: {**rights} for name, rights in task.participants.items()},
+        "split": task.split,
+        "tags": [*task.tags],
+        "metadata": dict(task.metadata),
+        "has_solution": task.solution is not None,
+        "variants": [*task.variants],
+    }
+
+
+def _prompt(task: Task) -> Any:
+    return task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]

@@ -1,0 +1,320 @@
+"""How calls travel to an executor and back, with the environments that it keeps.
+
+The rule: the worker knows best. It says which environments it believes to be in the executor, is asked for those that
+aren't, and checks what it is answered.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import orjson
+from typing_extensions import override
+
+from toolpack_server.base.cache import BoundedCache
+from toolpack_server.base.errors import MAX_SHOWN, ResultError, shown
+from toolpack_server.base.terminal import printable
+from toolpack_server.features.api.core import CallFailure
+from toolpack_server.features.api.runners import (
+    MAX_CHARACTERS,
+    MAX_PLACE,
+    OF_CALLS,
+    SLOTS,
+    BuildEnvironment,
+    Codec,
+    Conditions,
+    ExecutionContext,
+    ExportVolumes,
+    Failure,
+    Outcome,
+    ParseEnvironment,
+    PatchVolumes,
+    Plan,
+    PromiseCheck,
+    RunCall,
+    RunnerOperation,
+    SessionRuntime,
+    Snapshot,
+    Stored,
+    call_steps,
+    check_content,
+    is_piece,
+    run_steps,
+    stored_volumes,
+    toolpack_of,
+    wanted,
+)
+from toolpack_server.features.executors.channel import Frame
+from toolpack_server.features.executors.transport import (
+    Ask,
+    AskedParts,
+    BytesTransport,
+    ExportTransport,
+    LongTransport,
+    MakingTransport,
+    Transport,
+    check_answer,
+    known_parts,
+    largest_piece,
+    opened,
+    restored,
+    written,
+)
+from toolpack_server.jsonio.strict import Fragment, dumps
+
+LIVE_BYTES = 4 * 2**20  # of snapshots that an executor keeps; the environments take four to eight times as much
+RUNTIMES = 256
+COMPARING = "/comparing"  # what an executor says when it begins to; no part has such a name
+CUT_BYTES = 128  # of what stands for a result that was cut, at most
+
+
+class ProcessReference(NamedTuple):
+    """Where an environment, or a volume, is that equals its bytes.
+
+    Attributes:
+        process: The number of an executor.
+        tag: By which that knows it.
+        pieces: Of a volume, the blob ids of its pieces: the session may have others meanwhile.
+    """
+
+    process: int
+    tag: int
+    pieces: tuple[str, ...] = ()
+
+
+class CallTransport(Transport[Outcome]):
+    _operation: RunCall
+    _tags = itertools.count()
+
+    def __init__(self, operation: RunCall) -> None:
+        self._operation = operation
+        self._plan, self._snapshot = operation.plan, operation.snapshot
+        self._comparisons = 0
+        snapshot, footprint = operation.snapshot, operation.plan.footprint
+        self._parts = tuple(part for part in snapshot.parts if toolpack_of(part) in footprint)
+        self._used = [part for toolpack, fields in footprint.items() for part in wanted(self._parts, toolpack, fields)]
+        found = {part: snapshot.live.pop(part, None) for part in self._used}
+        self._live: dict[str, ProcessReference] = {part: held for part, held in found.items() if held is not None}
+        self._volumes = [stored for toolpack in footprint for stored in stored_volumes(self._parts, toolpack)]
+        for stored in self._volumes:
+            held = snapshot.live.pop(stored.live, None)
+            if held is not None and held.pieces == tuple(snapshot.parts[part] for part in stored.parts):
+                self._live[stored.live] = held
+        self._tag = next(self._tags)
+        if self._live:
+            self.preferred = next(iter(self._live.values())).process
+
+    @override
+    def write(self, codec: Codec, process: int) -> Frame:
+        """Write the request, with the environments that the executor doesn't hold."""
+        plan = self._plan
+        held = {part: place.tag for part, place in self._live.items() if place.process == process}
+        given = [part for part in self._used if part not in held]
+        head = {
+            "toolpacks": self._operation.toolpacks,
+            "function": plan.function,
+            "kwargs": Fragment(self._operation.sent),
+            "offered": None if plan.runtime.offered is None else sorted(plan.runtime.offered),
+            "distrusted": plan.runtime.distrusted,
+            "read_only": plan.read_only,
+            "compares": plan.compares,
+            "tracebacks": plan.tracebacks,
+            "parts": known_parts(self._snapshot, self._parts),
+            "given": given,
+            "held": held,
+            "tag": self._tag,
+            # As text, because a time after the year 2554 has more bits than a number that may stand beside fragments.
+            "conditions": plan.conditions and Fragment(dumps(written(plan.conditions))),
+        }
+        pieces = [opened(codec, self._snapshot, part) for part in given]
+        self._operation.start()
+        return Frame(head, pieces)
+
+    @override
+    def supply(self, need: Any, codec: Codec) -> Frame:
+        """Get a part that the function uses beyond its footprint, or that the executor has dropped."""
+        if need == COMPARING:
+            check_answer(self._plan.compares and self._comparisons <= len(self._plan.nested))
+            self._comparisons += 1
+            self._plan.comparing()
+            return Frame({}, [])
+        check_answer(need in self._snapshot.parts)
+        return Frame({}, [opened(codec, self._snapshot, need)])
+
+    @override
+    def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:
+        nested, parts = len(self._plan.nested), 0 if self._plan.read_only else len(self._parts)
+        texts = 2 * context.max_result_bytes + nested * CUT_BYTES  # the result, and those of the nested calls together
+        pieces, most = 0, 0
+        if self._volumes and not self._plan.read_only:
+            pieces, most = SLOTS * len(self._volumes), len(self._volumes) * largest_piece(context.codec)
+        return (
+            len(sizes) <= 1 + nested + parts + pieces and sum(sizes) <= texts + parts * context.codec.max_bytes + most
+        )
+
+    @override
+    def read(self, answer: Frame, context: ExecutionContext, process: int) -> Outcome:
+        plan, head = self._plan, answer.head
+        changed, live, returned = head["blobs"], head["live"], head["nested"]
+        volumes = {stored.live: stored for stored in self._volumes}
+        parts = {*self._parts, *(part for stored in self._volumes for part in stored.possible)}
+        check_answer({*changed} <= parts and {*live} <= {*self._parts, *volumes})
+        check_answer(returned in range(len(plan.nested) + 1))
+        result, nested = answer.pieces[0], answer.pieces[1 : 1 + returned]
+        payloads = answer.pieces[1 + returned :]
+        check_answer(len(result) <= context.max_result_bytes)
+        check_answer(sum(map(len, nested)) <= context.max_result_bytes + returned * CUT_BYTES)
+        check_answer(
+            all(
+                len(payload) <= (largest_piece(context.codec) if is_piece(part) else context.codec.max_bytes)
+                for part, payload in zip(changed, payloads, strict=True)
+            )
+        )
+        for text in nested:
+            orjson.loads(text)  # as the result, below
+        outcome = Outcome(comparison=self._comparison(head["comparison"]), nested=nested)
+        if head["failure"] is None:
+            _check_result(result, content=plan.content)
+            outcome.result, outcome.changes = result, not plan.read_only
+            sealed = zip(changed, payloads, strict=True)
+            outcome.blobs = {part: context.codec.seal(part, payload) for part, payload in sealed}
+            outcome.live = dict.fromkeys(live, ProcessReference(process, self._tag))
+            if plan.conditions is not None:
+                outcome.found = _found(head["found"], changed, plan.conditions)
+            outcome.changed = _counts(head["changed"], self._volumes)
+        else:
+            outcome.failure = _failure(head, plan, context.max_result_bytes)
+        now = {**self._snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
+        for name in {*live} & volumes.keys():
+            pieces = tuple(now[part] for part in volumes[name].possible if part in now)
+            outcome.live[name] = ProcessReference(process, self._tag, pieces)
+        return outcome
+
+    def _comparison(self, members: Any) -> PromiseCheck | None:
+        check_answer((members is not None) == self._plan.compares)
+        if members is None:
+            return None
+        seconds, broken = members
+        check_answer(isinstance(seconds, float) and seconds >= 0)
+        if broken is None:
+            return PromiseCheck(seconds)
+        toolpack, function, change = broken
+        check_answer((toolpack, function) in self._plan.promises() and isinstance(change, str))
+        return PromiseCheck(seconds, (toolpack, function, printable(shown(change))))
+
+    @classmethod
+    @override
+    def serving(
+        cls, kind: type[RunnerOperation[Outcome]], context: ExecutionContext, ask: Ask
+    ) -> Callable[[Frame], Frame]:
+        del kind
+        return _Calls(context, ask).serve
+
+
+class _Calls:
+    """Runs functions in an executor, and keeps the environments that were used last.
+
+    They are a cache: the worker says which it believes to be here, and is asked for those that aren't.
+    """
+
+    def __init__(self, context: ExecutionContext, ask: Ask) -> None:
+        self._context = context
+        self._ask = ask
+        self._live = BoundedCache[tuple[int, str], tuple[Any, int]](LIVE_BYTES, lambda live: live[1])
+        self._runtime = lru_cache(maxsize=RUNTIMES)(self._make_runtime)
+
+    def serve(self, request: Frame) -> Frame:
+        head, context = request.head, self._context
+        offered = None if head["offered"] is None else frozenset(head["offered"])
+        plan = self._runtime(tuple(head["toolpacks"]), offered).plan(head["function"], head["kwargs"])
+        # The worker knows what has been seen of the functions in all executors.
+        plan.trusted -= frozenset(head["distrusted"])
+        plan.read_only, plan.compares, plan.tracebacks = head["read_only"], head["compares"], head["tracebacks"]
+        plan.comparing = self._begin_comparing
+        plan.conditions = head["conditions"] and restored(head["conditions"])
+        given = dict(zip(head["given"], request.pieces, strict=True))
+        snapshot = Snapshot(head["parts"], AskedParts(self._ask, given))
+        sizes = {part: len(blob) for part, blob in given.items()}
+        for part, tag in head["held"].items():
+            live = self._live.pop((tag, part))
+            if live is not None:
+                snapshot.live[part], sizes[part] = live
+        outcome = run_steps(call_steps(plan, snapshot, context), context.interruptible)
+        sizes.update({part: len(blob) for part, blob in snapshot.blobs.items()})
+        sizes.update({part: len(blob) for part, (_, blob) in outcome.blobs.items()})
+        unused = {(head["held"][part], part): (live, sizes[part]) for part, live in snapshot.live.items()}
+        used = {(head["tag"], part): (live, sizes.get(part, 0)) for part, live in outcome.live.items()}
+        self._live.put_all({**unused, **used})  # an environment is kept for the next call, however large it is
+        compared = outcome.comparison
+        answer = {
+            "failure": outcome.failure and outcome.failure.members(),
+            "traceback": outcome.failure and outcome.failure.traceback,
+            "raised_at": outcome.failure and outcome.failure.raised_at,
+            "comparison": compared and [compared.seconds, compared.broken],
+            "nested": len(outcome.nested),
+            "blobs": [*outcome.blobs],
+            "live": [*outcome.live],
+            "found": outcome.found,
+            "changed": outcome.changed or {},
+        }
+        return Frame(answer, [outcome.result or b"", *outcome.nested, *(blob for _, blob in outcome.blobs.values())])
+
+    def _begin_comparing(self) -> None:
+        self._ask(COMPARING)
+
+    def _make_runtime(self, toolpacks: tuple[str, ...], offered: frozenset[str] | None) -> SessionRuntime:
+        return SessionRuntime(self._context.codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
+
+
+def _found(found: Any, parts: Iterable[str], conditions: Conditions) -> dict[str, Any]:
+    """Read what a call's conditions have found in the parts that it has changed; raises as `Transport.read`."""
+    check_answer(isinstance(found, dict) and found.keys() == {*parts})
+    return {part: conditions.found.validate_python(value) for part, value in found.items()}
+
+
+def _counts(counts: Any, volumes: Sequence[Stored]) -> dict[str, int]:
+    """Read how much a call has changed in each volume; raises as `Transport.read`."""
+    check_answer(isinstance(counts, dict) and counts.keys() <= {stored.name for stored in volumes})
+    check_answer(all(type(count) is int and count >= 0 for count in counts.values()))
+    return dict(counts)
+
+
+def _check_result(result: bytes, *, content: bool) -> None:
+    orjson.loads(result)  # it becomes a part of answers and records, which must stay JSON
+    if content:
+        try:
+            check_content(result)
+        except ResultError as error:
+            raise ValueError(str(error)) from None
+
+
+def _failure(head: Mapping[str, Any], plan: Plan, max_bytes: int) -> CallFailure:
+    """Read why a call has failed; who has run it has shortened the texts."""
+    members, traceback, place = head["failure"], head["traceback"], head["raised_at"]
+    kind, message, why = members["kind"], members["message"], Failure(members["why"])
+    errors, similar = members["errors"], members["similar"]
+    check_answer(isinstance(kind, str) and isinstance(message, str) and why in OF_CALLS)
+    check_answer(len(kind) + len(message) <= max_bytes + MAX_SHOWN)  # a shortened text says so at its end
+    check_answer(errors is None or (isinstance(errors, list) and len(dumps(errors)) <= max_bytes))
+    check_answer(similar is None or {*similar} <= plan.runtime.functions.keys())
+    check_answer(traceback is None or (isinstance(traceback, str) and len(traceback) <= 2 * MAX_CHARACTERS))
+    check_answer(place is None or (isinstance(place, str) and len(place) <= MAX_PLACE))
+    return CallFailure(kind, message, why, errors, similar, traceback=traceback, raised_at=place)
+
+
+class _Transports(dict[type[RunnerOperation[Any]], type[Transport[Any]]]):
+    def __missing__(self, kind: type[RunnerOperation[Any]]) -> type[Transport[Any]]:
+        return BytesTransport if kind.shape is None else Transport
+
+
+TRANSPORTS = _Transports(
+    {
+        RunCall: CallTransport,
+        BuildEnvironment: MakingTransport,
+        ParseEnvironment: MakingTransport,
+        ExportVolumes: ExportTransport,
+        PatchVolumes: LongTransport,
+    }
+)
+"""How each kind of operation travels; most as their fields and results say."""

@@ -1,0 +1,173 @@
+"""Toolpacks' code in executors, as the rest of the server sees it: a `Runner`.
+
+The rule: it drives any operation and knows none. Its transport opens and seals snapshots in this process, with the key
+that executors don't have, and checks what it is answered. No text of an executor is as long in the log or in an error
+as the executor would have it.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from traceback import format_tb
+from typing import Any, Protocol, TypeVar
+
+from toolpack_server.base.errors import CrashedError, shown
+from toolpack_server.base.settings import Settings
+from toolpack_server.base.terminal import printable
+from toolpack_server.features.api.core import InternalError, OverloadedError
+from toolpack_server.features.api.runners import (Codec, Conditions, ExecutionContext, RunnerOperation, Steps)
+from toolpack_server.features.api.volumes import Limits
+from toolpack_server.features.executors.calls import TRANSPORTS
+from toolpack_server.features.executors.channel import ExecutorGoneError, Frame
+from toolpack_server.features.executors.child import ExecutorProcess, Zygote
+from toolpack_server.features.executors.executor import Configuration
+from toolpack_server.features.executors.pool import Pool
+from toolpack_server.features.executors.refusals import MAX_TEXT, read_refusal
+from toolpack_server.features.executors.settings import ExecutorsSettings
+from toolpack_server.features.executors.transport import Transport, path_of
+from toolpack_server.observability.metrics import Metrics
+from toolpack_server.observability.tracing import running_trace
+
+T = TypeVar("T")
+
+log = logging.getLogger("toolpack_server")
+
+ATTEMPTS = 3  # to give a request to an executor that reads it
+STOPPED = "The processes for toolpacks' code have ended; nothing was changed. Send it again, with its call_id."
+
+
+class InterruptibleBlock(Protocol):
+    def waiting(self, end: Callable[[], None]) -> AbstractContextManager[object]:
+        """Surround a wait that `end` ends; see `engine.interruption`."""
+
+
+def start_executors(
+    settings: Settings,
+    codec: Codec,
+    metrics: Metrics,
+    interruptible: Callable[[], InterruptibleBlock],
+    operations: Iterable[type[RunnerOperation[Any]]],
+    conditions: Iterable[type[Conditions]],
+) -> "ExecutorRunner":
+    """Start the zygote and a first executor, which can do these operations under these conditions.
+
+    Raises:
+        StartError: The toolpacks can't be used there.
+    """
+    own = settings.of(ExecutorsSettings)
+    own_files = [path for path in (settings.data_dir, settings.tokens_file, *settings.store_url.files) if path]
+    configuration = Configuration(
+        pack_dirs=[str(folder.resolve()) for folder in settings.pack_dir],
+        import_seconds=settings.import_seconds,
+        packs=[*settings.packs],
+        preload=True,
+        operations=[*map(path_of, operations)],
+        conditions=[*map(path_of, conditions)],
+        max_environment_bytes=settings.max_environment_bytes,
+        max_result_bytes=settings.max_result_bytes,
+        max_answer_bytes=settings.max_session_bytes + settings.max_reply_bytes,
+        sandbox=[*own.sandbox],
+        hidden=[str(path.resolve()) for path in own_files],
+        volumes=[*map(path_of, codec.volumes.kinds.values())] if codec.volumes else [],
+        limits=[*Limits.of(settings)],
+        scratch_dir=str(settings.scratch_dir.resolve()) if settings.scratch_dir else None,
+        scratch_bytes=settings.scratch_bytes // own.most,
+        memory_bytes=own.memory_bytes,
+    )
+    pool = Pool(Zygote(configuration, codec.catalog.inventory()), settings, metrics)
+    return ExecutorRunner(ExecutionContext(codec, settings.max_result_bytes), codec, pool, interruptible, own.most)
+
+
+class ExecutorRunner:
+    def __init__(
+        self,
+        context: ExecutionContext,
+        codec: Codec,
+        pool: Pool,
+        interruptible: Callable[[], InterruptibleBlock],
+        most: int,
+    ) -> None:
+        self.places = most
+        self._context = context
+        self._codec = codec
+        self._pool = pool
+        self._interruptible = interruptible
+
+    def run(self, operation: RunnerOperation[T]) -> T:
+        """Let an executor do something; if it ends before it has begun, let another one.
+
+        Raises:
+            CrashedError: It has ended meanwhile.
+            OverloadedError: No executor has begun, or all have ended.
+        """
+        transport: Transport[T] = TRANSPORTS[type(operation)](operation)
+        try:
+            for _ in range(ATTEMPTS):
+                with self._pool.executor(transport.preferred, clean=not operation.leaves_traces) as child:
+                    try:
+                        answer = self._answer(child, operation, transport)
+                        # One that lacks something of the machine, or says so, may lack it again.
+                        lacks = answer.head.get("refused") == OverloadedError.__name__
+                        child.retired = answer.head.get("retire") is not False or "fault" in answer.head or lacks
+                        _raise_refusal(answer)
+                        return transport.read(answer, self._context, child.number)
+                    except ExecutorGoneError as gone:
+                        how = None if gone.unread else child.how_it_ended()
+                        if how is not None:
+                            raise CrashedError(
+                                f"{operation.who} ended its process ({how}); nothing has changed."
+                            ) from None
+                        if not gone.unread:
+                            break
+                    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                        child.retired = True
+                        log.error(  # noqa: TRY400 - the error's text may be as long as the executor wants it
+                            "%s made its process unusable: its answer can't be used: %s: %s\n%s",
+                            *(operation.who, type(error).__name__, printable(shown(str(error)))),
+                            "".join(format_tb(error.__traceback__)),
+                        )
+                        raise CrashedError(f"{operation.who} made its process unusable; nothing has changed.") from None
+        except CrashedError as error:
+            return operation.crashed(error)
+        raise OverloadedError(STOPPED)
+
+    def _answer(self, child: ExecutorProcess, operation: RunnerOperation[T], transport: Transport[T]) -> Frame:
+        request = transport.write(self._codec, child.number)
+        allows = partial(transport.allows, context=self._context)
+        trace = running_trace()
+        more = {"trace": trace.told} if trace is not None and trace.told is not None else {}
+        try:
+            with self._interruptible().waiting(child.kill):
+                child.ask({"do": operation.name, **more, **request.head}, request.pieces)
+                while True:
+                    frame = child.answer(allows)
+                    if "need" not in frame.head:
+                        if trace is not None and "traced" in frame.head:
+                            trace.take(frame.head["traced"])
+                        return frame
+                    child.ask(*transport.supply(frame.head["need"], self._codec))
+        finally:
+            printed = child.printed(rest=child.owes)
+            if printed:
+                log.info("%s printed:%s", operation.who, printed)
+
+    def steps(self, operation: RunnerOperation[T]) -> Steps[T]:
+        return self.run(operation)
+        yield  # which makes it a generator
+
+    def end_unused(self) -> None:
+        self._pool.end_unused()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _raise_refusal(answer: Frame) -> None:
+    head = answer.head
+    if "fault" in head:
+        rows = str(head["fault"])[:MAX_TEXT].splitlines()
+        log.error("A request failed in an executor:%s", "".join(f"\n  {printable(row)}" for row in rows))
+        raise InternalError
+    if "refused" in head:
+        raise read_refusal(head)

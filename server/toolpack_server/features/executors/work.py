@@ -1,0 +1,58 @@
+"""How an executor handles requests: each is a frame, and so is each answer.
+
+The rule: it knows no operation; those that it can do were named when its zygote was started. Here they work on bytes
+without a seal, as an executor has no key.
+"""
+
+import traceback
+from collections.abc import Iterable
+from contextvars import Context
+from functools import partial
+from pkgutil import resolve_name
+from typing import Any
+
+from toolpack_server.base.errors import CallError, RequestError
+from toolpack_server.features.api.runners import ExecutionContext, PlainCodec, RunnerOperation
+from toolpack_server.features.executors.calls import TRANSPORTS
+from toolpack_server.features.executors.channel import Channel, Frame
+from toolpack_server.features.executors.refusals import write_refusal
+
+
+class Work:
+    """Handles requests in an executor; through the channel, operations ask for what a request doesn't contain."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        codec: PlainCodec,
+        operations: Iterable[type[RunnerOperation[Any]]],
+        max_result_bytes: int,
+    ) -> None:
+        self._channel = channel
+        context = ExecutionContext(codec, max_result_bytes)
+        self._operations = {kind.name: TRANSPORTS[kind].serving(kind, context, self._ask) for kind in operations}
+
+    def do(self, request: Frame) -> Frame:
+        """Run the requested operation, in context variables of its own, and get the answer."""
+        trace = request.head.get("trace")
+        if trace is None:
+            return Context().run(self._do, request)
+        answer, found = Context().run(resolve_name(trace["by"]), trace, partial(self._do, request))
+        return Frame({**answer.head, "traced": found}, answer.pieces) if found else answer
+
+    def _do(self, request: Frame) -> Frame:
+        try:
+            return self._operations[request.head["do"]](request)
+        except (RequestError, CallError) as error:
+            return refused(error)
+        except Exception:  # noqa: BLE001 - a fault of the server, which the worker logs
+            return Frame({"fault": traceback.format_exc()}, [])
+
+    def _ask(self, need: Any) -> Frame:
+        self._channel.send({"need": need})
+        return self._channel.receive()
+
+
+def refused(error: CallError | RequestError) -> Frame:
+    """Get the answer that says why a request is refused."""
+    return Frame(write_refusal(error), [])

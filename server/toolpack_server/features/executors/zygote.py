@@ -1,0 +1,179 @@
+"""The zygote: a fresh interpreter that has imported the toolpacks, from which executors are forked.
+
+It was started by a worker and not forked from it, so that no key, token or connection is in its memory. The rule: it
+has one thread, builds no environment, runs no function of a toolpack, and ends with its worker; its executors, and
+whatever processes they have left behind, end with it. Where toolpacks start threads when they are imported, which a
+fork wouldn't copy, it doesn't import them: each executor does.
+"""
+
+import contextlib
+import gc
+import os
+import pkgutil
+import select
+import shutil
+import signal
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from toolpack_server.base.errors import StartError
+from toolpack_server.features.api.runners import Catalog, RunnerOperation
+from toolpack_server.features.executors import system
+from toolpack_server.features.executors.executor import Configuration, run_executor
+from toolpack_server.features.executors.sandbox import Sandbox
+from toolpack_server.volumes.scratch import Scratch, remove_leftovers
+from toolpack_server.jsonio.strict import dumps, loads
+from toolpack_server.packs.loading import extend_namespace, load_catalog
+from toolpack_server.packs.spawned import let_spawned_import
+
+MAX_CONFIGURATION = 2**17
+
+
+def main(control: socket.socket) -> NoReturn:
+    """Load the toolpacks, say to the worker which there are, and fork executors until it exits."""
+    # Before there are executors, which have no business in its memory, nor in one another's.
+    system.hide_memory()
+    control.set_inheritable(False)  # nor does one that a toolpack starts when it is imported
+    configuration = Configuration(**loads(control.recv(MAX_CONFIGURATION)))
+    operations = [pkgutil.resolve_name(path) for path in configuration.operations]
+    catalog: Catalog | None = None
+    answer: dict[str, Any] = {}
+    if configuration.preload:
+        try:
+            catalog = load_catalog(
+                [*map(Path, configuration.pack_dirs)],
+                configuration.packs,
+                build=False,
+                import_seconds=configuration.import_seconds,
+            )
+            answer = {"inventory": catalog.inventory().to_json(), "threads": system.keeps_threads()}
+        except StartError as error:
+            answer = {"error": str(error)}
+    else:
+        extend_namespace([*map(Path, configuration.pack_dirs)], [])  # the sandbox allows its folders
+    try:
+        control.send(dumps(answer))
+    except BrokenPipeError:  # the worker has ended meanwhile
+        os._exit(1)
+    if "error" in answer or answer.get("threads"):
+        os._exit(1)
+    let_spawned_import(map(Path, configuration.pack_dirs))
+    for path in configuration.conditions:
+        pkgutil.resolve_name(path).load()  # once, for all executors
+    gc.collect()
+    gc.freeze()  # a collection in an executor would copy every page of what they share
+    gc.set_threshold(50_000, 20, 100)  # as in a worker: most collections would find nothing
+    _Forker(control, catalog, operations, configuration).serve()
+
+
+class _Forker:
+    def __init__(
+        self,
+        control: socket.socket,
+        catalog: Catalog | None,
+        operations: Iterable[type[RunnerOperation[Any]]],
+        configuration: Configuration,
+    ) -> None:
+        self._process = os.getpid()
+        self._control = control
+        self._catalog = catalog
+        self._operations = operations
+        self._configuration = configuration
+        folder = Path(configuration.scratch_dir) if configuration.scratch_dir else None
+        remove_leftovers(folder)
+        self._scratch = Scratch(folder, configuration.scratch_bytes)
+        self._sandbox = Sandbox(configuration.sandbox, configuration.pack_dirs, configuration.hidden)
+        self._executors: dict[int, int] = {}  # by process id, the pipe for its exit status
+        self._own = set(system.children())  # processes that a toolpack has started at import
+        self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+
+    def serve(self) -> NoReturn:
+        """Fork an executor for each message, until the worker exits."""
+        system.adopt_orphans()
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler, each end of a child wakes `poll`
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._woken, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
+                self._reap()
+            if self._control.fileno() in ready:
+                message, descriptors, _, _ = socket.recv_fds(self._control, 16, 3)
+                if not message:
+                    self._end()
+                for descriptor in descriptors:  # no program that a function starts has them
+                    os.set_inheritable(descriptor, False)
+                if len(descriptors) == 3:  # noqa: PLR2004 - else this process has too many open files
+                    self._fork(*descriptors)
+
+    def _fork(self, end: int, status: int, output: int) -> None:
+        _ = self._scratch.folder  # made here, once
+        try:
+            process = os.fork()
+        except OSError:
+            os.close(status)  # which tells the worker
+        else:
+            if process == 0:
+                self._become_executor(end, status, output)
+            self._executors[process] = status
+        os.close(end)
+        os.close(output)
+
+    def _become_executor(self, end: int, status: int, output: int) -> NoReturn:
+        try:
+            for standard in (1, 2):
+                os.dup2(output, standard)
+            os.close(output)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for inherited in (self._control, self._woken, self._wake):
+                inherited.close()
+            for descriptor in (status, *self._executors.values()):
+                os.close(descriptor)
+            run_executor(
+                socket.socket(fileno=end),
+                self._process,
+                self._catalog,
+                self._operations,
+                self._configuration,
+                self._sandbox,
+                self._scratch.folder,
+            )
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        """Report how executors exited, and kill what they have left behind."""
+        while True:
+            try:
+                process, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if process == 0:
+                break
+            self._own.discard(process)
+            pipe = self._executors.pop(process, None)
+            if pipe is not None:
+                shutil.rmtree(self._scratch.folder / str(process), ignore_errors=True)
+                with contextlib.suppress(BrokenPipeError):  # the worker knows why, or is gone
+                    os.write(pipe, b"%d" % os.waitstatus_to_exitcode(status))
+                os.close(pipe)
+        for orphan in set(system.children()) - self._executors.keys() - self._own:
+            system.kill(orphan)  # its end wakes this process, which then looks again
+
+    def _end(self) -> NoReturn:
+        """Exit, after killing all executors and all that they have left behind."""
+        signal.set_wakeup_fd(-1)
+        while children := system.children():
+            for child in children:
+                system.kill(child)
+            os.waitpid(-1, 0)
+        self._scratch.close()
+        os._exit(0)

@@ -1,0 +1,38 @@
+"""`toolpack-server mcp`: MCP on standard input and output, for clients that launch their servers.
+
+The rule: standard input and output are put aside before a toolpack is loaded: nothing else may write to the client.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from toolpack_server.base.settings import load_settings
+from toolpack_server.features.api.commands import packs_options
+from toolpack_server.features.protocols.mcp.stdio.bridge import carry
+from toolpack_server.features.protocols.mcp.stdio.lines import take_standard_streams
+from toolpack_server.features.protocols.mcp.stdio.local import converse
+from toolpack_server.observability.log import configure_logging
+from toolpack_server.packs.loading import catalog_of
+
+
+@click.command()
+@packs_options
+@click.option("--url", help="Session to speak for, http://host:port/mcp/<key>; default: a new one, in memory.")
+def mcp(pack_dir: tuple[Path, ...], packs: str | None, url: str | None) -> None:
+    """Speak MCP on standard input and output, for one client."""
+    if url and (pack_dir or packs):
+        raise click.UsageError("--url is a session on a server, which has its own toolpacks: omit the others.")
+    source, sink = take_standard_streams()
+    settings = load_settings(store="memory:", pack_dir=pack_dir or None, packs=packs)
+    configure_logging(settings.log_calls, settings.log_level)
+    if url:
+        asyncio.run(carry(settings, url, source, sink))
+    else:
+        catalog = catalog_of(settings)
+        asyncio.run(converse(settings, catalog, source, sink))
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for threads that still read, or are stuck in a function

@@ -1,0 +1,180 @@
+"""`/mcp/<key>`: MCP over Streamable HTTP; the key is the permission, and implies the session.
+
+The rule: nothing is kept between two requests, so any worker can answer the next one. A client that asks for a stream
+or a sign-in gets none of them: it has all that in the path.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from toolpack_server.features.api.core import (Caller, HttpRefusedError, InternalError, OverloadedError, RequestError)
+from toolpack_server.features.protocols.mcp.event_stream import EventStream, event
+from toolpack_server.features.protocols.mcp.headers import (HeaderCheck, check_once, cross_origin, preflight, version_of)
+from toolpack_server.features.protocols.mcp.messages import McpMessage, McpRefusedError
+from toolpack_server.features.protocols.mcp.protocol import Mcp
+from toolpack_server.features.protocols.mcp.results import (Fault, McpReply, failure, refusal_reply, shifted)
+from toolpack_server.observability.request_ids import request_id
+from toolpack_server.rpc.codes import describe
+from toolpack_server.rpc.in_flight import Reservation
+from toolpack_server.rpc.parsing import QUICK_BYTES
+from toolpack_server.web.bodies import HEADERS, no_memory, read_body
+from toolpack_server.web.endpoints import CUT_OFF, Gateway
+from toolpack_server.web.refusals import (NO_CONTENT, PIECE_BYTES, refusal, refused, send_response)
+
+ACCEPTED, NOT_ALLOWED_STATUS = 202, 405
+SIGN_OF_LIFE = b": still running\n\n"
+STRANGER_SECONDS = 1.0  # for the body of a request whose key opens no session
+
+
+@dataclass
+class Exchange:
+    """One request and where its response goes."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    headers: dict[bytes, bytes]
+    extra: list[tuple[bytes, bytes]]  # headers of the response, whatever it says
+
+    async def respond(self, status: int, body: bytes) -> None:
+        await send_response(self.send, status, body, extra=self.extra)
+
+
+class McpEndpoint:
+    """`/mcp/<key>`, with all HTTP methods."""
+
+    verbs: Sequence[str] | None = None
+    without_key = "There is no MCP here: POST to /mcp, or to the mcp_path of a session, /mcp/<key>."
+    allowed = b"POST"
+    not_allowed = "MCP comes by POST here: there are no streams to GET, and this session isn't the agent's to DELETE."
+    status: Mapping[Fault | None, int] = {
+        None: 200,
+        Fault.MALFORMED: 400,
+        Fault.NO_METHOD: 404,
+        Fault.NO_SESSION: 200,
+    }
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._mcp = gateway.service.feature(Mcp)
+        self._max_bytes = gateway.service.settings.max_agent_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = scope[HEADERS]
+        exchange = Exchange(scope, receive, send, headers, [(b"x-request-id", request_id.get().encode())])
+        try:
+            self._gateway.gate.check_host(headers)
+            exchange.extra += cross_origin(headers)
+            if scope["method"] == "POST":
+                check_once(scope, headers)
+                await self._post(exchange)
+            elif scope["method"] == "OPTIONS":
+                exchange.extra += preflight(headers, self.allowed)
+                await exchange.respond(NO_CONTENT, b"")
+            else:
+                await self.other(exchange)
+        except HttpRefusedError as error:
+            if error.status != NOT_ALLOWED_STATUS:  # clients try GET before they come by POST
+                refused.write(error.status, str(error), scope)
+            await exchange.respond(error.status, refusal(error.status, str(error)))
+
+    async def other(self, exchange: Exchange) -> None:
+        """Answer a request with another HTTP method than POST and OPTIONS."""
+        exchange.extra.append((b"allow", self.allowed + b", OPTIONS"))
+        raise HttpRefusedError(NOT_ALLOWED_STATUS, self.not_allowed)
+
+    async def stranger(self, exchange: Exchange) -> Caller:
+        """Get who sends a message to a path without a key; a `RequestError` if it names no session that there is."""
+        raise NotImplementedError
+
+    async def agent(self, exchange: Exchange, caller: Caller, message: McpMessage) -> Caller:
+        """Get the agent of the session that an owner's request begins.
+
+        Raises:
+            McpRefusedError: It begins none.
+        """
+        raise NotImplementedError
+
+    async def _post(self, exchange: Exchange) -> None:
+        try:
+            path = exchange.scope["path_params"]
+            caller = await (self._gateway.service.agent(path["key"]) if path else self.stranger(exchange))
+        except (RequestError, InternalError) as error:
+            self._gateway.check_ready()
+            refused.write(self.status[Fault.NO_SESSION], str(error), exchange.scope)
+            await self._refuse_stranger(exchange, error)
+            return
+        with self._gateway.admitted(exchange.scope, caller) as reservation:
+            body = await read_body(exchange.headers, exchange.receive, reservation, self._max_bytes)
+            self._gateway.check_ready()  # after the body: a client that still sends may not read the refusal
+            self._gateway.answering += 1
+            try:
+                await self._answer(exchange, caller, body, reservation)
+            finally:
+                self._gateway.answering -= 1
+
+    async def _refuse_stranger(self, exchange: Exchange, error: Exception) -> None:
+        """Refuse a message to a key that opens no session, with its id if that is here soon.
+
+        Clients wait for ever for an answer with their id, but a stranger mustn't keep a connection for long.
+        """
+        request_id, in_flight = None, self._gateway.in_flight
+        with (
+            contextlib.suppress(TimeoutError, HttpRefusedError, McpRefusedError),
+            Reservation(in_flight, "", no_memory) as reservation,
+        ):
+            async with asyncio.timeout(STRANGER_SECONDS):
+                body = await read_body(exchange.headers, exchange.receive, reservation, QUICK_BYTES)
+                request_id = (await self._mcp.read(body, "")).id
+        self._gateway.check_ready()
+        described = shifted(describe(error))
+        reply = refusal_reply(McpRefusedError(described, malformed=False, request_id=request_id))
+        await self._respond(exchange, reply._replace(fault=Fault.NO_SESSION))
+
+    async def _answer(self, exchange: Exchange, caller: Caller, body: bytes, reservation: Reservation) -> None:
+        try:
+            message = await self._mcp.read(body, caller.owner, reservation.grow_to, version_of(exchange.headers))
+        except McpRefusedError as error:
+            await self._respond(exchange, refusal_reply(error))
+            return
+        if message.is_notification:
+            await exchange.respond(ACCEPTED, b"")
+            return
+        stream = None
+        try:
+            if caller.session_id is None:
+                caller = await self.agent(exchange, caller, message)
+            if b"text/event-stream" in exchange.headers.get(b"accept", b"").lower():
+                stream = self._stream(exchange, message)
+            reply = await self._mcp.answer(caller, message, HeaderCheck(exchange.headers))
+        except (McpRefusedError, RequestError, InternalError) as error:  # of `agent`
+            reply = failure(message, error)
+        except asyncio.CancelledError:
+            if stream is not None and stream.client_left:
+                return  # nobody is there to be answered
+            if stream is None or not await stream.end(failure(message, OverloadedError(CUT_OFF)).body):
+                await exchange.respond(503, refusal(503, CUT_OFF))
+            return
+        if len(reply.body) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+            reservation.become(len(reply.body))
+        if stream is None or not await stream.end(reply.body):
+            await self._respond(exchange, reply)
+
+    async def _respond(self, exchange: Exchange, reply: McpReply) -> None:
+        await exchange.respond(self.status[reply.fault], reply.body)
+
+    @staticmethod
+    def _stream(exchange: Exchange, message: McpMessage) -> EventStream:
+        """Get what the answer becomes if it takes long; a modern client that leaves cancels its request."""
+
+        def sign(seconds: float) -> bytes:
+            progress = message.progress(seconds)
+            return SIGN_OF_LIFE if progress is None else event(progress)
+
+        task = asyncio.current_task()
+        cancel = task.cancel if task is not None and message.modern else lambda: None
+        return EventStream(exchange.send, exchange.receive, exchange.extra, sign, cancel)

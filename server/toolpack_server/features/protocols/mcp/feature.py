@@ -1,0 +1,16 @@
+"""What MCP adds to the server."""
+
+from toolpack_server.features.api.core import AddressPaths, Feature
+from toolpack_server.features.protocols.mcp.protocol import Mcp
+from toolpack_server.features.protocols.mcp.results import McpPath
+
+
+class McpFeature(Feature):
+    name = "mcp"
+    services = (Mcp,)
+    results = {AddressPaths: McpPath}
+    about = "POST /mcp/<key> speaks MCP instead; POST /mcp also makes the session."
+    routes = {
+        "/mcp": "toolpack_server.features.protocols.mcp.own_session:OwnSessionEndpoint",
+        "/mcp/{key}": "toolpack_server.features.protocols.mcp.endpoint:McpEndpoint",
+    }

@@ -1,0 +1,191 @@
+"""The methods of MCP: from a message to the methods of a session, and back.
+
+The rule: a tool is called by the same code as at the agents' address, so both are two doors of one world. The session
+is the caller's; whatever a client says of sessions is ignored.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from toolpack_server.execution.failure import Failure
+from toolpack_server.features.api.core import App, Caller, InvalidParamsError
+from toolpack_server.features.protocols.mcp.marks import Path
+from toolpack_server.features.protocols.mcp.messages import (
+    CALL_ID_KEY,
+    LEGACY,
+    VERSION_KEY,
+    VERSIONS,
+    McpMessage,
+    McpRefusedError,
+    read_message,
+)
+from toolpack_server.features.protocols.mcp.prompts import PROMPTS, Prompts
+from toolpack_server.features.protocols.mcp.results import (
+    CACHE,
+    NO_CACHE,
+    SERVER_INFO,
+    McpReply,
+    failure,
+    no_method,
+    success,
+    tool_error,
+    tool_result,
+)
+from toolpack_server.features.protocols.mcp.tools import Tools
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.observability.trace_context import TRACEPARENT, accept_trace_members
+from toolpack_server.observability.tracing import AskedBy, asked_by
+from toolpack_server.protocol.parameters import MAX_CALL_ID
+from toolpack_server.rpc.codes import (ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR, describe)
+from toolpack_server.rpc.jsonrpc import Reserve, reply_too_large
+from toolpack_server.sessions.calls import CallRequest
+
+NESTED = {"$call"}
+
+CheckHeaders = Callable[[McpMessage, Mapping[Path, str]], None]
+"""Checks what came beside a modern request; gets the parameters that must have come as headers, too.
+
+Raises `McpRefusedError`.
+"""
+
+McpHandler = Callable[[Caller, McpMessage], Awaitable[bytes]]
+
+
+class Mcp:
+    """Answers messages."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        app.context.addresses.paths["mcp_path"] = "/mcp/{key}"
+        self._tools = Tools(app.sessions, app.context.addresses)
+        self._sessions = app.sessions
+        self._parser = app.parser
+        self._max_bytes = app.settings.max_reply_bytes
+        self._prompts = Prompts(app.sessions)
+        both: dict[str, McpHandler] = {
+            "tools/list": self._list,
+            "tools/call": self._call,
+            PROMPTS[0]: self._list_prompts,
+            PROMPTS[1]: self._prompts.get,
+        }
+        self._legacy = {"initialize": self._initialize, "ping": self._ping, **both}
+        self._modern = {"server/discover": self._discover, **both}
+        self._with_headers = app.sessions.catalog.spellings(lambda function: bool(function.marks))
+
+    async def read(
+        self, body: bytes, name: str, reserve: Reserve | None = None, header_version: str | None = None
+    ) -> McpMessage:
+        """Read a message, or raise `McpRefusedError`, if it is none or over a limit."""
+        try:
+            value, size = await self._parser.parse(body, name)
+        except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
+            code, message, data = describe(error)
+            if code not in {ERROR_PARSE_ERROR, ERROR_INVALID_REQUEST}:
+                code, message, data = ERROR_INVALID_REQUEST, "Invalid Request", {"detail": message}
+            raise McpRefusedError((code, f"{message}: {data['detail']}", data)) from None
+        if reserve is not None:
+            reserve(size)
+        return read_message(value, header_version)
+
+    async def answer(self, caller: Caller, message: McpMessage, check: CheckHeaders | None = None) -> McpReply:
+        """Answer a request; `check` checks what came beside it, None if nothing comes beside messages."""
+        if TRACEPARENT in message.meta:
+            accept_trace_members(message.meta)
+        try:
+            if message.modern:
+                message.check_meta()
+                if check is not None:
+                    check(message, await self._header_parameters(caller, message))
+            message.check_version()
+            handlers = self._modern if message.modern else self._legacy
+            handler = handlers.get(message.method)
+            if handler is None:
+                return no_method(message, handlers)
+            if message.method in PROMPTS and not await self._prompts.messages(caller):
+                return no_method(message, [name for name in handlers if name not in PROMPTS])
+            reply = success(message, await handler(caller, message))
+        except Exception as error:  # noqa: BLE001 - unknown exceptions are logged and become internal errors
+            return failure(message, error)
+        if len(reply.body) > self._max_bytes:
+            return failure(message, reply_too_large(len(reply.body), self._max_bytes))
+        return reply
+
+    async def _header_parameters(self, caller: Caller, message: McpMessage) -> Mapping[Path, str]:
+        """Get the parameters of a request that must have come as headers, too."""
+        name = message.params.get("name")
+        if message.method != "tools/call" or not isinstance(name, str):
+            return {}
+        if name not in self._with_headers:
+            return {}
+        function = self._sessions.catalog.functions(await self._toolpacks(caller)).get(name)
+        arguments, problem = await self._app.parser.arguments(message.params.get("arguments"), caller.owner)
+        if problem is None:
+            message.params["arguments"] = arguments
+        address = await self._sessions.address(caller.session_id or "", caller.owner, caller.address)
+        return function.marks if function is not None and address.has(function) else {}
+
+    async def _toolpacks(self, caller: Caller) -> tuple[str, ...]:
+        """Look the session up, which renews it, and get the names of its toolpacks."""
+        return await self._sessions.toolpacks(caller.session_id or "", caller.owner)
+
+    async def _initialize(self, caller: Caller, message: McpMessage) -> bytes:
+        await self._toolpacks(caller)
+        asked = message.params.get("protocolVersion")
+        version = asked if asked in LEGACY else LEGACY[0]
+        introduction = await self._prompts.introduction(caller)
+        return b'"protocolVersion":"%b",%b,"serverInfo":%b' % (version.encode(), introduction, SERVER_INFO)
+
+    async def _ping(self, _caller: Caller, _message: McpMessage) -> bytes:
+        return b""
+
+    async def _discover(self, caller: Caller, _message: McpMessage) -> bytes:
+        await self._toolpacks(caller)
+        return b'"supportedVersions":%b,%b%b' % (dumps(VERSIONS), await self._prompts.introduction(caller), CACHE)
+
+    async def _list(self, caller: Caller, message: McpMessage) -> bytes:
+        if message.params.get("cursor") is not None:
+            raise InvalidParamsError("There is one page of tools: omit the cursor.")
+        functions = await self._app.listings.functions(caller, caller.session_id, "mcp")
+        tools = await self._tools.with_tools(caller, functions)
+        if not message.modern:
+            return b'"tools":%b' % tools
+        address = await self._sessions.address(caller.session_id or "", caller.owner, caller.address)
+        return b'"tools":%b%b' % (tools, CACHE if address.view is None or address.view.lasts else NO_CACHE)
+
+    async def _list_prompts(self, _caller: Caller, message: McpMessage) -> bytes:
+        return self._prompts.list(message) + (CACHE if message.modern else b"")
+
+    async def _call(self, caller: Caller, message: McpMessage) -> bytes:
+        name, call_id = _named(message)
+        arguments, problem = message.params.get("arguments"), None
+        if type(arguments) is not dict:
+            arguments, problem = await self._app.parser.arguments(arguments, caller.owner)
+        request = CallRequest(name, arguments, dumps(arguments), call_id, problem=problem)
+        if tool := await self._tools.find(caller, name):
+            return await self._tools.use(tool, caller, request)
+        for argument, value in arguments.items():
+            if type(value) is dict and value.keys() == NESTED:
+                await self._toolpacks(caller)
+                return tool_error(
+                    f"ValidationError: argument `{argument[:200]}` is a nested call, which MCP doesn't have: call that "
+                    f"function first, then pass its result."
+                )
+        if self._app.tracer is not None:
+            version = message.meta.get(VERSION_KEY) or message.header_version or ""
+            asked_by.set(AskedBy("mcp", message.method, message.id, version))
+        outcome = await self._app.call(caller, caller.session_id or "", request)
+        if outcome.failure is not None and outcome.failure.why is Failure.NOT_FOUND:
+            text = outcome.failure.text
+            raise McpRefusedError(
+                (ERROR_INVALID_PARAMS, text, {"detail": text}), malformed=False, request_id=message.id
+            )
+        return tool_result(outcome)
+
+
+def _named(message: McpMessage) -> tuple[str, str | None]:
+    """Return the name of the tool that is called, and the call_id."""
+    name, call_id = message.params.get("name"), message.meta.get(CALL_ID_KEY)
+    if not isinstance(name, str):
+        raise InvalidParamsError("`name` must be the name of a tool, a string.")
+    if call_id is not None and not (isinstance(call_id, str) and 1 <= len(call_id) <= MAX_CALL_ID):
+        raise InvalidParamsError(f"`_meta` has {CALL_ID_KEY}, which must be a string of 1 to {MAX_CALL_ID} characters.")
+    return name, call_id

@@ -1,0 +1,70 @@
+"""The tools of an address besides its functions: what other features offer there.
+
+The rule: where a toolpack has a function of a tool's name, that one is meant.
+"""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from toolpack_server.base.errors import AnsweredError
+from toolpack_server.features.api.core import Caller, InvalidParamsError, TooLargeError
+from toolpack_server.features.protocols.mcp.results import tool_error, tool_value
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.sessions.addresses import Addresses, AddressTool
+from toolpack_server.sessions.calls import CallRequest
+from toolpack_server.sessions.manager import SessionManager
+
+
+class Tools:
+    """Offers the tools, and answers their calls."""
+
+    def __init__(self, sessions: SessionManager, addresses: Addresses) -> None:
+        self._sessions = sessions
+        self._addresses = addresses
+
+    async def find(self, caller: Caller, name: str) -> AddressTool | None:
+        """Get the caller's tool of a name; None if it has none."""
+        for tool in self._addresses.tools:
+            if tool.name == name:
+                return tool if tool in await self._offered(caller) else None
+        return None
+
+    async def with_tools(self, caller: Caller, tools: bytes) -> bytes:
+        """Add them to the JSON of a session's tools."""
+        others = [dumps(_described(tool)) for tool in await self._offered(caller)]
+        return b"[%b]" % b",".join(filter(None, [tools[1:-1], *others])) if others else tools
+
+    async def use(self, tool: AddressTool, caller: Caller, request: CallRequest) -> bytes:
+        """Use a tool, and get the members of its result; the agent can react to an error in it."""
+        if request.problem is not None:
+            return tool_error(f"ValidationError: {request.problem}")
+        try:
+            given = tool.parameters.model_validate(request.kwargs)
+            value = await tool.use(caller.session_id or "", caller.owner, caller.by, given, request.call_id)
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, problem["loc"])) or "arguments"
+            return tool_error(f"ValidationError: {place}: {problem['msg']}")
+        except (InvalidParamsError, AnsweredError, TooLargeError) as error:  # whoever has called can call otherwise
+            return tool_error(f"{type(error).__name__}: {error}")
+        return tool_value(value)
+
+    async def _offered(self, caller: Caller) -> list[AddressTool]:
+        if not self._addresses.tools:
+            return []
+        session_id = caller.session_id or ""
+        address = await self._sessions.address(session_id, caller.owner, caller.address)
+        tools = [tool for tool in self._addresses.tools if tool.is_offered(address)]
+        if not tools:
+            return []
+        functions = self._sessions.catalog.functions(await self._sessions.toolpacks(session_id, caller.owner))
+        return [tool for tool in tools if tool.name not in functions]
+
+
+def _described(tool: AddressTool) -> dict[str, Any]:
+    schema = tool.parameters.model_json_schema()
+    for name in ("title", "description"):
+        schema.pop(name, None)
+    hints = {"readOnlyHint": False}
+    return {"name": tool.name, "description": tool.description, "inputSchema": schema, "annotations": hints}

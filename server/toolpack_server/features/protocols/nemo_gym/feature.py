@@ -1,0 +1,34 @@
+"""What NeMo Gym's resources server adds to the server."""
+
+from toolpack_server.features.api.core import Feature
+from toolpack_server.features.protocols.nemo_gym.episodes import GymEpisodes
+
+COOKIE = "toolpack_session"
+
+_ENDPOINTS = "toolpack_server.features.protocols.nemo_gym.endpoints"
+
+
+class NemoGymFeature(Feature):
+    name = "nemo_gym"
+    needs = ("tasks",)
+    after = ("mcp", "openenv", "ors")  # whose paths are no functions
+    services = (GymEpisodes,)
+    about = "POST /seed_session, /verify and /{function} play tasks for the agents of NeMo Gym."
+    cookies = {
+        COOKIE: ("/mcp/{key}",)
+    }  # agents post to paths that their models name, and get this one by /seed_session
+    routes = {
+        "/nemo_gym/{toolpack}.jsonl": f"{_ENDPOINTS}:RowsEndpoint",
+        "/reverify_mode": f"{_ENDPOINTS}:ReverifyEndpoint",
+        **{
+            f"{rollout}/{path}": f"{_ENDPOINTS}:{endpoint}"
+            for rollout in ("", "/ng-rollout/{rollout}")
+            for path, endpoint in {
+                "seed_session": "SeedEndpoint",
+                "verify": "VerifyEndpoint",
+                "close_session": "CloseEndpoint",
+                "aggregate_metrics": "MetricsEndpoint",
+                "{function}": "FunctionEndpoint",
+            }.items()
+        },
+    }

@@ -1,0 +1,332 @@
+"""The paths of OpenEnv 0.10: HTTP, WebSockets, and the tasks.
+
+The rule: a path only translates; what an episode is and does is in `episodes.py`. A refusal is `{"detail": …}`, or on a
+WebSocket a message `error`, after which it goes on. A connection has nothing that another one couldn't go on with.
+"""
+
+import json
+from functools import partial
+from importlib.metadata import version
+from pkgutil import resolve_name
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
+
+from toolpack_server.features.api.core import Caller, HttpRefusedError, ReplyError
+from toolpack_server.features.api.http import (FeatureEndpoint, FeatureRequest, FeatureSocket, Gateway)
+from toolpack_server.features.protocols.openenv.episodes import NO_STATE, OpenEnvEpisodes
+from toolpack_server.features.protocols.openenv.feature import TOOLPACK, OpenEnvFeature
+from toolpack_server.features.protocols.openenv.mcp import PARSE_ERROR, OpenEnvMcp, failure
+from toolpack_server.features.protocols.openenv.messages import (
+    ACTION_SCHEMA,
+    MAX_ID,
+    MESSAGES,
+    OBSERVATION_SCHEMA,
+    RESET_OBSERVATION_SCHEMA,
+    STATE_SCHEMA,
+    AnyAction,
+    ListTools,
+    OpenEnvMcpMessage,
+    OpenEnvRangeBody,
+    OpenEnvResetMessage,
+    OpenEnvSplitBody,
+    OpenEnvStepMessage,
+    OpenEnvTaskBody,
+    ResetData,
+    StepBody,
+    read_message,
+)
+from toolpack_server.features.protocols.task_episodes import NOT_FOUND, TaskEpisode, detail_of
+
+UNAVAILABLE = 503
+INVALID = -32602
+
+INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR = "INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR"
+EXECUTION_ERROR, CAPACITY_REACHED, SESSION_ERROR = "EXECUTION_ERROR", "CAPACITY_REACHED", "SESSION_ERROR"
+"""The codes of errors on a WebSocket."""
+
+CODES = {404: SESSION_ERROR, UNAVAILABLE: CAPACITY_REACHED}
+"""Those of refusals, by the HTTP status; of any other, that it is invalid."""
+
+REPLY_CODES = {NOT_FOUND: SESSION_ERROR, -32006: CAPACITY_REACHED, INVALID: VALIDATION_ERROR}
+"""Those of what a method refused, by the JSON-RPC code; of any other, that it has failed."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class OpenEnvEndpoint(FeatureEndpoint):
+    """What the paths have in common."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self.episodes = self.app.feature(OpenEnvEpisodes)
+
+    def refusal(self, status: int, message: str) -> Response:
+        return JSONResponse({"detail": message}, status)
+
+    def status_of(self, error: ReplyError) -> int:
+        """Get a status that no client takes for an error of this server's code."""
+        return min(super().status_of(error), UNAVAILABLE)
+
+    async def body(self, kind: type[M], request: FeatureRequest) -> M:
+        found: M = await self.parsed(request, partial(read_message, kind, what="The body"))
+        return found
+
+    async def env(self, request: FeatureRequest) -> str:
+        """Get the toolpack that stands in the path, or the only one."""
+        return await self.episodes.environment(request.caller, request.path.get("toolpack"))
+
+    async def task_env(self, request: FeatureRequest) -> str:
+        """Get the toolpack of a path of the tasks, which names it twice."""
+        env = await self.env(request)
+        if request.path["env"].lower() != env.lower():
+            raise HttpRefusedError(404, f"There is no environment {request.path['env'][:200]!r} here: use {env}.")
+        return env
+
+
+def _asked(request: FeatureRequest, name: str) -> str | None:
+    """Get an id of the query."""
+    given = request.query.get(name)
+    if given is not None and not 0 < len(given) <= MAX_ID:
+        raise HttpRefusedError(400, f"{name} has 1 to {MAX_ID} characters.")
+    return given
+
+
+class OpenEnvHealthEndpoint(OpenEnvEndpoint):
+    verbs = ("GET",)
+    needs_token = False
+
+    async def answer(self, request: FeatureRequest) -> Response:  # noqa: ARG002
+        return JSONResponse({"status": "healthy"})
+
+
+class OpenEnvMetadataEndpoint(OpenEnvEndpoint):
+    verbs = ("GET",)
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        env = await self.env(request)
+        listed = await self.app.request(request.caller, "list_toolpacks", {})
+        (found,) = [each for each in listed if each["name"] == env]
+        nothing = {"readme_content": None, "author": None, "documentation_url": None}
+        told = {"name": env, "description": found["description"], "version": found.get("version")}
+        return JSONResponse({**told, **nothing})
+
+
+class OpenEnvPathsEndpoint(OpenEnvEndpoint):
+    """Says which paths there are, as OpenAPI, by which `openenv validate` knows what it may ask."""
+
+    verbs = ("GET",)
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        done = {"responses": {"200": {"description": "As OpenEnv has it."}}}
+        paths = {
+            path.removeprefix(TOOLPACK): {verb.lower(): done for verb in resolve_name(endpoint).verbs}
+            for path, endpoint in OpenEnvFeature.routes.items()
+            if path.startswith(TOOLPACK)
+        }
+        return JSONResponse(
+            {
+                "openapi": "3.1.0",
+                "info": {"title": await self.env(request), "version": version("toolpack-server")},
+                "paths": paths,
+            }
+        )
+
+
+class OpenEnvSchemaEndpoint(OpenEnvEndpoint):
+    verbs = ("GET",)
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        await self.env(request)
+        schemas = {"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}
+        return JSONResponse({**schemas, "reset_observation": RESET_OBSERVATION_SCHEMA})
+
+
+class OpenEnvResetEndpoint(OpenEnvEndpoint):
+    async def answer(self, request: FeatureRequest) -> Response:
+        data = await self.body(ResetData, request)
+        _, observation = await self.episodes.reset(request.caller, await self.env(request), data)
+        return JSONResponse(observation)
+
+
+class OpenEnvStepEndpoint(OpenEnvEndpoint):
+    """Steps in the episode whose id a reset has given; `request_id` makes a step safe to repeat."""
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        env, body = await self.env(request), await self.body(StepBody, request)
+        episode = await self.episodes.find(request.caller, body.episode_id)
+        if isinstance(body.action, ListTools):
+            return JSONResponse(await self.episodes.list_tools(request.caller, env, episode))
+        call_id = body.request_id or body.action.metadata.call_id
+        asked = request.caller, episode, body.action, call_id, body.timeout_s
+        return JSONResponse(await self.episodes.step(*asked))
+
+
+class OpenEnvStateEndpoint(OpenEnvEndpoint):
+    verbs = ("GET",)
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        episode_id = _asked(request, "episode_id")
+        if episode_id is None:
+            return JSONResponse(NO_STATE)
+        episode = await self.episodes.find(request.caller, episode_id)
+        return JSONResponse(await self.episodes.state(request.caller, episode))
+
+
+class OpenEnvEnvironmentsEndpoint(OpenEnvEndpoint):
+    verbs = ("GET",)
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        return JSONResponse([await self.env(request)])
+
+
+class OpenEnvSplitsEndpoint(OpenEnvEndpoint):
+    verbs = ("GET",)
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        return JSONResponse(await self.episodes.described_splits(request.caller, await self.task_env(request)))
+
+
+class OpenEnvTasksEndpoint(OpenEnvEndpoint):
+    async def answer(self, request: FeatureRequest) -> Response:
+        env, body = await self.task_env(request), await self.body(OpenEnvSplitBody, request)
+        return JSONResponse({"tasks": await self.episodes.tasks(request.caller, env, body.split), "env_name": env})
+
+
+class OpenEnvNumTasksEndpoint(OpenEnvEndpoint):
+    async def answer(self, request: FeatureRequest) -> Response:
+        env, body = await self.task_env(request), await self.body(OpenEnvSplitBody, request)
+        return JSONResponse({"num_tasks": len(await self.episodes.tasks(request.caller, env, body.split))})
+
+
+class OpenEnvTaskEndpoint(OpenEnvEndpoint):
+    async def answer(self, request: FeatureRequest) -> Response:
+        env, body = await self.task_env(request), await self.body(OpenEnvTaskBody, request)
+        return JSONResponse({"task": await self.episodes.task(request.caller, env, body.split, body.index)})
+
+
+class OpenEnvTaskRangeEndpoint(OpenEnvEndpoint):
+    """Gets a slice of a split's tasks, as Python's slices are."""
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        env, body = await self.task_env(request), await self.body(OpenEnvRangeBody, request)
+        tasks = await self.episodes.tasks(request.caller, env, body.split)
+        return JSONResponse({"tasks": tasks[body.start : body.stop]})
+
+
+class OpenEnvSocket(OpenEnvEndpoint, FeatureSocket):
+    """What the WebSockets have in common: each has a toolpack, and may have a session of OpenEnv."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self.mcp = OpenEnvMcp(self.episodes)
+
+    async def welcome(self, handshake: FeatureRequest) -> None:
+        await self.env(handshake)
+        _asked(handshake, "session_id")
+
+
+class OpenEnvMcpEndpoint(OpenEnvSocket):
+    """MCP by POST or on a WebSocket; its requests may say which session they mean."""
+
+    verbs = ("GET", "POST")
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        if request.method != "POST":
+            return await super().answer(request)
+        return JSONResponse(await self._answered(request, None))
+
+    async def hear(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:  # noqa: ARG002
+        return _text(await self._answered(message, _asked(message, "session_id")))
+
+    async def _answered(self, request: FeatureRequest, sid: str | None) -> dict[str, Any]:
+        try:
+            given = await self.parsed(request)
+        except HttpRefusedError as error:
+            return failure(None, PARSE_ERROR, str(error))
+        return await self.mcp.answer(request.caller, await self.env(request), given, sid)
+
+
+class EpisodeSocket(OpenEnvSocket):
+    """A WebSocket that plays one episode after the other; with `?session_id=` those of a session of OpenEnv.
+
+    An episode doesn't end with the WebSocket: a reset with its id on another one goes on with it, and so does a
+    WebSocket with the same session.
+    """
+
+    async def hear(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
+        try:
+            try:
+                sent = await self.parsed(message, _read)
+            except HttpRefusedError as error:
+                if error.status == UNAVAILABLE:
+                    raise
+                return _error(INVALID_JSON, str(error))
+            if isinstance(sent, str):
+                return sent
+            reply = await self._answered(message, sent, memory)
+        except HttpRefusedError as error:
+            return _error(CODES.get(error.status, VALIDATION_ERROR), str(error))
+        except ReplyError as error:
+            return _error(REPLY_CODES.get(error.code, EXECUTION_ERROR), detail_of(error))
+        return None if reply is None else _text(reply)
+
+    async def _answered(self, request: FeatureRequest, sent: BaseModel, memory: dict[str, Any]) -> Any:
+        """Answer a message; `memory` has the episode that this WebSocket has reset, or found."""
+        caller, sid = request.caller, _asked(request, "session_id")
+        env = await self.env(request)
+        episode: TaskEpisode | None = memory.get("episode")
+        if episode is None and sid is not None:
+            episode = memory["episode"] = await self.episodes.newest(caller, sid)
+        if isinstance(sent, OpenEnvResetMessage):
+            begun, observation = await self.episodes.reset(caller, env, sent.data, sid)
+            if episode is not None and episode.session_id != begun.session_id:
+                await self._end(caller, episode)
+            memory["episode"] = begun
+            return {"type": "observation", "data": observation}
+        if isinstance(sent, OpenEnvStepMessage):
+            return {"type": "observation", "data": await self._step(caller, env, episode, sent.data)}
+        if isinstance(sent, OpenEnvMcpMessage):
+            session = sid or (None if episode is None else episode.labels[self.episodes.label])
+            return {"type": "mcp", "data": await self.mcp.answer(caller, env, sent.data, session)}
+        if sent.type == "state":  # type: ignore[attr-defined]
+            state = NO_STATE if episode is None else await self.episodes.state(caller, episode)
+            return {"type": "state", "data": state}
+        if episode is not None and sid is None:  # a session is closed by its client
+            await self._end(caller, episode)
+        return None
+
+    async def _step(self, caller: Caller, env: str, episode: TaskEpisode | None, action: AnyAction) -> dict[str, Any]:
+        if isinstance(action, ListTools):
+            return await self.episodes.list_tools(caller, env, episode)
+        if episode is None:
+            raise HttpRefusedError(404, "There is no episode on this WebSocket: send reset with a task before.")
+        return await self.episodes.step(caller, episode, action, action.metadata.call_id)
+
+    async def _end(self, caller: Caller, episode: TaskEpisode) -> None:
+        try:
+            await self.episodes.end(caller, episode)
+        except ReplyError as error:
+            if error.code != NOT_FOUND:  # it has expired
+                raise
+
+
+def _read(given: Any) -> BaseModel | str:
+    """Read a message; if it is none, return the one that says so."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if not isinstance(kind, str) or kind not in MESSAGES:
+        named = f"Unknown message type: {kind!r}"[:200]
+        return _error(UNKNOWN_TYPE, f"{named}. A message is an object whose type is {', '.join(MESSAGES)}.")
+    try:
+        return read_message(MESSAGES[kind], given, "The message")
+    except HttpRefusedError as error:
+        return _error(CODES.get(error.status, VALIDATION_ERROR), str(error))
+
+
+def _error(code: str, message: str) -> str:
+    return _text({"type": "error", "data": {"message": message, "code": code}})
+
+
+def _text(reply: Any) -> str:
+    return json.dumps(reply, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,45 @@
+"""What OpenEnv adds to the server."""
+
+from toolpack_server.features.api.core import Feature
+from toolpack_server.features.protocols.openenv.episodes import OpenEnvEpisodes
+from toolpack_server.features.protocols.openenv.settings import OpenEnvSettings
+
+_ENDPOINTS = "toolpack_server.features.protocols.openenv.endpoints"
+TOOLPACK = "/openenv/{toolpack}"
+
+
+class OpenEnvFeature(Feature):
+    name = "openenv"
+    needs = ("tasks",)
+    services = (OpenEnvEpisodes,)
+    about = "The paths below /openenv/{toolpack}, such as its WebSocket /ws, play tasks for clients of OpenEnv."
+    settings = OpenEnvSettings
+    routes = {
+        # At the root, too, where one toolpack has tasks; the other paths belong to ORS and MCP there.
+        **{
+            f"{toolpack}/{path}": f"{_ENDPOINTS}:{endpoint}"
+            for toolpack in ("", TOOLPACK)
+            for path, endpoint in {
+                "ws": "EpisodeSocket",
+                "reset": "OpenEnvResetEndpoint",
+                "step": "OpenEnvStepEndpoint",
+                "state": "OpenEnvStateEndpoint",
+                "schema": "OpenEnvSchemaEndpoint",
+                "metadata": "OpenEnvMetadataEndpoint",
+            }.items()
+        },
+        **{
+            f"{TOOLPACK}/{path}": f"{_ENDPOINTS}:{endpoint}"
+            for path, endpoint in {
+                "health": "OpenEnvHealthEndpoint",
+                "openapi.json": "OpenEnvPathsEndpoint",
+                "mcp": "OpenEnvMcpEndpoint",
+                "list_environments": "OpenEnvEnvironmentsEndpoint",
+                "{env}/splits": "OpenEnvSplitsEndpoint",
+                "{env}/tasks": "OpenEnvTasksEndpoint",
+                "{env}/num_tasks": "OpenEnvNumTasksEndpoint",
+                "{env}/task": "OpenEnvTaskEndpoint",
+                "{env}/task_range": "OpenEnvTaskRangeEndpoint",
+            }.items()
+        },
+    }

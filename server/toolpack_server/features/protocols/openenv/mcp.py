@@ -1,0 +1,117 @@
+"""OpenEnv's MCP: its tools by JSON-RPC, for clients that step without rewards.
+
+The rule: an error is JSON-RPC's, in a response; a function that fails is a result, with the error as its text.
+"""
+
+import json
+import uuid
+from typing import Any
+
+from toolpack_server.features.api.core import Caller, HttpRefusedError, ReplyError
+from toolpack_server.features.protocols.openenv.episodes import OpenEnvEpisodes
+from toolpack_server.features.protocols.openenv.messages import (
+    OpenEnvCallParams,
+    OpenEnvListParams,
+    OpenEnvMcpRequest,
+    OpenEnvSessionParams,
+    OpenEnvShape,
+    read_message,
+)
+from toolpack_server.features.protocols.task_episodes import PlayedCall, detail_of
+
+PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, SERVER_ERROR = -32700, -32600, -32601, -32602, -32000
+
+
+class OpenEnvMcpError(Exception):
+    """Refuses a request, with a code of JSON-RPC."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class OpenEnvMcp:
+    """Answers the requests of one toolpack's MCP."""
+
+    def __init__(self, episodes: OpenEnvEpisodes) -> None:
+        self._episodes = episodes
+
+    async def answer(self, caller: Caller, env: str, given: Any, sid: str | None = None) -> dict[str, Any]:
+        """Answer a request.
+
+        Args:
+            sid: The session of OpenEnv that the WebSocket has; None if there is none.
+        """
+        id_: Any = None
+        try:
+            try:
+                request = read_message(OpenEnvMcpRequest, given, "A request")
+            except HttpRefusedError as error:
+                raise OpenEnvMcpError(INVALID_REQUEST, str(error)) from None
+            id_ = request.id
+            method = METHODS.get(request.method)
+            if method is None:
+                raise OpenEnvMcpError(
+                    NO_METHOD, f"Method not found: {request.method[:200]}. There are {', '.join(METHODS)}."
+                )
+            kind, do = method
+            try:
+                result = await do(self, caller, env, read_message(kind, request.params, "params"), sid)
+            except HttpRefusedError as error:
+                raise OpenEnvMcpError(INVALID_PARAMS, str(error)) from None
+        except OpenEnvMcpError as error:
+            return failure(id_, error.code, str(error))
+        except ReplyError as error:
+            return failure(id_, SERVER_ERROR, detail_of(error))
+        return {"jsonrpc": "2.0", "id": id_, "result": result}
+
+    async def _create(self, _caller: Caller, _env: str, _params: OpenEnvShape, sid: str | None) -> dict[str, Any]:
+        """Give an id; there is an episode when it is reset."""
+        return {"session_id": sid or uuid.uuid4().hex}
+
+    async def _close(self, caller: Caller, _env: str, params: OpenEnvSessionParams, sid: str | None) -> dict[str, Any]:
+        """End a session: an episode without an answer is evaluated. It is kept until it expires."""
+        if params.session_id == sid:
+            raise OpenEnvMcpError(INVALID_REQUEST, "The session is that of this WebSocket: close the WebSocket.")
+        episode = await self._episodes.newest(caller, params.session_id)
+        if episode is not None:
+            await self._episodes.end(caller, episode)
+        return {"session_id": params.session_id, "closed": True}
+
+    async def _list(self, caller: Caller, env: str, params: OpenEnvListParams, sid: str | None) -> dict[str, Any]:
+        session = params.session_id or sid
+        episode = None if session is None else await self._episodes.newest(caller, session)
+        tools = await self._episodes.tools(caller, env, episode)
+        return {"tools": [{**tool, "inputSchema": tool["input_schema"]} for tool in tools]}
+
+    async def _call(self, caller: Caller, _env: str, params: OpenEnvCallParams, sid: str | None) -> dict[str, Any]:
+        session = params.session_id or sid
+        if session is None:
+            raise OpenEnvMcpError(INVALID_PARAMS, "Which session? Send session_id, from openenv/session/create.")
+        episode = await self._episodes.find(caller, session)
+        told = await self._episodes.play(caller, episode, params.name, params.arguments, None)
+        return _result(told)
+
+
+METHODS: dict[str, tuple[type[OpenEnvShape], Any]] = {
+    "tools/list": (OpenEnvListParams, OpenEnvMcp._list),  # noqa: SLF001 - its own
+    "tools/call": (OpenEnvCallParams, OpenEnvMcp._call),  # noqa: SLF001
+    "openenv/session/create": (OpenEnvShape, OpenEnvMcp._create),  # noqa: SLF001
+    "openenv/session/close": (OpenEnvSessionParams, OpenEnvMcp._close),  # noqa: SLF001
+}
+
+
+def failure(id_: Any, code: int, message: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id_, "error": {"code": code, "message": message, "data": None}}
+
+
+def _result(told: PlayedCall) -> dict[str, Any]:
+    """Get a tool's result as FastMCP's client writes it, of which OpenEnv's takes `data`."""
+    text = told.result if isinstance(told.result, str) else json.dumps(told.result, ensure_ascii=False)
+    return {
+        "content": [{"type": "text", "text": text}],
+        "structured_content": None,
+        "data": told.result,
+        "is_error": told.reason is not None,
+        "meta": None,
+    }

@@ -1,0 +1,37 @@
+"""What replays and bundles add to the server."""
+
+from toolpack_server.features.api.core import (App, CreateSession, Feature, ForkSession, Session)
+from toolpack_server.features.replay.bundles import Bundles
+from toolpack_server.features.replay.digests import ReadEntries
+from toolpack_server.features.replay.methods import METHODS
+from toolpack_server.features.replay.pins import Pin
+from toolpack_server.features.replay.replays import Replays
+from toolpack_server.features.replay.results import SessionSeeds
+from toolpack_server.features.replay.seeding import SeedCreationHook, Seeding
+from toolpack_server.features.replay.seeds import SeedParameters
+from toolpack_server.features.replay.settings import ReplaySettings
+
+
+def _replays(app: App) -> Replays:
+    return Replays(app.context, app.sessions)
+
+
+def _bundles(app: App) -> Bundles:
+    key = app.settings.of(ReplaySettings).bundle_key
+    secret = key.get_secret_value().encode() if key else app.key
+    return Bundles(app.context, app.sessions.factory, secret, app.in_flight.most)
+
+
+class ReplayFeature(Feature):
+    name = "replay"
+    settings = ReplaySettings
+    needs = ("episodes",)
+    after = ("tasks",)
+    services = (_replays, _bundles)
+    methods = METHODS
+    creation_hooks = (SeedCreationHook,)
+    operation_hooks = (Seeding,)
+    parameters = {CreateSession: SeedParameters, ForkSession: SeedParameters}
+    results = {Session: SessionSeeds}
+    operations = (ReadEntries,)
+    conditions = (Pin,)

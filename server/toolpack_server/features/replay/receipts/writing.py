@@ -1,0 +1,82 @@
+"""`evaluate --receipt FILE`: the sessions that were evaluated, as a signed receipt.
+
+The rule: a receipt has all sessions that the report counts, or none is written.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import click
+
+from toolpack_server.base.settings import load_settings
+from toolpack_server.base.times import timestamp
+from toolpack_server.cli.send import Send
+from toolpack_server.features.api.commands import echo
+from toolpack_server.features.replay.receipts.entries import entry_of
+from toolpack_server.features.replay.receipts.keys import SigningKey
+from toolpack_server.features.replay.receipts.receipt import (MOST_BYTES, ReceiptEntry, Times, write)
+from toolpack_server.features.replay.results import Code
+
+KEY_FILE = "receipt.key"  # in the data directory
+
+
+class ReceiptWriter:
+    """Collects the sessions, and writes the receipt at the end."""
+
+    options = (
+        click.Option(
+            ["--receipt"],
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="Write a signed receipt of these sessions, which `verify` runs again, to this file.",
+        ),
+        click.Option(
+            ["--sign-key"],
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help=f"The key to sign it with, made if it isn't there.  [default: {KEY_FILE} in the data directory]",
+        ),
+    )
+
+    @classmethod
+    def begin(cls, given: dict[str, Any]) -> Self | None:
+        """Take the options out of those that were given; None if no receipt is wanted."""
+        path, key = given.pop("receipt"), given.pop("sign_key")
+        if path is None:
+            if key is not None:
+                raise click.UsageError("--sign-key signs a receipt: give --receipt, too.")
+            return None
+        folder = load_settings(data_dir=given["data_dir"]).data_dir
+        return cls(path, SigningKey(key or folder / KEY_FILE))
+
+    def __init__(self, path: Path, key: SigningKey) -> None:
+        self._path = path
+        self._key = key
+        self._sessions: list[tuple[ReceiptEntry, list[Times]]] = []
+        self._size = 0
+        self._code: Code | None = None
+
+    async def add(self, send: Send, summary: Mapping[str, Any]) -> None:
+        entry, times, code = await entry_of(send, summary)
+        if self._code is None:
+            self._code = code
+        if {**code, "toolpacks": {}} != {**self._code, "toolpacks": {}}:
+            raise click.ClickException("The server was replaced meanwhile by one of another version: evaluate again.")
+        self._code["toolpacks"] |= code["toolpacks"]
+        self._sessions.append((entry, times))
+        self._size += len(entry.place[-1])
+        if self._size > MOST_BYTES:
+            raise click.ClickException(f"The receipt has more than {MOST_BYTES} bytes: choose fewer, with --label.")
+
+    def end(self) -> None:
+        if self._code is None:
+            raise click.ClickException("There is no session to write a receipt of.")
+        text = write(self._code, self._sessions, timestamp(time.time()), self._key)
+        try:
+            self._path.write_bytes(text)
+        except OSError as error:
+            raise click.ClickException(f"{self._path} can't be written: {error.strerror}.") from None
+        count = len(self._sessions)
+        echo("", f"Receipt of {count} session{'' if count == 1 else 's'}, signed with key {self._key.public}", err=True)

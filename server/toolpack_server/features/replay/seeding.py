@@ -1,0 +1,105 @@
+"""What seeded sessions do around their operations.
+
+The rule: a call's environments are read from their bytes, its clock and chance are pinned, and its record has the
+digest of the world after it. Calls themselves know nothing of that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from typing_extensions import override
+
+from toolpack_server.features.api.core import (
+    CreationHook,
+    Effect,
+    ForkRequest,
+    Head,
+    OperationHook,
+    SessionContext,
+    SessionOperation,
+    SessionRequest,
+    SessionState,
+    StartClock,
+    StoredSession,
+)
+from toolpack_server.features.replay.digests import StateDigests
+from toolpack_server.features.replay.pins import Pin
+from toolpack_server.features.replay.seeds import REAL, REPLAYS, Seeds
+from toolpack_server.features.replay.writers import WRITTEN_BY, noted_writers
+from toolpack_server.sessions.calls import CallOperation
+from toolpack_server.sessions.resets import ResetOperation
+
+
+class Seeding(OperationHook):
+    """Pins time and chance for the calls of seeded sessions, and records the digests of their worlds."""
+
+    def __init__(self, context: SessionContext) -> None:
+        self._settings = context.settings
+        self._digests = StateDigests(context.runner, context.store)
+
+    def concerns(self, session: StoredSession) -> bool:
+        return bool(Seeds.of(session))
+
+    def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> None:
+        """Pin a call, and make the digest of the world before it; `InvalidParamsError` if this server can't pin it."""
+        if not isinstance(operation, CallOperation):
+            return
+        seeds = Seeds.of(state.session)
+        seeds.check(self._settings)
+        operation.plan.conditions = seeds.pin(state.index + 2)
+        operation.plan.compares = False  # which is done now and then, and the same call is to give the same
+
+        def digest() -> str | None:
+            start_clock(self._settings.timeout_seconds)
+            return self._digests.digest(state.parts, operation.blobs)
+
+        state.remembered(self, digest)
+
+    def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
+        is_reset = isinstance(operation, ResetOperation)
+        if change.parts or is_reset:
+            if isinstance(operation, CallOperation):
+                for part, blob_id in change.parts.items():
+                    self._digests.note(blob_id, change.answer.found[part])
+            new = {part: change.new_blobs[id_] for part, id_ in change.parts.items() if id_ in change.new_blobs}
+            change.memo[self] = self._digests.digest({**state.parts, **change.parts}, {**change.blobs, **new})
+        elif self in state.memo:
+            change.memo[self] = state.memo[self]
+        if (is_reset or isinstance(operation, CallOperation)) and change.memo.get(self) is not None:
+            (change.members or {})["state"] = change.memo[self]
+
+
+class SeedCreationHook(CreationHook):
+    """Keeps what is pinned in a new session, and pins it while its environments are built."""
+
+    keeps = frozenset({"seed", "clock", "clock_step_seconds", "ticks", REPLAYS, WRITTEN_BY})
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._paths = context.paths
+
+    @override
+    def concerns(self, request: SessionRequest) -> bool:
+        return Seeds.asked(request) != REAL
+
+    @override
+    def details(self, request: SessionRequest) -> Mapping[str, Any]:
+        return {**Seeds.asked(request).of_new(self._settings).details(), **noted_writers(self._context)}
+
+    @override
+    def details_of_fork(
+        self, request: ForkRequest, parent: StoredSession, head: Head, version: int
+    ) -> Mapping[str, Any]:
+        """The ticks of a fork go on from the record that made the version."""
+        own = Seeds.of(parent)
+        seeds = Seeds.asked(request).of_fork(own, self._settings)
+        if not seeds:
+            return {}
+        made_by = self._paths.end(parent.id, version - 1, head.index) + 1 if version else -1
+        return {**replace(seeds, ticks=own.ticks + made_by + 1).details(), **noted_writers(self._context)}
+
+    @override
+    def conditions(self, details: Mapping[str, Any]) -> Pin | None:
+        return Seeds.of_details(details).pin(0)

@@ -1,0 +1,11 @@
+"""The settings of replays and bundles."""
+
+from pydantic import Field, SecretStr
+
+from toolpack_server.features.api.core import FeatureSettings
+
+
+class ReplaySettings(FeatureSettings, feature="replay"):
+    bundle_key: SecretStr | None = Field(
+        None, min_length=16, description="Key of the hash on bundles; default: derived from the key of the snapshots."
+    )

@@ -1,0 +1,19 @@
+"""Large blobs are written in the thread of the call that has made them.
+
+The rule: a commit is for many calls, so it waits for no object store if it needn't.
+"""
+
+from toolpack_server.features.api.core import (Effect, OperationHook, SessionContext, SessionOperation)
+from toolpack_server.features.api.stores import StoredSession
+
+
+class WriteAhead(OperationHook):
+    def __init__(self, context: SessionContext) -> None:
+        self._write = getattr(context.store, "write_ahead", None)
+
+    def concerns(self, session: StoredSession) -> bool:  # noqa: ARG002 - of all sessions, or of none
+        return self._write is not None
+
+    def after(self, operation: SessionOperation, state: object, change: Effect) -> None:  # noqa: ARG002
+        if change.new_blobs and self._write is not None:
+            self._write(change.new_blobs)

@@ -1,0 +1,28 @@
+"""What blobs outside the store add to the server."""
+
+from typing import Any
+
+from toolpack_server.features.api.core import Feature, SessionStore, SettingsError
+from toolpack_server.features.stores.blobs.ahead import WriteAhead
+from toolpack_server.features.stores.blobs.settings import BlobsSettings
+
+
+def outside(store: SessionStore, settings: Any) -> SessionStore:
+    """Keep large blobs of a store where the settings say; the store as it is, if they say nothing."""
+    own = settings.of(BlobsSettings)
+    if own.url:
+        from toolpack_server.features.stores.blobs.store import opened  # noqa: PLC0415 - needs a library that may not be there
+
+        wrapped: Any = opened(store, own.url, own.from_bytes)
+        return wrapped  # type: ignore[no-any-return]
+    if hasattr(store, "outside_name") and store.outside_name(""):
+        store.close()
+        raise SettingsError("This store has blobs outside it: set TOOLPACK_BLOBS_URL to where they are.")
+    return store
+
+
+class BlobsFeature(Feature):
+    name = "blobs"
+    settings = BlobsSettings
+    around_stores = (outside,)
+    operation_hooks = (WriteAhead,)

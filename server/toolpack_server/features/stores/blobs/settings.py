@@ -1,0 +1,14 @@
+"""The settings of blobs outside the store."""
+
+from pydantic import Field
+
+from toolpack_server.features.api.core import FeatureSettings
+
+
+class BlobsSettings(FeatureSettings, feature="blobs"):
+    url: str = Field(
+        "",
+        description="Where large blobs are kept: file:///path, s3://bucket/prefix, gs:// or az://; default: in the "
+        "store.",
+    )
+    from_bytes: int = Field(32 * 1024, ge=1, description="Size from which on a blob is kept there.")

@@ -1,0 +1,76 @@
+"""Batches of commits: mostly one statement, so one round trip and one write of Postgres' log for all of them.
+
+The rule: whether a commit follows is checked by the statement that writes it. `history.follows` says the same.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolpack_server.features.api.stores import Commit, size_of
+from toolpack_server.features.stores.postgres import statements as sql
+from toolpack_server.features.stores.postgres.connection import PostgresConnection, PostgresConnections, Statement
+
+
+def apply(connections: PostgresConnections, commits: Sequence[Commit]) -> list[bool]:
+    """Store those commits that can be; say for each whether it is stored now."""
+    if not commits:
+        return []
+    if len({commit.session_id for commit in commits}) == len(commits) and all(
+        commit.blobs.keys() >= {*commit.parts.values()} for commit in commits
+    ):
+        (rows,) = connections.run(_statement(commits, {}))
+        stored = {number - 1 for (number,) in rows}
+        others = [place for place in range(len(commits)) if place not in stored]
+        if others:
+            (rows,) = connections.run(_same([commits[place] for place in others]))
+            stored.update(others[number - 1] for (number,) in rows)
+    else:
+        stored = connections.transaction(lambda connection: _one_by_one(connection, commits))
+    return [place in stored for place in range(len(commits))]
+
+
+def _one_by_one(connection: PostgresConnection, commits: Sequence[Commit]) -> set[int]:
+    """Store commits of which one may need what another one brings, or what is stored already; get their places."""
+    referred = sorted({blob for commit in commits for blob in commit.parts.values()})
+    sessions = sorted({commit.session_id for commit in commits})
+    _, found = connection.run([(sql.LOCK_HEADS, (sessions,)), (sql.SIZES, (referred,))])
+    sizes: dict[str, int] = {blob.decode(): size for blob, size in found}
+    stored = set()
+    for place, commit in enumerate(commits):
+        has_all = all(blob in commit.blobs or blob in sizes for blob in commit.parts.values())
+        moved = has_all and connection.run([_statement([commit], sizes)])[0]
+        if moved or connection.run([_same([commit])])[0]:
+            stored.add(place)
+        if moved:
+            more = Counter(blob for blob in commit.parts.values() if blob not in commit.blobs)
+            connection.run([(sql.ADD_REFERENCES, ([*more], [*more.values()]))])
+            for blob in commit.parts.values():
+                sizes.setdefault(blob, size_of(commit.blobs.get(blob, b"")))
+    return stored
+
+
+def _statement(commits: Sequence[Commit], sizes: Mapping[str, int]) -> Statement:
+    """Get the statement that stores commits of different sessions."""
+    rows: list[tuple[Any, ...]] = []
+    changes: list[tuple[Any, ...]] = []
+    blobs: dict[str, bytes] = {}
+    for number, commit in enumerate(commits, 1):
+        record, before = commit.record, len(changes)
+        for part, blob in commit.parts.items():
+            size = sizes.get(blob)
+            changes.append((number, part, blob, size_of(commit.blobs[blob]) if size is None else size))
+        blobs.update(commit.blobs)
+        added = sum(size for *_, size in changes[before:])
+        facts = (commit.session_id, commit.epoch, commit.holder, record.index, commit.after, record.version)
+        rows.append((*facts, record.call_id, record.id, record.body, commit.expires_at, commit.release, added))
+    columns = [*map(list, zip(*rows, strict=True))]
+    changed = [*map(list, zip(*changes, strict=True))] if changes else [[], [], [], []]
+    return sql.COMMIT, (*columns, *changed, [*blobs], [*blobs.values()])
+
+
+def _same(commits: Sequence[Commit]) -> Statement:
+    records = [commit.record for commit in commits]
+    rows = [(each.index, each.version, each.call_id, each.id, each.body) for each in records]
+    columns = map(list, zip(*rows, strict=True))
+    return sql.SAME, ([commit.session_id for commit in commits], *columns)

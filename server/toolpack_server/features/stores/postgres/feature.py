@@ -1,0 +1,8 @@
+"""What Postgres adds to the server."""
+
+from toolpack_server.features.api.core import Feature
+
+
+class PostgresFeature(Feature):
+    name = "postgres"
+    stores = dict.fromkeys(("postgres", "postgresql"), "toolpack_server.features.stores.postgres.store:PostgresStore.from_url")

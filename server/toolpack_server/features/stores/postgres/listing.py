@@ -1,0 +1,68 @@
+"""Which sessions a list of the Postgres store has, and in what order.
+
+The rule: a page is one statement that follows an index, so its time doesn't grow with the number of sessions. Labels
+are found by hashes, which have an index; whoever reads the rows compares the labels themselves.
+"""
+
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from toolpack_server.features.api.stores import SessionNotFoundError, SessionQuery, labels_match
+from toolpack_server.features.stores.postgres import statements as sql
+from toolpack_server.features.stores.postgres.connection import PostgresConnections
+
+PAGE = 100  # sessions that are read at a time, at least, if some may have other labels with the same hashes
+_ID, _LABELS = 1, 4  # columns
+
+
+def hashes(labels: Mapping[str, str]) -> list[int]:
+    return [
+        int.from_bytes(blake2b(orjson.dumps(label), digest_size=8).digest(), signed=True) for label in labels.items()
+    ]
+
+
+def rows(connections: PostgresConnections, query: SessionQuery) -> Iterator[tuple[Any, ...]]:
+    """Get the rows of the sessions of a query, however many."""
+    after, at_once = query.after, max(query.limit, PAGE if query.labels else 1)
+    while True:
+        page = _page(connections, query, after, at_once)
+        yield from (row for row in page if labels_match(row[_LABELS], query.labels))
+        if len(page) < at_once:
+            return
+        after = page[-1][_ID].decode()
+
+
+def _page(connections: PostgresConnections, query: SessionQuery, after: str, limit: int) -> list[tuple[Any, ...]]:
+    conditions: list[str] = []
+    given: list[Any] = []
+
+    def add(condition: str, *values: Any) -> None:
+        conditions.append(condition.format(*(f"${len(given) + place + 1}" for place in range(len(values)))))
+        given.extend(values)
+
+    if query.parent is not None:
+        add("s.parent = {}", query.parent)
+    if query.owner is not None:
+        add("s.owner = {}", query.owner)
+    if query.labels:
+        add("s.label_hashes @> {}::bigint[]", hashes(query.labels))
+    if query.newest_first:
+        created_at = _created_at(connections, after) if after else float("inf")
+        add("(s.created_at, s.id) < ({}::double precision, {}::bytea)", created_at, after)
+    else:
+        add("s.id > {}", after)
+    order = "s.created_at DESC, s.id DESC" if query.newest_first else "s.id"
+    given.append(limit)
+    statement = sql.LIST.format(conditions=" AND ".join(conditions), order=order, limit=f"${len(given)}")
+    (found,) = connections.run((statement, given))
+    return found
+
+
+def _created_at(connections: PostgresConnections, session_id: str) -> float:
+    (found,) = connections.run((sql.CREATED_AT, (session_id,)))
+    for (created_at,) in found:
+        return float(created_at)
+    raise SessionNotFoundError

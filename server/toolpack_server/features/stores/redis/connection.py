@@ -1,0 +1,135 @@
+"""The connection of the Redis store: what it requires of the server, and how it retries.
+
+The rule: every command and script sent here is atomic and safe to repeat. So it is sent again if its answer was lost,
+for some seconds; then it ends with `OverloadedError`.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from toolpack_server.features.api.stores import OverloadedError, SettingsError
+
+try:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    from toolpack_server.features.stores.redis.scripts import Scripts
+except ImportError:
+    raise SettingsError("A redis:// store needs redis-py: pip install 'toolpack-server[redis]'.") from None
+
+SCHEMA = b"1"
+OLDEST = (6, 2)
+ANSWER_SECONDS = 2.0  # for one answer
+GIVE_UP_SECONDS = 5.0  # for all attempts, not counting the wait for the last answer
+
+UNREACHABLE = "The store can't be reached: send the request again, with the same call_id."
+FULL_BYTES = 2**20  # a Redis with less free memory is called full
+FULL = "The Redis store is full: close sessions or raise its maxmemory; nothing was changed."
+
+# Temporary errors: a lost connection, a primary that has become a replica, a server that is loading its data.
+TEMPORARY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
+
+
+class RedisConnection:
+    """Connections to one Redis, as many as threads use it at the same time; all keys begin with the prefix.
+
+    Args:
+        patience: Seconds for all attempts, in place of `GIVE_UP_SECONDS`.
+
+    Raises:
+        SettingsError: The URL is wrong.
+    """
+
+    def __init__(self, url: str, prefix: str, patience: float | None = None) -> None:
+        self._prefix = prefix
+        self._patience = patience
+        try:
+            self._client: Any = redis.Redis.from_url(
+                url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
+            )
+            pool = self._client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # a wrong option would be noticed with the first request
+        except (TypeError, ValueError) as error:
+            reason = re.sub("'.*'", "…", str(error))  # what it quotes may be of a password
+            if isinstance(error, TypeError):
+                reason = "it has an option that redis-py doesn't know"
+            raise SettingsError(f"The store's URL is wrong: {reason.rstrip('.')}.") from None
+        self._scripts = Scripts(self._client.connection_pool, Path(__file__).with_name("script.lua").read_bytes())
+
+    def open(self) -> None:
+        """Check that the server can be used.
+
+        Raises:
+            SettingsError: It is too old, a cluster, or has data of another format.
+            OverloadedError: It can't be used now.
+        """
+        server = self._send(self._client.info)
+        version = tuple(map(int, server["redis_version"].split(".")[:2]))
+        if version < OLDEST:
+            raise SettingsError(f"Redis {server['redis_version']} is too old: 6.2 is needed.")
+        if server.get("cluster_enabled"):
+            raise SettingsError(
+                "Redis Cluster isn't supported: name Redis that are each one primary, as shards "
+                "(redis://first,redis://second), or use postgresql://…"
+            )
+        schema = self.command("GET", self.key("schema"))
+        if schema is None:
+            self.check()
+        elif schema != SCHEMA:
+            raise SettingsError(
+                f"The Redis store has schema {schema.decode(errors='replace')}, this toolpack-server reads "
+                f"{SCHEMA.decode()}: run the version that wrote it, or name another /db."
+            )
+
+    def check(self) -> None:
+        """Check that Redis stores something."""
+        # Redis doesn't ask whether a command changes anything before it refuses it.
+        self.command("SET", self.key("schema"), SCHEMA, "NX")
+        memory = self._send(lambda: self._client.info("memory"))
+        if 0 < memory.get("maxmemory", 0) < memory["used_memory"] + FULL_BYTES:
+            raise OverloadedError(FULL)
+
+    def key(self, name: str) -> str:
+        return self._prefix + name
+
+    def run(self, step: str, *arguments: str | bytes | float) -> Any:
+        return self._send(lambda: self._scripts.run((step, self._prefix, *arguments)))
+
+    def command(self, *words: str | bytes | float) -> Any:
+        return self._send(lambda: self._client.execute_command(*words))
+
+    def close(self) -> None:
+        self._scripts.close()
+        self._client.close()
+
+    def _send(self, send: Callable[[], Any]) -> Any:
+        """Send, and send again after temporary errors."""
+        give_up = time.monotonic() + (GIVE_UP_SECONDS if self._patience is None else self._patience)
+        pause = 0.0  # an idle connection may have been closed
+        while True:
+            try:
+                return send()
+            except TEMPORARY as error:
+                if isinstance(error, redis.AuthenticationError) or time.monotonic() + pause > give_up:
+                    raise OverloadedError(UNREACHABLE) from error
+            except redis.RedisError as error:  # can't write to its disk, no script may run now …
+                if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM" in str(error):
+                    raise OverloadedError(FULL) from error
+                raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error
+            time.sleep(pause)
+            pause = min(max(2 * pause, 0.02), 1.0)
+
+
+def is_lost(error: OverloadedError) -> bool:
+    """Whether no answer came, so that nobody knows whether anything was changed."""
+    return isinstance(error.__cause__, TEMPORARY)
+
+
+def unusable(error: OverloadedError) -> SettingsError:
+    """Get what to say at the start of a Redis that can't be used."""
+    reason = str(error.__cause__ or error).rstrip(".")
+    return SettingsError(f"The Redis store can't be used: {reason}. Correct --store, or start it.")

@@ -1,0 +1,8 @@
+"""What Redis adds to the server."""
+
+from toolpack_server.features.api.core import Feature
+
+
+class RedisFeature(Feature):
+    name = "redis"
+    stores = dict.fromkeys(("redis", "rediss"), "toolpack_server.features.stores.redis.shards:opened")

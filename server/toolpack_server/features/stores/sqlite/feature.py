@@ -1,0 +1,11 @@
+"""What SQLite adds to the server."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from toolpack_server.features.api.core import Feature
+
+
+class SqliteFeature(Feature):
+    name = "sqlite"
+    stores: ClassVar[Mapping[str, str]] = {"sqlite": "toolpack_server.features.stores.sqlite.store:SqliteStore.from_url"}

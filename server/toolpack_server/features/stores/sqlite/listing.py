@@ -1,0 +1,50 @@
+"""Which sessions a list of the SQLite store has, and in what order.
+
+The rule: a page is one statement that follows one index, so its time doesn't grow with the number of sessions.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from toolpack_server.features.api.stores import SessionNotFoundError, SessionQuery, labels_match
+from toolpack_server.features.stores.sqlite import statements as sql
+from toolpack_server.features.stores.sqlite.file import SqliteFile
+
+
+class SqliteListing:
+    """The sessions of a query, however many."""
+
+    def __init__(self, file: SqliteFile, query: SessionQuery) -> None:
+        self._file = file
+        self._query = query
+        owner, parent, newest_first = query.owner, query.parent, query.newest_first
+        conditions, self._given = ["TRUE"], [each for each in (parent, owner) if each is not None]
+        if parent is not None:
+            conditions.append("parent = ?")
+        if owner is not None:
+            # The plus keeps SQLite from following the index of owners, who have more sessions than a session has forks.
+            conditions.append("owner = ?" if parent is None else "+owner = ?")
+        conditions.append("(created_at, id) < (?, ?)" if newest_first else "id > ?")
+        order = "created_at DESC, id DESC" if newest_first else "id"
+        self._statement = sql.LIST.format(conditions=" AND ".join(conditions), order=order)
+
+    def rows(self, at_once: int) -> Iterator[tuple[Any, ...]]:
+        """Get the rows, read so many at once."""
+        labels, after = self._query.labels, self._query.after
+        while True:
+            page = self._page(after, at_once)
+            yield from (row for row in page if labels_match(row[4], labels))
+            if len(page) < at_once:
+                return
+            after = page[-1][1]
+
+    def _page(self, after: str, limit: int) -> Sequence[tuple[Any, ...]]:
+        start: list[object] = [after]
+        if self._query.newest_first:
+            start = [self._created_at(after) if after else float("inf"), after]
+        return self._file.read(self._statement, *self._given, *start, limit)
+
+    def _created_at(self, session_id: str) -> float:
+        for (created_at,) in self._file.read(sql.CREATED_AT, session_id):
+            return float(created_at)
+        raise SessionNotFoundError

@@ -1,0 +1,288 @@
+"""A store in one SQLite file: embedded, durable, for one process or several on one machine.
+
+The rule: a read is one statement, a change is one short transaction. A commit is a compare-and-swap on the unique place
+of its record: the insert fails if another commit was first.
+
+References aren't counted: a blob or a recipe is deleted when no row refers to it.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from toolpack_server.features.api.stores import (
+    NO_HISTORY,
+    RECIPE_CACHE_BYTES,
+    BoundedCache,
+    Change,
+    Commit,
+    Counted,
+    ForkPoint,
+    Head,
+    History,
+    Lease,
+    MissingBlobError,
+    Record,
+    SessionNotFoundError,
+    SessionQuery,
+    StateDamagedError,
+    StoredSession,
+    VersionNotRetainedError,
+    digest,
+    fitting,
+    load,
+    trim,
+)
+from toolpack_server.features.stores.sqlite import deletion
+from toolpack_server.features.stores.sqlite import statements as sql
+from toolpack_server.features.stores.sqlite.commits import Commits
+from toolpack_server.features.stores.sqlite.file import SqliteFile
+from toolpack_server.features.stores.sqlite.listing import SqliteListing
+from toolpack_server.features.stores.sqlite.rows import (add_blob, add_history, check_parent, session_row)
+
+PAGE = 100  # sessions that `list` reads at a time, at least, if it looks for labels, which most may lack
+
+
+class RowGoneError(Exception):
+    """A session was deleted between two reads."""
+
+
+class SqliteStore:
+    """Keeps sessions in a SQLite file; `SharedStore` documents the methods."""
+
+    def __init__(self, file: SqliteFile, *, shared: bool) -> None:
+        self.shared = shared
+        self._file = file
+        self._commits = Commits(file)
+        self._recipes = BoundedCache[int, bytes](RECIPE_CACHE_BYTES, len)  # by their keys, which are never reused
+
+    @classmethod
+    def from_url(cls, url: str, *, exclusive: bool) -> "SqliteStore":
+        return cls(SqliteFile.from_url(url, exclusive=exclusive), shared=not exclusive)
+
+    def create(
+        self,
+        sessions: Sequence[StoredSession],
+        parts: Mapping[str, str],
+        blobs: Mapping[str, bytes],
+        history: History = NO_HISTORY,
+    ) -> None:
+        changes = [*((0, *row) for row in parts.items()), *history.rows()]
+        digests = {session.recipe: digest(session.recipe) for session in sessions}
+        with self._file.write() as writer:
+            check_parent(writer, sessions)
+            (last,) = writer.execute(sql.LAST_SESSION).fetchone()
+            stored = {blob: add_blob(writer, blob, blobs) for _, _, blob in changes}
+            writer.executemany(sql.ADD_RECIPE, ((digest, recipe) for recipe, digest in digests.items()))
+            sql.ADD_SESSIONS.insert(writer, [session_row(session, digests[session.recipe]) for session in sessions])
+            for version, part, blob in changes:
+                writer.execute(sql.ADD_CHANGE_OF_NEW, (version, part, *stored[blob], last))
+            add_history(writer, last, history)
+            # If all sessions existed already, nothing refers to a new blob.
+            writer.executemany(sql.FREE_BLOB, ((key,) for key, _ in stored.values()))
+
+    def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
+        with suppress(RowGoneError):
+            for row in self._file.read(sql.GET, session_id):
+                return self._session(row[:13]), _head(row[13:])
+        return None
+
+    def ancestor(self, session_id: str) -> StoredSession | None:
+        with suppress(RowGoneError):
+            for row in self._file.read(sql.ANCESTOR, session_id, session_id):
+                return self._session(row)
+        return None
+
+    def find_agent(self, agent_key: str) -> str | None:
+        rows = self._file.read(sql.FIND_AGENT, agent_key)
+        return rows[0][0] if rows else None
+
+    def commit(self, commits: Sequence[Commit]) -> list[bool]:
+        return self._commits.apply(commits)
+
+    def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        found = {}
+        for blob in ids:
+            rows = self._file.read(sql.BLOB, blob)
+            if not rows:
+                raise MissingBlobError(blob)
+            found[blob] = rows[0][0]
+        return found
+
+    def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
+        rows = self._file.read(sql.PARTS_AT, version, session_id) or self._file.read(sql.FIRST_PARTS_KEPT, session_id)
+        if not rows:
+            raise SessionNotFoundError
+        oldest, current = rows[0][:2]
+        if version != 0 and not oldest <= version <= current:
+            raise VersionNotRetainedError(version, oldest, current)
+        return {part: blob for _, _, part, blob, _ in rows if part is not None}
+
+    def record_of_call(self, session_id: str, call_id: str) -> Record | None:
+        rows = self._file.read(sql.RECORD_OF_CALL, session_id, call_id)
+        return Record(*rows[0]) if rows else None
+
+    def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
+        if max_bytes is not None:
+            sizes = self._file.read(sql.RECORD_SIZES, session_id, session_id, after, limit)
+            limit = len(fitting(sizes, lambda row: int(row[0]), max_bytes))
+        return [Record(*row) for row in self._file.read(sql.RECORDS, session_id, session_id, after, limit)]
+
+    def records_at(self, wanted: Sequence[tuple[str, range]]) -> list[list[Record]]:
+        found: list[list[Record]] = [[] for _ in wanted]
+        given = [(session_id, indices.start, indices.stop - 1) for session_id, indices in wanted]
+        for number, *row in self._file.read(sql.RECORDS_AT, orjson.dumps(given)):
+            found[number].append(Record(*row))
+        return [sorted(records, key=lambda record: record.index) for records in found]
+
+    def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
+        rows = self._file.read(sql.HISTORY, session_id)
+        if not rows:
+            return
+        key, oldest, version, history = rows[0]
+        changes, sizes = [], {}
+        for *change, size in sorted(orjson.loads(history)):
+            changes.append(Change(*change))
+            sizes[change[2]] = size
+        # Outside of the transaction, as a session can only get newer versions meanwhile.
+        keep_from, unneeded = trim(changes, range(oldest, version + 1), sizes, keep_versions, keep_bytes)
+        if keep_from == oldest:
+            return
+        for some in [*deletion.in_chunks([(change, sizes[change.blob]) for change in unneeded])] or [[]]:
+            with self._file.write() as writer:
+                writer.execute(sql.TRIM, (keep_from, key))
+                writer.executemany(sql.FORGET_CHANGE, ((key, change.version, change.part) for change in some))
+                writer.executemany(sql.FREE_BLOB, {(int(change.blob),) for change in some})
+
+    def renew(self, session_id: str, expires_at: float) -> None:
+        with self._file.write() as writer:
+            writer.execute(sql.RENEW, (expires_at, session_id))
+
+    def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
+        found: list[tuple[StoredSession, int]] = []
+        # One more than asked for: the loop ends with the row after the last one.
+        for *session, version in SqliteListing(self._file, query).rows(
+            max(query.limit + 1, PAGE if query.labels else 0)
+        ):
+            if len(found) == query.limit:
+                break
+            with suppress(RowGoneError, StateDamagedError):
+                found.append((self._session(session), version))
+        return found
+
+    def count(self, owner: str | None = None) -> int:
+        if owner is None:
+            return int(self._file.read(sql.COUNT)[0][0])
+        return int(self._file.read(sql.COUNT_OF, owner)[0][0])
+
+    def stored_bytes(self, owner: str) -> int:
+        return int(self._file.read(sql.STORED_BYTES, owner, owner)[0][0])
+
+    def count_time(self, clock: float | None = None) -> Counted:
+        return deletion.count_time(self._file, clock)
+
+    def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
+        return deletion.delete_expired(self._file, now, limit, busy)
+
+    def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
+        return deletion.delete(self._file, session_ids)
+
+    def clean_up(self) -> None:
+        deletion.clean_up(self._file)
+
+    def claim(
+        self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
+    ) -> Sequence[Head | Lease | None]:
+        ids = orjson.dumps([*session_ids])
+        # Read first, without a write transaction: a worker that waits for a lease asks often.
+        leases = _leases(self._file.read(sql.LEASES, ids))
+        if not _takeable(leases, holder, dead):
+            return [leases.get(session_id) for session_id in session_ids]
+        with self._file.write() as writer:
+            leases = _leases(writer.execute(sql.LEASES, (ids,)))
+            taken: dict[str, Head] = {}
+            for session_id in _takeable(leases, holder, dead):
+                writer.execute(sql.CLAIM, (holder, session_id))
+                taken[session_id] = _head(writer.execute(sql.GET, (session_id,)).fetchone()[13:])
+        return [taken.get(session_id) or leases.get(session_id) for session_id in session_ids]
+
+    def release(self, session_id: str, holder: str, epoch: int) -> None:
+        with self._file.write() as writer:
+            writer.execute(sql.RELEASE_ONE, (session_id, holder, epoch))
+
+    def ask(self, session_id: str, holder: str) -> None:
+        with self._file.write() as writer:
+            writer.execute(sql.ASK, (holder, session_id))
+
+    def heartbeat(self, holder: str) -> Collection[str]:
+        with self._file.write() as writer:
+            writer.execute(sql.HEARTBEAT, (holder,))
+            asked = writer.execute(sql.ASKED, (holder,))
+            return {session_id for (session_id,) in asked}
+
+    def holder_ended(self, holder: str) -> None:
+        with self._file.write() as writer:
+            for statement in (sql.RELEASE_ALL, sql.FORGET_WORKER, sql.FORGET_ASKED):
+                writer.execute(statement, (holder,))
+
+    def outside_name(self, new: str) -> str:
+        if not self._file.read(sql.HAS_OUTSIDE):
+            if not new:
+                return ""
+            with self._file.write() as writer:
+                for statement in sql.KEEP_OUTSIDE:
+                    writer.execute(statement)
+                if writer.execute(sql.OUTSIDE_NAME).fetchone() is None:
+                    writer.execute(sql.SET_OUTSIDE_NAME, (new,))
+        return str(self._file.read(sql.OUTSIDE_NAME)[0][0])
+
+    def take_dropped(self, limit: int) -> Sequence[bytes]:
+        if not self._file.read(sql.ANY_DROPPED):
+            return []
+        with self._file.write() as writer:
+            found = writer.execute(sql.DROPPED, (limit,)).fetchall()
+            writer.execute(sql.FORGET_DROPPED, (orjson.dumps([key for key, _ in found]),))
+        return [stub for _, stub in found]
+
+    def ping(self) -> None:
+        self._file.check()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _session(self, row: Sequence[Any]) -> StoredSession:
+        recipe, id_, agent_key, owner, labels, ttl_seconds, created_at, expires_at, *parent, details = row
+        return StoredSession(
+            id_,
+            agent_key,
+            owner,
+            self._recipes.get(recipe) or self._recipes.setdefault(recipe, self._read_recipe(recipe)),
+            load(labels),
+            ttl_seconds,
+            created_at,
+            expires_at,
+            None if parent[0] is None else ForkPoint(*parent),
+            details,
+        )
+
+    def _read_recipe(self, key: int) -> bytes:
+        rows = self._file.read(sql.RECIPE, key)
+        if not rows:
+            raise RowGoneError
+        text: bytes = rows[0][0]
+        return text
+
+
+def _leases(rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
+    return {id_: Lease(holder, heartbeat) for id_, holder, heartbeat in rows}
+
+
+def _takeable(leases: Mapping[str, Lease], holder: str, dead: Collection[Lease]) -> Sequence[str]:
+    return [id_ for id_, lease in leases.items() if lease.holder in {None, holder} or lease in dead]
+
+
+def _head(row: Sequence[Any]) -> Head:
+    version, index, epoch, last, size, parts = row
+    return Head(-1 if index is None else index, version, orjson.loads(parts), epoch, last, size)

@@ -1,0 +1,13 @@
+"""What databases and files add to the server."""
+
+from toolpack_server.features.api.core import Feature
+from toolpack_server.features.volumes.databases.database import Database
+from toolpack_server.features.volumes.files.files import Files
+from toolpack_server.volumes.scratch import Scratch, check_folder
+
+
+class PartsFeature(Feature):
+    name = "parts"
+    volumes = (Database, Files)
+    scratch = Scratch
+    before_serving = (check_folder,)

@@ -1,0 +1,136 @@
+"""Content blocks of the Model Context Protocol, as results of functions: text, images, audio and resources.
+
+The rule: types, and one check of them. A function annotated `-> Content` returns a list of these blocks; clients that
+speak MCP get them as they are, all others as JSON.
+"""
+
+import base64
+import binascii
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import AfterValidator, AnyUrl, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from toolpack_server.base.errors import ResultError, shown
+
+
+def _is_base64(text: str) -> str:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("it is not base64") from None
+    return text
+
+
+def _is_uri(text: str) -> str:
+    AnyUrl(text)
+    return text
+
+
+Base64 = Annotated[str, AfterValidator(_is_base64)]
+Uri = Annotated[str, AfterValidator(_is_uri)]
+
+
+class Annotations(TypedDict, total=False):
+    """Hints for a client: whom a block is for, how important it is from 0 to 1, and when it was changed (ISO 8601)."""
+
+    audience: list[Literal["user", "assistant"]]
+    priority: Annotated[float, Field(ge=0, le=1)]
+    lastModified: str
+
+
+class TextContent(TypedDict):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    annotations: NotRequired[Annotations]
+
+
+class ImageContent(TypedDict):
+    """An image: its bytes in base64, and their MIME type."""
+
+    type: Literal["image"]
+    data: Base64
+    mimeType: str
+    annotations: NotRequired[Annotations]
+
+
+class AudioContent(TypedDict):
+    """A sound: its bytes in base64, and their MIME type."""
+
+    type: Literal["audio"]
+    data: Base64
+    mimeType: str
+    annotations: NotRequired[Annotations]
+
+
+class ResourceLink(TypedDict):
+    """A reference to something that the client may read by itself."""
+
+    type: Literal["resource_link"]
+    uri: Uri
+    name: str
+    title: NotRequired[str]
+    description: NotRequired[str]
+    mimeType: NotRequired[str]
+    size: NotRequired[int]
+    annotations: NotRequired[Annotations]
+
+
+class TextResource(TypedDict):
+    """A resource that is text."""
+
+    uri: Uri
+    text: str
+    mimeType: NotRequired[str]
+
+
+class BlobResource(TypedDict):
+    """A resource that is bytes, in base64."""
+
+    uri: Uri
+    blob: Base64
+    mimeType: NotRequired[str]
+
+
+class EmbeddedResource(TypedDict):
+    """A resource with its content."""
+
+    type: Literal["resource"]
+    resource: TextResource | BlobResource
+    annotations: NotRequired[Annotations]
+
+
+Block = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
+
+Content = list[Block]
+"""The result of a function that returns content blocks; as the return annotation of a function, the mark of one."""
+
+
+_RESOURCES = {TextResource.__name__, BlobResource.__name__}
+
+
+def is_content(annotation: Any) -> bool:
+    """Whether a return annotation is `Content`."""
+    return bool(annotation == Content)
+
+
+def check_content(result: bytes) -> None:
+    """Check that the JSON of a result is a list of content blocks; a `ResultError` says where it isn't."""
+    try:
+        _blocks().validate_json(result, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        index, *within = first["loc"] or ("",)
+        # The names of types, of which one comes after the index of a block, are no places in it.
+        place = f"result[{index}]" + "".join(f".{part}" for part in within[1:] if part not in _RESOURCES)
+        raise ResultError(
+            f"the function is annotated -> Content, but {shown(place)} isn't an MCP content block: {first['msg']}."
+        ) from None
+
+
+@lru_cache(maxsize=1)
+def _blocks() -> TypeAdapter[Any]:
+    return TypeAdapter(list[Annotated[Block, Field(discriminator="type")]])

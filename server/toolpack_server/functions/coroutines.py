@@ -1,0 +1,198 @@
+"""Run coroutines from synchronous code, each thread on its own event loop.
+
+The rule: a coroutine leaves no task running. Tasks that it started and didn't await are cancelled when it ends. Work
+that it left in the event loop's executor can't be cancelled; the next coroutine gets another executor. Nor does it
+leave a loop that was stopped or changed: the next coroutine there may be another session's.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar, copy_context
+from typing import Any, NamedTuple, cast
+
+from toolpack_server.functions.leftovers import LoopExecutor, own_thread
+
+RESOLVERS = 16  # threads that look up host names, for all loops
+
+_resolvers = concurrent.futures.ThreadPoolExecutor(RESOLVERS, "resolvers", own_thread)
+
+
+REFUSED = "The event loop is shared with other sessions: a function can't stop or change it."
+
+of_call: ContextVar[Any] = ContextVar("of_call", default=None)
+"""What a loop knows of the call whose code runs; None outside of calls."""
+
+
+def _refused(method: Callable[..., Any]) -> Any:
+    """Get a method of a loop that the code of a call can't use."""
+
+    def refusing(*args: Any, **named: Any) -> Any:
+        if of_call.get() is not None:
+            raise RuntimeError(REFUSED)
+        return method(*args, **named)
+
+    return refusing
+
+
+class TurnSelector(selectors.DefaultSelector):
+    """What the turns of an event loop say of its steps.
+
+    Attributes:
+        turn: The number of the turn.
+        waits: The loop waits; otherwise it is in a step.
+        waited: It has waited since `begin`.
+        longest: The longest turn since then, in seconds.
+    """
+
+    turn = 0
+    waits = waited = False
+    longest = 0.0
+    _began = 0.0
+
+    def begin(self) -> None:
+        self.waited, self.longest, self._began = False, 0.0, time.perf_counter()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.longest = max(self.longest, time.perf_counter() - self._began)
+        self.waits = True
+        if timeout != 0:
+            self.waited = True
+        try:
+            return super().select(timeout)
+        finally:
+            self._began = time.perf_counter()
+            self.turn += 1
+            self.waits = False
+
+
+class CallLoop(asyncio.SelectorEventLoop):
+    """An event loop for coroutines of calls. Host names aren't looked up in the executor of a call."""
+
+    def __init__(self) -> None:
+        self.turns = TurnSelector()
+        super().__init__(self.turns)
+
+    async def getaddrinfo(
+        self,
+        host: Any,
+        port: Any,
+        *,
+        family: int = 0,
+        type: int = 0,  # noqa: A002 - its name in asyncio
+        proto: int = 0,
+        flags: int = 0,
+    ) -> Any:
+        look_up = socket.getaddrinfo
+        return await self.run_in_executor(_resolvers, look_up, host, port, family, type, proto, flags)
+
+    async def getnameinfo(self, sockaddr: Any, flags: int = 0) -> Any:
+        return await self.run_in_executor(_resolvers, socket.getnameinfo, sockaddr, flags)
+
+    stop = _refused(asyncio.SelectorEventLoop.stop)
+    close = _refused(asyncio.SelectorEventLoop.close)
+    set_task_factory = _refused(asyncio.SelectorEventLoop.set_task_factory)
+    set_exception_handler = _refused(asyncio.SelectorEventLoop.set_exception_handler)
+    set_default_executor = _refused(asyncio.SelectorEventLoop.set_default_executor)
+    shutdown_asyncgens = _refused(asyncio.SelectorEventLoop.shutdown_asyncgens)
+    shutdown_default_executor = _refused(asyncio.SelectorEventLoop.shutdown_default_executor)
+
+
+class Observation(NamedTuple):
+    """What was seen of a coroutine on its thread: whether it waited, its longest step, whether it used threads."""
+
+    waited: bool
+    longest: float
+    used_threads: bool
+
+
+class _OwnLoop:
+    """The event loop that a thread keeps: creating one takes longer than most functions run."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner(loop_factory=CallLoop)
+        self.loop = cast("CallLoop", self.runner.get_loop())
+        self.executor: LoopExecutor | None = None
+
+
+_own_loops: dict[int, _OwnLoop] = {}  # by the numbers of their threads
+_main_keeps_loop = False
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to completion from sync code, even inside a running event loop, and return its result."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_on_own_loop(coroutine)
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, coroutine).result()
+
+
+def keep_main_loop() -> None:
+    """Let the main thread keep its event loop, too: in a process that does nothing but run functions."""
+    global _main_keeps_loop  # noqa: PLW0603 - it is set once, before anything runs
+    _main_keeps_loop = True
+
+
+def wake_loop(thread: int) -> None:
+    """Make another thread's event loop, if it has one, run some Python code, where it can be interrupted."""
+    own = _own_loops.get(thread)
+    if own is not None:
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            own.loop.call_soon_threadsafe(lambda: None)
+
+
+def seen(thread: int) -> Observation:
+    """Get what was seen of the coroutine that runs on a thread, or was the last there."""
+    own = _own_loops.get(thread)
+    if own is None:
+        return Observation(waited=False, longest=0.0, used_threads=False)
+    executor, turns = own.executor, own.loop.turns
+    return Observation(turns.waited, turns.longest, executor is not None and executor.used)
+
+
+def close_loop() -> None:
+    own = _own_loops.pop(threading.get_ident(), None)
+    if own is not None:
+        own.runner.close()
+
+
+def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    if not _main_keeps_loop and threading.current_thread() is threading.main_thread():
+        return asyncio.run(coroutine)
+    own = _own_loops.get(threading.get_ident())
+    if own is None:
+        own = _own_loops[threading.get_ident()] = _OwnLoop()
+    runner, executor = own.runner, own.executor
+    if executor is None:
+        executor = own.executor = LoopExecutor()
+        own.loop.set_default_executor(executor)
+    executor.used = False
+    own.loop.turns.begin()
+    context = copy_context()
+    context.run(of_call.set, coroutine)
+    try:
+        return runner.run(coroutine, context=context)
+    finally:
+        for variable, value in context.items():  # as if it had been awaited here
+            if variable is not of_call:
+                variable.set(value)
+        # Otherwise, tasks that the function left running would continue during another call.
+        leftovers = asyncio.all_tasks(own.loop)
+        for task in leftovers:  # before the event loop turns again, so that none of them takes another step
+            task.cancel()
+        if leftovers:
+            runner.run(_wait_for(leftovers))
+        if executor.unfinished:
+            own.executor = None
+            executor.abandon()
+
+
+async def _wait_for(tasks: set[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,230 @@
+"""Read a plain function's signature and docstring, and refuse functions that agents couldn't use correctly.
+
+The rule: nothing is guessed. The text of a refusal says what to change. `features/authoring/classes/signatures.py` reads
+the methods of classes that weren't written for agents.
+"""
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, create_model
+from pydantic.fields import FieldInfo
+
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.functions.argument_validators import argument_validator
+from toolpack_server.functions.docstrings import description, parameter_descriptions, parse_docstring
+from toolpack_server.functions.fields import (ParametersModel, check_default, default_of, described_outside, field_of, is_required)
+from toolpack_server.volumes.volume import Volume
+
+NEEDED = object()
+"""Marks an option that may be left out, and without which a method that prepares the environment isn't called."""
+
+_NO_SCHEMAS = {"default", "expected", "metadata"}  # entries of a schema of pydantic's that hold an author's values
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSignature:
+    """What agents see of a function, and where its arguments come from."""
+
+    name: str
+    description: str  # the docstring's short and long description
+    parameters: type[BaseModel]  # the model that validates the documented parameters
+    dependencies: dict[str, Any]  # the parameters that the environment provides, with their `Depends`
+    # Defaults of hidden parameters that are mutable or that a `Field(...)` holds; each call gets a copy.
+    fresh_defaults: dict[str, Any]
+    return_type: Any | None
+    # "forbid" if models among the parameters refuse unknown keys, as the function refuses unknown arguments; None if
+    # one of them says itself what it does with them.
+    unknown_keys: Literal["forbid"] | None
+
+
+def read_signature(function: Callable[..., Any]) -> FunctionSignature:
+    """Read a plain function's type hints and docstring; what can't be used is a `RegistrationError`."""
+    name = getattr(function, "__name__", None)
+    if name is None:
+        raise RegistrationError(f"{function!r} has no name: wrap it in a function with `def`.")
+    if isinstance(function, type):
+        raise RegistrationError("it is a class: register functions, or make a toolpack of it with Toolpack.from_class.")
+    if name == "<lambda>":
+        raise RegistrationError("it is a lambda, which has no name and no docstring: write a function with `def`.")
+    if not function.__doc__ or function.__doc__.isspace():  # Python 3.13 strips it by itself
+        raise RegistrationError("there is no docstring: add one whose first line says what the function does.")
+    docs = parse_docstring(function.__doc__)
+    if not docs.short_description:
+        raise RegistrationError("the docstring has no short description: say in its first line what the function does.")
+    try:
+        hints = get_type_hints(function, include_extras=True)
+        signature = inspect.signature(function)
+    except Exception as error:
+        raise RegistrationError(f"its type hints can't be read ({error}): import or correct the names.") from error
+    dependencies = {
+        parameter: dependency
+        for parameter, hint in hints.items()
+        if (dependency := _dependency(hint)) is not None and parameter in signature.parameters
+    }
+    descriptions = parameter_descriptions(docs.params)
+    for parameter, each in signature.parameters.items():
+        text = None if parameter in dependencies else described_outside(hints.get(parameter), each.default)
+        if text and not descriptions.get(parameter):
+            descriptions[parameter] = text
+    _check(signature, hints, descriptions, dependencies)
+    fields = {
+        each: field_of(hints[each], signature.parameters[each].default, descriptions[each]) for each in descriptions
+    }
+    parameters = parameters_model(name, fields)
+    return FunctionSignature(
+        name=name,
+        description=description(docs),
+        parameters=parameters,
+        dependencies=dependencies,
+        fresh_defaults={
+            parameter.name: default_of(parameter.default)
+            for parameter in signature.parameters.values()
+            if parameter.default is not parameter.empty
+            and parameter.name not in descriptions
+            and parameter.name not in dependencies
+            and is_passed(parameter.default)
+        },
+        return_type=get_type_hints(function).get("return"),
+        unknown_keys=unknown_keys(parameters),
+    )
+
+
+def unknown_keys(parameters: type[BaseModel]) -> Literal["forbid"] | None:
+    """Get what happens to keys that the models among the parameters don't have; see `FunctionSignature`."""
+    return None if _accepts_unknown(parameters.__pydantic_core_schema__) else "forbid"
+
+
+def _accepts_unknown(schema: Any) -> bool:
+    """Return whether a class in a schema of pydantic's says itself that it takes, or ignores, keys it doesn't have."""
+    if isinstance(schema, list | tuple):
+        return any(map(_accepts_unknown, schema))
+    if not isinstance(schema, dict):
+        return False
+    says = {schema.get("extra_fields_behavior"), schema.get("extra_behavior")} & {"allow", "ignore"}
+    # Fields and choices, by name, may be called like that, too.
+    skipped = _NO_SCHEMAS if isinstance(schema.get("type"), str) else ()
+    return bool(says) or any(_accepts_unknown(part) for key, part in schema.items() if key not in skipped)
+
+
+def is_passed(default: Any) -> bool:
+    """Return whether each call gets a copy of a hidden parameter's default: it is mutable, or a `Field(...)` holds it.
+
+    What can't be copied stays the same object, such as a lock or a sentinel.
+    """
+    if isinstance(default, FieldInfo):
+        return True
+    if isinstance(default, str | int | float | bool | bytes | None) or type(default) is object:
+        return False
+    try:
+        return copy.deepcopy(default) is not default
+    except Exception:  # noqa: BLE001 - copying runs the code of its class
+        return False
+
+
+def _dependency(hint: Any) -> Any:
+    if get_origin(hint) is not Annotated:
+        return None
+    found = next((item for item in hint.__metadata__ if hasattr(item, "extract_dep_from_env")), None)
+    wanted = get_args(hint)[0]
+    if found is not None and any(wanted in kind.given_as for kind in Volume.__subclasses__()):
+        return _AnotherType(found, wanted)
+    return found
+
+
+class _AnotherType:
+    """A dependency that a function takes as another type than the environment holds, such as a connection."""
+
+    def __init__(self, dependency: Any, wanted: type) -> None:
+        self.env_dependency = dependency.env_dependency
+        self._dependency = dependency
+        self._wanted = wanted
+
+    def extract_dep_from_env(self, env: Any) -> Any:
+        found = self._dependency.extract_dep_from_env(env)
+        return found.given(self._wanted) if isinstance(found, Volume) else found
+
+
+def _check(
+    signature: inspect.Signature,
+    hints: Mapping[str, Any],
+    descriptions: Mapping[str, str],
+    dependencies: Mapping[str, Any],
+) -> None:
+    for name, text in descriptions.items():
+        if name not in signature.parameters:
+            raise RegistrationError(f"the docstring describes `{name}`, which isn't a parameter: correct or remove it.")
+        if name in dependencies:
+            raise RegistrationError(
+                f"the docstring describes `{name}`, which comes from the environment: remove it, agents don't pass it."
+            )
+        if not text:
+            raise RegistrationError(f"the docstring says nothing of parameter `{name}`: describe it.")
+        if name == "model_config" or name.startswith("_"):
+            raise RegistrationError(f"pydantic takes no parameter with the name `{name}`: rename it.")
+    for name, parameter in signature.parameters.items():
+        _check_kind(name, parameter, hints)
+    asked = [name for name in signature.parameters if name not in dependencies]
+    if bare := [each for each in asked if each not in descriptions and is_required(signature.parameters[each])]:
+        raise RegistrationError(f"{_having(bare)} no default and no description: add one to the docstring.")
+    if untyped := [each for each in asked if each in descriptions and each not in hints]:
+        raise RegistrationError(f"{_having(untyped)} no type hint: add one.")
+
+
+def _having(names: Sequence[str]) -> str:
+    quoted = ", ".join(f"`{name}`" for name in names)
+    return f"parameter {quoted} has" if len(names) == 1 else f"parameters {quoted} have"
+
+
+def _check_kind(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> None:
+    if name in {"self", "cls"} and name not in hints:
+        raise RegistrationError(
+            f"`{name}` shows that it is a method: register a function, or make a toolpack of its class with "
+            "Toolpack.from_class."
+        )
+    check_default(name, parameter.default)
+    if hasattr(parameter.default, "extract_dep_from_env") or hasattr(hints.get(name), "extract_dep_from_env"):
+        raise RegistrationError(
+            f"parameter `{name}` has its Depends in the wrong place: annotate it with Annotated[<type>, Depends(...)]."
+        )
+    if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+        raise RegistrationError(f"`{parameter}` takes any argument: name each parameter.")
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise RegistrationError(f"parameter `{name}` is positional-only, but agents pass names: remove the `/`.")
+
+
+def parameters_model(function_name: str, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
+    """Make the model that validates a function's arguments; without a JSON Schema it is a `RegistrationError`."""
+    try:
+        with warnings.catch_warnings():
+            # A parameter may be named like a method of BaseModel (`copy`, `json`): `bind` handles that.
+            warnings.simplefilter("ignore", UserWarning)
+            given: dict[str, Any] = {**fields}
+            model = create_model(f"Input schema for `{function_name}`", __base__=ParametersModel, **given)
+            model.model_json_schema()
+            # What validates is what pydantic would have made of the same fields, but holds to the JSON Schema.
+            model.__pydantic_validator__ = argument_validator(model)
+    except Exception as error:
+        name, reason = _bad_field(function_name, fields) or ("", str(error).partition("\n")[0])
+        which = f"parameter `{name}`" if name else "its parameters"
+        raise RegistrationError(
+            f"no JSON Schema can be made of {which} ({reason}): use a pydantic model, a dataclass or plain types."
+        ) from error
+    return model
+
+
+def _bad_field(function_name: str, fields: Mapping[str, tuple[Any, Any]]) -> tuple[str, str] | None:
+    for name, field in fields.items():
+        try:
+            given: dict[str, Any] = {name: field}
+            create_model(function_name, **given).model_json_schema()
+        except Exception as error:  # noqa: BLE001 - pydantic raises many
+            hint = getattr(field[0], "__name__", None) or str(field[0])
+            reason = str(error).partition("\n")[0]
+            unknown = reason.startswith("Unable to generate pydantic-core schema")
+            return name, f"nothing is known of its type `{hint}`" if unknown else reason
+    return None

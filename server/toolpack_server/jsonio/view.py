@@ -1,0 +1,439 @@
+"""The JSON of results and environments that agents and experimenters see: pydantic's, but strict and deterministic.
+
+The rule: JSON is a view; only snapshots are exact. It uses aliases, includes the fields of subclasses, sorts sets by
+their JSON text, and has null for NaN and infinities. A value without a JSON form is a `ResultError`, never a broken
+reply; so is one in which two keys have the same JSON text, such as 7 and "7".
+
+A plain object, whose class an environment may hold, is shown as its public attributes. Such objects refer to each
+other, so each is shown once: where it occurs again stands `{"$ref": "<JSON Pointer to where it is shown>"}`. What has
+no JSON form in them, but can be kept, is shown as `{"$type": "<its class>"}`.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Iterator
+from datetime import UTC, datetime
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from functools import lru_cache
+from operator import is_not
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import SchemaSerializer, core_schema
+from typing_extensions import override
+
+from toolpack_server.base.errors import PlainObjectError, ResultError, shown
+from toolpack_server.jsonio.strict import MOST_DIGITS, check_integers
+from toolpack_server.volumes.volume import Volume
+
+_SCALARS = (str, int, float, bool, type(None))
+_TEXTS = frozenset({str})
+_PLAIN = frozenset(_SCALARS)  # types of which an item needs no copy, and no further look
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, BaseModel)
+_MAX_DEPTH = 200
+_WHOLE_DIGITS = 40  # a decimal with more is written with an exponent
+_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
+_ANYTHING = SchemaSerializer(core_schema.any_schema(), {"ser_json_inf_nan": "null"})
+
+
+class _RepeatedKeyError(ValueError):
+    """Two keys of a value have the same JSON text, so JSON would show one of them, or a name twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"two of its keys are {shown(json.dumps(key))} in JSON")
+
+
+KEY = " (key)"
+"""Behind the JSON Pointer of a dictionary's item: its key is meant."""
+
+Copy = Callable[[Any, Any], Any]
+"""Copies an item that a value holds; the second argument is its key in the JSON, None if it takes the value's place."""
+
+
+def to_json(
+    value: Any,
+    plain: Container[type] = (),
+    explain: Callable[[str], str] = str,
+    *,
+    comparable: bool = False,
+) -> bytes:
+    """Get the JSON text of a value; `plain` classes are shown as their public attributes.
+
+    Args:
+        explain: Makes the text of the error of what says why something has no JSON form.
+        comparable: Write equal decimals, and equal times with a zone, in one spelling.
+
+    Raises:
+        ResultError: Something in it has no JSON form, or is a volume that can't be shown.
+    """
+    try:
+        if comparable:
+            ordered = _Comparable(plain).copy(value, None)
+        else:
+            ordered = value if isinstance(value, _SCALARS) else _ordered(value, plain)
+    except ResultError:
+        raise
+    except _AmbiguousError as error:
+        raise ResultError(explain(str(error))) from None
+    except Exception as error:
+        raise ResultError(explain(f"{_named(value, [])} has no JSON form: {_reason(error)}")) from error
+    try:
+        # No warnings: sets have become sorted lists on purpose.
+        text = _ANYTHING.to_json(ordered, by_alias=True, serialize_as_any=True, warnings=False)
+        if len(text) > MOST_DIGITS:
+            check_integers(text)
+    except Exception as error:
+        raise ResultError(explain(f"{_culprit(ordered)} has no JSON form: {_reason(error)}")) from error
+    # A model's own configuration may still allow these, which aren't JSON.
+    if b"NaN" in text or b"Infinity" in text:
+        strict = json.loads(text, parse_constant=lambda _: None)
+        return json.dumps(strict, ensure_ascii=False, separators=(",", ":")).encode()
+    return text
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition("\n")[0]
+
+
+def _culprit(value: Any) -> str:
+    """Name the innermost item that has no JSON form, and where it is, in a value that has none and no cycle."""
+    path: list[Any] = []
+    found: tuple[Any, Any] | None = (None, value)
+    while found is not None:
+        step, value = found
+        path.append(step)
+        try:
+            found = next((item for item in _items(value) if not _is_shown(item[1])), None)
+        except Exception:  # noqa: BLE001 - of a class that says otherwise what its items are
+            break
+    return _named(value, path)
+
+
+def _named(value: Any, path: list[Any]) -> str:
+    where = shown(_pointer(path)).encode(errors="replace").decode()
+    return f"a value of type {type(value).__name__}{f' at {where}' if where else ''}"
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Get the items of what `_copy` copies, each with its key in the JSON."""
+    if isinstance(value, dict):
+        return [(key, item) for key, item in value.items() if isinstance(key, str | int)]
+    if isinstance(value, list | tuple | deque):
+        return enumerate(value)
+    if isinstance(value, BaseModel):
+        names = _shown_names(type(value))
+        fields = [(names.get(name, name), item) for name, item in value.__dict__.items()]
+        return [*fields, *(value.__pydantic_extra__ or {}).items()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return ()
+
+
+def _is_shown(value: Any) -> bool:
+    try:
+        check_integers(_ANYTHING.to_json(value, by_alias=True, serialize_as_any=True, warnings=False))
+    except Exception:  # noqa: BLE001 - then it isn't
+        return False
+    return True
+
+
+def without_json(value: Any) -> dict[str, str]:
+    """Get what is shown in place of a value that has no JSON form."""
+    kind = type(value)
+    return {"$type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
+
+
+def _ordered(value: Any, plain: Container[type]) -> Any:
+    """Get `value` itself if it holds no set and no plain object, else a copy that shows them."""
+    try:
+        return _with_sorted_sets(value, {}, 0, plain)
+    # Then it must be known where each value is shown, which takes longer.
+    except (PlainObjectError, RecursionError, _RepeatedKeyError):
+        return _Objects(plain).copy(value, None)
+
+
+def _with_sorted_sets(value: Any, inside: dict[int, Any], depth: int, plain: Container[type]) -> Any:
+    if isinstance(value, _SCALARS):
+        return value
+    if type(value) in plain or depth > _MAX_DEPTH or id(value) in inside:
+        raise PlainObjectError
+    inside[id(value)] = value
+    try:
+        return _copy(value, lambda item, _step: _with_sorted_sets(item, inside, depth + 1, plain))
+    finally:
+        del inside[id(value)]
+
+
+class _AmbiguousError(Exception):
+    """A value has two keys with the same JSON text; the text says where."""
+
+
+class _Objects:
+    """Copies what holds plain objects, and knows where it has shown each."""
+
+    def __init__(self, plain: Container[type]) -> None:
+        self._plain = plain
+        self._inside: dict[int, int] = {}  # the values that are being copied, with the length of their path
+        self._path: list[Any] = []
+        self._shown: dict[int, list[Any]] = {}  # the paths at which plain objects are shown
+        self._plain_depth = 0
+
+    def copy(self, value: Any, step: Any) -> Any:
+        """Copy a value, to be shown one step further."""
+        if isinstance(value, _SCALARS):
+            return value
+        if id(value) in self._shown:
+            return {"$ref": _pointer(self._shown[id(value)])}
+        if len(self._path) > _MAX_DEPTH or id(value) in self._inside:
+            return self._refer(value, step)
+        self._path.append(step)
+        self._inside[id(value)] = len(self._path)
+        try:
+            return self._copy(value)
+        finally:
+            del self._inside[id(value)]
+            self._path.pop()
+
+    def _copy(self, value: Any) -> Any:
+        if type(value) in self._plain:
+            self._shown[id(value)] = self._path.copy()
+            self._plain_depth += 1
+            try:
+                return {name: self.copy(item, name) for name, item in _public_attributes(value).items()}
+            finally:
+                self._plain_depth -= 1
+        if self._plain_depth and not isinstance(value, Volume):
+            if isinstance(value, dict):
+                self._check_keys(value)
+            elif not (isinstance(value, _CONTAINERS) or dataclasses.is_dataclass(value) or _has_json(value)):
+                return without_json(value)
+        try:
+            return _copy(value, self.copy)
+        except _RepeatedKeyError as error:
+            raise _AmbiguousError(f"{_named(value, self._path)} has no JSON form: {error}") from None
+
+    def _refer(self, value: Any, step: Any) -> Any:
+        if id(value) not in self._inside:
+            raise RecursionError
+        if self._plain_depth:
+            return {"$ref": _pointer(self._path[: self._inside[id(value)]])}
+        raise ResultError(f"{_named(value, [*self._path, step])} has no JSON form: it refers to itself")
+
+    def _check_keys(self, value: dict[Any, Any]) -> None:
+        for key in value:
+            if not isinstance(key, _SCALARS) and not _has_json({key: None}):
+                where = _pointer(self._path) or "/"
+                raise ResultError(f"{where} has a key of type {type(key).__qualname__}, which has no JSON form")
+
+
+class _Comparable(_Objects):
+    """Copies a value so that its equal decimals, and its equal times with a zone, have one spelling."""
+
+    @override
+    def copy(self, value: Any, step: Any) -> Any:
+        if isinstance(value, Decimal):
+            return _shortest(value)
+        return _in_utc(value) if isinstance(value, datetime) else super().copy(value, step)
+
+    @override
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, dict) and any(isinstance(key, Decimal | datetime) for key in value):
+            value = {
+                (self.copy(key, None) if isinstance(key, Decimal | datetime) else key): value[key] for key in value
+            }
+        return super()._copy(value)
+
+
+def _shortest(number: Decimal) -> Decimal:
+    """Return the spelling of a decimal without trailing zeros, as of 955 for 955.00."""
+    if not number.is_finite():
+        return number
+    short = _EXACT.normalize(number) if number else Decimal(0)  # zero has no sign
+    exponent = short.as_tuple().exponent
+    if isinstance(exponent, int) and exponent > 0 and short.adjusted() < _WHOLE_DIGITS:
+        return short.quantize(Decimal(1), context=Context(prec=_WHOLE_DIGITS))
+    return short
+
+
+def _in_utc(time: datetime) -> datetime:
+    try:
+        return time if time.tzinfo is None else time.astimezone(UTC)
+    except OverflowError:  # at the ends of what can be counted
+        return time
+
+
+def _pointer(path: list[Any]) -> str:
+    """Get the JSON Pointer (RFC 6901) of a path."""
+    steps = [_key(step) for step in path if step is not None]
+    return "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in steps)
+
+
+def _key(step: Any) -> str:
+    """Get the key under which a dictionary's item is shown, or an index."""
+    if type(step) is int:
+        return str(step)
+    return step if isinstance(step, str) else next(iter(json.loads(_ANYTHING.to_json({step: None}))))
+
+
+def _has_json(value: Any) -> bool:
+    # Pydantic would show the items of an iterator, and use it up; `itertools.count` has no end.
+    return not isinstance(value, Iterator) and _is_shown(value)
+
+
+def _public_attributes(value: Any) -> dict[str, Any]:
+    """Get the public attributes as they are stored, so that no property runs."""
+    found: dict[str, Any] = {}
+    for name, get in _public_slots(type(value)):  # type: ignore[arg-type] # a class is hashable
+        try:
+            found[name] = get(value)
+        except AttributeError:  # it is empty
+            continue
+    return found | {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+
+
+@lru_cache(maxsize=1024)
+def _public_slots(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
+    return [
+        (name, slot.__get__)
+        for base in reversed(kind.__mro__)
+        for name, slot in vars(base).items()
+        if type(slot).__name__ == "member_descriptor" and not name.startswith("_")
+    ]
+
+
+def _copy(value: Any, copy_item: Copy) -> Any:
+    if type(value) in (dict, list):  # most often; the others take longer to tell apart
+        return _copy_items(value, copy_item)
+    if isinstance(value, Volume):
+        return value.view()
+    if isinstance(value, set | frozenset):
+        return sorted((copy_item(item, None) for item in value), key=_sort_key)
+    if isinstance(value, BaseModel):
+        return _copy_model(value, copy_item)
+    if isinstance(value, dict | list | tuple | deque):
+        return _copy_items(value, copy_item)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _copy_data(value, copy_item)
+    if isinstance(value, itertools.count):
+        raise ResultError("an endless iterator has no JSON form")
+    return value
+
+
+def _sort_key(item: Any) -> bytes:
+    try:
+        return to_json(item)
+    except ResultError:  # then the set has none, either, and whoever shows it says where
+        return b""
+
+
+def _copy_items(value: Any, copy_item: Copy) -> Any:
+    if isinstance(value, dict):
+        if not _TEXTS.issuperset(map(type, value)):
+            _check_keys(value)
+        if _PLAIN.issuperset(map(type, value.values())):
+            return value
+        new = {key: item if type(item) in _PLAIN else copy_item(item, key) for key, item in value.items()}
+        return new if any(map(is_not, new.values(), value.values())) else value
+    if _PLAIN.issuperset(map(type, value)):
+        return value
+    items = [item if type(item) in _PLAIN else copy_item(item, index) for index, item in enumerate(value)]
+    return items if any(map(is_not, items, value)) else value
+
+
+def _check_keys(value: dict[Any, Any]) -> None:
+    """Raise `_RepeatedKeyError` if two keys of a dictionary have the same JSON text."""
+    if {int}.issuperset(map(type, value)):
+        return
+    texts = set()
+    for key in value:
+        try:
+            text = _key(key)
+        except Exception:  # noqa: BLE001, S112 - the key has no JSON form, of which pydantic's error says more
+            continue
+        if text in texts:
+            raise _RepeatedKeyError(text)
+        texts.add(text)
+
+
+def _copy_data(value: Any, copy_item: Copy) -> Any:
+    fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    new = {name: copy_item(item, name) for name, item in fields.items()}
+    if all(new[name] is fields[name] for name in new):
+        return value
+    copy = object.__new__(type(value))
+    for name, item in new.items():
+        object.__setattr__(copy, name, item)
+    return copy
+
+
+def _copy_model(value: BaseModel, copy_item: Copy) -> BaseModel:
+    kind = type(value)
+    fields, extra = value.__dict__, value.__pydantic_extra__
+    shown = _shown_names(kind)
+    if extra and (repeated := {shown.get(name, name) for name in fields} & extra.keys()):
+        raise _RepeatedKeyError(str(min(map(str, repeated))))
+    if not extra and _PLAIN.issuperset(map(type, fields.values())):
+        return value
+    is_root = getattr(kind, "__pydantic_root_model__", False)
+    new = {
+        name: item if type(item) in _PLAIN else copy_item(item, shown.get(name, name)) for name, item in fields.items()
+    }
+    new_extra = {name: copy_item(item, name) for name, item in extra.items()} if extra else extra
+    if not any(map(is_not, new.values(), fields.values())) and (
+        not extra or all(new_extra[name] is item for name, item in extra.items())  # type: ignore[index]
+    ):
+        return value
+    # Copied by hand, so that none of the model's validators and hooks runs.
+    copy = object.__new__(kind)
+    object.__setattr__(copy, "__dict__", new)
+    object.__setattr__(copy, "__pydantic_fields_set__", value.__pydantic_fields_set__)
+    if not is_root:
+        object.__setattr__(copy, "__pydantic_extra__", new_extra)
+        object.__setattr__(copy, "__pydantic_private__", value.__pydantic_private__)
+    return copy
+
+
+@lru_cache(maxsize=1024)
+def _shown_names(kind: type[BaseModel]) -> dict[str, str | None]:
+    """Get the names that a model's fields have in JSON, where they have others."""
+    if getattr(kind, "__pydantic_root_model__", False):
+        return {"root": None}
+    aliases = {name: field.serialization_alias or field.alias for name, field in kind.model_fields.items()}
+    repeated = [name for name, count in Counter(alias or name for name, alias in aliases.items()).items() if count > 1]
+    if repeated:
+        raise _RepeatedKeyError(repeated[0])
+    return {name: alias for name, alias in aliases.items() if alias}
+
+
+def hidden_by_json(value: Any, plain: Container[type]) -> dict[str, str]:
+    """Return what JSON doesn't show of a value, by JSON Pointers: keys that are no texts, NaN and infinities."""
+    found: dict[str, str] = {}
+    pending: list[tuple[list[Any], Any]] = [([], value)]
+    seen: dict[int, Any] = {}
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                found[_pointer(path)] = str(float(value))
+            continue
+        if isinstance(value, _SCALARS) or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, set | frozenset):
+            texts = sorted(str(item) for item in value if isinstance(item, float) and not math.isfinite(item))
+            if texts:
+                found[_pointer(path)] = ", ".join(texts)
+        elif type(value) in plain:
+            pending += [([*path, name], item) for name, item in _public_attributes(value).items()]
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                step = _key(_Comparable(plain).copy(key, None) if isinstance(key, Decimal | datetime) else key)
+                if not isinstance(key, str):
+                    found[_pointer([*path, step]) + KEY] = type(key).__name__
+                pending.append(([*path, step], item))
+        else:
+            pending += [([*path, step], item) for step, item in _items(value)]
+    return found

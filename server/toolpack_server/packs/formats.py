@@ -1,0 +1,128 @@
+"""Descriptions: of toolpacks for clients, and of functions for agents, in the formats of the common model APIs too.
+
+The rule: pure; a description depends on what is registered alone. `FORMATS` maps names to formats.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import PydanticUserError, TypeAdapter
+
+from toolpack_server.packs.names import without_dots
+from toolpack_server.packs.pack_function import PackFunction
+from toolpack_server.packs.sources import Source
+from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.volumes.volume import Volume
+
+
+def parameters_schema(function: PackFunction) -> dict[str, Any]:
+    """Get the JSON Schema of a function's arguments: AgentDojo's, with unknown arguments and keys forbidden."""
+    schema: dict[str, Any] = function.function.parameters.model_json_schema()
+    objects = [schema]
+    if getattr(function.function, "forbids_unknown_keys", False):
+        objects += [each for each in schema.get("$defs", {}).values() if "properties" in each]
+    for each in objects:
+        each.setdefault("additionalProperties", False)
+    return schema
+
+
+def returns_schema(function: PackFunction) -> dict[str, Any] | None:
+    """Get the JSON Schema of a function's result as JSON; None without a usable return annotation."""
+    returned = function.function.return_type
+    if returned is None:
+        return None
+    try:
+        return TypeAdapter(returned).json_schema(mode="serialization") or None
+    except Exception:  # noqa: BLE001 - an annotation may be anything, and results aren't checked against it
+        return None
+
+
+def described(toolpack: Toolpack, source: Source | None) -> dict[str, Any]:
+    """Describe a toolpack; an environment whose JSON has no schema may be anything."""
+    options = toolpack.options
+    try:
+        environment = toolpack.environment_class.model_json_schema(mode="serialization")
+    except PydanticUserError:
+        environment = {}
+    for name, schema in environment.get("properties", {}).items():
+        default = getattr(toolpack.environment_class.model_fields.get(name), "default", None)
+        if isinstance(default, Volume):
+            schema.pop("default", None)
+            schema.update(default.json_schema(default))
+    from_package = {"distribution": source.distribution, "version": source.version} if source else {}
+    return {
+        "name": toolpack.name,
+        "description": toolpack.description,
+        **{name: value for name, value in from_package.items() if value is not None},
+        "opt_in": toolpack.opt_in,
+        **({"options": options.model_json_schema()} if options else {}),
+        "environment": environment,
+        "functions": [*toolpack.functions],
+        **toolpack.details(),
+    }
+
+
+def native(function: PackFunction) -> dict[str, Any]:
+    """Describe a function in this server's own format."""
+    returns = returns_schema(function)
+    return {
+        "name": function.name,
+        "description": function.function.description,
+        "parameters": parameters_schema(function),
+        **({} if returns is None else {"returns": returns}),
+        "toolpack": function.toolpack,
+        "read_only": function.read_only,
+    }
+
+
+def openai(function: PackFunction) -> dict[str, Any]:
+    """Describe a function as a tool of OpenAI's Chat Completions API."""
+    return {
+        "type": "function",
+        "function": {
+            "name": without_dots(function.name),
+            "description": function.function.description,
+            "parameters": parameters_schema(function),
+        },
+    }
+
+
+def anthropic(function: PackFunction) -> dict[str, Any]:
+    """Describe a function as a tool of Anthropic's Messages API."""
+    return {
+        "name": without_dots(function.name),
+        "description": function.function.description,
+        "input_schema": parameters_schema(function),
+    }
+
+
+def gemini(function: PackFunction) -> dict[str, Any]:
+    """Describe a function as a function declaration of the Gemini API."""
+    return {
+        "name": function.name,
+        "description": function.function.description,
+        "parametersJsonSchema": parameters_schema(function),
+    }
+
+
+def mcp(function: PackFunction) -> dict[str, Any]:
+    """Describe a function as a tool of the Model Context Protocol.
+
+    There is no `outputSchema`: nothing checks that a result fits its annotation, and clients turn one that doesn't into
+    an exception when the call has been committed.
+    """
+    return {
+        "name": without_dots(function.name),
+        "description": function.function.description,
+        "inputSchema": parameters_schema(function),
+        "annotations": {"readOnlyHint": function.read_only},
+    }
+
+
+FORMATS: dict[str, Callable[[PackFunction], dict[str, Any]]] = {
+    "native": native,
+    "openai": openai,
+    "anthropic": anthropic,
+    "gemini": gemini,
+    "mcp": mcp,
+}

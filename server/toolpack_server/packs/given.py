@@ -1,0 +1,163 @@
+"""What an author gives to a toolpack: a name, functions, classes, an environment; refused if it is something else.
+
+The rule: a refusal is a `RegistrationError` that says what was given and what to give instead. No environment is built
+here.
+"""
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+
+from pydantic import BaseModel, ValidationError
+
+from toolpack_server.base.errors import RegistrationError, shown
+from toolpack_server.functions_runtime import MAX_LISTED_ERRORS, is_ready, make_function
+from toolpack_server.packs.rebinding import is_immutable, rebound
+from toolpack_server.volumes.volume import Volume
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def check_name(name: Any) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RegistrationError(f"{name!r} isn't a valid toolpack name: use 1-64 letters, digits, `_`, `.`, `-`.")
+
+
+def classes(state_types: Any) -> tuple[type, ...]:
+    """Get the classes among the state types; a list of anything else is refused."""
+    given = [*state_types] if isinstance(state_types, Iterable) else [state_types, None]
+    if not all(isinstance(kind, type) for kind in given):
+        raise RegistrationError(f"state_types is {shown(repr(state_types))}: give a list of classes.")
+    return tuple(given)
+
+
+def has_source(function: Any) -> bool:
+    return inspect.isclass(function) or is_ready(function) or hasattr(inspect.unwrap(function), "__code__")
+
+
+def check_function(function: Any, timeout_seconds: Any) -> None:
+    if inspect.ismethod(function):
+        raise RegistrationError(
+            "it is bound to an object, whose state all sessions would share: register a function and keep the state "
+            "in the environment, or make a toolpack of the class with Toolpack.from_class."
+        )
+    if not is_ready(function) and not callable(function):
+        raise RegistrationError(f"{function!r} isn't a function: register a function.")
+    is_number = isinstance(timeout_seconds, int | float) and not isinstance(timeout_seconds, bool)
+    if timeout_seconds is not None and not (is_number and timeout_seconds > 0):
+        raise RegistrationError(f"timeout_seconds is {timeout_seconds!r}: give a number of seconds above 0.")
+
+
+def check_dependency(environment: type[BaseModel], parameter: str, attribute: object) -> None:
+    """Check that an environment has what a parameter depends on."""
+    if isinstance(attribute, str) and attribute in environment.__class_vars__:
+        raise RegistrationError(
+            f"parameter `{parameter}` depends on `{attribute}`, a class variable, which all sessions share: make it a "
+            "field."
+        )
+    if attribute is not None and not isinstance(attribute, str) and not callable(attribute):
+        raise RegistrationError(
+            f"parameter `{parameter}` depends on {attribute!r}: give Depends the name of an attribute of the "
+            "environment, or a function of the environment."
+        )
+    if not isinstance(attribute, str) or hasattr(environment, attribute):
+        return
+    if attribute not in environment.model_fields and attribute not in environment.__private_attributes__:
+        raise RegistrationError(
+            f"parameter `{parameter}` depends on `{attribute}`, which {environment.__name__} doesn't have: "
+            f"correct the name in Depends or add the field."
+        )
+
+
+def check_assignments(function: Any, dependencies: Mapping[str, Any], environment: type[BaseModel]) -> None:
+    """Check that a changing function assigns to no dependency that can't be changed in place: that is never kept."""
+    hints = get_type_hints(function)
+    names = {
+        name: getattr(dependency, "env_dependency", None)
+        for name, dependency in dependencies.items()
+        if is_immutable(hints[name]) or is_immutable(_annotation(environment, dependency))
+    }
+    found = rebound(inspect.unwrap(function), names) if names else None
+    if found is None:
+        return
+    name, line = found
+    attribute = names[name] if isinstance(names[name], str) else name
+    raise RegistrationError(
+        f"line {line} assigns to `{name}`, which changes nothing in the environment: a call keeps only what it changes "
+        "in place. Keep the value in a model that is a field of the environment, depend on that model, and assign to "
+        f"its attribute, as in `account.{attribute} = ...`. If the value is for this call alone, give it another name."
+    )
+
+
+def _annotation(environment: type[BaseModel], dependency: Any) -> Any:
+    field = environment.model_fields.get(getattr(dependency, "env_dependency", ""))
+    return Any if field is None else field.annotation
+
+
+def environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:
+    """Get the class of the environment, and the options like a `Function`; None if there are none."""
+    if isinstance(environment, type):
+        if not issubclass(environment, BaseModel):
+            raise RegistrationError(
+                f"{environment.__name__} is not a pydantic model: derive it from TaskEnvironment, or use "
+                "Toolpack.from_class."
+            )
+        return environment, None
+    if isinstance(environment, BaseModel):
+        raise RegistrationError(
+            f"the environment is an instance of {type(environment).__name__}, which all sessions would share: give the "
+            "class, or a function that makes one."
+        )
+    if not callable(environment):
+        raise RegistrationError(
+            "the environment is neither a pydantic model class nor a factory function of one: give a class derived "
+            "from TaskEnvironment, or a function that makes one."
+        )
+    if inspect.iscoroutinefunction(environment):
+        raise RegistrationError("the factory is async: make it an ordinary function.")
+    try:
+        returned = get_type_hints(environment).get("return")
+    except Exception as error:
+        raise RegistrationError(f"its type hints can't be read ({error}): import or correct the names.") from error
+    if not (isinstance(returned, type) and issubclass(returned, BaseModel)):
+        raise RegistrationError("the factory's return annotation is not a pydantic model class: annotate it with one.")
+    options = make_function(environment) if inspect.signature(environment).parameters else None
+    if options is not None and options.dependencies:
+        raise RegistrationError("the factory has a Depends parameter: there is no environment yet to depend on.")
+    return returned, options
+
+
+def check_volumes(environment: type[BaseModel]) -> None:
+    """Check that databases and files are fields of the environment itself, as far as annotations show them."""
+    seen: set[type] = set()
+    pending: list[tuple[type[BaseModel], bool]] = [(environment, True)]
+    while pending:
+        model, is_environment = pending.pop()
+        for name, field in model.model_fields.items():
+            for found in _classes_in(field.annotation):
+                if issubclass(found, Volume) and not (is_environment and found is field.annotation):
+                    raise RegistrationError(
+                        f"`{model.__name__}.{name}` holds a {found.__name__}: make it a field of the environment "
+                        "itself, so that calls, views and diffs can name it."
+                    )
+                if issubclass(found, BaseModel) and found not in seen:
+                    seen.add(found)
+                    pending.append((found, False))
+
+
+def _classes_in(annotation: Any) -> Iterator[Any]:
+    if isinstance(annotation, type) and not get_args(annotation):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _classes_in(inner)
+
+
+def problems(error: ValidationError) -> str:
+    """Get what is wrong with options or an environment, in one line."""
+    if error.error_count() > MAX_LISTED_ERRORS:
+        return f"{error.error_count()} errors, too many to list"
+    return "; ".join(
+        ": ".join(filter(None, (".".join(shown(str(part)) for part in e["loc"]), e["msg"])))
+        for e in error.errors(include_url=False)
+    )

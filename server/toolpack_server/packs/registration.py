@@ -1,0 +1,81 @@
+"""Reports of problems with toolpacks: with file, line and name, raised at once or collected.
+
+The rule: one sentence says where the problem is, what it is and how to fix it.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.functions_runtime import error_text
+
+# While a list is set here, problems are appended to it instead of being raised, so that all are found.
+collected_problems: ContextVar[list[RegistrationError] | None] = ContextVar("collected_problems", default=None)
+
+
+@contextmanager
+def located(subject: object) -> Iterator[None]:
+    """Put the place of `subject` in front of a RegistrationError, and collect or raise it."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, RegistrationError) else error_text(error)
+        placed = RegistrationError(f"{place(subject)}: {reason}")
+        collected = collected_problems.get()
+        if collected is None:
+            raise placed from error
+        collected.append(placed)
+
+
+def caller_place(name: str) -> str:
+    """Get the file and line that create the toolpack of this name: those of the first caller outside this package."""
+    frame = _caller()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}: Toolpack({name!r})"
+
+
+def caller_description() -> str:
+    paragraph = inspect.cleandoc(_caller().f_globals.get("__doc__") or "").partition("\n\n")[0]
+    return " ".join(paragraph.split())
+
+
+def _caller() -> FrameType:
+    frame = sys._getframe(2)  # noqa: SLF001 - inspect.stack() would read the source of every frame
+    while frame.f_back and frame.f_globals["__name__"].startswith("server."):
+        frame = frame.f_back
+    return frame
+
+
+def qualified_name(subject: Any) -> str:
+    """Get the name of a function or class, with those of the classes and functions that it is in."""
+    plain, name = _plain(subject), getattr(subject, "name", None)
+    if isinstance(name, str) and name != getattr(plain, "__name__", name):  # a ready `Function` has one of its own
+        return name
+    return getattr(plain, "__qualname__", None) or type(plain).__qualname__
+
+
+def _plain(subject: Any) -> Any:
+    """Return the function behind a ready `Function`, a `functools.partial` or decorators, as far as it shows."""
+    subject = subject if isinstance(subject, type) else getattr(subject, "run", subject)
+    while isinstance(subject, functools.partial) or hasattr(subject, "__wrapped__"):
+        subject = subject.func if isinstance(subject, functools.partial) else subject.__wrapped__
+    is_object = not (inspect.isroutine(subject) or isinstance(subject, type) or hasattr(subject, "__code__"))
+    return type(subject).__call__ if is_object and callable(subject) else subject
+
+
+def place(subject: Any) -> str:
+    """Get the file, line and name of a function or class; a string is returned unchanged."""
+    if isinstance(subject, str):
+        return subject
+    name = qualified_name(subject)
+    plain = subject = _plain(subject)
+    try:
+        return f"{Path(inspect.getsourcefile(plain) or '?')}:{inspect.getsourcelines(plain)[1]}: {name}"
+    except (TypeError, OSError):
+        return f"{getattr(subject, '__module__', '?')}: {name}"

@@ -1,0 +1,219 @@
+"""A toolpack: functions, and the environment they act on.
+
+The rule: it holds what its author registered, and doesn't change after its module has been imported.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, overload
+
+from pydantic import BaseModel, RootModel, ValidationError
+
+from toolpack_server.base.errors import InvalidParamsError, RegistrationError, shown
+from toolpack_server.functions_runtime import (EmptyEnv, error_text, finite_validator, is_ready, make_function)
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.packs.given import (
+    check_assignments,
+    check_dependency,
+    check_function,
+    check_name,
+    check_volumes,
+    classes,
+    environment_and_options,
+    has_source,
+    problems,
+)
+from toolpack_server.packs.pack_function import PackFunction
+from toolpack_server.packs.registration import caller_description, caller_place, located
+from toolpack_server.volumes.volume import Volume
+
+Plain = TypeVar("Plain", bound=Callable[..., Any])
+Registered = TypeVar("Registered")
+
+
+class Toolpack:
+    """Functions plus the environment they act on.
+
+    Args:
+        name: 1-64 letters, digits, `_`, `.` or `-`; unique on a server.
+        environment: A pydantic model class with defaults for all fields, or a factory function whose return annotation
+            is that class and whose documented keyword parameters are the pack's options.
+        functions: Functions to register.
+        opt_in: Only sessions that name this pack get it.
+        state_types: Classes that the environment may hold besides those in its annotations.
+
+    Attributes:
+        place: File and line where it is made, and its name.
+        description: What it is, for clients: the first paragraph of its module's docstring.
+        source: The author's class that defines the environment.
+        holds_instances: Its environment holds instances of the author's classes and has no class of his own.
+
+    Raises:
+        RegistrationError: The name, the environment or a function can't be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        environment: Callable[..., BaseModel] = EmptyEnv,
+        functions: Iterable[Any] = (),
+        opt_in: bool = False,
+        state_types: Iterable[type] = (),
+    ) -> None:
+        self.name = name
+        self.description = caller_description()
+        self.opt_in = opt_in
+        self.place = caller_place(name)
+        self.state_types: tuple[type, ...] = ()
+        self.functions: dict[str, PackFunction] = {}
+        self.environment_class: type[BaseModel] = EmptyEnv
+        self._build: Callable[..., BaseModel] = environment
+        self._options: Any = None
+        self.source: Any = None
+        self.holds_instances = False
+        with located(environment if inspect.isfunction(environment) else self.place):
+            check_name(name)
+            self.state_types = classes(state_types)
+            self.environment_class, self._options = environment_and_options(environment)
+            check_volumes(self.environment_class)
+        self.source = self.environment_class
+        with located(self.place):
+            if not isinstance(functions, Iterable):
+                raise RegistrationError(f"functions is {shown(repr(functions))}: give a list of functions.")
+        for function in functions if isinstance(functions, Iterable) else ():
+            self.register_function(function)
+
+    def __repr__(self) -> str:
+        return f"Toolpack({self.name!r}, {len(self.functions)} functions)"
+
+    @overload
+    def function(self, function: Plain) -> Plain: ...
+    @overload
+    def function(
+        self, *, read_only: bool = False, timeout_seconds: float | None = None
+    ) -> Callable[[Plain], Plain]: ...
+
+    def function(
+        self, function: Plain | None = None, *, read_only: bool = False, timeout_seconds: float | None = None
+    ) -> Plain | Callable[[Plain], Plain]:
+        """Decorator: register a plain function and return it unchanged.
+
+        Args:
+            read_only: Promise that it leaves the environment unchanged; a call then adds no version to the session.
+            timeout_seconds: Its deadline in seconds, instead of the server's default.
+
+        Raises:
+            RegistrationError: The function can't be offered to agents; the text says what to change.
+        """
+
+        def register(plain: Plain) -> Plain:
+            return self.register_function(plain, read_only=read_only, timeout_seconds=timeout_seconds)
+
+        if function is not None and not callable(function):
+            with located(caller_place(self.name)):
+                raise RegistrationError(f"{function!r} isn't a function: write @toolpack.function(read_only=True).")
+            return lambda plain: plain
+        return register if function is None else register(function)
+
+    def register_function(
+        self, function: Registered, *, read_only: bool = False, timeout_seconds: float | None = None
+    ) -> Registered:
+        """Register a plain function, or a ready `Function` as it is, and return it; the rest is as in `function`.
+
+        Raises:
+            RegistrationError: The function can't be offered to agents; the text says what to change.
+        """
+        with located(function if has_source(function) else caller_place(self.name)):
+            check_function(function, timeout_seconds)
+            ready: Any = function
+            if not is_ready(ready):
+                ready = make_function(ready)
+            if ready.name in self.functions:
+                raise RegistrationError(f"toolpack {self.name!r} has a function {ready.name!r} already: rename one.")
+            for parameter, dependency in ready.dependencies.items():
+                check_dependency(self.environment_class, parameter, getattr(dependency, "env_dependency", None))
+            if ready.dependencies and not read_only and not is_ready(function):
+                check_assignments(function, ready.dependencies, self.environment_class)
+            marks = self.read_marks(ready.parameters.model_json_schema())
+            self.functions[ready.name] = PackFunction(ready, self.name, read_only, timeout_seconds, marks)
+        return function
+
+    def read_marks(self, schema: dict[str, Any]) -> Mapping[Any, str]:  # noqa: ARG002 - for those who override it
+        """Get what a feature wants to keep of the JSON Schema of a function's parameters.
+
+        Raises:
+            RegistrationError: The schema has marks of that feature, which are wrong.
+        """
+        return {}
+
+    @property
+    def factory(self) -> Any:
+        """What builds the environment: its class, or the author's function."""
+        return self._build if inspect.isfunction(self._build) and not self.holds_instances else self.source
+
+    def details(self) -> Mapping[str, Any]:
+        """Get what features add to its description for clients."""
+        return {}
+
+    @property
+    def options(self) -> type[BaseModel] | None:
+        """The model of this pack's options, or None if it takes none."""
+        return self._options.parameters if self._options else None
+
+    def build(self, options: Mapping[str, Any]) -> BaseModel:
+        """Build the initial environment; an `InvalidParamsError` says why that can't be done with these options."""
+        if self._options is None:
+            if options:
+                raise InvalidParamsError(f"Toolpack {self.name!r} takes no options: omit them.")
+            arguments = {}
+        else:
+            try:
+                arguments = self._options.bind(options)
+            except ValidationError as error:
+                raise InvalidParamsError(
+                    f"The options of toolpack {self.name!r} don't fit: {problems(error)}."
+                ) from error
+        given = " from these options" if self._options else ""
+        try:
+            environment = self._build(**arguments)
+        except (Exception, SystemExit) as error:
+            why = error_text(error)
+            if isinstance(error, ValidationError):
+                hint = "" if self._options else ": give each field a default that fits, or build it in a factory"
+                why = f"{problems(error)}{hint}."
+            raise InvalidParamsError(f"Toolpack {self.name!r} can't build its environment{given}: {why}") from error
+        if not isinstance(environment, self.environment_class):
+            raise InvalidParamsError(
+                f"Toolpack {self.name!r} built a {type(environment).__name__}, not the "
+                f"{self.environment_class.__name__} that its factory's return annotation names: "
+                f"correct one of the two."
+            )
+        return environment
+
+    def parse(self, environment: Any) -> BaseModel:
+        """Build an environment from JSON, with validation; invalid JSON is an `InvalidParamsError`."""
+        try:
+            return self._parsed(environment)
+        except ValidationError as error:
+            raise InvalidParamsError(
+                f"The environment of toolpack {self.name!r} doesn't fit: {problems(error)}."
+            ) from error
+        except (Exception, SystemExit) as error:
+            raise InvalidParamsError(
+                f"Toolpack {self.name!r} can't build this environment: {error_text(error)}"
+            ) from error
+
+    def _parsed(self, environment: Any) -> BaseModel:
+        parsed: BaseModel = finite_validator(self.environment_class).validate_json(dumps(environment))
+        for name, field in self.environment_class.model_fields.items():
+            if isinstance(field.default, Volume) and isinstance(parsed.__dict__[name], Volume):
+                parsed.__dict__[name].adopt(field.default)
+        return parsed
+
+
+def as_made(environments: Mapping[str, BaseModel]) -> dict[str, Any]:
+    """Get environments, by toolpack, as their authors know them: that of a class is its instance."""
+    return {
+        toolpack: environment.root if isinstance(environment, RootModel) else environment
+        for toolpack, environment in environments.items()
+    }

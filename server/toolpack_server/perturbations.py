@@ -1,0 +1,13 @@
+"""Functions that write rules of perturbations; see `toolpack_server.features.evaluation.rules`."""
+
+from toolpack_server.features.evaluation.perturbations.authors import (
+    fails,
+    injects,
+    loses_answer,
+    rate_limited,
+    rug_pull,
+    times_out,
+    unavailable,
+)
+
+__all__ = ["fails", "injects", "loses_answer", "rate_limited", "rug_pull", "times_out", "unavailable"]

@@ -1,0 +1,135 @@
+"""An HTTP server with an end that loses nothing: no call, no answer, no connection.
+
+A worker that is stopped isn't ready any more, and serves as before for `leave_seconds`, in which balancers find that
+out. Then it goes on accepting connections and answers 503, until no call runs or `drain_seconds` are over.
+A worker that is retired leaves new connections to the one that takes its place, and runs what comes on those it has.
+The rule: every request gets an answer, in JSON, and each answer closes its connection. When nothing else is left, idle
+connections get a moment in which a request that is on its way may arrive.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from starlette.types import ASGIApp
+
+from toolpack_server.base.forked import in_forked, let_go
+from toolpack_server.base.logger import log
+from toolpack_server.processes.child import handle_stop
+from toolpack_server.processes.pipe import SupervisorPipe
+from toolpack_server.web.endpoints import Gateway
+from toolpack_server.web.http_server import HttpServer
+
+LINGER_SECONDS = 0.5  # for requests that are on their way, and for responses that are being sent
+CANCEL_SECONDS = 0.2  # for the answers to cancelled requests
+POLL_SECONDS = 0.01
+
+
+class DrainingServer(HttpServer):
+    """A server that at its end answers everything."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway, pipe: SupervisorPipe) -> None:
+        super().__init__(app, gateway.service.settings, gateway.connections)
+        self._gateway = gateway
+        self._service = gateway.service
+        self._pipe = pipe
+        self._stopped = self._hurried = False
+        self._refuse_at = 0.0
+        self._stop_at: float | None = None
+        self._quiet_since = 0.0
+        in_forked(self.close_in_child)
+
+    def handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Stop at a signal; called on the main thread, which isn't the one that runs the loop."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self.handle_exit, number, frame)
+
+        handle_stop(handle)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
+        """Stop; at a second signal that is SIGINT, without waiting for running calls."""
+        if not self._stopped and not self._pipe.has_supervisor:
+            log.info("The server stops: it was sent %s.", signal.Signals(sig).name)
+        self._hurried |= self._stopped and sig == signal.SIGINT
+        if not self._stopped:
+            self._refuse_at = time.monotonic() + self._service.settings.leave_seconds
+        self._stopped = self._gateway.leaving = True
+        self.close_with_next_answer()  # so that clients connect anew, to other servers
+        self._leave()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look after this worker: whether it should be replaced, and if it drains, whether it is done."""
+        if not self._pipe.unfit and self._service.is_unfit():
+            self._pipe.unfit = True
+            if not self._pipe.has_supervisor:
+                log.warning("There are too many stuck threads, but without a supervisor nothing can be replaced.")
+        if self._stopped:
+            self._leave()  # the signal may have come before `ready` was set
+        elif self._pipe.retired:
+            self.stop_listening()
+            self._drain()
+        if self._hurried or self._pipe.hurried:
+            self._stop_at = time.monotonic()
+        self.should_exit = self._stop_at is not None and (self._is_done() or time.monotonic() >= self._stop_at)
+        self._pipe.turn(last=self.should_exit)
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer whatever is left, then close all connections."""
+        retired = not self._stopped  # then it has waited for idle connections already
+        self._gateway.ready = False
+        self._drain()
+        self._service.sessions.queues.stop()
+        await self.accept_rest(sockets or [])
+        await _until(lambda: not (self._gateway.answering if retired else self.connections()), LINGER_SECONDS)
+        self.cancel_requests()
+        await _until(lambda: not self.requests(), CANCEL_SECONDS)
+        await self.end()
+
+    def close_in_child(self) -> None:
+        """In a process that a function has forked, keep neither the port nor the handlers of signals."""
+        let_go([*(one.fileno() for one in self.sockets()), *self._pipe.descriptors()])
+        # What `terminate()` sends must end it. This process would hear of what is written for a signal, too.
+        handle_stop(signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+
+    def _leave(self) -> None:
+        """Refuse what is new, once balancers have had the time to send it elsewhere."""
+        if time.monotonic() >= self._refuse_at:
+            self._gateway.ready = False
+            self._drain()
+
+    def _drain(self) -> None:
+        """Close each connection with its next answer, and stop when no call runs, or after `drain_seconds`."""
+        if self._stop_at is not None:
+            return
+        self._quiet_since = time.monotonic()
+        self._stop_at = self._quiet_since + self._service.settings.drain_seconds
+        self._service.sessions.begin_draining()
+        self.close_with_next_answer()
+
+    def _is_done(self) -> bool:
+        now = time.monotonic()
+        if self._gateway.answering or not self._service.sessions.queues.is_idle():
+            self._quiet_since = now
+            return False
+        if self._stopped:
+            return True
+        # Retired: a connection may have been accepted that isn't counted yet. Idle ones end by themselves after some
+        # seconds, unless somebody waits for the store meanwhile.
+        is_quiet = now - self._quiet_since > LINGER_SECONDS
+        return is_quiet and (self._service.settings.exclusive or not self.connections())
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> None:
+    # Turns of the event loop are counted, not seconds: what has come while this process stood still must be read, too.
+    for _ in range(round(seconds / POLL_SECONDS)):
+        if condition():
+            return
+        await asyncio.sleep(POLL_SECONDS)

@@ -1,0 +1,34 @@
+"""The socket that all workers listen on.
+
+The rule: it is opened once, before any worker starts, and stays open while workers are replaced.
+"""
+
+import errno
+import os
+import socket
+
+from toolpack_server.base.errors import SettingsError
+
+BACKLOG = 4096  # connections that aren't accepted yet; the system may allow fewer (net.core.somaxconn)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the listening socket; a host or port that can't be used is a `SettingsError`."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # Connections inherit it; asyncio sets it only on sockets that it creates. Without it, Nagle's algorithm delays
+        # the second part of a response until the client acknowledges the first: 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener  # noqa: TRY300 - every line above can raise OSError
+    except OSError as error:
+        remedy = "Choose another --port or --host."
+        if error.errno == errno.EADDRINUSE:
+            remedy = "Stop what listens there, such as another toolpack-server, or choose another --port."
+        raise SettingsError(f"Can't listen on {host}:{port}: {_reason(error)}. {remedy}") from None
+
+
+def _reason(error: OSError) -> str:
+    # asyncio and the socket module add the address to the text.
+    unknown = isinstance(error, socket.gaierror) or not error.errno
+    return str(error.strerror if unknown else os.strerror(error.errno or 0))

@@ -1,0 +1,195 @@
+"""`serve --reload`: a process that starts the server again whenever a file of the toolpacks changes.
+
+It is the parent of *generations*: processes that each have the toolpacks loaded anew and then serve. A generation
+stops only when the next one has found its toolpacks sound. So a broken file stops nothing: its mistake is printed once,
+and the server goes on with the code before. The port stays open, and connections wait from one generation to the next.
+
+The rule: this process imports no toolpack, and starts a generation only when a file has changed.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import FrameType
+
+from toolpack_server.base.errors import StartError
+from toolpack_server.base.settings import Settings
+from toolpack_server.base.terminal import echo
+from toolpack_server.processes.apart import Loaded, load
+from toolpack_server.processes.child import Child, follow, handle_stop
+from toolpack_server.processes.supervisor import STOP_SECONDS
+from toolpack_server.processes.watching import FileWatch
+
+LOOK_SECONDS = 0.5
+TICK_SECONDS = 0.25
+SERVING, GO = b"serving", b"go"
+
+Serve = Callable[[Loaded, Callable[[], None], bool], None]
+"""Serves toolpacks until SIGTERM; calls the function when it serves. True: as nothing has served before."""
+
+
+class Generation(Child):
+    """A process that has the toolpacks loaded, tells their fingerprints, and serves them when it is told to."""
+
+    def __init__(self, settings: Settings, serve: Serve, *, first: bool) -> None:
+        self.fingerprints: Mapping[str, str] | None = None
+        self.served = False
+        parent = os.getpid()
+        super().__init__(lambda pipe: _live(settings, serve, pipe, parent, first=first))
+
+    def look(self) -> None:
+        for message in self.received():
+            if message == SERVING:
+                self.served = True
+            else:
+                self.fingerprints = json.loads(message)
+        self.is_alive()
+
+
+def _live(settings: Settings, serve: Serve, pipe: Connection, parent: int, *, first: bool) -> int:
+    """Be a generation, in a forked process; get its exit status."""
+    try:
+        os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which decides
+        handle_stop(signal.SIG_DFL)
+        follow(parent)
+        # Python doesn't notice that a file was changed twice in one second if it keeps what it has compiled.
+        sys.dont_write_bytecode = True
+        loaded = load(settings)
+        marks = {name: entry.fingerprint for name, entry in loaded.inventory.toolpacks.items()}
+        pipe.send_bytes(json.dumps(marks).encode())
+        pipe.recv_bytes()
+        serve(loaded, lambda: pipe.send_bytes(SERVING), first)
+    except StartError as error:
+        echo(f"toolpack-server: {error}", err=True)
+        return 1
+    except EOFError:  # another generation takes its place
+        return 1
+    except BaseException:  # noqa: BLE001 - the process ends here
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+class Reloader:
+    """Keeps the newest generation that works running.
+
+    Args:
+        watched: The folders with the files of the toolpacks.
+    """
+
+    def __init__(self, settings: Settings, serve: Serve, listener: socket.socket, watched: Sequence[Path]) -> None:
+        self._settings = settings
+        self._serve = serve
+        self._listener = listener
+        self._watch = FileWatch(watched, LOOK_SECONDS)
+        self._current: Generation | None = None
+        self._next: Generation | None = None
+        self._fingerprints: Mapping[str, str] | None = None  # of the generation that served last
+        self._signals: list[int] = []
+
+    def run(self) -> None:
+        """Serve until a signal comes, or exit if the first generation with its toolpacks loaded can't serve."""
+        handle_stop(self._note_signal)
+        try:
+            self._begin()
+            while not self._signals:
+                self._wait()
+                self._look()
+                changed = self._watch.changed()
+                if changed:
+                    self._say(f"Changed: {_listed(changed)}.")
+                    self._begin()
+        finally:
+            self._stop()
+
+    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _begin(self) -> None:
+        """Start a generation, instead of one that doesn't serve yet."""
+        if self._next is not None:
+            self._next.end()
+        self._next = Generation(self._settings, self._serve, first=self._fingerprints is None)
+
+    def _wait(self) -> None:
+        pipes = [each.pipe for each in (self._current, self._next) if each is not None and each.exit_code is None]
+        if wait(pipes, TICK_SECONDS):
+            time.sleep(TICK_SECONDS / 10)  # a pipe stays ready from its end to that of its process
+
+    def _look(self) -> None:
+        if self._next is not None:
+            self._look_at_next(self._next)
+        if self._current is not None:
+            self._look_at_current(self._current)
+
+    def _look_at_next(self, following: Generation) -> None:
+        """If it has loaded its toolpacks, stop the generation that serves, and let this one serve."""
+        following.look()
+        if following.fingerprints is not None:
+            self._end(self._current)
+            following.send(GO)
+            self._current, self._next = following, None
+        elif following.exit_code is not None:
+            following.end()
+            self._next = None
+            kept = "The server goes on with what it has loaded before" if self._current else "Nothing is served yet"
+            self._say(f"{kept}; correct the file.")
+
+    def _look_at_current(self, current: Generation) -> None:
+        served = current.served
+        current.look()
+        if current.served and not served:
+            self._tell(current.fingerprints or {})
+        if current.exit_code is not None:
+            current.end()
+            self._current = None
+            if self._fingerprints is None:
+                sys.exit(1)
+            self._say(f"The server has ended ({current.wait()}); it starts again when a file changes.")
+
+    def _tell(self, fingerprints: Mapping[str, str]) -> None:
+        """Say that a generation serves, unless it is the first, and which sessions can't go on."""
+        before, self._fingerprints = self._fingerprints, fingerprints
+        if before is None:
+            return
+        self._say(f"Serving {', '.join(fingerprints) or 'no toolpack'}.")
+        for toolpack, fingerprint in before.items():
+            if fingerprints.get(toolpack, fingerprint) != fingerprint:
+                self._say(f"Sessions of {toolpack} need reset_session to version 0: its classes have changed.")
+
+    def _end(self, generation: Generation | None) -> None:
+        """Let a generation answer its calls and end; after some seconds, or a further SIGINT, kill it."""
+        if generation is None:
+            return
+        generation.signal(signal.SIGTERM)
+        seconds = self._settings.leave_seconds + self._settings.drain_seconds + STOP_SECONDS
+        deadline = time.monotonic() + seconds + 1
+        hurried = False
+        while generation.exit_code is None and time.monotonic() < deadline:
+            time.sleep(TICK_SECONDS / 25)
+            generation.look()
+            if signal.SIGINT in self._signals[1:] and not hurried:
+                hurried = True
+                generation.signal(signal.SIGINT)
+        generation.end()
+
+    def _stop(self) -> None:
+        self._listener.close()
+        if self._next is not None:
+            self._next.end()
+        self._end(self._current)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        echo(f"reload: {text}", err=True)
+
+
+def _listed(paths: list[str]) -> str:
+    shown = [os.path.relpath(path) for path in paths[:3]]
+    return ", ".join(shown) + (f" and {len(paths) - len(shown)} more" if len(paths) > len(shown) else "")

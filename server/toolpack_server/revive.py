@@ -1,0 +1,58 @@
+"""Convert the JSON of a result to what the function returned, by its return annotation: the reverse of `view`.
+
+The rule: the object made has exactly the JSON that was given. A class's validators may refuse or change a value that
+the server holds, as assignments and appends don't run them; such an object is made here without running them, too.
+"""
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, TypeAdapter
+
+from toolpack_server.jsonio.strict import dumps, loads
+from toolpack_server.jsonio.view import to_json
+
+
+def revive(value: Any, annotation: Any) -> Any:
+    """Convert JSON to what the annotation says, or return it unchanged if that can't be done exactly."""
+    for candidate in _candidates(value, annotation):
+        if _is_exact(candidate, value):
+            return candidate
+    return value
+
+
+def _candidates(value: Any, annotation: Any) -> Iterator[Any]:
+    """Yield what the annotation's validators make of the value, then what its pieces make without them."""
+    with contextlib.suppress(Exception):  # validators and odd annotations may raise anything
+        yield TypeAdapter(annotation).validate_json(dumps(value))
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        yield revive(value, args[0])
+    elif origin in (Union, types.UnionType):
+        yield from (revive(value, member) for member in args)
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(value, dict):
+        yield _construct(annotation, value)
+    elif origin is dict and isinstance(value, dict):
+        yield {revive(key, args[0]): revive(item, args[1]) for key, item in value.items()}
+    elif origin is not None and isinstance(value, list):
+        item_types = args if origin is tuple and args[-1] is not ... else args[:1] * len(value)
+        items = [revive(item, item_type) for item, item_type in zip(value, item_types, strict=False)]
+        yield origin(items) if origin in (tuple, set, frozenset) else items
+
+
+def _construct(model: type[BaseModel], value: dict[str, Any]) -> BaseModel:
+    fields = {}
+    for name, field in model.model_fields.items():
+        key = field.serialization_alias or field.alias or name
+        if key in value:
+            fields[name] = revive(value[key], field.annotation)
+    return model.model_construct(**fields)
+
+
+def _is_exact(candidate: Any, value: Any) -> bool:
+    try:
+        return dumps(loads(to_json(candidate)), sort_keys=True) == dumps(value, sort_keys=True)
+    except Exception:  # noqa: BLE001 - the candidate may have no JSON form
+        return False

@@ -1,0 +1,328 @@
+"""What a call means to a session: recorded once, and committed together with what it changes.
+
+The rule: a record and the environment after it are one commit. Whatever is refused before the function starts leaves
+neither.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from toolpack_server.base.errors import (MAX_SHOWN, CrashedError, TooLargeError, VersionConflictError)
+from toolpack_server.base.terminal import printable
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
+from toolpack_server.execution.call import Outcome
+from toolpack_server.execution.failure import CallFailure, Failure, cut_error
+from toolpack_server.execution.nested import NestedCall
+from toolpack_server.execution.operations import RunCall
+from toolpack_server.execution.plan import Plan, SessionFunctions, uncompared
+from toolpack_server.execution.world import PromiseCheck, Snapshot
+from toolpack_server.functions.steps import Steps
+from toolpack_server.jsonio.strict import Fragment, cut_if_longer, dumps
+from toolpack_server.observability.suspects import LIMIT
+from toolpack_server.packs.names import without_dots
+from toolpack_server.protocol import results
+from toolpack_server.protocol.senders import CLIENT
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.nested import MAX_NESTED_CALLS, NestedRecord
+from toolpack_server.sessions.operation import SessionOperation
+from toolpack_server.sessions.part_bytes import PartBytes
+from toolpack_server.sessions.recipes import Recipe
+from toolpack_server.sessions.record_kinds import RecordKind, Shown, short
+from toolpack_server.sessions.records import cut_arguments
+from toolpack_server.stores.base import Record
+from toolpack_server.volumes.volume import is_piece
+
+LARGE_ARGUMENTS = 4096  # bytes
+COMPARING_SECONDS = 60.0  # that a comparison may take, whatever the call's deadline
+
+
+class CallRequest(NamedTuple):
+    """A call as a client sent it; `rpc.methods.RunFunction` describes each attribute.
+
+    Attributes:
+        kwargs: The arguments, which the function gets and may change.
+        sent: The same as JSON text, which nobody changes: what is recorded, compared and logged.
+        problem: Why the arguments aren't a JSON object; then the call fails.
+        by: Whose address it came to, whose limits hold for it; or `client`.
+    """
+
+    function: str
+    kwargs: Mapping[str, Any]
+    sent: bytes
+    call_id: str | None = None
+    expected_version: int | None = None
+    timeout_seconds: float | None = None
+    problem: str | None = None
+    by: str = CLIENT
+
+
+class CallOperation(SessionOperation):
+    """Runs a function in a session.
+
+    Attributes:
+        plan: What is known of it before it runs.
+        outcome: Set by those around the call to what is recorded and answered instead of running the function.
+    """
+
+    method = "run_function"
+    record_kind = "call"
+    starts_clock = True
+    plan: Plan
+    blobs: PartBytes
+
+    def __init__(self, context: SessionContext, session_id: str, owner: str, request: CallRequest) -> None:
+        super().__init__(context, session_id, owner, request.call_id)
+        self.kind = request.function if request.function in context.functions else ""
+        self.by = request.by
+        self.request = request
+        self.outcome: Outcome | None = None
+        self._toolpacks: tuple[str, ...] = ()
+        self._shown_kwargs = b""
+        self._nested: NestedRecord | None = None  # unless there are no nested calls, or none of them runs
+        self._shown_whole: Outcome | None = None  # unless the record has only a part of its result
+
+    def prepare(self, state: SessionState) -> float:
+        request, context = self.request, self.context
+        recipe: Recipe = state.recipe
+        # No feature has anything to say of an address if the recipe has nothing of them.
+        limited = self.by != CLIENT and recipe.kept
+        offered = context.addresses.of(state.session, self.by).functions if limited else None
+        self._toolpacks = recipe.toolpacks
+        runtime = context.runtime(self._toolpacks, offered)
+        self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
+        self.blobs = PartBytes(context.store, state.parts, state.blobs, state.unstored)
+        most = context.settings.max_record_bytes
+        sent = request.sent
+        self._shown_kwargs = sent if len(sent) <= most else cut_arguments(sent, request.kwargs, most)
+        if self.plan.nested:
+            self._take_nested(self.plan.nested, most)
+        return self.plan.timeout_seconds
+
+    def _take_nested(self, calls: Sequence[NestedCall], max_bytes: int) -> None:
+        if len(calls) > MAX_NESTED_CALLS:
+            problem = (
+                f"{len(calls)} calls are nested in this one; {MAX_NESTED_CALLS} are allowed: make some of them first."
+            )
+            self.outcome = wrong_arguments(problem, "too_many_calls")
+        else:
+            self._nested = NestedRecord(calls, max_bytes)
+
+    def refuse(self, outcome: Outcome) -> None:
+        """Answer with this instead of running the function; the calls that are nested in it aren't recorded."""
+        self.outcome, self._nested = outcome, None
+
+    def narrow(self, offered: frozenset[str]) -> None:
+        """Plan the call anew, as if there were only the functions of these names."""
+        self._replan(self.context.runtime(self._toolpacks, offered))
+
+    def retarget(self, request: CallRequest) -> None:
+        """Run another call than the one that was sent; that stays the one to which the `call_id` belongs."""
+        self.request, self._nested = request, None
+        most = self.context.settings.max_record_bytes
+        self._shown_kwargs = cut_arguments(request.sent, request.kwargs, most)
+        self._replan(self.plan.runtime)
+        if self.plan.nested:
+            self._take_nested(self.plan.nested, most)
+
+    def _replan(self, runtime: SessionFunctions) -> None:
+        before, request = self.plan, self.request
+        self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
+        self.plan.conditions = before.conditions
+        self.plan.compares &= before.conditions is None
+
+    def asked(self) -> Sequence[Any]:
+        return self.request.function, self.request.kwargs
+
+    def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> Outcome:  # noqa: ARG002
+        failure = private["failure"]
+        return Outcome(
+            None if failure else dumps(private.get("result", shown["result"])),
+            CallFailure.from_members(failure) if failure else None,
+            toolpack=self.plan.toolpack,
+            function=self.plan.registered_name,
+            content=private.get("content", self.plan.content),
+        )
+
+    def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
+        request, context, plan, blobs = self.request, self.context, self.plan, self.blobs
+        if request.expected_version is not None and request.expected_version != state.version:
+            raise VersionConflictError(request.expected_version, state.version)
+        live = state.take_live()
+        if plan.conditions:  # its environments are read anew
+            live = {name: place for name, place in live.items() if is_piece(name)}
+        snapshot = Snapshot(state.parts, blobs, live)
+        if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # before the function runs in vain
+            try:
+                context.quotas.check_session(state, len(self._shown_kwargs), at_least=True)
+            except TooLargeError as error:
+                return Effect(self.too_large(error))
+        # By which the supervisor knows the call when it is sent again; all workers are forked with one hash seed. An
+        # agent could give each a `call_id` of its own, and end one worker after the other.
+        call_id = request.call_id if self.by == CLIENT else None
+        number = hash((self.session_id, self.by, call_id, plan.toolpack, plan.registered_name)) & sys.maxsize
+        suspected = context.running.suspects.times(number)
+        if suspected >= LIMIT:
+            return Effect(_worker_lost(plan))
+        began = time.perf_counter()
+
+        def start() -> None:
+            nonlocal began
+            began = time.perf_counter()
+            start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
+
+        outcome = self.outcome or (request.problem and wrong_arguments(request.problem, "json_invalid"))
+        if not outcome:
+            if plan.compares:
+                plan.comparing = lambda: start_clock(COMPARING_SECONDS, COMPARING_SECONDS)
+            alone = suspected and context.running.suspects.begin(number, context.settings.queue_timeout_seconds)
+            # The supervisor learns of it from this, should the function end this process.
+            place = context.running.begin(plan.toolpack, plan.registered_name, number)
+            try:
+                call = RunCall(plan, self._toolpacks, request.sent, snapshot, start)
+                outcome = yield from context.runner.steps(call)
+            finally:
+                plan.comparing = uncompared  # the clock is the job's, which would hold itself
+                context.running.end(place)
+                if suspected:
+                    context.running.suspects.end(number, alone=bool(alone), forget=self.by == CLIENT)
+        seconds = time.perf_counter() - began
+        outcome.toolpack, outcome.function, outcome.content = plan.toolpack, plan.registered_name, plan.content
+        if plan.read_only or outcome.comparison:
+            self._note_promise(outcome.comparison, seconds)
+        change = self._changed(outcome, seconds)
+        snapshot.live.update(outcome.live)
+        change.blobs, change.live = blobs, snapshot.live
+        if outcome.blobs:
+            change.parts = {part: blob_id for part, (blob_id, _) in outcome.blobs.items()}
+            change.new_blobs = dict(outcome.blobs.values())
+            blobs.update({part: blob for part, (_, blob) in outcome.blobs.items() if not is_piece(part)})
+        return change
+
+    def _note_promise(self, compared: PromiseCheck | None, seconds: float) -> None:
+        plan, context = self.plan, self.context
+        if plan.read_only:
+            took = min(compared.seconds, seconds) if compared else None  # an executor may say anything
+            context.promises.called(plan.toolpack, plan.registered_name, seconds, took)
+        if compared and compared.broken:
+            context.broke_promise(*compared.broken)
+
+    def _changed(self, outcome: Outcome, seconds: float) -> Effect:
+        """Get what is recorded of an outcome; the trace may have only a part of it."""
+        result = b'""' if outcome.result is None else outcome.result
+        most = self.context.settings.max_record_bytes
+        failure = outcome.failure
+        self._shown_whole = None if len(result) > most else outcome
+        members: dict[str, Any] = {
+            "function": self.request.function[:MAX_SHOWN],
+            "kwargs": Fragment(self._shown_kwargs),
+            "result": Fragment(result if self._shown_whole else cut_if_longer(result, most)),
+            "error": failure and cut_error(failure.text, most),
+            "by": self.by,
+        }
+        if failure is not None:
+            members["failure"] = failure.why
+        if outcome.changed:
+            members["changed"] = outcome.changed
+        if self._nested is not None:
+            members["nested"] = self._nested.members(outcome.nested, failure.text if failure else None)
+        return Effect(outcome, members, int(outcome.changes), seconds)
+
+    def kept(self, change: Effect) -> Mapping[str, Any]:
+        heard: Outcome = change.answer
+        if heard.failure is not None:
+            return {"failure": heard.failure.members()}
+        whole = {} if heard is self._shown_whole else {"result": Fragment(heard.result or b'""')}
+        return {"failure": None, **whole}
+
+    def too_large(self, error: TooLargeError) -> Outcome:
+        """Answer the agent, who can call for less; there is no room to record it."""
+        return failed(self.plan, CallFailure.of(error, keep_cause=False))
+
+    def on_timeout(self, state: SessionState) -> Effect:
+        if not hasattr(self, "plan"):  # it was still being prepared
+            return super().on_timeout(state)
+        change = self._changed(timed_out(self.plan), self.plan.timeout_seconds)
+        change.record = self.record(state, change)
+        return change
+
+
+def failed(plan: Plan, failure: CallFailure) -> Outcome:
+    """Get the outcome of a call that has failed without its function."""
+    return Outcome(failure=failure, toolpack=plan.toolpack, function=plan.registered_name)
+
+
+def timed_out(plan: Plan) -> Outcome:
+    """Get the outcome of a call that has passed its deadline."""
+    error = TimeoutError(
+        f"`{plan.function}` took longer than {plan.timeout_seconds:g} s and was given up; nothing has changed."
+    )
+    return failed(plan, CallFailure.of(error, Failure.DEADLINE))
+
+
+class CallKind(RecordKind):
+    name = "call"
+    shape = results.CallRecord
+    title = "{function}"
+    is_call = True
+
+    def check(self, shown: Shown) -> None:
+        super().check(shown)
+        nested = shown.get("nested", ())
+        # Parents come after the calls that are their arguments, as they ran later.
+        parents = [(place, each["parent"]) for place, each in enumerate(nested) if each.get("parent") is not None]
+        if not all(place < parent < len(nested) for place, parent in parents):
+            raise ValueError("a nested call has no parent")
+
+    def text(self, shown: Shown, width: int) -> str:
+        after = f"[version {shown['version']}, {shown['duration_ms']:g} ms]"
+        nested = "".join(f"      {_called(each)}  {_ended(each, width)}\n" for each in shown.get("nested", ()))
+        text = f"{_called(shown)}  {after}\n{nested}      {_ended(shown, width)}"
+        told = self.heard(shown)
+        if told is not shown:
+            text += f"\n      {printable(self.why_heard(shown))}; the agent heard: {_ended(told, width)}"
+        return text
+
+    def why_heard(self, shown: Shown) -> str:
+        """Say why a caller has heard something else than what happened."""
+        raise NotImplementedError
+
+    def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
+        shown = self.heard(shown)
+        call_id = shown.get("call_id") or f"call_{shown['place']}"
+        arguments = json.dumps(shown["kwargs"], ensure_ascii=False)
+        function = {"name": without_dots(shown["function"]), "arguments": arguments}
+        # What the assistant says just before a call belongs to the same message.
+        if not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+            messages.append({"role": "assistant", "content": None})
+        messages[-1]["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+        result = shown["result"] if shown["error"] is None else shown["error"]
+        content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+
+
+def _worker_lost(plan: Plan) -> Outcome:
+    """Get the outcome of a call that isn't run again; it isn't recorded, as other code may run it."""
+    error = CrashedError(
+        f"`{plan.function}` has ended its process {LIMIT} times, and isn't run again until the server runs other code; "
+        "nothing has changed."
+    )
+    return failed(plan, CallFailure.of(error, Failure.CRASHED, keep_cause=False))
+
+
+def _called(shown: Shown) -> str:
+    arguments = ", ".join(f"{name}={short(value, 60)}" for name, value in shown["kwargs"].items())
+    return printable(f"{shown['function']}({arguments})")
+
+
+def _ended(shown: Shown, width: int) -> str:
+    return printable(f"✗ {shown['error']}" if shown["error"] else f"→ {short(shown['result'], width)}")
+
+
+def wrong_arguments(problem: str, kind: str) -> Outcome:
+    """Get the outcome of a call that isn't run because of its arguments, which an agent can correct."""
+    errors = [{"loc": [], "msg": problem, "type": kind}]
+    return Outcome(failure=CallFailure("ValidationError", problem, Failure.ARGUMENTS, errors))

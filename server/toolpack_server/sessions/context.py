@@ -1,0 +1,181 @@
+"""What operations on sessions work with: the store, the environments and the functions.
+
+The rule: made once, when the server starts, and never changed afterwards.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
+
+from toolpack_server.base.doing import doing
+from toolpack_server.base.errors import ClassesChangedError, StateDamagedError, shown
+from toolpack_server.base.logger import log
+from toolpack_server.base.settings import Settings
+from toolpack_server.engine.state import SessionState
+from toolpack_server.execution.codec import Codec
+from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.initial import InitialEnvironments
+from toolpack_server.execution.operations import BuildEnvironment, ParseEnvironment
+from toolpack_server.execution.promises import Promises
+from toolpack_server.execution.runner import Runner, RunnerOperation
+from toolpack_server.execution.runtime import SessionRuntime
+from toolpack_server.observability.running import RunningFunctions
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.registration import place
+from toolpack_server.protocol.parameters import SessionRequest
+from toolpack_server.sessions.addresses import Addresses
+from toolpack_server.sessions.hooks import CreationHook, SessionFilter
+from toolpack_server.sessions.identity import Identities
+from toolpack_server.sessions.paths import Paths
+from toolpack_server.sessions.quotas import Quotas
+from toolpack_server.sessions.recipes import FORK, Recipe, details_of
+from toolpack_server.sessions.record_kinds import RecordKinds
+from toolpack_server.sessions.records import Records
+from toolpack_server.sessions.views import SessionViews
+from toolpack_server.stores.base import SessionStore, StoredSession
+
+T = TypeVar("T")
+
+
+INITIAL_BYTES = 64 * 2**20
+RUNTIMES = 256
+
+
+class SessionContext:
+    """What operations on sessions work with.
+
+    Args:
+        tracebacks: Whether the outcome of a function that raised is to have its traceback.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: SessionStore,
+        settings: Settings,
+        key: bytes,
+        codec: Codec,
+        runner: Runner,
+        *,
+        running: RunningFunctions,
+        tracebacks: bool = False,
+    ) -> None:
+        self.catalog = catalog
+        self.store = store
+        self.settings = settings
+        self.running = running
+        self._tracebacks = tracebacks
+        self.promises = Promises(always=settings.compare_read_only)
+        self.records = Records(key)
+        self.addresses = Addresses()
+        self.identities = Identities(key, self.addresses)
+        self.session_views = SessionViews(self.addresses)
+        self.record_kinds = RecordKinds()
+        self.paths = Paths(store, self.records, self.identities, self.record_kinds)
+        self.codec = codec
+        self.runner = runner
+        self.quotas = Quotas(store, settings)
+        self.creation_hooks: list[CreationHook] = []
+        self.session_request: type[SessionRequest] = SessionRequest  # with what features add to it
+        self.filters: list[SessionFilter] = []
+        self.operation_hooks: list[Any] = []  # what features do around operations, each an `OperationHook`
+        self.initial = InitialEnvironments(
+            lambda toolpack, options: self.run(BuildEnvironment(toolpack, options)), INITIAL_BYTES
+        )
+        self.functions = catalog.spellings()
+        # The order of its toolpacks is the client's choice, so there are more than can be kept.
+        self.runtime = lru_cache(maxsize=RUNTIMES)(self._runtime)
+
+    def _runtime(self, toolpacks: tuple[str, ...], offered: frozenset[str] | None = None) -> SessionRuntime:
+        """Get the functions of a session with these toolpacks: those that are offered, or all.
+
+        Raises:
+            ClassesChangedError: One of the toolpacks is not loaded any more.
+        """
+        missing = [name for name in toolpacks if name not in self.catalog.toolpacks]
+        if missing:
+            raise ClassesChangedError(
+                f"The session's toolpack {missing[0]!r} is not loaded any more: load it, or close the session."
+            )
+        return SessionRuntime(
+            self.catalog.functions(toolpacks),
+            self.settings.timeout_seconds,
+            self.promises,
+            tracebacks=self._tracebacks,
+            offered=offered,
+        )
+
+    def broke_promise(self, toolpack: str, function: str, change: str) -> None:
+        """Take a falsely read-only function for a changing one from now on, and say so in the log."""
+        if self.promises.break_(toolpack, function):
+            self.runtime.cache_clear()
+            log.warning(
+                "%s: it promised read_only=True but changed %s. From now on it counts as changing: correct it, or "
+                "omit read_only=True.",
+                place(self.catalog.toolpacks[toolpack].functions[function].function),
+                change,
+            )
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        """The names of what a session may keep, with its recipe or among its details."""
+        return frozenset({FORK}).union(*(hook.keeps for hook in self.creation_hooks))
+
+    def unknown(self, *kept: Mapping[str, Any]) -> str | None:
+        """Get the name of something that a session keeps and this server doesn't know; None if it knows everything."""
+        return next((shown(name) for each in kept for name in each if name not in self._known), None)
+
+    def check_session(self, session: StoredSession) -> None:
+        """Check that a stored session is as it was created, and that this server knows everything about it.
+
+        Raises:
+            StateDamagedError: It isn't, or a newer version of the server has made it.
+        """
+        self.identities.check(session)
+        unknown = self.unknown(Recipe.of(session).kept, details_of(session))
+        if unknown is not None:
+            raise StateDamagedError(
+                f"The session has {unknown!r}, which this server doesn't know: use a server of the version that made "
+                "it, or a newer one."
+            )
+
+    def check(self, state: SessionState) -> None:
+        """Check a session, whose state is used first; raises as `check_session`."""
+        self.check_session(state.session)
+        state.operation_hooks = tuple(each for each in self.operation_hooks if each.concerns(state.session))
+        state.recipe = Recipe.of(state.session)
+
+    def run(self, operation: RunnerOperation[T]) -> T:
+        """Run an author's code that isn't a function; where it misses its deadline, the error says what it was."""
+        with doing(operation.who):
+            return self.runner.run(operation)
+
+    def initial_conditions(self, details: Mapping[str, Any]) -> Conditions | None:
+        found = (hook.conditions(details) for hook in self.creation_hooks) if details else ()
+        return next(filter(None, found), None)
+
+    def initial_parts(
+        self,
+        toolpacks: tuple[str, ...],
+        options: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        conditions: Conditions | None = None,
+    ) -> tuple[dict[str, str], dict[str, bytes]]:
+        """Get the blob ids by part, and the blobs, of the environments that a session starts with.
+
+        Under conditions they are built anew.
+
+        Raises:
+            InvalidParamsError: The options or the given environments don't fit.
+        """
+        parts, blobs = {}, {}
+        for toolpack in toolpacks:
+            if toolpack in environment:
+                built = self.run(ParseEnvironment(toolpack, environment[toolpack], conditions))
+            elif conditions is not None:
+                built = self.run(BuildEnvironment(toolpack, options.get(toolpack, {}), conditions))
+            else:
+                built = self.initial.get(toolpack, options.get(toolpack, {}))
+            for part, (blob_id, blob) in built.items():
+                parts[part], blobs[blob_id] = blob_id, blob
+        return parts, blobs

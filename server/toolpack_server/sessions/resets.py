@@ -1,0 +1,109 @@
+"""What a reset means to a session: a new version whose content is that of an older one.
+
+The rule: records and call_ids stay; nothing of the history is rewritten.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolpack_server.base.errors import ClassesChangedError, MissingBlobError
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
+from toolpack_server.execution.parts import emptied, toolpack_of
+from toolpack_server.protocol.results import ResetRecord
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.operation import SessionOperation
+from toolpack_server.sessions.recipes import Recipe, details_of
+from toolpack_server.sessions.record_kinds import RecordKind, Shown
+from toolpack_server.stores.base import Record, StoredSession
+from toolpack_server.volumes.volume import VOID, is_piece
+
+
+class ResetOperation(SessionOperation):
+    after_commits = True
+    is_told = True
+    method = "reset_session"
+    record_kind = "reset"
+    late = "The reset took longer than {:g} s; nothing has changed."
+
+    def __init__(self, context: SessionContext, session_id: str, owner: str, version: int, call_id: str | None) -> None:
+        super().__init__(context, session_id, owner, call_id)
+        self.to_version = version
+
+    def asked(self) -> Sequence[Any]:
+        return (self.to_version,)
+
+    def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> int:  # noqa: ARG002
+        return record.version
+
+    def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
+        """Find the older version's parts; if its classes have changed, build version 0 again.
+
+        The answer is the new version.
+        """
+        context = self.context
+        state.take_live()
+        parts = context.store.parts_at(self.session_id, self.to_version)
+        opened = [part for part in parts if not is_piece(part)]
+        try:
+            blobs: Mapping[str, bytes] = context.store.blobs([parts[part] for part in opened])
+        except MissingBlobError:
+            context.store.parts_at(self.session_id, self.to_version)  # says if the version was deleted meanwhile
+            raise
+        new_blobs: Mapping[str, bytes] = {}
+        try:
+            for part in opened:
+                context.codec.unseal(part, parts[part], blobs[parts[part]])
+        except ClassesChangedError:
+            loaded = context.catalog.toolpacks
+            if self.to_version != 0 or any(toolpack not in loaded for toolpack in state.recipe.toolpacks):
+                raise
+            parts, blobs = self._built_again(state.session, parts)
+            new_blobs = blobs
+        parts, new_blobs = self._without_newer_pieces(state, parts, new_blobs)
+        by_part = {part: blobs[parts[part]] for part in opened if part in parts}
+        members = {"to_version": self.to_version}
+        return Effect(state.version + 1, members, 1, parts=parts, new_blobs=new_blobs, blobs=by_part)
+
+    def _without_newer_pieces(
+        self, state: SessionState, parts: Mapping[str, str], new_blobs: Mapping[str, bytes]
+    ) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
+        """Empty the slots of volumes that the older version hasn't: a store forgets no part."""
+        newer = [part for part in state.parts if is_piece(part) and part not in parts]
+        emptied = {part: self.context.codec.seal(part, VOID) for part in newer}
+        return (
+            {**parts, **{part: blob_id for part, (blob_id, _) in emptied.items()}},
+            {**new_blobs, **dict(emptied.values())},
+        )
+
+    def _built_again(
+        self, session: StoredSession, old: Mapping[str, str]
+    ) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
+        """Build the initial environments with the classes of today."""
+        context = self.context
+        recipe = Recipe.of(session)
+        parts, blobs = context.initial_parts(
+            recipe.toolpacks, *recipe.given(), context.initial_conditions(details_of(session))
+        )
+        # A store forgets no part; a part that the new classes don't have is left empty.
+        for part in old.keys() - parts.keys():
+            if is_piece(part):  # it is emptied like those of newer versions
+                continue
+            empty = emptied(context.catalog.toolpacks[toolpack_of(part)].environment_class)
+            parts[part], blob = context.codec.encode(part, empty)
+            blobs[parts[part]] = blob
+        return parts, blobs
+
+
+class ResetKind(RecordKind):
+    name = "reset"
+    shape = ResetRecord
+    title = "reset to version {to_version}"
+    inherited = False
+
+    def goes_back_to(self, shown: Shown) -> int | None:
+        version: int = shown["to_version"]
+        return version
+
+    def text(self, shown: Shown, width: int) -> str:  # noqa: ARG002 - a kind's signature
+        return f"reset to version {shown['to_version']}: version {shown['version']}"

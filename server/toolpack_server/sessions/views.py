@@ -1,0 +1,83 @@
+"""Sessions and environments as clients see them: plain JSON values.
+
+The rule: what is here reads no store. A feature adds members to the description of a session by the type of its result.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import jsonpatch
+import jsonpointer
+
+from toolpack_server.base.times import timestamp
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.protocol.results import Session
+from toolpack_server.sessions.addresses import Addresses
+from toolpack_server.sessions.recipes import Recipe, details_of
+from toolpack_server.stores.base import StoredSession
+
+
+class SessionViews:
+    """Describes sessions.
+
+    Attributes:
+        shape: The type of a description. Members that features have added to it are shown as the session keeps them, by
+            the same name, unless `members` has them.
+        members: What features show of a session besides; each gets its members by name.
+    """
+
+    def __init__(self, addresses: Addresses) -> None:
+        self.shape: type = Session
+        self.members: list[Callable[[StoredSession], Mapping[str, Any]]] = []
+        self._paths = addresses.paths
+
+    def of(self, session: StoredSession, version: int, *, called_at: float | None = None) -> Session:
+        """Describe a session; it expires its TTL after `called_at`, which is by default now."""
+        called_at = time.time() if called_at is None else called_at
+        recipe, parent = Recipe.of(session), session.parent
+        own: dict[str, Any] = {
+            "session_id": session.id,
+            **self.paths(session.agent_key),
+            "toolpacks": list(recipe.toolpacks),
+            "toolpack_versions": dict(recipe.versions),
+            "version": version,
+            "labels": dict(session.labels),
+            "created_at": timestamp(session.created_at),
+            "expires_at": timestamp(called_at + session.ttl_seconds),
+            "parent": parent and {"session_id": parent.session_id, "version": parent.version},
+        }
+        for members in self.members:
+            own |= members(session)
+        kept = {**recipe.kept, **details_of(session)}
+        rest = {name: kept.get(name) for name in self.shape.__annotations__ if name not in own}
+        return cast("Session", own | rest)
+
+    def paths(self, key: str) -> dict[str, str]:
+        """Get the paths of the address that a key opens, by their names in results."""
+        return {name: path.replace("{key}", key) for name, path in self._paths.items()}
+
+
+def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
+    """Get a JSON Patch (RFC 6902) that leads from one JSON value to another."""
+    left, right = _without_equal_members(before, after)
+    patch: list[dict[str, Any]] = jsonpatch.make_patch(left, right).patch
+    try:
+        exact = dumps(jsonpatch.apply_patch(left, patch), sort_keys=True) == dumps(right, sort_keys=True)
+    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException):
+        exact = False
+    # The library takes 1, 1.0 and true for equal; then the whole value is replaced.
+    return patch if exact else [{"op": "replace", "path": "", "value": after}]
+
+
+def _without_equal_members(before: Any, after: Any) -> tuple[Any, Any]:
+    """Leave out the members of objects that are the same: the library walks and copies whatever it gets."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return before, after
+    left, right = {**before}, {**after}
+    for name in before.keys() & after.keys():
+        if dumps(before[name]) == dumps(after[name]):
+            del left[name], right[name]
+        else:
+            left[name], right[name] = _without_equal_members(before[name], after[name])
+    return left, right

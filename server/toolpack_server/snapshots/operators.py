@@ -1,0 +1,212 @@
+"""The operators, the only callables that a snapshot's bytes can reach, and the writers that refer to them.
+
+A snapshot fetches operators by name, and can fetch nothing else. The rule: an operator has no state that could be
+altered, checks the exact types of its arguments, takes a class as a string that it looks up in the `ClassTable`, and
+only creates one object or fills an empty one.
+
+Instances are written in two steps, (new, (name,), state, fill), which allows cycles. An instance that hashes by value
+must be complete before it is added to a set, so it is written in one step, (make, (name, *state)). That fails if it is
+part of a cycle: `freeze` then starts again with `two_steps`, and reads the result back to check it.
+"""
+
+import collections
+import pickle
+import struct
+from collections.abc import Callable
+from datetime import UTC, timezone
+from enum import Enum, Flag
+from typing import Any, NoReturn, Protocol
+
+from toolpack_server.base.errors import CycleError, UnsupportedObjectError
+from toolpack_server.snapshots.classes import ClassTable
+from toolpack_server.snapshots.layouts import UNSET, Layout, layout_of
+from toolpack_server.snapshots.plain_types import FACTORIES, PLAIN, Plain
+from toolpack_server.volumes.volume import Volume
+
+
+class WriteProgress(Protocol):
+    """What the writers read and note while one snapshot is written."""
+
+    two_steps: bool
+    """Write instances that hash by value in two steps as well."""
+    must_verify: bool
+    """Only reading the snapshot back shows whether sets and dicts find their members."""
+    started: set[int]
+    """The ids of the instances whose writing in one step has started."""
+
+
+Write = Callable[[WriteProgress, Any], tuple[Any, ...]]
+
+
+class OperatorTable:
+    """What writing and reading need, prepared once for a table of classes.
+
+    Every snapshot starts with `preamble`, which fetches each operator by name into the unpickler's memo; the rest of
+    the bytes refers to it by number. `memo` gives the pickler the same numbers. `find` has all that can be fetched.
+    """
+
+    def __init__(self, classes: ClassTable) -> None:
+        self.layouts = classes.layouts
+        self.writers: dict[type, Write] = _Refusing()
+        self.derived: dict[Any, Any] = {}  # what others make of it once, by themselves
+        operators: dict[str, Any] = {}
+        for prepare in (_instances, _plain, _enums, _defaultdict):
+            found, writers = prepare(classes)
+            operators |= found
+            self.writers |= writers
+        self.make = operators["make"]
+        self.find = {(_MODULE, name): operator for name, operator in operators.items()}
+        self.memo = {id(operator): (index, operator) for index, operator in enumerate(operators.values())}
+        fetch = b"".join(
+            pickle.GLOBAL + f"{_MODULE}\n{name}\n".encode() + pickle.MEMOIZE + pickle.POP for name in operators
+        )
+        self.preamble = pickle.PROTO + b"\x05" + pickle.FRAME + struct.pack("<Q", len(fetch)) + fetch
+
+
+def operators_of(classes: ClassTable) -> OperatorTable:
+    """Get the operators of a table of classes, prepared at first use."""
+    operators = classes.operators
+    if operators is None:
+        operators = classes.operators = OperatorTable(classes)
+    return operators  # type: ignore[no-any-return]
+
+
+def _operator(call: Callable[..., Any]) -> Any:
+    """Make a stateless callable: its one-off class holds the code, and the bytes can't reach that class."""
+    return type("Operator", (), {"__slots__": (), "__call__": staticmethod(call)})()
+
+
+def _plain_str(name: object) -> str:
+    """Return a name if it is a plain string: any other key could bring its own `__eq__`."""
+    if type(name) is not str:
+        raise pickle.UnpicklingError("a name must be a string")
+    return name
+
+
+_MODULE = "toolpack"
+_Prepared = tuple[dict[str, Any], dict[type, Write]]
+
+
+def _refuse(_progress: WriteProgress, value: Any) -> NoReturn:
+    if isinstance(value, type):
+        raise UnsupportedObjectError("a class isn't state; store its name instead")
+    if isinstance(value, Volume):
+        raise UnsupportedObjectError(
+            "make it a field of the environment itself, so that calls, views and diffs can name it"
+        )
+    if callable(value) and type(value).__module__ in ("builtins", "functools"):
+        raise UnsupportedObjectError("code isn't state; store its name and look the function up")
+    if not isinstance(value, Enum) and layout_of(type(value), "") is None:
+        raise UnsupportedObjectError("it has state that can't be read; make it in the functions that need it")
+    raise UnsupportedObjectError(
+        "its class is neither in the environment's annotations nor in the toolpack's `state_types`, nor a plain type",
+        undeclared=True,
+    )
+
+
+class _Refusing(dict[type, Write]):
+    def __missing__(self, _kind: type) -> Write:
+        return _refuse
+
+
+def _plain(_classes: ClassTable) -> _Prepared:
+    by_name = {plain.cls.__name__: plain for plain in PLAIN}
+    constants = {"Ellipsis": ..., "NotImplemented": NotImplemented, "utc": UTC, "unset": UNSET}
+    constant_names = {id(value): name for name, value in constants.items()}
+
+    def write_constant(_progress: WriteProgress, value: Any) -> tuple[Any, ...]:
+        return the_constant, (constant_names[id(value)],)
+
+    def writer_for(name: str, plain: Plain) -> Write:
+        arguments, items, pairs = plain.arguments, plain.items, plain.pairs
+        if items:
+            return lambda _progress, value: (the_plain, (name, *arguments(value)), None, items(value))
+        if pairs:
+            return lambda _progress, value: (the_plain, (name, *arguments(value)), None, None, pairs(value))
+        return lambda _progress, value: (the_plain, (name, *arguments(value)))
+
+    the_plain = _operator(lambda name, *args: by_name[_plain_str(name)].checked(*args))
+    the_constant = _operator(lambda name: constants[_plain_str(name)])
+    writers = {plain.cls: writer_for(name, plain) for name, plain in by_name.items()}
+    write_zone = writers[timezone]  # `UTC` is a singleton and stays it
+    writers[timezone] = lambda progress, value: (write_constant if value is UTC else write_zone)(progress, value)
+    writers |= dict.fromkeys((type(...), type(NotImplemented), type(UNSET)), write_constant)
+    return {"plain": the_plain, "constant": the_constant}, writers
+
+
+def _defaultdict(classes: ClassTable) -> _Prepared:
+    factories: dict[Any, Any] = {None: None, **FACTORIES, **{x.name: x.cls for x in classes.layouts.values()}}
+    names = {factory: name for name, factory in factories.items()}
+
+    def make(name: str | None) -> collections.defaultdict[Any, Any]:
+        return collections.defaultdict(factories[None if name is None else _plain_str(name)])
+
+    def write(_progress: WriteProgress, value: Any) -> tuple[Any, ...]:
+        if value.default_factory not in names:
+            raise UnsupportedObjectError("its default_factory is neither a builtin type nor an admitted class")
+        return operator, (names[value.default_factory],), None, None, iter(value.items())
+
+    operator = _operator(make)
+    return {"defaultdict": operator}, {collections.defaultdict: write}
+
+
+def _enums(classes: ClassTable) -> _Prepared:
+    """Write members by name and combined flags by value, as `Flag` does; a pack's `_missing_` never runs."""
+    by_name: dict[str, Any] = {name: cls for cls, name in classes.enums.items()}
+
+    def flags(class_name: str, value: int) -> Any:
+        cls = by_name[_plain_str(class_name)]
+        if type(value) is not int or not issubclass(cls, Flag):
+            raise pickle.UnpicklingError("only flags can be combined, and only by number")
+        found = cls._value2member_map_.get(value)
+        if found is None:
+            found = Flag._missing_.__func__(cls, value)  # type: ignore[attr-defined]
+        if type(found) is not cls:
+            raise pickle.UnpicklingError("no such flags")
+        return found
+
+    def write(_progress: WriteProgress, value: Any) -> tuple[Any, ...]:
+        cls = type(value)
+        if cls._member_map_.get(value._name_) is value:
+            return the_member, (classes.enums[cls], value._name_)
+        if isinstance(value, Flag) and type(value._value_) is int:
+            return the_flags, (classes.enums[cls], value._value_)
+        raise UnsupportedObjectError("it isn't a member of its own enum")
+
+    the_member = _operator(lambda class_name, name: by_name[_plain_str(class_name)]._member_map_[_plain_str(name)])
+    the_flags = _operator(flags)
+    return {"member": the_member, "flags": the_flags}, dict.fromkeys(classes.enums, write)
+
+
+def _instances(classes: ClassTable) -> _Prepared:
+    layouts = classes.layouts
+    by_name = {layout.name: layout for layout in layouts.values()}
+    the_new = _operator(lambda name: by_name[_plain_str(name)].new())
+    the_fill = _operator(lambda instance, state: layouts[type(instance)].set_state(instance, state))
+    the_make = _operator(lambda name, *state: by_name[_plain_str(name)].make(state))
+
+    def writer_for(layout: Layout) -> Write:
+        name, get_state, args = layout.name, layout.get_state, (layout.name,)
+        own_hash = layout.hashed == "by its own code"
+
+        def in_two_steps(_progress: WriteProgress, value: Any) -> tuple[Any, ...]:
+            return the_new, args, get_state(value), None, None, the_fill
+
+        def immutable(_progress: WriteProgress, value: Any) -> tuple[Any, ...]:
+            return the_make, (name, *get_state(value))
+
+        def in_one_step(progress: WriteProgress, value: Any) -> tuple[Any, ...]:
+            if progress.two_steps:
+                return in_two_steps(progress, value)
+            if id(value) in progress.started:  # one of its own attributes leads back to it
+                raise CycleError
+            progress.started.add(id(value))
+            progress.must_verify |= own_hash
+            return the_make, (name, *get_state(value))
+
+        if layout.immutable:
+            return immutable
+        return in_two_steps if layout.hashed == "by identity" else in_one_step
+
+    operators = {"new": the_new, "fill": the_fill, "make": the_make}
+    return operators, {cls: writer_for(layout) for cls, layout in layouts.items()}

@@ -1,0 +1,193 @@
+"""Environments to bytes and back: the only place where bytes become objects.
+
+Bytes may be forged despite their keyed hash. The rule: what the reader can do is fixed before the first byte is read.
+Pickle's C implementation does the work, but the only names that it can fetch are those of the operators (see
+`operators.py`), from one dictionary. Nothing is imported, and the bytes can't reach a class. No `__init__`, validator
+or property runs; pickle calls only `__hash__` and `__eq__` of dict keys and set members. The keyed hash is needed all
+the same: nothing else stops bytes that allocate gigabytes, or that make pickle call what an allowed instance offers
+(`append`, `__call__`, a property's setter).
+
+An object is written as a call of an operator of its class, and in one step where that is possible: the operator makes
+it, with all its state. In a graph with a cycle that isn't: an object that contains itself must be there before its
+state. Then everything is written anew in two steps, first an empty instance, then its state (`two_steps`). In between,
+a set or a dict may hash a member whose state isn't there yet, and never find it again; so such bytes are read back at
+once, and refused unless each set and dict finds its members.
+
+Most environments have no cycle, so the first attempt tries without. It costs nothing to learn that there is one: a
+writer that meets an object which it has begun and not ended raises `CycleError`.
+"""
+
+import copyreg
+import io
+import pickle
+from typing import Any, NoReturn
+
+from pydantic import RootModel
+
+from toolpack_server.base.errors import (CycleError, SnapshotError, StateDamagedError, UnsupportedObjectError)
+from toolpack_server.snapshots.classes import ClassTable
+from toolpack_server.snapshots.graph import holders, walk
+from toolpack_server.snapshots.operators import OperatorTable, operators_of
+from toolpack_server.snapshots.plain_types import NATIVE
+
+_MAX_NESTING = 200
+_SHOWN_PATH = 200
+
+
+def freeze(value: object, classes: ClassTable) -> bytes:
+    """Write the object graph as bytes.
+
+    Raises:
+        SnapshotError: Something in it can't be stored exactly; the text names its path and type.
+    """
+    operators = operators_of(classes)
+    try:
+        try:
+            return _dump(value, operators, two_steps=False)
+        except CycleError:
+            return _dump(value, operators, two_steps=True)
+    except SnapshotError:
+        raise
+    except Exception as error:  # noqa: BLE001 - writing may fail in any way
+        raise _explained(value, operators, error) from None
+
+
+def thaw(data: bytes, classes: ClassTable) -> Any:
+    """Read an object graph that `freeze` wrote.
+
+    Raises:
+        StateDamagedError: The bytes can't be read.
+    """
+    try:
+        return _load(data, operators_of(classes))
+    except Exception as error:
+        raise StateDamagedError(
+            f"The stored state can't be read back ({type(error).__name__}): restore a backup, or reset the session."
+        ) from error
+
+
+class _Writer(pickle.Pickler):
+    """Writes all but plain builtins through the table's writers; a type without a writer is refused."""
+
+    def __init__(self, buffer: io.BytesIO, operators: OperatorTable, *, two_steps: bool) -> None:
+        super().__init__(buffer, 5, buffer_callback=_refuse_buffer)
+        self.memo = operators.memo
+        self.writers = operators.writers
+        self.two_steps = two_steps
+        self.must_verify = two_steps
+        self.started: set[int] = set()
+
+    def reducer_override(self, obj: Any) -> tuple[Any, ...]:
+        return self.writers[type(obj)](self, obj)
+
+
+class _Reader(pickle.Unpickler):
+    """Fetches operators and nothing else."""
+
+    def __init__(self, buffer: io.BytesIO, operators: OperatorTable) -> None:
+        super().__init__(buffer)
+        self._find = operators.find
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        return self._find[module_name, global_name]
+
+
+def _dump(value: object, operators: OperatorTable, *, two_steps: bool) -> bytes:
+    buffer = io.BytesIO()
+    buffer.write(operators.preamble)
+    writer = _Writer(buffer, operators, two_steps=two_steps)
+    writer.dump(value)
+    data = buffer.getvalue()
+    if writer.must_verify:
+        _check_members(data, value, operators)
+    return data
+
+
+def _load(data: bytes, operators: OperatorTable) -> Any:
+    if copyreg._extension_cache:  # type: ignore[attr-defined]  # noqa: SLF001 - it bypasses find_class, so it must be empty
+        copyreg.clear_extension_cache()
+    buffer = io.BytesIO(data)
+    value = _Reader(buffer, operators).load()
+    if buffer.tell() != len(data):
+        raise pickle.UnpicklingError("unexpected bytes after the end")
+    return value
+
+
+def _check_members(data: bytes, value: object, operators: OperatorTable) -> None:
+    """Check that every set and dict, read back, finds its members.
+
+    It doesn't if a member was hashed before the state that its hash depends on was there.
+    """
+    reason = "a member's hash depends on a cycle that the member is part of"
+    try:
+        read_back = _load(data, operators)
+    except Exception:  # `__hash__` of an empty instance may raise anything
+        for path, _depth, found in walk(value):
+            if isinstance(found, (set, frozenset, dict)) and any(_hashes_by_value(m, operators) for m in list(found)):
+                raise SnapshotError(_problem(path, found, reason)) from None
+        raise
+    for found in holders(read_back):
+        if isinstance(found, (set, frozenset, dict)) and not all(member in found for member in list(found)):
+            path = next(path for path, _depth, other in walk(read_back) if other is found)
+            raise SnapshotError(_problem(path, found, reason))
+
+
+def _hashes_by_value(member: object, operators: OperatorTable) -> bool:
+    layout = operators.layouts.get(type(member))
+    return layout is not None and layout.hashed != "by identity"
+
+
+def _explained(value: object, operators: OperatorTable, error: Exception) -> SnapshotError:
+    """Find the object that can't be written and describe it with its path; slow, but only called after a failure."""
+    writer = _Writer(io.BytesIO(), operators, two_steps=True)
+    too_deep = isinstance(error, RecursionError)
+    try:
+        for path, depth, found in walk(value):
+            if too_deep and depth > _MAX_NESTING:
+                return SnapshotError(_problem(path, found, f"it is nested deeper than {_MAX_NESTING} levels"))
+            if type(found) not in NATIVE:
+                try:
+                    writer.reducer_override(found)
+                except Exception as why:  # noqa: BLE001 - writing may fail in any way
+                    # The only field of a root model is all of it, and its author hasn't named it.
+                    path = path.removeprefix(".root" * isinstance(value, RootModel))  # noqa: PLW2901 - the last one
+                    undeclared = isinstance(why, UnsupportedObjectError) and why.undeclared
+                    inside = _never_stored(found, writer) if undeclared else None
+                    undeclared = undeclared and inside is None
+                    return SnapshotError(_problem(path, found, inside or str(why)), undeclared=undeclared)
+    except RecursionError:  # the caller's own stack is nearly used up
+        too_deep = True
+    reason = "it is nested too deeply" if too_deep else f"{type(error).__name__}: {error}"
+    return SnapshotError(_problem("", value, reason))
+
+
+def _never_stored(value: object, writer: _Writer) -> str | None:
+    """Find in an instance of a class that isn't declared what couldn't be stored if it were."""
+    for path, _depth, found in walk(value):
+        why = None if type(found) in NATIVE else _refusal(found, writer)
+        if why is not None and not why.undeclared:
+            return f"in it `{path.removeprefix('.')[:_SHOWN_PATH]}`, a `{_type_name(found)}`, can't be: {why}"
+    return None
+
+
+def _refusal(value: object, writer: _Writer) -> UnsupportedObjectError | None:
+    try:
+        writer.reducer_override(value)
+    except Exception as why:  # noqa: BLE001 - writing may fail in any way
+        return why if isinstance(why, UnsupportedObjectError) else None
+    return None
+
+
+def _problem(path: str, found: object, reason: str) -> str:
+    where = path.removeprefix(".")
+    where = f"`{where[:_SHOWN_PATH]}{'…' * (len(where) > _SHOWN_PATH)}`" if where else "The environment itself"
+    return f"{where} can't be stored, its type is `{_type_name(found)}`: {reason}."
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _refuse_buffer(_buffer: object) -> NoReturn:
+    raise UnsupportedObjectError("a buffer is a view of memory that something else owns")

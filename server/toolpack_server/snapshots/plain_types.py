@@ -1,0 +1,165 @@
+"""The fixed list of plain types that every snapshot may hold, and how each is written and read.
+
+Pickle could write most of them itself, but then the bytes would have to name their classes. Here each type has a
+function that gives its constructor arguments and one that creates an instance from them. The rule: reading accepts only
+the argument types listed, so forged arguments never reach a constructor that does more than construct.
+"""
+
+import collections
+import ipaddress
+import itertools
+import pathlib
+import pickle
+import random
+import re
+import uuid
+import zoneinfo
+from ast import literal_eval
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from pydantic_core import MultiHostUrl, TzInfo, Url
+
+from toolpack_server.base.errors import UnsupportedObjectError
+
+
+class Plain(NamedTuple):
+    """One type of the list.
+
+    `items` and `pairs` yield the contents, which are added after the container is created: it may contain itself.
+    """
+
+    cls: type
+    arguments: Callable[[Any], tuple[Any, ...]]
+    accepted: set[tuple[type, ...]]
+    make: Callable[..., Any]
+    items: Callable[[Any], Iterator[Any]] | None = None
+    pairs: Callable[[Any], Iterator[tuple[Any, Any]]] | None = None
+
+    def checked(self, *args: Any) -> Any:
+        """Create an instance from arguments that may be forged."""
+        if tuple(map(type, args)) not in self.accepted:
+            raise pickle.UnpicklingError(f"wrong arguments for {self.cls.__name__}")
+        return self.make(*args)
+
+
+def _no_attributes(value: Any, *allowed: str) -> tuple[()]:
+    """Return no arguments; refuse a value with other attributes than those allowed, as they would be lost."""
+    if vars(value).keys() - {*allowed}:
+        raise UnsupportedObjectError("attributes were set on it")
+    return ()
+
+
+def _url_arguments(url: Any) -> tuple[str]:
+    text = str(url)
+    if str(type(url)(text)) != text:
+        raise UnsupportedObjectError("parsing its text again gives another URL")
+    return (text,)
+
+
+def _zone_arguments(zone: Any) -> tuple[str, bool]:
+    if zone.key is None:
+        raise UnsupportedObjectError("it was read from a file and has no name")
+    _make, (key, cached) = zone.__reduce__()
+    return key, bool(cached)
+
+
+def _zone(key: str, cached: bool) -> zoneinfo.ZoneInfo:
+    return zoneinfo.ZoneInfo(key) if cached else zoneinfo.ZoneInfo.no_cache(key)
+
+
+def _uuid(number: int, safe: int | None) -> uuid.UUID:
+    return uuid.UUID(int=number, is_safe=uuid.SafeUUID(safe))
+
+
+def _count_arguments(count: Any) -> tuple[Any, ...]:
+    # In all Python versions, only its text shows start and step.
+    start, step = (*literal_eval(repr(count).removeprefix("count").replace(")", ",)")), 1)[:2]
+    if type(start) not in (int, float) or type(step) not in (int, float):
+        raise UnsupportedObjectError("it counts something other than integers and floats")
+    return start, step
+
+
+def _random_arguments(generator: Any) -> tuple[Any, ...]:
+    _no_attributes(generator, "gauss_next")
+    _version, state, gauss_next = generator.getstate()
+    return state, gauss_next
+
+
+def _random(state: tuple[Any, ...], gauss_next: float | None) -> random.Random:
+    made = random.Random(0)  # noqa: S311 - the pack's own generator
+    made.setstate((random.Random.VERSION, state, gauss_next))
+    return made
+
+
+_ZONES = (timezone, zoneinfo.ZoneInfo, TzInfo)
+_any_date: Any = date  # the constructors take packed bytes, which their type stubs leave out
+_any_datetime: Any = datetime
+_any_time: Any = time
+
+NATIVE = (type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+"""Types that pickle writes with their own opcodes, without naming a class."""
+
+FACTORIES = {kind.__name__: kind for kind in (*NATIVE[1:], complex, Decimal, Fraction)}
+"""Allowed factories of a defaultdict, besides the classes of the table."""
+
+
+# `replace()` checks every field again: the constructors that take packed bytes check almost nothing.
+PLAIN = (
+    Plain(complex, lambda v: (v.real, v.imag), {(float, float)}, complex),
+    Plain(range, lambda v: (v.start, v.stop, v.step), {(int, int, int)}, range),
+    Plain(Decimal, lambda v: (str(v),), {(str,)}, Decimal),
+    Plain(Fraction, lambda v: (v.numerator, v.denominator), {(int, int)}, Fraction),
+    Plain(timedelta, lambda v: (v.days, v.seconds, v.microseconds), {(int, int, int)}, timedelta),
+    Plain(date, lambda v: v.__reduce__()[1], {(bytes,)}, lambda packed: _any_date(packed).replace()),
+    Plain(
+        datetime,
+        lambda v: v.__reduce_ex__(4)[1],
+        {(bytes,), *((bytes, zone) for zone in _ZONES)},
+        lambda packed, *zone: _any_datetime(packed, *zone).replace(),
+    ),
+    Plain(
+        time,
+        lambda v: v.__reduce_ex__(4)[1],
+        {(bytes,), *((bytes, zone) for zone in _ZONES)},
+        lambda packed, *zone: _any_time(packed, *zone).replace(),
+    ),
+    Plain(timezone, lambda v: v.__getinitargs__(), {(timedelta,), (timedelta, str)}, timezone),
+    Plain(TzInfo, lambda v: v.__reduce__()[1], {(int,), (float,)}, TzInfo),
+    Plain(zoneinfo.ZoneInfo, _zone_arguments, {(str, bool)}, _zone),
+    Plain(uuid.UUID, lambda v: (v.int, v.is_safe.value), {(int, int), (int, type(None))}, _uuid),
+    Plain(re.Pattern, lambda v: (v.pattern, v.flags), {(str, int), (bytes, int)}, re.compile),
+    Plain(random.Random, _random_arguments, {(tuple, float), (tuple, type(None))}, _random),
+    Plain(itertools.count, _count_arguments, {(a, b) for a in (int, float) for b in (int, float)}, itertools.count),
+    *(Plain(kind, _url_arguments, {(str,)}, kind) for kind in (Url, MultiHostUrl)),
+    *(
+        Plain(kind, lambda v: (str(v),), {(str,)}, kind)
+        for kind in (
+            *(pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path())),
+            *(ipaddress.IPv4Address, ipaddress.IPv4Interface, ipaddress.IPv4Network),
+            *(ipaddress.IPv6Address, ipaddress.IPv6Interface, ipaddress.IPv6Network),
+        )
+    ),
+    Plain(
+        collections.deque,
+        lambda v: (v.maxlen,),
+        {(int,), (type(None),)},
+        lambda maxlen: collections.deque(maxlen=maxlen),
+        items=iter,
+    ),
+    Plain(
+        collections.OrderedDict,
+        _no_attributes,
+        {()},
+        collections.OrderedDict,
+        pairs=lambda v: iter(v.items()),
+    ),
+    Plain(collections.Counter, _no_attributes, {()}, collections.Counter, pairs=lambda v: iter(v.items())),
+)
+"""The list, except defaultdict, whose factory may be a class of the table."""
+
+PLAIN_TYPES = frozenset({*NATIVE, *(plain.cls for plain in PLAIN), collections.defaultdict})
+"""All types that are always allowed."""

@@ -1,0 +1,373 @@
+"""A store in the memory of this process, lost when the process ends.
+
+The rule: plain dictionaries behind one lock, exactly as the protocol says, so that tests can compare the other stores
+with this one.
+"""
+
+import dataclasses
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+import orjson
+
+from toolpack_server.base.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
+from toolpack_server.stores.base import (
+    HELD_SECONDS,
+    NO_HISTORY,
+    Commit,
+    Counted,
+    Head,
+    History,
+    Record,
+    SessionQuery,
+    StoredSession,
+)
+from toolpack_server.stores.history import (Change, Tip, fitting, follows, parts_at, to_note, trim)
+from toolpack_server.stores.outside import MARK, size_of
+
+
+@dataclass(slots=True)
+class Row:
+    """A session and all its data."""
+
+    session: StoredSession
+    expires_at: float
+    parts: Mapping[str, str]
+    changes: list[Change]
+    version: int = 0
+    oldest: int = 1  # the oldest stored version, except version 0
+    recorded: int = 0
+    records: list[Record] = field(default_factory=list)
+    calls: dict[str, Record] = field(default_factory=dict)
+    forks: dict[str, int] = field(default_factory=dict)  # how many records each fork, also one that is kept, needs
+
+    def begin(self, history: History) -> None:
+        """Take over what the session has gone through elsewhere; its changes are there already."""
+        if history.changes:
+            self.version, self.oldest = history.version, history.oldest
+            self.parts = parts_at(self.changes, self.version)
+        self.records = [*history.records]
+        self.recorded = sum(len(record.body) for record in self.records)
+        self.calls = {record.call_id: record for record in self.records if record.call_id is not None}
+
+    def current(self) -> StoredSession:
+        if self.session.expires_at != self.expires_at:
+            self.session = dataclasses.replace(self.session, expires_at=self.expires_at)
+        return self.session
+
+    def head(self, tip: Tip, blobs: Mapping[str, bytes]) -> Head:
+        added = {change.blob for change in self.changes if change.version > 0}
+        size = self.recorded + sum(size_of(blobs[blob]) for blob in added)
+        return Head(tip.place, self.version, self.parts, tip.epoch, tip.last, size)
+
+
+class Orders:
+    """Ids of sessions, sorted by id and by time of creation, and those of each session's forks."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._created: list[tuple[float, str]] = []
+        self._times: dict[str, float] = {}
+        self._forks: defaultdict[str, set[str]] = defaultdict(set)
+
+    def add(self, sessions: Sequence[StoredSession]) -> None:
+        for session in sessions:
+            self._times[session.id] = session.created_at
+            if session.parent is not None:
+                self._forks[session.parent.session_id].add(session.id)
+        self._ids.extend(session.id for session in sessions)
+        self._ids.sort()
+        self._created.extend((session.created_at, session.id) for session in sessions)
+        self._created.sort()
+
+    def remove(self, sessions: Collection[StoredSession]) -> None:
+        for session in sessions:
+            del self._times[session.id]
+            if session.parent is not None:
+                forks = self._forks[session.parent.session_id]
+                forks.remove(session.id)
+                if not forks:
+                    del self._forks[session.parent.session_id]
+        if sessions:
+            self._ids = [id_ for id_ in self._ids if id_ in self._times]
+            self._created = [each for each in self._created if each[1] in self._times]
+
+    def following(self, query: SessionQuery) -> Iterator[str]:
+        """Get the ids after one in an order, of all sessions or of the forks of one, whoever owns them."""
+        after, parent = query.after, query.parent
+        if not query.newest_first:
+            ids = self._ids if parent is None else sorted(self._forks.get(parent, ()))
+            return (ids[place] for place in range(bisect_right(ids, after), len(ids)))
+        if after and after not in self._times:
+            raise SessionNotFoundError
+        created = self._created
+        if parent is not None:
+            created = sorted((self._times[id_], id_) for id_ in self._forks.get(parent, ()))
+        end = bisect_left(created, (self._times[after], after)) if after else len(created)
+        return (created[place][1] for place in range(end - 1, -1, -1))
+
+
+class MemoryStore:
+    """Keeps sessions in dictionaries; `SessionStore` documents the methods."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: dict[str, Row] = {}
+        self._kept: dict[str, Row] = {}  # of deleted sessions, for their forks
+        self._orders = Orders()
+        self._agents: dict[str, str] = {}
+        self._owners: Counter[str] = Counter()
+        self._blobs: dict[str, bytes] = {}
+        self._references: Counter[str] = Counter()
+        self._noted: tuple[float | None, float] = None, 0.0
+        self._outside_name = ""
+        self._dropped: list[bytes] = []  # stubs
+
+    @classmethod
+    def from_url(cls, url: str, *, exclusive: bool) -> "MemoryStore":  # noqa: ARG003 - as each store is opened
+        return cls()
+
+    def create(
+        self,
+        sessions: Sequence[StoredSession],
+        parts: Mapping[str, str],
+        blobs: Mapping[str, bytes],
+        history: History = NO_HISTORY,
+    ) -> None:
+        parts = dict(parts)  # one copy, shared by all of them until they change something
+        changes = [Change(0, part, blob) for part, blob in parts.items()]
+        changes += [Change(*row) for row in history.rows()]
+        with self._lock:
+            new = [each for each in sessions if each.id not in self._rows and each.id not in self._kept]
+            if any(session.parent and session.parent.session_id not in self._rows for session in new):
+                raise SessionNotFoundError
+            if any(change.blob not in blobs and change.blob not in self._blobs for change in changes):
+                raise MissingBlobError
+            for session in new:
+                self._rows[session.id] = row = Row(session, session.expires_at, parts, changes.copy())
+                row.begin(history)
+                self._agents[session.agent_key] = session.id
+                self._owners[session.owner] += 1
+                self._add_references(changes, blobs)
+                if session.parent is not None:
+                    self._rows[session.parent.session_id].forks[session.id] = session.parent.last + 1
+            self._orders.add(new)
+
+    def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
+        with self._lock:
+            row = self._rows.get(session_id)
+            return (row.current(), self._head(row)) if row else None
+
+    def ancestor(self, session_id: str) -> StoredSession | None:
+        with self._lock:
+            row = self._found(session_id)
+            return row.session if row else None
+
+    def find_agent(self, agent_key: str) -> str | None:
+        return self._agents.get(agent_key)
+
+    def commit(self, commits: Sequence[Commit]) -> list[bool]:
+        with self._lock:
+            return [self._commit(commit) for commit in commits]
+
+    def _commit(self, commit: Commit) -> bool:
+        row = self._rows.get(commit.session_id)
+        if row is None:
+            return False
+        record = commit.record
+        if record.index < len(row.records):
+            return row.records[record.index] == record
+        if (
+            not follows(self._tip(row), commit)
+            or record.call_id in row.calls
+            or any(blob not in commit.blobs and blob not in self._blobs for blob in commit.parts.values())
+        ):
+            return False
+        row.records.append(record)
+        row.recorded += len(record.body)
+        row.version = record.version
+        if record.call_id is not None:
+            row.calls[record.call_id] = record
+        if commit.parts:
+            row.parts = {**row.parts, **commit.parts}
+            changes = [Change(record.version, part, blob) for part, blob in commit.parts.items()]
+            row.changes += changes
+            self._add_references(changes, commit.blobs)
+        if commit.expires_at is not None:
+            row.expires_at = commit.expires_at
+        return True
+
+    def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        with self._lock:
+            try:
+                return {blob: self._blobs[blob] for blob in ids}
+            except KeyError as missing:
+                raise MissingBlobError(*missing.args) from None
+
+    def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
+        with self._lock:
+            row = self._found(session_id)
+            if row is None or (row.session.id in self._kept and row.session.parent):
+                raise SessionNotFoundError
+            if version != 0 and not row.oldest <= version <= row.version:
+                raise VersionNotRetainedError(version, row.oldest, row.version)
+            return parts_at(row.changes, version)
+
+    def record_of_call(self, session_id: str, call_id: str) -> Record | None:
+        with self._lock:
+            row = self._rows.get(session_id)
+            return row.calls.get(call_id) if row else None
+
+    def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
+        first = max(after + 1, 0)
+        with self._lock:
+            row = self._found(session_id)
+            found = row.records[first : first + limit] if row else []
+        return fitting(found, lambda record: len(record.body), max_bytes)
+
+    def records_at(self, wanted: Sequence[tuple[str, range]]) -> list[list[Record]]:
+        with self._lock:
+            rows = [(self._found(session_id), indices) for session_id, indices in wanted]
+            return [row.records[indices.start : indices.stop] if row else [] for row, indices in rows]
+
+    def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
+        with self._lock:
+            row = self._rows.get(session_id)
+            if row is None:
+                return
+            sizes = {change.blob: size_of(self._blobs[change.blob]) for change in row.changes}
+            kept = range(row.oldest, row.version + 1)
+            row.oldest, unneeded = trim(row.changes, kept, sizes, keep_versions, keep_bytes)
+            removed = set(unneeded)
+            row.changes = [change for change in row.changes if change not in removed]
+            self._remove_references(unneeded)
+
+    def renew(self, session_id: str, expires_at: float) -> None:
+        with self._lock:
+            if row := self._rows.get(session_id):
+                row.expires_at = expires_at
+
+    def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
+        with self._lock:
+            found = (
+                (row.current(), row.version)
+                for row in map(self._rows.__getitem__, self._orders.following(query))
+                if query.owner in {None, row.session.owner} and query.labels.items() <= row.session.labels.items()
+            )
+            return list(islice(found, query.limit))
+
+    def count(self, owner: str | None = None) -> int:
+        with self._lock:
+            return len(self._rows) if owner is None else self._owners[owner]
+
+    def stored_bytes(self, owner: str) -> int:
+        with self._lock:
+            rows = [row for row in chain(self._rows.values(), self._kept.values()) if row.session.owner == owner]
+            blobs = {change.blob for row in rows for change in row.changes}
+            return (
+                sum(size_of(self._blobs[blob]) for blob in blobs)
+                + sum(row.recorded + len(orjson.dumps(row.session.labels)) + len(row.session.details) for row in rows)
+                + sum(map(len, {row.session.recipe for row in rows}))
+            )
+
+    def count_time(self, clock: float | None = None) -> Counted:
+        with self._lock:
+            now = time.time() if clock is None else clock
+            self._noted = to_note(*self._noted, now) or self._noted
+            return Counted(now - self._noted[1], self._noted[1])
+
+    def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
+        with self._lock:
+            found = (id_ for id_, row in self._rows.items() if row.expires_at <= now)
+            expired = list(islice((id_ for id_ in found if not self._is_kept(id_, now, busy)), limit))
+            self._delete(expired)
+            return expired
+
+    def _is_kept(self, session_id: str, now: float, busy: Collection[str]) -> bool:
+        """Whether an expired session stays, as something runs in it."""
+        return session_id in busy and self._rows[session_id].expires_at > now - HELD_SECONDS
+
+    def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
+        with self._lock:
+            return self._delete(session_ids)
+
+    def clean_up(self) -> None:
+        """Nothing is left of deleted sessions."""
+
+    def _delete(self, session_ids: Sequence[str]) -> Sequence[str]:
+        deleted = [row for session_id in session_ids if (row := self._rows.pop(session_id, None))]
+        for row in deleted:
+            del self._agents[row.session.agent_key]
+            self._owners[row.session.owner] -= 1
+            if row.forks:
+                self._keep(row)
+            else:
+                self._remove(row)
+        self._orders.remove([row.session for row in deleted])
+        return [row.session.id for row in deleted]
+
+    def _keep(self, row: Row) -> None:
+        """Keep of a deleted session what its forks need."""
+        self._kept[row.session.id] = row
+        needed = [change for change in row.changes if change.version == 0 and row.session.parent is None]
+        self._remove_references(change for change in row.changes if change not in needed)
+        row.changes, row.version, row.oldest = needed, 0, 1
+        del row.records[max(row.forks.values()) :]
+        row.recorded = sum(len(record.body) for record in row.records)
+
+    def _remove(self, row: Row | None) -> None:
+        """Remove a session that has no forks, and its ancestors as far as they were kept for it alone."""
+        while row is not None:
+            self._remove_references(row.changes)
+            fork, row = row.session, None
+            parent = self._found(fork.parent.session_id) if fork.parent else None
+            if parent is not None:
+                del parent.forks[fork.id]
+                row = None if parent.forks else self._kept.pop(parent.session.id, None)
+
+    def outside_name(self, new: str) -> str:
+        with self._lock:
+            self._outside_name = self._outside_name or new
+            return self._outside_name
+
+    def take_dropped(self, limit: int) -> Sequence[bytes]:
+        with self._lock:
+            taken, self._dropped = self._dropped[:limit], self._dropped[limit:]
+            return taken
+
+    def ping(self) -> None:
+        """Memory is always there."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def _tip(self, row: Row) -> Tip:
+        return Tip(0, None, len(row.records) - 1, row.records[-1].id if row.records else "")
+
+    def _head(self, row: Row) -> Head:
+        return row.head(self._tip(row), self._blobs)
+
+    def _found(self, session_id: str) -> Row | None:
+        return self._rows.get(session_id) or self._kept.get(session_id)
+
+    def _add_references(self, changes: Iterable[Change], blobs: Mapping[str, bytes]) -> None:
+        for change in changes:
+            if change.blob not in self._blobs:
+                self._blobs[change.blob] = blobs[change.blob]
+            self._references[change.blob] += 1
+
+    def _remove_references(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            self._references[change.blob] -= 1
+            if not self._references[change.blob]:
+                del self._references[change.blob]
+                body = self._blobs.pop(change.blob)
+                if body.startswith(MARK):
+                    self._dropped.append(body)

@@ -1,0 +1,207 @@
+"""Random operations: a store answers as the one in memory does, which is the model."""
+
+from dataclasses import replace
+from itertools import count
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from toolpack_server.base.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
+from toolpack_server.stores.base import (Commit, ForkPoint, Head, Lease, Record, SessionQuery)
+from toolpack_server.testing.store_contract.model import SharedMemory
+from toolpack_server.testing.store_contract.samples import (
+    claim,
+    delete,
+    delete_expired,
+    existing,
+    session,
+)
+
+
+class Comparison(RuleBasedStateMachine):
+    """Applies the same operations to two stores and compares all visible state."""
+
+    sessions = Bundle("sessions")
+    parts = st.sampled_from(["bank", "mail", "x/y"])
+
+    def open(self):
+        raise NotImplementedError
+
+    @initialize()
+    def begin(self):
+        self.stores = [SharedMemory(), self.open()]
+        self.forked, self.names, self.blobs = set(), count(), []
+        self.workers = {"w1": "w1", "w2": "w2"}
+
+    def teardown(self):
+        for store in getattr(self, "stores", []):
+            store.close()
+
+    def both(self, ask):
+        answers = []
+        for store in self.stores:
+            try:
+                answers.append(ask(store))
+            except (MissingBlobError, SessionNotFoundError, VersionNotRetainedError) as error:
+                answers.append((type(error), getattr(error, "oldest", None)))
+        assert answers[0] == answers[1]
+        return answers[0]
+
+    def name(self):
+        return f"n{next(self.names)}"
+
+    def blob(self):
+        self.blobs.append(self.name())
+        return self.blobs[-1]
+
+    def head(self, kept):
+        found = self.stores[0].get(kept.id)
+        return found[1] if found else Head(-1, 0, {}, 0)
+
+    @rule(target=sessions, names=st.sets(parts), owner=st.sampled_from(["", "bob"]))
+    def create(self, names, owner):
+        kept = session(owner=owner, labels={"owner": owner})
+        mapping = {part: self.blob() for part in sorted(names)}
+        self.both(lambda store: store.create([kept], mapping, {blob: blob.encode() for blob in mapping.values()}))
+        return kept
+
+    @rule(target=sessions, origin=sessions, version=st.integers(0, 5))
+    def fork(self, origin, version):
+        found = self.both(lambda store: store.parts_at(origin.id, version))
+        head = self.head(origin)
+        kept = session(parent=ForkPoint(origin.id, version, head.index, head.last))
+        if isinstance(found, dict):
+            self.both(lambda store: store.create([kept], found, {}))
+        self.forked.add(origin.id)
+        return kept
+
+    @rule(
+        chosen=st.lists(sessions, min_size=1, max_size=3),
+        names=st.sets(parts),
+        size=st.integers(0, 40),
+        call_id=st.sampled_from([None, None, "c1", "c2", "ü"]),
+        index_error=st.sampled_from([0, 0, 0, 1, -1]),
+        epoch=st.sampled_from([0, 0, 0, 1]),
+        grow=st.booleans(),
+        release=st.booleans(),
+    )
+    def commit(self, *, chosen, names, size, call_id, index_error, epoch, grow, release):
+        batch, ahead, batch_ids = [], {}, {}
+        for kept in chosen:
+            head = self.head(kept)
+            index = ahead[kept.id] = ahead.get(kept.id, head.index) + 1
+            version = head.version + index - head.index - (0 if grow or names else index - head.index)
+            new = {part: self.blob() for part in sorted(names)}
+            record = Record(max(index + index_error, 0), version, call_id, self.name().encode())
+            blobs = dict.fromkeys(new.values(), b"x" * size)
+            after = head.last if index == head.index + 1 else batch_ids[kept.id]
+            batch_ids[kept.id] = record.id
+            batch.append(Commit(kept.id, head.epoch + epoch, record, new, blobs, 5000.0 + index, release, after))
+        self.both(lambda store: store.commit(batch))
+        self.both(lambda store: store.commit(batch))
+
+    @rule(kept=sessions, version=st.integers(0, 6))
+    def reset(self, kept, version):
+        found = self.both(lambda store: store.parts_at(kept.id, version))
+        if isinstance(found, dict):
+            head = self.head(kept)
+            record = Record(head.index + 1, head.version + 1, None, b"reset")
+            self.both(lambda store: store.commit([Commit(kept.id, head.epoch, record, found, after=head.last)]))
+
+    @rule(kept=sessions, versions=st.integers(0, 4), size=st.integers(0, 100))
+    def trim(self, kept, versions, size):
+        self.both(lambda store: store.trim(kept.id, versions, size))
+
+    @rule(kept=consumes(sessions))
+    def delete(self, kept):
+        self.both(lambda store: delete(store, [kept.id]))
+
+    @property
+    def leased(self):
+        return hasattr(self.stores[1], "claim")
+
+    @precondition(leased.fget)
+    @rule(kept=sessions, worker=st.sampled_from(["w1", "w2"]))
+    def claim(self, kept, worker):
+        worker = self.workers[worker]
+        answer = self.both(lambda store: claim(store, kept, worker))
+        if isinstance(answer, Lease):
+            self.both(lambda store: claim(store, kept, worker, answer))
+
+    @precondition(leased.fget)
+    @rule(worker=st.sampled_from(["w1", "w2"]), kept=sessions, epoch=st.integers(0, 2))
+    def heartbeat_and_release(self, worker, kept, epoch):
+        worker = self.workers[worker]
+        self.both(lambda store: store.heartbeat(worker))
+        self.both(lambda store: store.release(kept.id, worker, epoch))
+
+    @precondition(leased.fget)
+    @rule(worker=st.sampled_from(["w1", "w2"]))
+    def holder_ended(self, worker):
+        """Whoever has ended never comes back: another one has its place."""
+        ended, self.workers[worker] = self.workers[worker], f"{worker}-{self.name()}"
+        self.both(lambda store: store.holder_ended(ended))
+
+    def same(self, session_id, version):
+        self.both(lambda store: store.get(session_id))
+        self.both(lambda store: store.records(session_id, -1, 1000))
+        self.both(lambda store: store.record_of_call(session_id, "c1"))
+        for each in range(version + 2):
+            found = self.both(lambda store, at=each: store.parts_at(session_id, at))
+            blobs = list(found.values()) if isinstance(found, dict) else []
+            self.both(lambda store, ids=blobs: store.blobs(ids))
+
+    @invariant()
+    def all_is_the_same(self):
+        if not hasattr(self, "stores"):
+            return
+        for kept, version in self.both(lambda store: list(store.list(SessionQuery(None, {}, "", 1000)))):
+            self.same(kept.id, version)
+            self.both(
+                lambda store, of=kept.id: list(
+                    store.list(SessionQuery("bob", {}, "", 1000, parent=of, newest_first=True))
+                )
+            )
+        self.both(lambda store: list(store.list(SessionQuery(None, {}, "", 1000, newest_first=True))))
+        for session_id in self.forked:
+            self.both(lambda store, of=session_id: store.records(of, -1, 1000))
+            self.both(lambda store, of=session_id: store.parts_at(of, 0))
+            found = self.both(
+                lambda store, of=session_id: [replace(each, expires_at=0.0) for each in [store.ancestor(of)] if each]
+            )
+            assert found or not self.stores[0].list(SessionQuery(None, {}, "", 1, parent=session_id))
+        assert existing(self.stores[1], *self.blobs) == [blob for blob in self.blobs if blob in self.stores[0]._blobs]
+        self.both(lambda store: store.count("bob"))
+
+    @rule(now=st.sampled_from([1990.0, 2000.5, 4990.0, 5001.0]))
+    def delete_expired(self, now):
+        self.both(lambda store: sorted(delete_expired(store, now, 1000)))
+
+    @rule(clock=st.sampled_from([1000.0, 1005.0, 1030.0, 5000.0, 100.0]))
+    def count_time(self, clock):
+        self.both(lambda store: store.count_time(clock))
+
+
+def compare(new_store, examples, steps):
+    """Apply random operations to stores, and to the model.
+
+    Args:
+        new_store: Gives a function that opens an empty store, each time another one.
+        examples: How many stores.
+        steps: The most operations on each.
+    """
+
+    class Opened(Comparison):
+        def open(self):
+            return new_store()()
+
+    health = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    Opened.TestCase.settings = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=health
+    )
+    Opened.TestCase("runTest").runTest()
+
+
+def test_random_operations_do_what_they_do_in_memory(new_store):
+    compare(new_store, 15, 20)

@@ -1,0 +1,76 @@
+"""A store in memory that has leases, as if several processes shared it: for tests of leases, and a model of others."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+from toolpack_server.stores.base import Lease
+from toolpack_server.stores.memory import MemoryStore
+
+
+class SharedMemory(MemoryStore):
+    shared = True
+
+    def __init__(self):
+        super().__init__()
+        self._leases = {}  # by session: the epoch, and the holder or None
+        self._heartbeats = defaultdict(int)
+        self._asked = defaultdict(set)
+
+    def _tip(self, row):
+        epoch, holder = self._leases.get(row.session.id, (0, None))
+        return replace(super()._tip(row), epoch=epoch, holder=holder)
+
+    def _commit(self, commit):
+        before = self._rows.get(commit.session_id)
+        length = len(before.records) if before else 0
+        committed = super()._commit(commit)
+        if before and commit.release and len(before.records) > length:
+            self._leases[commit.session_id] = commit.epoch, None
+        return committed
+
+    def _is_kept(self, session_id, now, busy):
+        holder = self._leases.get(session_id, (0, None))[1]
+        return super()._is_kept(session_id, now, {session_id} if holder in self._heartbeats else busy)
+
+    def _delete(self, session_ids):
+        for session_id in session_ids:
+            self._leases.pop(session_id, None)
+        return super()._delete(session_ids)
+
+    def claim(self, session_ids, holder, dead=()):
+        with self._lock:
+            return [self._claim(session_id, holder, dead) for session_id in session_ids]
+
+    def _claim(self, session_id, holder, dead):
+        row = self._rows.get(session_id)
+        if row is None:
+            return None
+        epoch, other = self._leases.get(session_id, (0, None))
+        if other not in {None, holder}:
+            lease = Lease(other, self._heartbeats.get(other, 0))
+            if lease not in dead:
+                return lease
+        self._leases[session_id] = epoch + 1, holder
+        return self._head(row)
+
+    def release(self, session_id, holder, epoch):
+        with self._lock:
+            if self._leases.get(session_id) == (epoch, holder):
+                self._leases[session_id] = epoch, None
+
+    def ask(self, session_id, holder):
+        with self._lock:
+            self._asked[holder].add(session_id)
+
+    def heartbeat(self, holder):
+        with self._lock:
+            self._heartbeats[holder] += 1
+            return self._asked.pop(holder, set())
+
+    def holder_ended(self, holder):
+        with self._lock:
+            self._heartbeats.pop(holder, None)
+            self._asked.pop(holder, None)
+            for session_id, (epoch, other) in self._leases.items():
+                if other == holder:
+                    self._leases[session_id] = epoch, None

@@ -1,0 +1,105 @@
+"""Sessions and commits for the tests of stores."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from toolpack_server.base.errors import MissingBlobError
+from toolpack_server.stores.base import (Commit, ForkPoint, Record, StoredSession, family_of)
+
+numbers = count()
+
+
+def session(**changes):
+    number = next(numbers)
+    parent = changes.get("parent")
+    family = family_of(parent.session_id) if parent else f"{number:08}"
+    plain = StoredSession(
+        id=f"s{number:027}{family:8}",
+        agent_key=f"key{number}",
+        owner="alice",
+        recipe=b'[["bank","mail"],null]\n[{},{}]',
+        labels={"run": "1"},
+        ttl_seconds=60.5,
+        created_at=1000.25,
+        expires_at=2000.5,
+        details='{"seed":"é"}'.encode(),
+    )
+    return replace(plain, **changes)
+
+
+def commit(kept, index, *, version=None, call_id=None, body=b"{}", epoch=0, **more):
+    """Get a commit of a record; its version is by default one more than its index."""
+    version = index + 1 if version is None else version
+    record = Record(index, version, call_id, body, record_id(kept, index))
+    return Commit(kept.id, epoch, record, **{"after": record_id(kept, index - 1), **more})
+
+
+def record_id(kept, index):
+    return f"{kept.id}.{index}" if index >= 0 else ""
+
+
+def change(kept, index, blob, *, part="bank", **more):
+    return commit(kept, index, parts={part: blob}, blobs={blob: f"body of {blob}".encode()}, **more)
+
+
+def claim(store, kept, holder, *dead):
+    """Claim one session's lease."""
+    if not hasattr(store, "claim"):
+        pytest.skip("a store of one process has no leases")
+    (claimed,) = store.claim([kept.id], holder, dead)
+    return claimed
+
+
+def fork_of(kept, version=0, last=-1, **more):
+    return session(parent=ForkPoint(kept.id, version, last, record_id(kept, last)), **more)
+
+
+def delete(store, session_ids):
+    """Delete sessions, and what else is stored of them."""
+    deleted = store.delete(session_ids)
+    store.clean_up()
+    return deleted
+
+
+def delete_expired(store, now, limit, busy=()):
+    deleted = store.delete_expired(now, limit, busy)
+    store.clean_up()
+    return deleted
+
+
+def existing(store, *blobs):
+    """Get those of these blobs that are in the store."""
+    found = []
+    for blob in blobs:
+        try:
+            store.blobs([blob])
+        except MissingBlobError:
+            continue
+        found.append(blob)
+    return found
+
+
+def use_and_delete(store):
+    many = [session(owner=owner, recipe=owner.encode()) for owner in ("", "bob", "bob")]
+    store.create(many, {"bank": "b"}, {"b": b"x"})
+    store.create(many, {"bank": "again"}, {"again": b"x"})
+    for each in many:
+        claim(store, each, "worker")
+        store.commit([change(each, index, f"{each.id}-{index}", call_id=str(index), epoch=1) for index in range(5)])
+        store.commit([commit(each, 5, parts={"mail": "b"}, epoch=1), commit(each, 9, epoch=1)])
+    store.trim(many[0].id, 1, 1000)
+    forks = [fork_of(many[0], 5, 4), fork_of(many[0], 5, 4)]
+    store.create(forks, store.parts_at(many[0].id, 5), {})
+    assert len(delete(store, [each.id for each in [forks[0], *many, forks[1]]])) == 5
+
+
+def ancestor(store, kept):
+    """Get a session as it was created; it has no time of expiry any more."""
+    found = store.ancestor(kept.id)
+    return found and replace(found, expires_at=kept.expires_at)
+
+
+def nothing_is_left_of(store, kept):
+    return ancestor(store, kept) is None and store.records(kept.id, -1, 10) == []

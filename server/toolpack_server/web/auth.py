@@ -1,0 +1,168 @@
+"""Authentication: bearer tokens (RFC 6750), or without tokens the Host and Origin headers.
+
+The rule: tokens are compared in constant time and never logged. Without tokens, programs are served, not web pages of
+others in their browsers: a page can send requests anywhere, and by DNS rebinding it reads the answers, too.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import secrets
+from collections.abc import Mapping
+from functools import lru_cache
+
+from toolpack_server.base.errors import HttpRefusedError, SettingsError
+from toolpack_server.base.settings import Settings
+
+OTHER_ORIGIN = "A web page of another origin may not use this server: call it from a program."
+NOBODY = "nobody"  # the name whose token leads to the sessions that were created without tokens
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse, with a `SettingsError`, to serve with a wrong tokens file, or others without tokens or `--no-auth`."""
+    _names(settings)
+    if is_loopback(settings.host) or settings.tokens or settings.tokens_file or settings.no_auth:
+        return
+    raise SettingsError(
+        f"{settings.host} can be reached from other machines, so tokens are needed: set TOOLPACK_TOKENS=name:token, or "
+        "pass --no-auth to serve everybody. In a container: TOKEN=$(openssl rand -hex 16); docker run -p 8000:8000 "
+        "-v toolpack-data:/data -e TOOLPACK_TOKENS=me:$TOKEN toolpack-server"
+    )
+
+
+def new_token(name: str) -> tuple[str, str]:
+    """Create a token, and its line for the tokens file, which has only its hash; a bad name is a `SettingsError`."""
+    if not name or name.startswith("#") or name != name.strip() or not name.isprintable():
+        raise SettingsError("A name is printable text that does not start with # or a space: choose another.")
+    token = secrets.token_urlsafe(32)
+    return token, f"{name}:{_digest(token).hex()}"
+
+
+def _owner(name: str) -> str:
+    return "" if name == NOBODY else name
+
+
+def _names(settings: Settings) -> dict[bytes, str]:
+    """Get the names by the hashes of their tokens."""
+    names = {_digest(token.get_secret_value()): name for name, token in settings.tokens.items()}
+    if settings.tokens_file is None:
+        return names
+    for number, line in enumerate(settings.tokens_lines, 1):
+        name, _, digest = (text.strip() for text in line.rpartition(":"))
+        if not line.strip() or line.strip().startswith("#"):
+            continue
+        if not name or not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise SettingsError(f"Line {number} of the tokens file is not name:hash: use `toolpack-server token NAME`.")
+        if names.setdefault(bytes.fromhex(digest), name) != name:
+            raise SettingsError(f"Line {number} of the tokens file is another owner's token too: make a new one.")
+    if not names:
+        raise SettingsError("The tokens file has no token: add a line from `toolpack-server token NAME`.")
+    return names
+
+
+class TokenGate:
+    """Accepts or refuses requests by their headers; an invalid tokens file is a `SettingsError`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._owners = {digest: _owner(name) for digest, name in _names(settings).items()}
+        self._metrics_owners = frozenset(map(_owner, settings.metrics_owners))
+        only_local, names = is_loopback(settings.host), frozenset(map(str.lower, settings.host_names))
+        # Nearly all requests carry the same Host header.
+        self._names_this_server = lru_cache(maxsize=64)(lambda header: _is_named(header, names, only_local))
+
+    def owner(self, headers: Mapping[bytes, bytes]) -> str:
+        """Get the owner whose token a request carries, "" if there are no tokens; refuse it if it has no valid one."""
+        if not self._owners:
+            self.check_origin(headers)
+            return ""
+        scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise HttpRefusedError(401, "A token is needed: send the header Authorization: Bearer <token>.")
+        # Compare with all hashes, also after a match: the duration reveals nothing about the tokens.
+        digest = _digest(token.strip())
+        found = None
+        for known, owner in self._owners.items():
+            if hmac.compare_digest(known, digest):
+                found = owner
+        if found is None:
+            raise HttpRefusedError(401, "The token is not known: check it, or ask the operator of the server for one.")
+        return found
+
+    def hides_nobodys(self) -> bool:
+        """Whether no token leads to the sessions that were created without tokens."""
+        return bool(self._owners) and "" not in self._owners.values()
+
+    @property
+    def several(self) -> bool:
+        """Whether there are owners with different names."""
+        return len({*self._owners.values()}) > 1
+
+    def may_see_calls(self, owner: str) -> bool:
+        """Whether an owner may see in the metrics which functions are called, by other owners too."""
+        return owner in self._metrics_owners or not self.several
+
+    def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
+        """Without tokens, refuse web pages: DNS rebinding by Host, cross-site requests by Origin."""
+        self.check_host(headers)
+        origin = headers.get(b"origin")
+        if origin is None or self._owners:
+            return
+        page = origin.decode("latin-1").partition("://")[2]
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not (split_host(page) == split_host(host) != "" or (names_loopback(page) and names_loopback(host))):
+            raise HttpRefusedError(403, OTHER_ORIGIN)
+
+    def check_own_origin(self, headers: Mapping[bytes, bytes]) -> None:
+        """Without tokens, refuse a web page of any origin but that in the Host header, even of this machine.
+
+        Browsers send handshakes of WebSockets, and requests without a body, without asking by a preflight.
+        """
+        page = headers[b"origin"].partition(b"://")[2].lower()
+        if not self._owners and page != headers.get(b"host", b"").lower():
+            raise HttpRefusedError(403, OTHER_ORIGIN)
+
+    def check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """The part of `check_origin` that is about the Host header."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not self._owners and not self._names_this_server(host):
+            raise HttpRefusedError(
+                403,
+                f"The Host header names {split_host(host)!r}, which isn't this server's: use its address, or start it "
+                "with --host-name.",
+            )
+
+
+def split_host(header: str) -> str:
+    """Get the lower-case name or address of a Host header, without its port; "" if the header is malformed."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s\[\]:@/\\?#]+))(?::\d{0,5})?", header)
+    return (found[1] or found[2]).lower() if found else ""
+
+
+def names_loopback(header: str) -> bool:
+    """Whether a Host header names a loopback address, with any port."""
+    return is_loopback(split_host(header))
+
+
+def _is_named(header: str, names: frozenset[str], only_local: bool) -> bool:
+    """Whether a Host header names this server: by a name that it was given, or by an address, which no DNS changes."""
+    host = split_host(header)
+    if is_loopback(host) or host in names:
+        return True
+    try:
+        return not only_local and bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=32).digest()

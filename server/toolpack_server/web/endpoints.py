@@ -1,0 +1,183 @@
+"""The endpoints of calls: plain ASGI callables, because creating a `Request` object takes as long as a call.
+
+The rule: cheap checks come first. Headers and token or key are checked before the body is read, its size before it is
+parsed.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Protocol, Self
+
+from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
+
+from toolpack_server.base.errors import HttpRefusedError, InternalError, RequestError
+from toolpack_server.base.logger import log
+from toolpack_server.observability.request_ids import request_id
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import describe, error_reply
+from toolpack_server.rpc.in_flight import Reservation
+from toolpack_server.rpc.jsonrpc import JsonRpc
+from toolpack_server.web.auth import NOBODY, TokenGate
+from toolpack_server.web.bodies import (HEADERS, NOT_READY, no_memory, read_body)
+from toolpack_server.web.connections import Connections
+from toolpack_server.web.faults import LoopFaults
+from toolpack_server.web.refusals import (PIECE_BYTES, refusal, refuse, refused, send_response)
+from toolpack_server.wiring.service import Service
+
+CUT_OFF = (
+    "The server stopped before the request had ended; it may have changed something. Send it again, with its call_id."
+)
+
+CLIENT_ENDED = "toolpack_server.client_ended"  # in a request's scope, if its client has closed its side
+
+
+async def client_left(scope: Scope, receive: Receive) -> None:
+    """Wait until the client of a request, whose body was read, has closed the connection or its side of it.
+
+    One cannot be told from the other until something is sent.
+    """
+    while not scope.get(CLIENT_ENDED) and (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Gateway:
+    """State that the endpoints share while the application runs."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.gate = TokenGate(service.settings)
+        self.in_flight = service.in_flight
+        self.connections = Connections(service.settings, several=self.gate.several)
+        self.admitted = partial(Admission, self)
+        self.ready = False  # requests are answered; False while the application starts and stops
+        self.leaving = False  # it is about to stop: whoever asks whether it is ready is told that it isn't
+        self.answering = 0  # how many requests are being answered, other than those that are refused
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(LoopFaults())
+        async with self.service.running():
+            self.ready = True
+            counting = asyncio.create_task(self._count_nobodys())
+            try:
+                yield
+            finally:
+                self.ready = False
+                counting.cancel()
+
+    async def _count_nobodys(self) -> None:
+        """Say how many sessions no owner sees, because they were created before there were tokens."""
+        if not self.gate.hides_nobodys():
+            return
+        with contextlib.suppress(RequestError, InternalError):
+            if count := await self.service.sessions.count(""):
+                log.warning(
+                    "%d session%s created without a token and belong%s to nobody, so no owner sees them. A token for "
+                    "the name %r does: add one, as in TOOLPACK_TOKENS=…,%s:TOKEN. With it they can also be handed to "
+                    "an owner, by export_bundle and import_bundle.",
+                    *(count, " was" if count == 1 else "s were", "s" if count == 1 else "", NOBODY, NOBODY),
+                )
+
+    def check_ready(self) -> None:
+        """Refuse requests while the application starts and stops."""
+        if not self.ready:
+            raise HttpRefusedError(503, NOT_READY)
+
+
+class Admission(Reservation):
+    """A context manager that lets a request in, whose caller is known: `with gateway.admitted(scope, caller)`.
+
+    Meanwhile it holds its connection, and its bytes are counted. Not a generator: every call enters one.
+
+    Raises:
+        HttpRefusedError: Too many are being answered.
+    """
+
+    __slots__ = ("_caller", "_connections", "_scope")
+
+    def __init__(self, gateway: Gateway, scope: Scope, caller: Caller) -> None:
+        self.in_flight, self.owner, self.refusal, self.size = gateway.in_flight, caller.owner, no_memory, 0
+        self._connections, self._scope, self._caller = gateway.connections, scope, caller
+
+    def __enter__(self) -> Self:
+        self._connections.hold(self._scope, self._caller)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.become(0)
+        self._connections.release(self._scope, self._caller)
+
+
+class Endpoint(Protocol):
+    """What answers the requests to a path; its constructor takes the `Gateway`."""
+
+    verbs: Sequence[str] | None  # the HTTP methods that it takes; None for all
+    without_key: str  # the refusal of a request to its path without a key at the end; "" for the usual one
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class RpcEndpoint:
+    """`POST /rpc`: all methods, for callers with a token."""
+
+    body_limit = "max_body_bytes"  # what limits its bodies, of the settings
+    verbs: Sequence[str] | None = ("POST",)
+    without_key = ""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._rpc = self.methods(gateway.service)
+        self._max_bytes: int = getattr(gateway.service.settings, self.body_limit)
+
+    def methods(self, service: Service) -> JsonRpc:
+        return service.rpc
+
+    async def caller(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes]) -> Caller:
+        """Authenticate a request; it is refused, with a `RequestError` if there is no such agent."""
+        return Caller(self._gateway.gate.owner(headers), left=partial(client_left, scope, receive))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = scope[HEADERS]
+        id_ = request_id.get().encode()
+        try:
+            caller = await self.caller(scope, receive, headers)
+            with self._gateway.admitted(scope, caller) as reservation:
+                body = await read_body(headers, receive, reservation, self._max_bytes)
+                if not self._gateway.ready:  # after the body: a client that still sends may not read the refusal
+                    raise HttpRefusedError(503, NOT_READY)
+                self._gateway.answering += 1
+                try:
+                    try:
+                        reply = await self._rpc.answer(caller, body, reservation.grow_to) or b""
+                        status = 200 if reply else 204
+                    except asyncio.CancelledError:  # the server can't wait any longer
+                        status, reply = 503, refusal(503, CUT_OFF)
+                    if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+                        reservation.become(len(reply))
+                    await send_response(send, status, reply, request_id=id_)
+                finally:
+                    self._gateway.answering -= 1
+        except HttpRefusedError as error:
+            await refuse(send, error, scope, id_)
+        except (RequestError, InternalError) as error:  # from `caller`: no id is known yet
+            ready = self._gateway.ready
+            refused.write(200 if ready else 503, str(error) if ready else NOT_READY, scope)
+            reply = error_reply(None, *describe(error)) if ready else refusal(503, NOT_READY)
+            await send_response(send, 200 if ready else 503, reply, request_id=id_)
+
+
+class AgentEndpoint(RpcEndpoint):
+    """`POST /agents/<key>`: the key is the permission, and implies the session. It is looked up before all else."""
+
+    body_limit = "max_agent_body_bytes"
+
+    def methods(self, service: Service) -> JsonRpc:
+        return service.agents
+
+    async def caller(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes]) -> Caller:
+        self._gateway.gate.check_origin(headers)
+        caller = await self._gateway.service.agent(scope["path_params"]["key"])
+        return caller._replace(left=partial(client_left, scope, receive))

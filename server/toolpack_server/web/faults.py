@@ -1,0 +1,32 @@
+"""Faults that the event loop reports: at the limit of open files asyncio reports thousands a second, with tracebacks.
+
+The rule: that the system has run out of something is logged once a minute; any other fault is logged as asyncio does.
+"""
+
+import asyncio
+import errno
+import time
+from typing import Any
+
+from toolpack_server.base.logger import log
+
+REPEAT_SECONDS = 60.0
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class LoopFaults:
+    """Logs the faults that an event loop reports; install it with `loop.set_exception_handler`."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, float] = {}
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in EXHAUSTED):
+            loop.default_exception_handler(context)
+            return
+        fault = f"{context['message']}: {error.strerror}"
+        now = time.monotonic()
+        if now - self._logged.get(fault, float("-inf")) >= REPEAT_SECONDS:
+            self._logged[fault] = now
+            log.error("%s. It is logged once a minute while it lasts; see `ulimit -Hn`.", fault)

@@ -1,0 +1,106 @@
+"""HTTP responses, and the body of those to requests that never reach JSON-RPC.
+
+The rule: every refusal has a body of the same shape that says what to do.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+
+from starlette.responses import Response
+from starlette.types import Scope, Send
+
+from toolpack_server.base.errors import HttpRefusedError
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.observability.log import event
+
+NO_CONTENT = 204
+HINTS = {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}  # headers, by status
+PIECE_BYTES = 2**20
+PATHS = {"/rpc", "/healthz", "/readyz", "/metrics", "/openrpc.json"}
+MAX_LINES = 100  # in a second: whoever floods the server with requests must not fill the log
+
+
+def refusal(status: int, message: str) -> bytes:
+    """Get the response body for a request that never reached JSON-RPC."""
+    error = {"code": -32000, "message": message, "data": {"status": status}}
+    return dumps({"jsonrpc": "2.0", "id": None, "error": error})
+
+
+def refusal_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Get the response to such a request, from an endpoint that Starlette has found."""
+    hints = {name.decode(): value.decode() for name, value in HINTS.get(status, ())}
+    given = {"content-type": "application/json", **hints, **(headers or {})}
+    return Response(refusal(status, message), status, given)
+
+
+async def send_response(
+    send: Send,
+    status: int,
+    body: bytes,
+    request_id: bytes | None = None,
+    extra: Iterable[tuple[bytes, bytes]] = (),
+) -> None:
+    """Send a complete response; `extra` are further headers."""
+    headers = [(b"content-length", b"%d" % len(body))]
+    if body:
+        headers.append((b"content-type", b"application/json"))
+    if status == NO_CONTENT:
+        headers = []
+    if request_id is not None:
+        headers.append((b"x-request-id", request_id))
+    headers += (*HINTS.get(status, ()), *extra)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    if len(body) <= PIECE_BYTES:
+        await send({"type": "http.response.body", "body": body})
+    else:
+        await send_body(send, body)
+
+
+async def send_body(send: Send, body: bytes | memoryview) -> None:
+    """Send the body of a response in pieces, each of which waits until the client has read enough of those before."""
+    sent = 0
+    while len(body) - sent > PIECE_BYTES:
+        await send({"type": "http.response.body", "body": body[sent : sent + PIECE_BYTES], "more_body": True})
+        sent += PIECE_BYTES
+    await send({"type": "http.response.body", "body": body[sent:]})
+
+
+async def refuse(send: Send, error: HttpRefusedError, scope: Scope, request_id: bytes | None = None) -> None:
+    refused.write(error.status, str(error), scope)
+    await send_response(send, error.status, refusal(error.status, str(error)), request_id=request_id)
+
+
+class RefusalLog:
+    """Log lines of refused requests, at most so many in a second; the others are counted."""
+
+    def __init__(self) -> None:
+        # The paths, other than those in `PATHS`, that are shown; what follows them is a key.
+        self.doors: Iterable[str] = ()
+        self._second = 0
+        self._lines = 0
+
+    def write(self, status: int, reason: str, scope: Scope | None = None, client: object = None) -> None:
+        """Write a line, unless there are too many; the client's address is given if the request hasn't got a scope."""
+        second = int(time.monotonic())
+        if second != self._second:
+            left_out, self._second, self._lines = self._lines - MAX_LINES, second, 0
+            if left_out > 0:
+                event("refused", logging.WARNING, count=left_out, reason="Too many refused requests for a line each.")
+        self._lines += 1
+        if self._lines > MAX_LINES:
+            return
+        method = path = None
+        if scope is not None:
+            client, method, path = scope.get("client"), scope["method"], self._shown(scope["path"])
+        address = client[0] if isinstance(client, tuple | list) and client else None
+        event("refused", logging.WARNING, status=status, method=method, path=path, client=address, reason=reason)
+
+    def _shown(self, path: str) -> str:
+        """Get what the log shows of a path: an agent's path and an unknown one may hold a key."""
+        if path in PATHS:
+            return path
+        return next((f"{door}/…" for door in self.doors if path.startswith(f"{door}/")), "…")
+
+
+refused = RefusalLog()

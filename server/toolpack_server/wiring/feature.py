@@ -1,0 +1,91 @@
+"""What a feature adds to the server.
+
+The rule: the core knows no feature by name. Installed distributions name their features (see `installed.py`), and each
+adds what its class attributes say; a server without it lacks that and nothing else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from toolpack_server.base.settings import FeatureSettings, Settings
+from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.runner import RunnerOperation
+from toolpack_server.observability.metrics import MetricFamily
+from toolpack_server.protocol.parameters import Parameters
+from toolpack_server.rpc.method import App, Method
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.hooks import CreationHook, SessionFilter
+from toolpack_server.sessions.operation import OperationHook
+from toolpack_server.sessions.record_kinds import RecordKind
+from toolpack_server.stores.base import SessionStore
+from toolpack_server.volumes.volume import Volume
+
+
+class Feature:
+    """What a feature adds to the server; the class itself is used, never an instance.
+
+    Attributes:
+        name: Its name, which its entry point has, too: a word in lower case.
+        needs: The names of features without which it can't work: they are loaded before it.
+        after: The names of features that are loaded before it if they are there. In the order of loading features
+            change requests for new sessions, and do what they do around an operation, from the outside in.
+        settings: Its settings: their variables begin with `TOOLPACK_` and its name. `Settings.of` gets them.
+        metrics: Its numbers at `/metrics`.
+        services: What its methods work with: each makes an object when the server starts, which `App.feature` gets by
+            its class.
+        methods: JSON-RPC methods.
+        about: What the OpenRPC document says of it besides, in a sentence.
+        parameters: Further parameters of the core's methods.
+        results: Further members of results, as a `TypedDict` by the one that has them, such as `Session`: what creation
+            hooks keep by their name is shown there.
+        record_kinds: Kinds of records; one with the name of another, whose class it derives from, takes its place.
+        creation_hooks: What it has to do with new sessions.
+        operation_hooks: What it does around the operations on sessions.
+        filters: What it leaves out of lists of sessions, if a request asks for it.
+        routes: Further endpoints of HTTP, by path, as import paths of classes that `web.endpoints.Endpoint` describes.
+            A path that ends with `/{key}` is one of agents' addresses.
+        cookies: The names of cookies that its clients send, each with paths of other features. A request with such a
+            cookie reaches these and the feature's own paths only: a program may take the path from a model.
+        views: Pages of the console, by the word behind the `#` of their addresses: `package:path` of an ES module that
+            exports `open(place, ids, query, signal)`. Scripts, styles and pictures of its folder are served, too, as
+            `/console/features/` and the feature's name.
+        operations: What its code lets the runner do with toolpacks' code.
+        conditions: Conditions under which its code lets toolpacks' code run.
+        checks: Called with the settings before anything starts; they raise `SettingsError`.
+        before_serving: Called with the settings before a server's processes start.
+        isolations: Where toolpacks' code runs but in threads, by the value of `TOOLPACK_ISOLATION`: import paths of
+            functions that start a `Runner`; they take what `service.create_runner` gives them.
+        volumes: What an environment may hold that is stored by what changes.
+        scratch: What keeps the working copies of volumes, of all features: a class whose `of` gets the settings.
+        stores: Further stores: import paths of functions that open one, by the scheme of its URL. They take the URL,
+            and the keyword `exclusive`, as `wiring.stores.open_store` does.
+        around_stores: What it puts around the store, whichever that is: each is called with the store and the settings,
+            and gets what the server is to use in its place, which may be the same.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[Sequence[str]] = ()
+    after: ClassVar[Sequence[str]] = ()
+    settings: ClassVar[type[FeatureSettings] | None] = None
+    metrics: ClassVar[Sequence[MetricFamily]] = ()
+    services: ClassVar[Sequence[Callable[[App], Any]]] = ()
+    methods: ClassVar[Sequence[type[Method]]] = ()
+    about: ClassVar[str] = ""
+    parameters: ClassVar[Mapping[type[Method], type[Parameters]]] = {}
+    results: ClassVar[Mapping[type, type]] = {}
+    record_kinds: ClassVar[Sequence[type[RecordKind]]] = ()
+    creation_hooks: ClassVar[Sequence[Callable[[SessionContext], CreationHook]]] = ()
+    operation_hooks: ClassVar[Sequence[Callable[[SessionContext], OperationHook]]] = ()
+    filters: ClassVar[Sequence[Callable[[SessionContext], SessionFilter]]] = ()
+    routes: ClassVar[Mapping[str, str]] = {}
+    cookies: ClassVar[Mapping[str, Sequence[str]]] = {}
+    views: ClassVar[Mapping[str, str]] = {}
+    operations: ClassVar[Sequence[type[RunnerOperation[Any]]]] = ()
+    conditions: ClassVar[Sequence[type[Conditions]]] = ()
+    checks: ClassVar[Sequence[Callable[[Settings], None]]] = ()
+    before_serving: ClassVar[Sequence[Callable[[Settings], None]]] = ()
+    isolations: ClassVar[Mapping[str, str]] = {}
+    volumes: ClassVar[Sequence[type[Volume]]] = ()
+    scratch: ClassVar[Any] = None
+    stores: ClassVar[Mapping[str, str]] = {}
+    around_stores: ClassVar[Sequence[Callable[[SessionStore, Settings], SessionStore]]] = ()

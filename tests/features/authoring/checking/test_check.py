@@ -1,0 +1,152 @@
+"""`check` finds the mistakes in toolpacks, and says of each where it is, what it is and what to do."""
+
+import sys
+
+import pytest
+import serving
+from command_line import invoke
+from wrong_toolpacks import WRONG, assert_said, headed, sound, write
+from wrong_toolpacks import check as check_with
+
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.base.settings import Settings, unknown_variables
+from toolpack_server.features.authoring.checking import command
+from toolpack_server.packs import checks
+from toolpack_server.packs.loading import load_catalog
+
+
+def check(*arguments):
+    """Check toolpacks as far as the server's own package does."""
+    return check_with("--no-calls", *arguments)
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch):
+    """Limits that a slow machine keeps, too, and no module that another test has loaded under the same name."""
+    monkeypatch.setattr(checks, "BUILD_SECONDS", serving.PATIENCE)
+    monkeypatch.setenv("TOOLPACK_IMPORT_SECONDS", str(serving.PATIENCE))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("toolpacks.wrong_"):
+            del sys.modules[name]
+
+
+ENDLESS = {"endless_import": "import", "sleeping_import": "import", "factory_never_ends": "build"}
+"""What passes a limit, and which."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
+    if ENDLESS.get(name) == "import":
+        monkeypatch.setenv("TOOLPACK_IMPORT_SECONDS", "0.3")
+    elif name in ENDLESS:
+        monkeypatch.setattr(checks, "BUILD_SECONDS", 0.3)
+    assert_said(tmp_path, name, called=False)
+
+
+def test_null_bytes_are_found(tmp_path):
+    file = tmp_path / "wrong_null_bytes.py"
+    file.write_bytes(b"x = '\0'\n")
+    assert check("--pack-dir", tmp_path)[:2] == (1, [f"{file}: it holds null bytes: save it as a text file in UTF-8."])
+
+
+class TestSeveralFiles:
+    """Mistakes that one file alone doesn't have."""
+
+    def test_two_folders_have_a_file_of_one_name(self, tmp_path):
+        one, two = write(tmp_path / "one", "crm", sound("one")), write(tmp_path / "two", "crm", sound("two"))
+        status, lines, _ = check("--pack-dir", one, "--pack-dir", two)
+        assert (status, lines) == (
+            1,
+            [
+                f"{two}/wrong_crm.py: {one}/wrong_crm.py has the same name, so this one would be ignored: rename one.",
+            ],
+        )
+        with pytest.raises(RegistrationError, match="would be ignored: rename one"):
+            load_catalog((one, two))
+
+    def test_the_same_folder_twice_is_no_mistake(self, tmp_path):
+        write(tmp_path, "twice", sound("twice"))
+        assert check("--pack-dir", tmp_path, "--pack-dir", f"{tmp_path}/.")[:2] == (0, [])
+
+    def test_a_broken_file_beside_the_named_toolpack_is_a_note(self, tmp_path):
+        write(tmp_path, "a_broken", "import a_module_nowhere\n")
+        write(tmp_path, "b_bare", headed("bare", "\n\n@toolpack.function\ndef bare(): ...\n"))
+        write(tmp_path, "c_sound", sound("other"))
+        status, lines, _ = check("--pack-dir", tmp_path, "--packs", "other")
+        assert status == 0
+        assert [line.partition(": ")[2].partition(": ")[0] for line in lines] == [
+            f"{tmp_path}/wrong_a_broken.py:1",
+            f"{tmp_path}/wrong_b_bare.py:6",
+        ]
+        assert all(line.endswith("It isn't loaded, for --packs doesn't name it.") for line in lines)
+        assert list(load_catalog((tmp_path,), ["other"]).toolpacks) == ["other"]
+
+    def test_a_broken_file_is_a_problem_if_the_named_toolpack_may_be_in_it(self, tmp_path):
+        write(tmp_path, "broken", "import a_module_nowhere\n")
+        status, lines, _ = check("--pack-dir", tmp_path, "--packs", "other")
+        assert status == 1
+        assert "wrong_broken.py:1: ModuleNotFoundError" in lines[0]
+        assert "no module has a toolpack 'other'" in lines[1]
+
+    def test_a_helper_is_imported_by_its_full_name(self, tmp_path):
+        write(tmp_path, "user", "import wrong_helper\n")
+        write(tmp_path, "helper", "VALUE = 1\n")
+        _, lines, _ = check("--pack-dir", tmp_path)
+        assert any(line.endswith("'wrong_helper': import it as toolpacks.wrong_helper.") for line in lines)
+
+    def test_a_folder_whose_name_ends_like_a_file_is_none_of_them(self, tmp_path):
+        (tmp_path / "wrong_folder.py").mkdir()
+        write(tmp_path, "file", sound("wrong_file"))
+        assert check("--pack-dir", tmp_path)[:2] == (0, [])
+
+    def test_a_folder_that_is_none(self, tmp_path):
+        assert check("--pack-dir", tmp_path / "nowhere")[1][0].endswith("nowhere is not a folder: correct --pack-dir.")
+
+
+def test_strict_fails_for_notes(tmp_path):
+    write(tmp_path, "empty", headed("empty"))
+    assert check("--pack-dir", tmp_path)[0] == 0
+    assert check("--pack-dir", tmp_path, "--strict")[0] == 1
+
+
+def test_without_the_package_that_calls_functions_it_says_so(tmp_path, monkeypatch):
+    write(tmp_path, "sound", sound("sound"))
+    monkeypatch.setattr(command, "entry_points", lambda **_: ())
+    result = invoke("check", "--pack-dir", tmp_path)
+    assert result.exit_code == 0
+    assert result.stdout == "1 toolpack with 1 function: no problems.\n"
+    assert result.stderr == f"{command.NOT_CALLED}\n"
+    assert invoke("check", "--pack-dir", tmp_path, "--no-calls").stderr == ""
+    asked = invoke("check", "--pack-dir", tmp_path, "--calls")
+    assert (asked.exit_code, command.NOT_CALLED in asked.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("TOOLPACK_PACKDIR", "did you mean TOOLPACK_PACK_DIR?"),
+        ("TOOLPACK_TOKNS", "did you mean TOOLPACK_TOKENS?"),
+        ("TOOLPACK_LOG_LVL", "did you mean TOOLPACK_LOG_LEVEL?"),
+        ("TOOLPACKS_PORT", "did you mean TOOLPACK_PORT?"),
+        ("TOOLPACK_NONSENSE", "docs/operate.md lists them."),
+    ],
+)
+def test_a_mistyped_variable_is_named(monkeypatch, tmp_path, name, said):
+    monkeypatch.setenv(name, "x")
+    write(tmp_path, "sound", sound("sound"))
+    assert f"note: the environment variable {name} isn't a setting: {said}" in check("--pack-dir", tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TOOLPACK_SERVICE_HOST", "TOOLPACK_SERVICE_PORT", "TOOLPACK_SERVICE_PORT_HTTP", "TOOLPACK_PORT_8000_TCP"),
+        *("TOOLPACK_PORT_8000_TCP_ADDR", "TOOLPACK_SERVER_SERVICE_HOST", "TOOLPACK_TOKEN", "TOOLPACK_REDIS_PORT"),
+        *Settings.variables(),
+    ],
+)
+def test_other_variables_are_not(monkeypatch, name):
+    monkeypatch.setenv(name, "x")
+    assert not [notice for notice in unknown_variables(()) if name in notice]

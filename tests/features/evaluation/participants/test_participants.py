@@ -1,0 +1,515 @@
+"""Several participants in one session: each has an address, rights and counts of its own, and nothing of the others."""
+
+import asyncio
+import json
+import sys
+import threading
+from typing import Any
+
+import pytest
+import serving
+from market import CATALOG, PARTICIPANTS, TASK, Market, Played, bid, look, look_behind, play, sold
+from serving import KEY, PACKS, Bench, refused, wait_until
+
+from toolpack_server import Task, Toolpack
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.cli.local import memory_settings
+from toolpack_server.features.evaluation.episodes.progress import Episodes
+from toolpack_server.features.replay.bundle_format import pack as packed
+from toolpack_server.features.replay.bundle_format import sealed, unpack
+from toolpack_server.features.evaluation.tasks.checks import check_tasks
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.snapshots.seal import KeyedHash
+
+
+@pytest.fixture(scope="module")
+def market():
+    with Bench(CATALOG) as made:
+        yield made
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def bench(request, store_url, make_bench):
+    return make_bench(CATALOG, store_url(request.param))
+
+
+def other_bundle(bundle, change, key=KEY):
+    """Write a bundle anew, sealed with the same key, whose lines were changed."""
+    import base64  # noqa: PLC0415 - nobody else needs it
+
+    keyed = KeyedHash(key, "bundle")
+    raw = unpack(sealed(base64.b64decode(bundle), keyed), 10**8, 10**8, lambda _size: None, blobs=True)
+    lines = [json.loads(line) for line in raw]
+    change(lines)
+    written = packed([json.dumps(line, separators=(",", ":")).encode() for line in lines], keyed, 10**8, 10**8)
+    return base64.b64encode(written).decode()
+
+
+# Rights
+
+
+def test_each_participant_has_an_address_of_its_own(bench):
+    played = play(bench)
+    paths = played.session.get("participants")
+    assert [*paths] == ["agent", "buyer", "seller"]
+    assert paths["agent"] == {name: played.session[name] for name in ("agent_path", "mcp_path")}
+    assert len({path for each in paths.values() for path in each.values()}) == 6
+    assert played.session.get("participants") == bench.rpc("get_session", session_id=played.id).get("participants")
+    (listed,) = bench.rpc("list_sessions")
+    assert listed.get("participants") == paths
+    told = {name: played.send(name, "get_task") for name in paths}
+    assert told["buyer"] == {
+        "prompt": "Buy for 5.",
+        "max_calls": 3,
+        "calls": 0,
+        "done": False,
+        "name": "buyer",
+        "others": ["agent", "seller"],
+    }
+    assert "prompt" not in told["seller"]
+    assert told["agent"]["others"] == ["buyer", "seller"]
+    functions = {name: [each["name"] for each in played.send(name, "list_functions")["result"]] for name in paths}
+    assert functions == {
+        "agent": ["look", "bid", "look_behind"],
+        "buyer": ["look", "bid"],
+        "seller": ["look", "bid", "look_behind"],
+    }
+    assert played.call("buyer", "bid", amount=3) == {"result": [3], "error": None}
+    assert played.call("seller", "look_behind") == {"result": [3], "error": None}
+    assert played.call("buyer", "look")["result"] == 9
+    assert [record["by"] for record in played.trace()] == ["buyer", "seller", "buyer"]
+    bench.call(played.id, "look")
+    assert played.trace()[-1]["by"] == "client"
+
+
+def test_a_participant_is_told_nothing_of_the_functions_of_others(market):
+    played = play(market, {"x": {"functions": ["look"]}, "y": {"functions": []}})
+    hidden = played.call("x", "look_behind")["error"]
+    assert hidden == "ToolNotFoundError: The requested function `look_behind` is not available."
+    error = refused(-32003, played.send, "x", "run_function", function="look_behin", raise_on_error=True)
+    assert error.data["similar"] == []
+    assert played.send("y", "list_functions")["result"] == []
+    assert "is not available" in played.call("y", "look")["error"]
+    nested = {"$call": {"function": "look_behind", "args": {}}}
+    assert "look_behind` is not available" in played.call("x", "look", amount=nested)["error"]
+
+
+def test_what_is_given_lies_over_the_task(market):
+    played = play(market, {}, task="market/sale")
+    told = {name: played.send(name, "get_task") for name in ("agent", "buyer")}
+    assert (told["agent"]["prompt"], told["agent"].get("max_calls")) == ("Sell it.", 4)
+    assert (told["buyer"]["prompt"], told["buyer"].get("max_calls")) == ("Buy it.", 1)
+    given = {"agent": {"max_calls": 2}, "buyer": {"prompt": "Pay 4.", "functions": None}, "judge": {}}
+    played = play(market, given, task="market/sale")
+    told = {name: played.send(name, "get_task") for name in ("agent", "buyer", "judge")}
+    assert (told["agent"]["prompt"], told["agent"].get("max_calls")) == ("Sell it.", 2)
+    assert (told["buyer"]["prompt"], told["buyer"].get("max_calls")) == ("Pay 4.", 1)
+    assert len(played.send("buyer", "list_functions")["result"]) == 3
+    assert [each["name"] for each in played.send("agent", "list_functions")["result"]] == ["look"]
+    shown = market.rpc("get_task", task="market/sale").get("participants")
+    assert shown == {"buyer": {"functions": ["bid"], "prompt": "Buy it.", "max_calls": 1}}
+
+
+def test_edited_code_changes_no_rights_of_a_session_that_has_begun(make_bench):
+    edited: Any = Toolpack("market", Market)
+    edited.function(look)
+    edited.add_task(Task("sale", "Sell it.", sold, participants={"buyer": {"max_calls": 1}}))
+    bench = make_bench(Catalog({"market": edited}))
+    played = play(bench, {}, task="market/sale")
+    loaded = edited.task_list.all()
+    loaded["sale"] = Task("sale", "Wait.", sold, max_calls=0, participants={"buyer": {"max_calls": 9}})
+    told = {name: played.send(name, "get_task") for name in ("agent", "buyer")}
+    assert (told["agent"]["prompt"], told["agent"].get("max_calls"), told["buyer"].get("max_calls")) == (
+        "Sell it.",
+        None,
+        1,
+    )
+
+
+WRONG: list[tuple[Any, str]] = [
+    ({"client": {}}, "Participant 'client': use 1-64 letters, digits or `_.-` as its name, and not `client`."),
+    ({"a/b": {}}, "Participant 'a/b': use 1-64 letters, digits or `_.-` as its name, and not `client`."),
+    ({"x" * 65: {}}, "Participant 'x"),
+    ({"x": []}, "Participant 'x' is a list: give an object of functions, max_calls, prompt, answers."),
+    ({"x": 3}, "Participant 'x' is a number: give an object of functions, max_calls, prompt, answers."),
+    (
+        {"x": {"functons": []}},
+        "Participant 'x': there is no 'functons': choose from functions, max_calls, prompt, answers.",
+    ),
+    ({"x": {"max_calls": -1}}, "Participant 'x': max_calls is no number of calls."),
+    ({"x": {"max_calls": True}}, "Participant 'x': max_calls is no number of calls."),
+    ({"x": {"functions": "look"}}, "Participant 'x': functions is no list of texts."),
+    ({"x": {"prompt": 3}}, "Participant 'x': prompt is neither a text nor a list of {role, content}."),
+    ({"x": {"prompt": [{"role": "user"}]}}, "Participant 'x': prompt is neither a text nor a list of {role, content}."),
+    ({"x": {"answers": 1}}, "Participant 'x': answers is neither true nor false."),
+    (
+        {str(number): {} for number in range(16)},
+        "A session has at most 16 participants, its agent included: 17 are given.",
+    ),
+    ({"x": {"prompt": "y" * 70_005}}, "All participants together have 70024 bytes; 65536 are allowed."),
+]
+
+
+@pytest.mark.parametrize(("participants", "problem"), WRONG, ids=range(len(WRONG)))
+def test_wrong_participants_are_refused_with_the_same_sentence_by_sessions_and_tasks(market, participants, problem):
+    count = len(market.rpc("list_sessions"))
+    said = refused(-32602, market.rpc, "create_session", participants=participants).data["detail"]
+    assert said.startswith(problem)
+    with pytest.raises(RegistrationError) as error:
+        Task("wrong", "Do it.", participants=participants)
+    assert str(error.value).startswith(f"task 'wrong': {problem}"[:-1])
+    assert len(market.rpc("list_sessions")) == count
+
+
+def test_functions_that_the_session_does_not_have_are_refused(market):
+    def said(functions):
+        given = {"x": {"functions": functions}}
+        return refused(-32602, market.rpc, "create_session", participants=given).data["detail"]
+
+    assert said(["lok"]) == "Participant 'x': the session has no function 'lok'. Did you mean look?"
+    assert said(["look", "zzz"]) == "Participant 'x': the session has no function 'zzz'."
+    play(market, {"x": {"functions": ["market.look"]}})
+
+
+def test_sixteen_participants_can_take_part(market):
+    played = play(market, {f"p{number}": {} for number in range(15)})
+    assert [played.call(name, "look")["result"] for name in played.session.get("participants")] == [9] * 16
+
+
+# One participant against another
+
+
+def test_a_key_opens_its_own_address_and_cant_be_made_from_others(market):
+    played, other = play(market), play(market)
+    keys = {name: played.key(name) for name in played.session.get("participants")}
+    buyer, seller, stranger = keys["buyer"], keys["seller"], other.key("buyer")
+    forged = [
+        *(buyer[:48], buyer[48:], buyer[:-1], buyer + "0", buyer.upper(), buyer[48:] + buyer[:48]),
+        *(buyer[:48] + seller[48:], seller[:48] + buyer[48:], buyer[:48] + stranger[48:], stranger[:48] + buyer[48:]),
+        *(keys["agent"] + buyer[48:], keys["agent"] * 2, buyer[:48] + keys["agent"], buyer[:48] + played.id),
+        *("0" * 96, " " + buyer[1:], "+" + buyer[1:], buyer[:50] + "_" + buyer[51:], "٣" * 96, ""),
+        *(buyer[:place] + f"{int(buyer[place], 16) ^ 1:x}" + buyer[place + 1 :] for place in (0, 47, 48, 95)),
+    ]
+    for key in forged:
+        refused(-32001, market.rpc, "get_task", agent_key=key)
+    assert played.id not in buyer
+    assert played.session["agent_path"][8:] not in buyer
+    assert len({keys["agent"][:20], buyer[:20], seller[:20], buyer[48:68], seller[48:68], stranger[:20]}) == 6
+    assert played.send("buyer", "get_task")["name"] == "buyer"
+
+
+def test_keys_end_with_their_session_and_forks_have_others(market):
+    played = play(market)
+    (fork,) = (Played(market, each) for each in market.rpc("fork_session", session_id=played.id))
+    assert not {*map(played.key, PARTICIPANTS)} & {*map(fork.key, PARTICIPANTS)}
+    assert played.send("buyer", "get_task")["name"] == "buyer"
+    market.rpc("close_session", session_id=played.id)
+    for method in ("get_task", "list_functions"):
+        refused(-32001, played.send, "buyer", method)
+    refused(-32001, played.call, "buyer", "look")
+    assert fork.call("buyer", "look")["result"] == 9
+
+
+def test_call_ids_are_each_participants_own(market):
+    played = play(market)
+    assert played.call("buyer", "bid", "x", amount=1)["result"] == [1]
+    assert played.call("seller", "bid", "x", amount=2)["result"] == [1, 2]
+    assert played.call("buyer", "bid", "seller/x", amount=3)["result"] == [1, 2, 3]
+    for call_id in ("x", "buyer/x", "agent:buyer/x"):
+        call = {"call_id": call_id}
+        found = market.rpc("run_function", session_id=played.id, function="look", **call)
+        assert found == {"result": 9, "error": None}
+    assert played.call("buyer", "bid", "x", amount=1)["result"] == [1]
+    assert played.call("buyer", "bid", "seller/x", amount=3)["result"] == [1, 2, 3]
+    refused(-32009, played.call, "seller", "bid", "x", amount=1)
+    recorded = [(record["by"], record.get("call_id")) for record in played.trace()]
+    assert recorded[:3] == [("buyer", "buyer/x"), ("seller", "seller/x"), ("buyer", "buyer/seller/x")]
+    assert recorded[3:] == [("client", call_id) for call_id in ("x", "buyer/x", "agent:buyer/x")]
+    assert market.version(played.id) == 3
+
+
+def test_methods_of_the_client_are_at_no_participants_address(market):
+    played = play(market)
+    for method in ("get_trace", "fork_session", "reset_session", "get_environment", "close_session", "get_session"):
+        refused(-32601, played.send, "seller", method)
+
+
+# Counts and the answer
+
+
+def test_calls_are_counted_for_each_participant(bench):
+    played = play(bench)
+    played.call("buyer", "look", "first")
+    played.call("buyer", "look", "first")
+    assert "ValidationError" in played.call("buyer", "bid")["error"]
+    played.call("seller", "look")
+    bench.call(played.id, "look")
+    assert [played.count(name) for name in ("agent", "buyer", "seller")] == [0, 2, 1]
+    nested = {"$call": {"function": "look", "args": {}}}
+    problem = "With those that are nested in it this is 2 calls; 1 of your 3 are left: nest fewer."
+    assert problem in played.call("buyer", "bid", amount=nested)["error"]
+    assert played.count("buyer") == 3
+    over = "EpisodeOverError: all 3 of your calls are used, so no further one is run."
+    assert played.call("buyer", "look")["error"] == over
+    assert played.send("buyer", "get_task")["done"] is True
+    assert played.send("seller", "get_task")["done"] is False
+    assert played.call("seller", "look")["error"] is None
+    assert [record["by"] for record in played.trace()].count("buyer") == 3
+
+
+def test_counts_belong_to_the_path(market):
+    played = play(market)
+    played.call("buyer", "bid", amount=1)
+    played.call("buyer", "bid", amount=2)
+    played.call("seller", "look")
+    (fork,) = (Played(market, each) for each in market.rpc("fork_session", session_id=played.id, version=1))
+    (again,) = (Played(market, each) for each in market.rpc("fork_session", session_id=fork.id))
+    assert [each.count("buyer") for each in (fork, again)] == [1, 1]
+    again.call("buyer", "look")
+    (third,) = (Played(market, each) for each in market.rpc("fork_session", session_id=again.id))
+    assert [each.count("buyer") for each in (played, fork, again, third)] == [2, 1, 2, 2]
+    assert third.count("seller") == 0
+    market.rpc("reset_session", session_id=played.id, version=1)
+    assert (played.count("buyer"), played.count("seller")) == (1, 0)
+    market.rpc("reset_session", session_id=played.id)
+    assert played.count("buyer") == 0
+    assert third.send("buyer", "get_task")["prompt"] == "Buy for 5."
+
+
+def test_there_is_one_answer_for_all_and_only_who_may_submits_it(bench):
+    played = play(bench)
+    played.call("agent", "bid", amount=1)
+    problem = "You can't submit the answer of this session: another participant does."
+    assert refused(-32602, played.send, "buyer", "submit_answer", answer="mine").data["detail"] == problem
+    assert played.send("seller", "submit_answer", answer="sold") is True
+    assert played.send("agent", "submit_answer", answer="sold") is True
+    refused(-32014, played.send, "agent", "submit_answer", answer="not sold")
+    over = "EpisodeOverError: the answer has been submitted, so no further call is run."
+    for name in played.session.get("participants"):
+        assert played.call(name, "look")["error"] == over
+        assert played.send(name, "get_task")["done"] is True
+    record = played.trace()[-1]
+    assert (record["kind"], record["answer"], record["by"]) == ("answer", "sold", "seller")
+    bench.rpc("reset_session", session_id=played.id)
+    assert played.send("agent", "submit_answer", answer="not sold") is True
+    other = play(bench)
+    bench.rpc("submit_answer", session_id=other.id, answer="x")
+    assert other.trace()[0]["by"] == "client"
+
+
+# Bundles and replays
+
+
+def test_rights_counts_and_records_come_with_a_bundle_and_a_replay(bench):
+    played = play(bench)
+    played.call("buyer", "bid", "x", amount=1)
+    played.call("seller", "look")
+    played.call("buyer", "bid", amount=2)
+    bench.rpc("reset_session", session_id=played.id, version=1)
+    played.call("buyer", "look")
+    played.send("seller", "submit_answer", answer="sold")
+    exact = Played(bench, bench.rpc("import_bundle", bundle=played.bundle()))
+    assert exact.trace() == played.trace()
+    replays = [
+        bench.rpc("import_bundle", bundle=played.bundle(), mode="replay"),
+        bench.rpc("replay_session", session_id=played.id),
+        bench.rpc("replay_session", session_id=exact.id),
+    ]
+    assert [replay["complete"] for replay in replays] == [True] * 3
+    for other in [exact, *(Played(bench, replay["session"]) for replay in replays)]:
+        assert [*other.session.get("participants")] == ["agent", "buyer", "seller"]
+        assert other.send("buyer", "get_task") == played.send("buyer", "get_task")
+        assert [record.get("by") for record in other.trace()] == [record.get("by") for record in played.trace()]
+    assert exact.call("buyer", "bid", "x", amount=1)["result"] == [1]
+
+
+def _rights(**changed):
+    def change(lines):
+        lines[0]["head"]["kept"]["participants"] |= changed
+
+    return change
+
+
+def _without_agent(lines):
+    del lines[0]["head"]["kept"]["participants"]["agent"]
+
+
+def _agent_last(lines):
+    participants = lines[0]["head"]["kept"]["participants"]
+    participants["agent"] = participants.pop("agent")
+
+
+def _first_record(**changed):
+    def change(lines):
+        record = next(line["record"] for line in lines if "record" in line)
+        for side, members in changed.items():
+            record[side == "private"].update(members)
+
+    return change
+
+
+WHOLE = {"functions": None, "max_calls": None, "prompt": None, "answers": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (_rights(buyer={**WHOLE, "functions": ["steal"]}), "Participant 'buyer': the session has no function 'steal'."),
+        (_rights(buyer={**WHOLE, "max_calls": "many"}), "Participant 'buyer': max_calls is no number of calls."),
+        (_rights(buyer={}), "The participants aren't written out as a session keeps them."),
+        (_without_agent, "The participants aren't written out as a session keeps them."),
+        (_agent_last, "The participants aren't written out as a session keeps them."),
+        (_rights(**{f"p{n}": WHOLE for n in range(14)}), "A session has at most 16 participants"),
+        (_first_record(private={"progress": [{"buyer": 0}, None]}), "Record 0 of the bundle says something else"),
+        (_first_record(private={"progress": [7, None]}), "Record 0 of the bundle says something else"),
+        (_first_record(private={"progress": "none"}), "Record 0 of the bundle says something else"),
+        (_first_record(private={"progress": [{"buyer": 1}, 0]}), "Record 0 of the bundle says something else"),
+        (_first_record(shown={"by": "seller"}), "Record 0 of the bundle is of nobody in its session."),
+        (_first_record(shown={"by": "thief"}), "Record 0 of the bundle is of nobody in its session."),
+        (_first_record(shown={"call_id": "seller/x"}), "Record 0 of the bundle is of nobody in its session."),
+    ],
+    ids=range(13),
+)
+def test_a_bundle_is_checked_again_whoever_has_sealed_it(market, change, problem):
+    played = play(market)
+    played.call("buyer", "bid", "x", amount=1)
+    played.call("seller", "look")
+    count = len(market.rpc("list_sessions"))
+    bundle = other_bundle(played.bundle(), change)
+    assert refused(-32602, market.rpc, "import_bundle", bundle=bundle).data["detail"].startswith(problem)
+    assert len(market.rpc("list_sessions")) == count
+
+
+def test_a_bundle_of_a_fork_is_checked_too(market):
+    played = play(market)
+    played.call("buyer", "bid", amount=1)
+    (fork,) = (Played(market, each) for each in market.rpc("fork_session", session_id=played.id))
+    fork.call("buyer", "look")
+    market.rpc("import_bundle", bundle=fork.bundle())
+    wrong = other_bundle(fork.bundle(), _first_record(private={"progress": [{"buyer": 0}, None]}))
+    refused(-32602, market.rpc, "import_bundle", bundle=wrong)
+
+
+def test_a_bundle_whose_rights_were_changed_afterwards_is_refused(market):
+    bundle = other_bundle(play(market).bundle(), _rights(buyer=WHOLE), key=KEY)
+    assert Played(market, market.rpc("import_bundle", bundle=bundle)).send("buyer", "get_task").get("max_calls") is None
+    with Bench(CATALOG, key=b"another key, of another server!!") as other:
+        refused(-32012, other.rpc, "import_bundle", bundle=bundle)
+
+
+def test_a_replay_of_a_strangers_bundle_gives_nobody_rights(market):
+    played = play(market)
+    played.call("buyer", "bid", amount=1)
+    stranger = other_bundle(played.bundle(), _first_record(shown={"by": "thief"}))
+    error = refused(-32602, market.rpc, "import_bundle", bundle=stranger, mode="replay")
+    assert error.data["detail"] == "The session has no address of the name 'thief'."
+    wrong = other_bundle(played.bundle(), _rights(buyer={**WHOLE, "functions": 3}))
+    error = refused(-32602, market.rpc, "import_bundle", bundle=wrong, mode="replay")
+    assert error.data["detail"] == "Participant 'buyer': functions is no list of texts."
+
+
+# Sessions without participants
+
+
+def test_a_session_without_participants_is_stored_as_ever(make_bench):
+    bench = make_bench(load_catalog((PACKS,), ("chores", "ledger")))
+    assert "toolpacks.chores" in sys.modules
+    session = bench.rpc("create_session", task="chores/dishes", call_id="mine")
+    assert "participants" not in bench.service.context.session_request().model_dump()  # from which the id follows
+    assert session.get("participants") is None
+    key = session["agent_path"].removeprefix("/agents/")
+    bench.rpc("run_function", agent_key=key, function="do", kwargs={"chore": "dishes"}, call_id="x")
+    bench.rpc("submit_answer", agent_key=key, answer="done")
+    stored = bench.store.get(session["session_id"])[0]
+    assert (stored.recipe, stored.details) == (b'[["chores"],{"task":"chores/dishes"}]\n[{},{}]', b"")
+    call, answer = bench.store.records(session["session_id"], -1, 2)
+    lines = [record.body.split(b"\n") for record in (call, answer)]
+    assert call.call_id == "agent:x"
+    assert lines[0][0].startswith(
+        b'{"index":0,"kind":"call","call_id":"x","function":"do","kwargs":{"chore":"dishes"},'
+    )
+    assert lines[0][1] == b'{"digest":"df93a2cf95dc68b51b179598c3a52117","failure":null,"progress":[1,null]}'
+    assert lines[1][0].startswith(b'{"index":1,"kind":"answer","answer":"done","version":1,')
+    assert lines[1][1] == b'{"progress":[1,1]}'
+    assert bench.rpc("get_task", agent_key=key).keys() == {"prompt", "max_calls", "calls", "done"}
+    assert serving.KEY == KEY
+
+
+# Tasks
+
+
+def test_the_solution_says_who_makes_each_call(market):
+    session_id = play(market, {}, task="market/sale").id
+    assert market.rpc("get_solution", session_id=session_id)["calls"] == [
+        {"function": "look", "kwargs": {}, "by": "agent"},
+        {"function": "bid", "kwargs": {"amount": 5}, "by": "buyer"},
+    ]
+
+
+def test_a_task_whose_solution_has_the_call_of_a_stranger_is_refused():
+    with pytest.raises(RegistrationError) as error:
+        Task("wrong", "Do it.", participants={"buyer": {}}, solution=[("bid", {"amount": 5}, "byer")])
+    assert str(error.value) == (
+        "task 'wrong': the call of `bid` in its solution is that of 'byer', who is no participant: name one of its "
+        "participants."
+    )
+
+
+def test_an_evaluator_sees_who_has_called(market):
+    played = play(market, {}, task="market/sale")
+    played.call("buyer", "bid", amount=5)
+    assert market.rpc("evaluate_session", session_id=played.id)["passed"] is True
+    other = play(market, {"seller": {}}, task="market/sale")
+    other.call("seller", "bid", amount=5)
+    verdict = market.rpc("evaluate_session", session_id=other.id)
+    assert [check["passed"] for check in verdict["checks"]] == [True, False]
+
+
+def checked(task):
+    """What `check --tasks` says of a task."""
+    pack: Any = Toolpack("market", Market)
+    for function in (look, bid, look_behind):
+        pack.function(function)
+    pack.add_task(task)
+    return asyncio.run(check_tasks(memory_settings((), None), Catalog({"market": pack})))
+
+
+def test_check_runs_a_solution_with_the_rights_of_each():
+    assert checked(TASK) == (1, [])
+    given: dict[str, Any] = {"participants": {"buyer": {"functions": ["bid"], "max_calls": 1}}}
+    by_agent = Task(
+        "sale", "Sell it.", sold, solution=[("look", {}), ("bid", {"amount": 5})], functions=["look"], **given
+    )
+    assert "the call of `bid` by agent in its solution fails: ToolNotFoundError" in checked(by_agent)[1][0]
+    twice = [("bid", {"amount": 5}, "buyer")] * 2
+    problem = "the call of `bid` by buyer in its solution fails: EpisodeOverError: all 1 of your calls are used"
+    assert problem in checked(Task("sale", "Sell it.", sold, solution=twice, **given))[1][0]
+    misspelt = Task("sale", "Sell it.", sold, solution=twice, participants={"buyer": {"functions": ["bit"]}})
+    assert "Participant 'buyer': the session has no function 'bit'. Did you mean bid?" in checked(misspelt)[1][0]
+    made = Task("sale", "Sell it.", sold, solution=lambda _market: [("bid", {"amount": 5}, "byer")], **given)
+    assert "the call of `bid` in its solution is that of 'byer', who is no participant" in checked(made)[1][0]
+
+
+def test_a_thread_given_up_while_it_reads_makes_no_record_count_wrong(make_bench, monkeypatch):
+    """It reads how far the session was, which by the time that it has read goes on."""
+    bench = make_bench(CATALOG, timeout_seconds=0.5)
+    played = play(bench, {"buyer": {"answers": True}, "seller": {}})
+    bench.sessions.queues.cache.pop(played.id)  # as after another worker's call
+    stored, begun, gate = Episodes.stored, threading.Event(), threading.Event()
+
+    def stored_late(*asked):
+        found = stored(*asked)
+        if not begun.is_set():
+            begun.set()
+            gate.wait(serving.PATIENCE)
+        return found
+
+    monkeypatch.setattr(Episodes, "stored", stored_late)
+    refused(-32010, bench.rpc, "add_message", session_id=played.id, role="user", content="Hello.")
+    assert played.call("buyer", "look")["error"] is None
+    gate.set()
+    wait_until(lambda: not bench.sessions.queues.threads._stuck, "the end of the thread")
+    assert played.call("buyer", "look")["error"] is None
+    bundle = bench.rpc("export_bundle", session_id=played.id)["bundle"]
+    assert bench.rpc("import_bundle", bundle=bundle)["session_id"]

@@ -1,0 +1,258 @@
+"""Runs at a glance, in a real browser: in the console, and in the file that `evaluate --html` writes."""
+
+import re
+
+import pytest
+import server_process
+from command_line import invoke
+
+from toolpack_server.features.evaluation.tasks.pass_rates import all_of, any_of, rates
+from toolpack_server.features.evaluation.tasks.report import ENTRY, one_script
+
+MARKUP = '<img src=x onerror="window.ran=1">'
+ENDS = "</script><!--<script>\u2028"  # what would end the element with the data, if it stood there as it is
+LONG = "w" * 200
+CHECK = "the subject is the invoice's"
+SAVE, DENTIST, RAISES = "bank/save-300", "bank/pay-dentist", "chores/raises"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    flags = ["--store", "memory:", "--packs", "bank,chores,ledger"]
+    with server_process.served(tmp_path_factory.mktemp("runs"), *flags) as running:
+        for run, passes in (("old", 1), ("new", 3), (MARKUP, 1)):
+            for number in range(4):
+                for task in (SAVE, DENTIST):
+                    play(running, task, run, number, passes=number < passes, record=run != "new")
+        play(running, RAISES, "new", 0, passes=True)
+        yield running
+
+
+def play(server, task, run, number, *, passes, record=False):
+    labels = {"run": run, "rollout": str(number), MARKUP[:40]: MARKUP}
+    session_id = server.rpc("create_session", task=task, labels=labels)["session_id"]
+    if passes and task != RAISES:
+        for call in server.rpc("get_solution", session_id=session_id)["calls"]:
+            server.call(session_id, call["function"], **call["kwargs"])
+    server.rpc("submit_answer", session_id=session_id, answer=f"{MARKUP} I am rollout {number} of {run}. {ENDS}")
+    if record:
+        server.rpc("evaluate_session", session_id=session_id, record=True)
+    return session_id
+
+
+def states(page, task):
+    """The states of a task's cells, in order."""
+    row = page.find(".grid tbody tr", task)
+    return [cell.get_attribute("class").split()[1] for cell in row.find_elements("css selector", "a.cell")]
+
+
+def read(page):
+    page.until(
+        lambda: page.run("return document.querySelector('.grid') && !document.querySelector('progress')"),
+        "the end",
+    )
+
+
+def test_a_run_is_a_grid_of_tasks_and_rollouts_with_its_figures(page, server):
+    page.open("#/runs?by=run&run=new")
+    page.sees("9 rollouts of 3 tasks", "6/8 75%", "1 invalid", "Invalid ones count nowhere")
+    read(page)
+    assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
+    assert states(page, RAISES) == ["invalid"]
+    assert "0/0" in page.find(".grid tbody tr", RAISES).text
+    assert server.rpc("list_sessions", labels={"run": "new"}, passed=True) == []  # looking records nothing
+    run = server.rpc("summarize_sessions", labels={"run": "new"}, evaluate=True)["sessions"]
+    found = rates(each["verdict"] for each in run)
+    for chance, name in ((all_of, "pass^k"), (any_of, "pass@k")):
+        means = [f"k={k}: {round(100 * sum(chance(rate, k) for rate in found) / len(found))}%" for k in (1, 2, 3, 4)]
+        assert f"{name} {', '.join(means)}" in page.run("return document.querySelector('svg title').textContent")
+    page.find("a.cell", "✗").click()
+    page.at("#/sessions/")
+    page.sees("failed", "rollout=3")
+
+
+def test_rollouts_are_filtered_by_verdict_task_label_and_text_in_the_trace(page):
+    page.open("#/runs?by=run&run=old")
+    read(page)
+    page.write("verdict", "failed")
+    page.click("Filter")
+    page.sees("Rollouts like that: 6", "8 rollouts of 2 tasks")  # the figures are the run's
+    page.write("task", "DENTIST")
+    page.click("Filter")
+    page.sees("Rollouts like that: 3", "4 rollouts of 1 task")
+    page.write("text", "i am ROLLOUT 2")
+    page.click("Filter")
+    page.sees("Rollouts like that: 1")
+    assert len(page.driver.find_elements("css selector", "a.cell.faded")) == 3
+    page.click("Clear", "form a")
+    page.until(lambda: "like that" not in page.text(), "all of them")
+    page.write("label", "rollout=1")
+    page.click("Filter")
+    page.sees("2 rollouts of 2 tasks")
+
+
+def test_what_was_wrong_is_counted_and_leads_to_its_rollouts(page):
+    page.open("#/runs?by=run&run=old")
+    read(page)
+    page.click(CHECK, ".faults a")
+    page.sees("Rollouts like that: 3")
+    assert page.find(".faults a[aria-current]").text.startswith(CHECK)
+    page.click(CHECK, ".faults a")
+    page.until(lambda: "like that" not in page.text(), "all of them")
+
+
+def test_a_session_leads_to_the_next_one_of_the_list_and_back(page):
+    page.open("#/runs?by=run&run=old&verdict=failed&sort=rollout")
+    read(page)
+    page.find(".rollouts tbody a").click()
+    page.sees("1 of 6", "failed")
+    first = page.at("#/sessions/")
+    page.click("Next")
+    page.sees("2 of 6")
+    assert page.at("#/sessions/") != first
+    page.click("Previous")
+    page.until(lambda: page.hash == first, "the first one again")
+    page.click("Back to the list")
+    page.at("#/runs?by=run&run=old&verdict=failed&sort=rollout")
+    page.sees("Rollouts like that: 6")
+
+
+def test_what_an_evaluator_has_said_is_not_asked_for_twice(page):
+    page.open("#/runs?by=run&run=new")
+    read(page)
+    count = "return performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/rpc')).length"
+    page.click("All runs")
+    page.sees("3 runs")
+    before = page.run(count)
+    page.click("new", "tbody a")
+    read(page)
+    assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
+    assert page.run(count) - before == 1  # for the summaries
+    page.click("Read again")
+    page.until(lambda: page.run(count) - before > 2, "evaluations")
+
+
+def test_a_server_that_is_away_for_a_while_is_read_on(page):
+    page.open("#/runs")
+    page.sees("3 runs")
+    page.run(
+        "const ask = window.fetch; window.failures = 1;"
+        "window.fetch = (...given) => (window.failures-- > 0 ? Promise.reject(new TypeError('away')) : ask(...given));"
+    )
+    page.click("old", "tbody a")
+    page.until(lambda: page.run("return window.failures") < 1, "a failure")
+    read(page)
+    page.sees("8 rollouts of 2 tasks")
+
+
+def test_a_run_against_another_says_what_changed(page):
+    page.open("#/runs?by=run&run=new&against=old&order=-change")
+    read(page)
+    page.sees("2 of 2 tasks better, 0 worse, 4 rollouts passed that had failed, 0 failed that had passed")
+    page.sees("1 task that it doesn't have")
+    row = page.find(".grid tbody tr", SAVE)
+    assert "+50" in row.text
+    assert "from 1/4" in row.text
+    changed = [cell.get_attribute("aria-label") for cell in row.find_elements("css selector", "a.other")]
+    assert changed == [f"{SAVE}, rollout {n}: passed, was failed" for n in (1, 2)]
+    page.write("verdict", "changed")
+    page.click("Filter")
+    page.sees("Rollouts like that: 4")
+
+
+def test_all_runs_stand_side_by_side_for_any_label(page):
+    page.open("#/runs")
+    page.sees("3 runs", "9 rollouts without a recorded verdict", "2/8 25%", "9 not evaluated")
+    assert len(page.driver.find_elements("css selector", "figure.chart svg[role=img]")) == 4
+    page.click(MARKUP, "tbody a")
+    page.sees("2/8 25%")
+    read(page)
+    page.click("All runs")
+    page.until(lambda: page.find("#run-key").send_keys("rollout") or True, "another label")
+    page.at("#/runs?by=rollout")
+    page.sees("4 runs", "rollout")
+
+
+def test_tables_are_sorted_by_their_heads(page):
+    page.open("#/runs?by=run&run=new")
+    read(page)
+
+    def first():
+        return page.find(".rollouts tbody tr").text
+
+    page.click("Verdict", ".rollouts th a")
+    page.until(lambda: "passed" in first(), "passed first")
+    page.click("Verdict", ".rollouts th a")
+    page.until(lambda: "failed" in first(), "failed first")
+    assert page.find(".rollouts th[aria-sort=ascending]").text == "Verdict ↑"
+
+
+@pytest.fixture(scope="module")
+def long_words(server):
+    """A session with long words wherever a session can have some: its id."""
+    labels = {"long": LONG, MARKUP + LONG[:20]: LONG}
+    session_id = server.rpc("create_session", task=DENTIST, labels=labels)["session_id"]
+    server.call(session_id, LONG[:60])
+    server.rpc("add_message", session_id=session_id, role="assistant", content=LONG)
+    server.rpc("evaluate_session", session_id=session_id, record=True)
+    return session_id
+
+
+@pytest.mark.parametrize(("width", "dark"), [pytest.param(1280, False, marks=pytest.mark.long), (400, True)])
+def test_nothing_is_wider_than_the_page(page, long_words, width, dark):
+    page.resize(width, dark=dark)
+    long = f"#/runs?by=long&run={LONG}"
+    for place in ("#/runs", "#/runs?by=run&run=new&against=old", "#/runs?by=long", long, f"{long}&against={LONG}"):
+        page.open(place)
+        page.until(
+            lambda: page.run("return document.querySelector('.runs table') && !document.querySelector('progress')"),
+            place,
+        )
+        assert page.run("return document.documentElement.scrollWidth") <= width, place
+    for place in ("#/sessions?label=long%3D" + LONG, f"#/sessions/{long_words}"):
+        page.open(place)
+        page.sees(LONG[:60], "failed")
+        assert page.run("return document.documentElement.scrollWidth") <= width, place
+
+
+def test_evaluate_writes_the_same_page_as_one_file(page, server, tmp_path):
+    file = tmp_path / "runs.html"
+    done = invoke("evaluate", "--url", server.url, "--html", str(file))
+    assert done.exit_code == 1, done.stderr  # as one is invalid
+    text = file.read_text(encoding="utf-8")
+    assert MARKUP not in text
+    assert text.count("</script") == 2
+    assert "<!--" not in text
+    assert re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", text) == []
+    page.driver.get(f"file://{file}#/runs?by=run&run=new")
+    page.sees("9 rollouts of 3 tasks", "6/8 75%", "1 invalid")
+    assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
+    page.find("a.cell", "✗").click()
+    page.sees(
+        "What was called and said",
+        MARKUP,
+        "I am rollout 3 of new. </script><!--<script>",
+        "Open in the console",
+        "Checks",
+    )
+    page.write("text", "rollout 2 of")
+    page.click("Filter")
+    page.sees("Rollouts like that: 2")
+    page.driver.get("about:blank")
+    page.driver.get(f"file://{file}")
+    page.sees("3 runs", MARKUP)
+
+
+def test_the_one_script_has_all_that_its_modules_import():
+    """A name that isn't exported in the way that `one_script` knows would be undefined there."""
+    script = one_script(ENTRY)
+    exported = {
+        name: set(names.split(", "))
+        for name, names in re.findall(r"^const \$(\w+) = .*?^return \{ (.*?) \};$", script, re.MULTILINE | re.DOTALL)
+    }
+    wanted = re.findall(r"^const \{ (.*) \} = \$(\w+);$", script, re.MULTILINE)
+    assert wanted
+    for names, module in wanted:
+        assert {name.split(":")[0] for name in names.split(", ")} <= exported[module], module
+    assert "</script" not in script
+    assert not re.findall(r"^(?:import|export)\b", script, re.MULTILINE)

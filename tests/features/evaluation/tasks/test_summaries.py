@@ -1,0 +1,132 @@
+"""Summaries: many sessions at a glance, without evaluating or renewing any."""
+
+from functools import partial
+
+import pytest
+from serving import in_parts, refused
+from test_tasks import CATALOG, begin, verdict
+
+RUN = {"run": "1"}
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def bench(request, store_url, make_bench):
+    return make_bench(CATALOG, store_url(request.param))
+
+
+def summaries(bench, **params):
+    return bench.rpc("summarize_sessions", **{"labels": RUN, **params})
+
+
+def found(bench, text):
+    return [each["session_id"] for each in summaries(bench, text=text)["sessions"]]
+
+
+def test_a_summary_says_what_has_happened_and_the_verdict_that_is_kept(bench):
+    session_id, _ = begin(bench, "chores/dishes", labels=RUN)
+    bench.call(session_id, "do", chore="dishes")
+    bench.call(session_id, "do", chore="dishes", times="many")
+    before = bench.rpc("list_sessions", labels=RUN)
+    (told,) = summaries(bench)["sessions"]
+    expected = {name: before[0][name] for name in ("session_id", "task", "labels", "version", "expires_at")}
+    expected |= {
+        "records": 2,
+        "calls": 2,
+        "errors": 1,
+        "last_function": "do",
+        "done": False,
+    }
+    assert {name: told[name] for name in expected} == expected
+    assert {"parent", "verdict", "variant", "problem"} & told.keys() == set()
+    assert told["duration_ms"] > 0
+    bench.rpc("submit_answer", session_id=session_id, answer="Done.")
+    said = verdict(bench, session_id, record=True)
+    (told,) = summaries(bench)["sessions"]
+    assert (told["done"], told.get("verdict"), told.get("problem"), told["records"]) == (True, said, None, 4)
+    bench.rpc("reset_session", session_id=session_id)
+    (told,) = summaries(bench)["sessions"]
+    assert (told["done"], told.get("verdict"), told["calls"]) == (False, None, 2)  # it goes on, and what was called was
+
+
+def test_a_fork_has_what_was_called_in_it_alone(bench):
+    session_id, _ = begin(bench, "chores/dishes", labels=RUN)
+    bench.call(session_id, "do", chore="dishes")
+    (fork,) = bench.rpc("fork_session", session_id=session_id)
+    by_id = {each["session_id"]: each for each in summaries(bench)["sessions"]}
+    assert by_id[fork["session_id"]].get("parent") == {"session_id": session_id, "version": 1}
+    assert [by_id[each]["calls"] for each in (session_id, fork["session_id"])] == [1, 0]
+
+
+def test_sessions_are_found_by_what_was_said_and_called_in_them(bench):
+    one, two = (begin(bench, "chores/dishes", labels={**RUN, "model": name})[0] for name in ("Zoe", "Tom"))
+    bench.call(one, "do", chore='the "Äpfel"')
+    bench.rpc("add_message", session_id=two, role="assistant", content="Nothing to DO here")
+    assert found(bench, 'THE "') == found(bench, "äpfel") == found(bench, "zoe") == [one]
+    assert found(bench, "to do here") == found(bench, two[5:40].upper()) == [two]
+    assert sorted(found(bench, "")) == sorted(found(bench, "chores/dishes")) == sorted([one, two])
+    assert found(bench, "duration_ms") == found(bench, "nobody said this") == []
+
+
+def test_summaries_come_in_parts_which_together_are_all(bench, monkeypatch):
+    sessions = sorted(begin(bench, "chores/dishes", labels=RUN)[0] for _ in range(5))
+    parts = in_parts(partial(summaries, bench), limit=2)
+    assert [each["session_id"] for part in parts for each in part["sessions"]] == sessions
+    newest = summaries(bench, order="-created")["sessions"]
+    assert [each["created_at"] for each in newest] == sorted((each["created_at"] for each in newest), reverse=True)
+    monkeypatch.setattr("toolpack_server.features.evaluation.tasks.summaries._SECONDS", 0)
+    part = summaries(bench)
+    assert [len(part["sessions"]), part.get("next")] == [1, sessions[0]]
+    part = summaries(bench, text="nobody said this")  # which may find nothing for a while
+    assert part == {"sessions": [], "rates": [], "next": sessions[0]}
+
+
+def test_another_owner_and_an_agent_have_no_summaries(bench):
+    _, key = begin(bench, "chores/dishes", labels=RUN)
+    assert summaries(bench, labels={"run": "2"}) == {"sessions": [], "rates": []}
+    assert refused(-32602, bench.rpc, "summarize_sessions", text="x" * 1001)
+    refused(-32601, bench.rpc, "summarize_sessions", agent_key=key)
+
+
+def test_sessions_are_sorted_and_counted_over_all_pages(bench):
+    made = [begin(bench, "chores/dishes", labels=RUN)[0] for _ in range(5)]
+    calls = dict(zip(made, (1, 3, 0, 3, 2), strict=True))
+    for session_id, number in calls.items():
+        for _ in range(number):
+            bench.call(session_id, "do", chore="dishes")
+    verdict(bench, made[2], record=True)
+
+    def pages(order, **params):
+        seen, after = [], ""
+        while after is not None:
+            page = summaries(bench, order=order, after=after, limit=2, **params)
+            assert page["total"] == 5
+            seen += [each["session_id"] for each in page["sessions"]]
+            after = page.get("next")
+        return seen
+
+    assert pages("-calls") == sorted(sorted(made), key=lambda each: -calls[each])
+    assert pages("calls") == sorted(sorted(made), key=calls.get)
+    others = sorted(set(made) - {made[2]})
+    assert pages("verdict") == pages("-verdict") == [made[2], *others]  # what has no verdict comes last
+    created = {each["session_id"]: each["created_at"] for each in summaries(bench)["sessions"]}
+    assert pages("created") == sorted(sorted(made), key=created.get)
+    assert sorted(pages("-created", total=True)) == sorted(made)
+    assert "total" not in summaries(bench)
+    assert summaries(bench, text=made[1], order="task")["total"] == 1
+    assert summaries(bench, text=made[1], total=True)["total"] == 1
+    error = refused(-32602, partial(summaries, bench), order="calls", after="0" * 48)
+    assert "no session like this" in str(error)
+    refused(-32602, partial(summaries, bench), order="calls", evaluate=True)
+    refused(-32602, partial(summaries, bench), order="colour")
+
+
+def test_an_answer_that_is_known_is_not_sent_again(bench):
+    session_id, _ = begin(bench, "chores/dishes", labels=RUN)
+    first = summaries(bench, known="")
+    assert [each["session_id"] for each in first["sessions"]] == [session_id]
+    assert summaries(bench, known=first["digest"]) == {"sessions": [], "rates": [], "digest": first["digest"]}
+    bench.call(session_id, "do", chore="dishes")
+    second = summaries(bench, known=first["digest"])
+    assert second["sessions"][0]["calls"] == 1
+    assert second["digest"] != first["digest"]
+    assert "digest" not in summaries(bench)

@@ -1,0 +1,20 @@
+"""In which order summaries stand: names as people count, and what is equal by its id."""
+
+import pytest
+
+from toolpack_server.features.evaluation.tasks.summary_order import in_order
+from toolpack_server.jsonio.strict import loads
+
+
+def test_names_are_sorted_by_their_numbers_however_long_those_are():
+    names = ["step 9", "step 010", "step 10", "step " + "1" * 5000, "step " + "2" * 5000]
+    summaries = [{"session_id": str(at), "last_function": name} for at, name in enumerate(names)]
+    texts, total = in_order(reversed(summaries), "last", "")
+    assert ([loads(text)["last_function"] for text in texts], total) == (names, 5)
+
+
+@pytest.mark.parametrize("order", ["calls", "-calls"])
+def test_what_is_equal_is_sorted_by_id_whether_the_order_goes_up_or_down(order):
+    summaries = [{"session_id": session_id, "calls": 3} for session_id in ("b", "a", "c")]
+    texts, _ = in_order(summaries, order, "")
+    assert [loads(text)["session_id"] for text in texts] == ["a", "b", "c"]

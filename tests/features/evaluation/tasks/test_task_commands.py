@@ -1,0 +1,310 @@
+"""`toolpack-server check --tasks` and `evaluate`."""
+
+import itertools
+import json
+import sys
+
+import http_endpoint
+import pytest
+import serving
+from command_line import invoke, run_here
+from hypothesis import given
+from hypothesis import strategies as st
+from serving import PACKS
+from test_tasks import CATALOG, DO, agent, begin
+
+from toolpack_server.features.evaluation.tasks.pass_rates import Rate, all_of, any_of
+from toolpack_server.features.evaluation.tasks.trajectories import messages
+from toolpack_server.wiring.installed import load_features
+from toolpack_server.wiring.service import all_record_kinds
+
+KINDS = all_record_kinds(load_features())
+
+RIGHT = '''
+"""Lamps."""
+
+from toolpack_server import Rollout, Task, TaskEnvironment, Toolpack
+
+
+class Lamps(TaskEnvironment):
+    on: bool = False
+
+
+toolpack = Toolpack("lamps", Lamps)
+
+
+def switch_on(lamps: "Lamps") -> None:
+    """Switch the lamp on."""
+    lamps.on = True
+
+
+from typing import Annotated
+from toolpack_server import Depends
+switch_on.__annotations__["lamps"] = Annotated[Lamps, Depends(lambda lamps: lamps)]
+toolpack.function(switch_on)
+
+
+@toolpack.task("light", "Make light.", solution=[("switch_on", {})])
+def is_light(rollout: Rollout[Lamps]) -> bool:
+    return rollout.environment.on
+'''
+
+NOT_PURE = "a second evaluation gives another verdict: its evaluator isn't pure."
+WRONG = {
+    "return True": "lamps.py:25: is_light: task 'lamps/light': it passes with nothing done: tighten the evaluator",
+    "return False": "task 'lamps/light': its solution doesn't pass (reward 0).",
+    'rollout.check("is it dark", False, "no")': "its solution doesn't pass (is it dark: no).",
+    "return rollout.environment.off": "The evaluator of 'lamps/light' failed: AttributeError",
+    "import itertools; return next(COUNT) / 100": NOT_PURE,
+    "return rollout.environment.on and bool(KEPT.pop())": NOT_PURE,
+    "return bool(KEPT.pop()) and rollout.environment.on": NOT_PURE,
+}
+
+
+GLOBALS = """
+import itertools
+COUNT = itertools.count()
+KEPT = [False, True]
+"""
+
+
+def run(*words):
+    return invoke(*words, standalone_mode=False)
+
+
+def check(tmp_path, source):
+    (tmp_path / "lamps.py").write_text(source)
+    sys.modules.pop("toolpacks.lamps", None)
+    return run("check", "--pack-dir", str(tmp_path), "--tasks", "--no-calls")
+
+
+def test_check_counts_tasks_without_a_problem(tmp_path):
+    done = check(tmp_path, RIGHT)
+    assert (done.exit_code, done.stdout) == (0, "1 toolpack with 1 function and 1 task: no problems.\n"), done.stderr
+
+
+def test_check_has_no_problem_with_an_evaluator_that_uses_up_what_it_gets(tmp_path):
+    task = 'solution=[("switch_on", {})], data=[1], metadata={"on": [1]}'
+    source = RIGHT.replace('solution=[("switch_on", {})]', task)
+    used_up = "rollout.environment.on and bool(rollout.task.data.pop() and rollout.task.metadata['on'].pop())"
+    done = check(tmp_path, source.replace("rollout.environment.on", used_up))
+    assert (done.exit_code, done.stdout) == (0, "1 toolpack with 1 function and 1 task: no problems.\n"), done.stderr
+    done = check(tmp_path, source.replace("data=[1]", "data=__import__('threading').Lock()"))
+    assert "the task's data can't be copied (TypeError: cannot pickle '_thread.lock' object): give what" in done.stderr
+
+
+def test_check_looks_at_the_tasks_that_are_named(tmp_path):
+    check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("none", "Do it."))\n')
+    named = ("check", "--pack-dir", str(tmp_path), "--no-calls", "--task")
+    assert "and 1 task: no problems." in run(*named, "lamps/light").stdout
+    assert "task 'lamps/none': it has neither" in run(*named, "lamps/none").stderr
+    done = run(*named, "lamps/nine")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("there is no task 'lamps/nine': name toolpack and task, such as lamps/")
+
+
+@pytest.mark.parametrize("body", WRONG)
+def test_check_finds_evaluators_that_are_wrong(tmp_path, body):
+    source = RIGHT.replace("return rollout.environment.on", body) + GLOBALS
+    done = check(tmp_path, source)
+    assert done.exit_code == 1
+    assert WRONG[body] in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ('solution=[("off", {})]', "the call of `off` in its solution fails: ToolNotFoundError"),
+        ("solution=7", "its solution is neither a list of calls nor a function"),
+        ("nop_passes=True", "it has nop_passes=True, but nothing done doesn't pass (reward 0)."),
+        ('functions=["of"]', "its functions name 'of', which its sessions don't have: correct the name."),
+        ('variants={"x": [{"hide": True, "functions": "of"}]}', "Rule '0': the session has no function 'of'."),
+        (
+            'variants={"x": [{"hid": True}]}',
+            "task 'light': variant 'x': Rule '0': there is no 'hid': choose from ",
+        ),
+        ('variants={"a b": []}', "task 'light': 'a b' isn't a valid name of a variant"),
+        ("variants=7", "its variants is a int: give a dict"),
+        ('options={"x": 1}', "Toolpack 'lamps' takes no options"),
+        ('toolpacks={"x": {}}', "it needs the toolpack 'x', which isn't loaded: load it, too."),
+        ('solution=[("switch_on", {})], max_calls=0', "its solution makes more calls than max_calls allows: 1, not 0."),
+    ],
+)
+def test_check_finds_what_does_not_fit(tmp_path, given, message):
+    done = check(tmp_path, RIGHT.replace('solution=[("switch_on", {})]', given))
+    assert done.exit_code == 1
+    assert message in done.stderr
+
+
+def test_check_says_what_is_wrong_with_a_solution_by_which_its_task_is_judged(tmp_path):
+    done = check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("off", "Off.", solution=[("off", {})]))\n')
+    assert "task 'lamps/off': the call of `off` in its solution fails: ToolNotFoundError" in done.stderr
+
+
+def test_check_finds_a_task_without_evaluator_and_solution_and_a_loader_that_fails(tmp_path):
+    done = check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("none", "Do it."))\n')
+    assert "task 'lamps/none': it has neither an evaluator nor a solution: give one." in done.stderr
+    done = check(tmp_path, RIGHT + "\n@toolpack.tasks\ndef many():\n    raise KeyError('x')\n")
+    assert "The tasks of toolpack 'lamps' can't be loaded: `many` failed: KeyError: 'x'" in done.stderr
+
+
+# evaluate
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with http_endpoint.served("h11", catalog=CATALOG, log_calls="off") as served:
+        yield served
+
+
+@pytest.fixture
+def rollouts(endpoint):
+    """Three rollouts of a task, two of another, one whose evaluator fails, and a session without a task."""
+    labels = {"run": str(next(numbers))}
+
+    def start(task, *calls):
+        session_id = endpoint.rpc("create_session", task=task, labels=labels)["session_id"]
+        for call in calls:
+            endpoint.rpc("run_function", session_id=session_id, function="do", kwargs={"chore": call})
+        return session_id
+
+    started = [start("chores/dishes", *calls) for calls in (["dishes"], ["dishes"], ["nothing"])]
+    started += [start("chores/returns-number"), start("chores/returns-true")]
+    started += [start("chores/returns-true")]
+    endpoint.rpc("create_session", toolpacks=["chores"], labels=labels)
+    return f"run={labels['run']}", start, started
+
+
+numbers = itertools.count()
+
+
+def test_evaluate_prints_rates_and_lists_apart_what_could_not_be_evaluated(endpoint, rollouts):
+    label, start, _ = rollouts
+    done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "task                   n  passed  mean reward",
+        "chores/dishes          3       2        0.667",
+        "chores/returns-number  1       0        0.250",
+        "chores/returns-true    2       2        1.000",
+        "",
+        "k  pass^k  pass@k",
+        "1   0.556   0.556",
+    ]
+    failing = start("chores/raises")
+    done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label)
+    assert done.exit_code == 1
+    assert "chores/raises" not in done.stdout
+    invalid = f"1 of 7 rollouts are invalid, and count nowhere:\n  {failing} (chores/raises): evaluator: The evaluator"
+    assert invalid in done.stderr
+
+
+def test_a_file_that_cant_be_written_makes_no_rollout_invalid(endpoint, rollouts):
+    label, _, _ = rollouts
+    done = run_here(
+        "evaluate", "--url", endpoint.http.base_url, "--label", label, "--trajectories", "/dev/null/trajectories"
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "toolpack-server: Could not open file '/dev/null/trajectories': Not a directory\n"
+
+
+def test_evaluate_writes_trajectories(endpoint, rollouts, tmp_path):
+    label, start, started = rollouts
+    endpoint.rpc("submit_answer", session_id=started[0], answer="Done.")
+    file = tmp_path / "trajectories.jsonl"
+    done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--trajectories", str(file))
+    assert done.exit_code == 0, done.stderr
+    lines = {line["session_id"]: line for line in map(json.loads, file.read_text().splitlines())}
+    assert lines.keys() == set(started)
+    line = lines[started[0]]
+    assert list(line) == [
+        *("task", "session_id", "labels", "messages", "tools", "reward", "passed", "checks", "metrics"),
+        *("valid", "failure", "perturbed", "variant"),
+    ]
+    assert line["messages"] == [
+        {"role": "user", "content": "Do the dishes, once."},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "call_0", "type": "function", "function": {"name": "do", "arguments": '{"chore": "dishes"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_0", "content": "1"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    assert [tool["function"]["name"] for tool in line["tools"]] == ["do", "look"]
+    assert (line["reward"], line["passed"], len(line["checks"])) == (1, True, 2)
+    assert lines[started[2]]["messages"][-1]["content"] == "ValueError: nothing is no chore"
+    piped = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--trajectories", "-")
+    assert len([json.loads(line) for line in piped.stdout.splitlines()]) == 6
+    assert "pass^k" in piped.stderr
+    failing = start("chores/raises", "dishes")
+    piped = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--trajectories", "-")
+    (line,) = [line for line in map(json.loads, piped.stdout.splitlines()) if line["session_id"] == failing]
+    assert (line["reward"], line["passed"], line["valid"], line["failure"]["kind"]) == (
+        None,
+        False,
+        False,
+        "evaluator",
+    )
+    assert (len(line["messages"]), line["labels"], piped.exit_code) == (3, {"run": label.removeprefix("run=")}, 1)
+
+
+def test_evaluate_says_how_many_forks_it_took_and_left_out_and_keeps_verdicts(endpoint, rollouts):
+    label, _, started = rollouts
+    labels = {"run": label.removeprefix("run=")}
+    endpoint.rpc("fork_session", session_id=started[0])
+    endpoint.rpc("fork_session", session_id=started[0], labels={**labels, "console": "fork"})
+    done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--record")
+    assert (done.exit_code, done.stdout.splitlines()[1].split()[:2]) == (0, ["chores/dishes", "4"])
+    assert "1 of these 7 are forks of others among them.\n" in done.stderr
+    assert "1 made in the console, to look at others, count nowhere.\n" in done.stderr
+    assert len(endpoint.rpc("list_sessions", labels=labels, passed=True)) == 5
+
+
+def test_evaluate_looks_into_a_data_directory(tmp_path):
+    bench = serving.Bench(CATALOG, store=f"sqlite:///{tmp_path}/sessions.db", key=b"k" * 32)
+    session_id, key = begin(bench)
+    agent(bench, key, function="do", kwargs=DO)
+    bench.close()
+    words = ["evaluate", "--data-dir", str(tmp_path), "--pack-dir", str(PACKS), "--packs", "chores,ledger"]
+    done = invoke(*words, standalone_mode=False, env={"TOOLPACK_SECRET_KEY": "k" * 32})
+    assert done.exit_code == 0, (done.stderr, session_id)
+    assert "chores/dishes  1       1        1.000" in done.stdout
+
+
+def test_the_prompt_comes_first_unless_the_path_begins_with_a_message():
+    said = {"kind": "message", "role": "system", "content": "Be kind."}
+    call = {
+        "kind": "call",
+        "call_id": None,
+        "place": 1,
+        "function": "a.b",
+        "kwargs": {},
+        "result": {"x": 1},
+        "error": None,
+    }
+    assistant = {"kind": "message", "role": "assistant", "content": "I look."}
+    assert messages("Do it.", [], KINDS) == [{"role": "user", "content": "Do it."}]
+    prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    assert messages(prompt, [call], KINDS)[:2] == prompt
+    assert messages("Do it.", [said], KINDS)[0] == {"role": "system", "content": "Be kind."}
+    with_call = messages("Do it.", [assistant, call], KINDS)
+    assert [message["role"] for message in with_call] == ["assistant", "tool"]
+    assert with_call[0]["content"] == "I look."
+    assert with_call[0]["tool_calls"][0]["function"]["name"] == "a__b"
+    assert with_call[1]["content"] == '{"x": 1}'
+    answer = {"kind": "answer", "answer": "I look."}
+    assert messages("Do it.", [said, assistant, answer], KINDS)[-1:] == [{"role": "assistant", "content": "I look."}]
+
+
+@given(st.integers(1, 7), st.data())
+def test_the_chances_of_k_rollouts_are_those_of_all_choices_of_k(count, data):
+    passed = data.draw(st.integers(0, count))
+    k = data.draw(st.integers(1, count))
+    rollouts = [True] * passed + [False] * (count - passed)
+    choices = list(itertools.combinations(rollouts, k))
+    rate = Rate("t", count, passed, 0.0)
+    assert all_of(rate, k) == pytest.approx(sum(map(all, choices)) / len(choices))
+    assert any_of(rate, k) == pytest.approx(sum(map(any, choices)) / len(choices))

@@ -1,0 +1,239 @@
+"""`/mcp`, where a client's first message makes its session: whose it is, how it goes on and ends, what is refused."""
+
+import http_endpoint
+import pytest
+import serving
+from mcp_endpoint import LEGACY, META, MODERN, refusal
+
+from toolpack_server.packs.loading import load_catalog
+
+CATALOG = load_catalog((serving.PACKS,), ("ledger", "chores", "bank"))
+TOKENS = {"ann": "the-token-of-ann", "bob": "the-token-of-bob"}
+CLIENT = {"protocolVersion": LEGACY[0], "capabilities": {}, "clientInfo": {"name": "a script", "version": "1"}}
+
+
+class Door:
+    """Clients of MCP that know one address, with the token of an owner."""
+
+    def __init__(self, endpoint, query="", token=None):
+        self.http, self.path = endpoint.http, f"/mcp{query}"
+        self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.session = None
+
+    def send(self, verb, message=None, **headers):
+        sent = {**self.headers, **({"Mcp-Session-Id": self.session} if self.session else {}), **headers}
+        return self.http.request(verb, self.path, json=message, headers=sent)
+
+    def post(self, method, /, _headers=(), **params):
+        message = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+        return self.send("POST", message, **dict(_headers))
+
+    def modern(self, method, **params):
+        headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
+        if "name" in params:
+            headers["Mcp-Name"] = params["name"]
+        return self.post(method, headers, _meta=META, **params)
+
+    def begin(self, **more):
+        reply = self.post("initialize", **CLIENT, **more)
+        assert reply.status_code == 200, reply.text
+        self.session = reply.headers["mcp-session-id"]
+        return reply.json()["result"]
+
+    def call(self, name, **arguments):
+        reply = self.post("tools/call", name=name, arguments=arguments)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["result"]["content"][0]["text"]
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with http_endpoint.served("h11", catalog=CATALOG, log_calls="off") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def owners():
+    with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", tokens=TOKENS) as served:
+        yield served
+
+
+def rpc(endpoint, owner, method, **params):
+    headers = {"Authorization": f"Bearer {TOKENS[owner]}"}
+    return serving.result_of(
+        endpoint.http.post("/rpc", json=http_endpoint.request(method, **params), headers=headers).content
+    )
+
+
+def test_a_task_is_played_by_the_address_alone_and_its_verdict_kept(endpoint):
+    door = Door(endpoint, "?task=bank/save-300")
+    told = door.begin()
+    assert told["instructions"] == "Please put 300 euros aside on my savings account."
+    names = [tool["name"] for tool in door.post("tools/list").json()["result"]["tools"]]
+    assert names[0] == "get_iban"
+    assert names[-1] == "submit_answer"
+    assert door.call("get_balance") == "1840.25"
+    door.call("move_to_savings", amount="300.00")
+    assert door.call("submit_answer", answer="Done.") == "The answer has been submitted."
+    ended = door.send("DELETE")
+    assert (ended.status_code, ended.content) == (204, b"")
+    (session,) = endpoint.rpc("list_sessions", labels={"mcp": "a script"}, passed=True)
+    assert session["task"] == "bank/save-300"
+    assert endpoint.rpc("evaluate_session", session_id=session["session_id"])["reward"] == 1.0
+
+
+def test_an_answer_has_the_id_of_its_call_and_one_that_is_refused_can_be_given_anew(endpoint):
+    door = Door(endpoint, "?task=bank/save-300")
+    door.begin()
+
+    def answered(answer, call_id):
+        reply = door.post(
+            "tools/call", name="submit_answer", arguments={"answer": answer}, _meta={"toolpack-server/call_id": call_id}
+        )
+        result = reply.json()["result"]
+        return result["isError"], result["content"][0]["text"]
+
+    refused, text = answered("x" * 300_000, "long")
+    assert (refused, text.split(":")[0]) == (True, "TooLargeError")
+    assert answered(3, "wrong") == (True, "ValidationError: answer: Input should be a valid string")
+    given = (False, "The answer has been submitted.")
+    assert [answered("Done.", "a"), answered("Done.", "a")] == [given, given]
+    assert answered("Done.", "b")[1].startswith("AnsweredError: Another answer was submitted before")
+
+
+def test_each_initialize_makes_a_session_and_a_repeated_one_the_same(endpoint):
+    doors = [Door(endpoint, "?packs=ledger") for _ in range(4)]
+    for door in doors[:2]:
+        door.begin()
+    for door in doors[2:]:
+        door.begin(_meta={"toolpack-server/call_id": "once"})
+    assert len({door.session for door in doors}) == 3
+    assert doors[2].session == doors[3].session
+    for door in doors[:2]:
+        assert [door.call("add", amount=amount) for amount in (1, 2)] == ["1", "3"]
+    # The id is the key of the session's mcp_path.
+    sessions = endpoint.rpc("list_sessions", labels={"mcp": "a script"}, limit=1000)
+    paths = {endpoint.rpc("get_session", session_id=each["session_id"])["mcp_path"] for each in sessions}
+    assert paths >= {f"/mcp/{door.session}" for door in doors}
+
+
+def test_a_session_without_a_task_is_closed_by_delete(endpoint):
+    door = Door(endpoint, "?packs=ledger")
+    door.begin()
+    assert door.send("DELETE").status_code == 204
+    for reply in (door.post("tools/list"), door.post("tools/call", name="add", arguments={"amount": 1})):
+        error = refusal(reply, 404, -33001)
+        assert error["message"].startswith("No session has this id")
+        assert reply.json()["id"] == 7
+    assert refusal(door.send("DELETE"), 404, -32000)["message"].startswith("No session has this id")
+
+
+def test_a_named_session_is_found_by_messages_of_both_eras(endpoint):
+    door = Door(endpoint, "?packs=ledger&session=mine")
+    called = door.modern("tools/call", name="add", arguments={"amount": 1}).json()["result"]
+    assert called["content"][0]["text"] == "1"
+    begun = door.post("initialize", **CLIENT)
+    assert "mcp-session-id" not in begun.headers
+    assert door.call("add", amount=2) == "3"
+    assert MODERN in door.modern("server/discover").json()["result"]["supportedVersions"]
+    (session,) = endpoint.rpc("list_sessions", labels={"mcp": "mine"})
+    assert session["version"] == 2
+    error = refusal(Door(endpoint, "?packs=bank&session=mine").post("tools/list"), 200, -32602)
+    assert "The session 'mine' has other packs, another task or seed" in error["message"]
+
+
+def test_a_client_of_the_modern_era_is_told_to_begin_with_initialize(endpoint):
+    door = Door(endpoint, "?packs=ledger")
+    for method, params in [("server/discover", {}), ("tools/list", {}), ("tools/call", {"name": "add"})]:
+        error = refusal(door.modern(method, **params), 400, -32022)
+        assert error["data"] == {"supported": [*LEGACY], "requested": MODERN}
+    assert endpoint.rpc("list_sessions", labels={"mcp": ""}) == []
+    door.begin()
+    called = door.modern("tools/call", name="add", arguments={"amount": 1}).json()["result"]
+    assert called["isError"] is False
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("?packs=nope", "nope"),
+        ("?task=bank/nope", "bank/nope"),
+        ("?task=", "task"),
+        ("?packs=", "toolpack"),
+        ("?cheat=1", "The address asks for 'cheat': it may have packs, task, seed, session."),
+        ("?task=bank/save-300&task=x", "The address asks for something twice: let it ask once."),
+        ("?session=", "The address has a `session` that isn't a name of 1 to 64 characters: correct it."),
+        ("?session=" + "x" * 65, "The address has a `session` that isn't a name of 1 to 64 characters: correct it."),
+        ("?packs=ledger&seed=" + "x" * 5000, "seed"),
+    ],
+)
+def test_what_no_session_can_be_made_of_is_refused_in_a_sentence(endpoint, query, says):
+    before = len(endpoint.rpc("list_sessions", limit=1000))
+    error = refusal(Door(endpoint, query).post("initialize", **CLIENT), 200, -32602)
+    assert says in error["message"]
+    assert "Traceback" not in error["message"]
+    assert len(endpoint.rpc("list_sessions", limit=1000)) == before
+
+
+@pytest.mark.parametrize("key", ["nobody", "é", "x" * 4000])
+def test_a_session_that_is_none_is_not_found(endpoint, key):
+    door = Door(endpoint, "?packs=ledger")
+    reply = door.post("tools/list", {"Mcp-Session-Id": key.encode()})
+    assert refusal(reply, 404, -33001)
+    assert reply.json()["id"] == 7
+    refusal(door.send("DELETE", **{"Mcp-Session-Id": key.encode()}), 404, -32000)
+
+
+def test_a_message_that_says_no_session_is_refused(endpoint):
+    door = Door(endpoint)
+    for method in ("tools/list", "ping", "tools/call"):
+        reply = door.post(method)
+        assert "Which session? Send the header Mcp-Session-Id" in refusal(reply, 400, -32600)["message"]
+        assert reply.json()["id"] == 7
+    assert refusal(door.send("DELETE"), 400, -32000)["message"] == "Which session? Send the header Mcp-Session-Id."
+    refusal(door.http.post("/mcp", content=b"{", headers={"Content-Type": "application/json"}), 400, -32700)
+    reply = door.http.get("/mcp", headers={"Accept": "text/event-stream"})
+    refusal(reply, 405, -32000)
+    assert reply.headers["allow"] == "POST, DELETE, OPTIONS"
+
+
+def test_a_session_belongs_to_whoever_has_the_token(owners):
+    doors = {name: Door(owners, "?packs=ledger", token) for name, token in TOKENS.items()}
+    for reply in (Door(owners).post("initialize", **CLIENT), Door(owners, token="guessed").send("DELETE")):
+        assert reply.status_code in {400, 401}
+    assert refusal(Door(owners).post("initialize", **CLIENT), 401, -32000)
+    for door in doors.values():
+        door.begin()
+        assert door.call("add", amount=1) == "1"
+    assert len(rpc(owners, "ann", "list_sessions")) == 1
+    stolen = Door(owners, "", TOKENS["bob"])
+    stolen.session = doors["ann"].session
+    refusal(stolen.post("tools/list"), 404, -33001)
+    refusal(stolen.send("DELETE"), 404, -32000)
+    without = Door(owners)
+    without.session = doors["ann"].session
+    refusal(without.post("tools/list"), 401, -32000)
+    # A name is the owner's own.
+    named = [Door(owners, "?packs=ledger&session=same", token) for token in TOKENS.values()]
+    assert [door.call("add", amount=5) for door in named] == ["5", "5"]
+    assert doors["ann"].send("DELETE").status_code == 204
+    assert doors["bob"].call("add", amount=1) == "2"
+
+
+def test_the_limit_of_agents_bodies_holds():
+    with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", max_body_bytes=32_000) as small:
+        door = Door(small, "?packs=ledger")
+        reply = door.post("initialize", **CLIENT, padding="x" * 3000)
+        assert "TOOLPACK_MAX_BODY_BYTES" in refusal(reply, 413, -32000)["message"]
+        # What a call has done is answered nevertheless.
+        door.begin()
+        assert door.call("repeat", text="\0", times=170_000) == "\0" * 170_000
+
+
+def test_pages_of_this_machine_may_read_the_session_s_id(endpoint):
+    door = Door(endpoint, "?packs=ledger")
+    origin = {"Origin": "http://localhost:6274"}
+    assert door.post("initialize", origin, **CLIENT).headers["access-control-expose-headers"] == "Mcp-Session-Id"
+    reply = door.send("OPTIONS", **origin)
+    assert reply.headers["access-control-allow-methods"] == "POST, DELETE"
+    refusal(door.post("initialize", {"Origin": "https://example.org"}, **CLIENT), 403, -32000)

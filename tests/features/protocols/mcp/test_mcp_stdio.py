@@ -1,0 +1,578 @@
+"""MCP on standard input and output: a session in memory, or one on a server."""
+
+import asyncio
+import contextlib
+import http.server
+import itertools
+import json
+import os
+import signal
+import subprocess
+import threading
+
+import http_endpoint
+import mcp_endpoint
+import pytest
+import server_process
+import warm
+from mcp_endpoint import META, MODERN
+from serving import PATIENCE, wait_until
+
+from toolpack_server.features.protocols.mcp.messages import read_message
+from toolpack_server.features.protocols.mcp.stdio import bridge
+from toolpack_server.features.protocols.mcp.stdio.lines import MOST_OFFERED, LineWriter
+from toolpack_server.packs.loading import load_catalog
+
+LEGACY = "2025-06-18"
+PACK = '''
+"""Functions that disturb."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from toolpack_server import EmptyEnv, Toolpack
+
+print("printed on import")
+toolpack = Toolpack("noisy", EmptyEnv)
+
+
+@toolpack.function
+def shout(text: str) -> str:
+    """Print in every way.
+
+    :param text: What.
+    """
+    print(text, flush=True)
+    sys.stdout.write(text + "\\n")
+    os.write(1, text.encode())
+    subprocess.run(["echo", text], check=True)
+    return repr(sys.stdin.read()) + repr(subprocess.run(["cat"], check=True, capture_output=True).stdout)
+
+
+@toolpack.function(timeout_seconds=60)
+def wait_for(path: str, text: str = "done") -> str:
+    """Wait until a file is there.
+
+    :param path: The file.
+    :param text: What to say then.
+    """
+    Path(path + ".started").touch()
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return text
+
+
+@toolpack.function(timeout_seconds=60)
+def read(path: str) -> str:
+    """Read a pipe, where nothing can interrupt it.
+
+    :param path: The pipe.
+    """
+    Path(path + ".started").touch()
+    return Path(path).read_text()
+'''
+
+
+class Client:
+    """A client that has launched the command."""
+
+    def __init__(self, process):
+        self.process = process
+        self.number = 0
+
+    def write(self, text):
+        self.process.stdin.write(text if isinstance(text, bytes) else text.encode())
+        self.process.stdin.flush()
+
+    def send(self, method, /, era=LEGACY, *, notify=False, **params):
+        if era == MODERN:
+            params["_meta"] = META | params.get("_meta", {})
+        message = {"jsonrpc": "2.0", "method": method, "params": params}
+        if not notify:
+            self.number += 1
+            message["id"] = self.number
+        self.write(json.dumps(message) + "\n")
+        return self.number
+
+    def read(self):
+        line = self.process.stdout.readline()
+        assert line.endswith(b"\n"), self.process.stderr.read()
+        return json.loads(line)
+
+    def ask(self, method, /, era=LEGACY, **params):
+        number = self.send(method, era, **params)
+        reply = self.read()
+        assert reply["id"] == number, reply
+        return reply
+
+    def call(self, name, era=LEGACY, /, **arguments):
+        return self.ask("tools/call", era, name=name, arguments=arguments)["result"]
+
+    def end(self):
+        """End the input, and get what is still written and printed."""
+        rest, printed = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, rest, printed
+
+
+@contextlib.contextmanager
+def launched(*arguments, **variables):
+    process = warm.Warm(
+        server_process.command("mcp", *arguments),
+        env=server_process.environment(**variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield Client(process)
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+@pytest.fixture
+def packs(tmp_path):
+    (tmp_path / "noisy.py").write_text(PACK)
+    return ["--pack-dir", str(tmp_path)]
+
+
+def test_a_client_of_each_era_lists_and_calls_tools():
+    with launched("--packs", "bank") as client:
+        assert client.ask("initialize", protocolVersion="2025-03-26")["result"]["protocolVersion"] == "2025-03-26"
+        client.send("notifications/initialized", notify=True)
+        assert client.ask("ping")["result"] == {}
+        tools = client.ask("tools/list")["result"]["tools"]
+        assert client.ask("tools/list", MODERN)["result"]["tools"] == tools
+        assert client.ask("server/discover", MODERN)["result"]["supportedVersions"][0] == MODERN
+        assert client.call("get_balance")["content"] == [{"type": "text", "text": "1840.25"}]
+        moved = client.call("move_to_savings", MODERN, amount="40.25")
+        assert moved["structuredContent"]["amount"] == "-40.25"
+        assert client.call("get_balance")["content"][0]["text"] == "1800.00"
+        assert client.ask("tools/call", name="nothing")["error"]["code"] == -32602
+        assert client.ask("resources/list", MODERN)["error"]["code"] == -32601
+        status, rest, _ = client.end()
+    assert (status, rest) == (0, b"")
+
+
+def test_the_session_has_all_toolpacks_that_are_not_opt_in_or_those_named(packs):
+    with launched() as client:
+        names = {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]}
+    assert {"get_balance", "list_emails"} & names
+    with launched("--packs", "office") as client:
+        assert "get_overview" in {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]}
+    with launched(*packs) as client:
+        assert {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]} == {"shout", "wait_for", "read"}
+
+
+def test_what_functions_print_never_reaches_the_client(packs):
+    with launched(*packs) as client:
+        assert client.call("shout", text="a stray line")["content"][0]["text"] == "''b''"
+        status, rest, printed = client.end()
+    assert (status, rest) == (0, b"")
+    assert printed.count(b"a stray line") == 4
+    assert b"printed on import" in printed
+    assert b'"function":"shout"' in printed  # the log
+
+
+def test_a_line_that_is_no_message_is_answered_without_an_id():
+    with launched("--packs", "bank", TOOLPACK_MAX_BODY_BYTES="4096") as client:
+        for line, code in [
+            ("no JSON", -32700),
+            ("", -32700),
+            ("[]", -32600),
+            ("{}", -32600),
+            ('{"jsonrpc":"2.0","id":null,"method":"ping"}', -32600),
+            ("x" * 5000, -32600),
+            (" " * 200_000, -32600),
+        ]:
+            client.write(line + "\n")
+            reply = client.read()
+            assert (reply["id"], reply["error"]["code"]) == (None, code), line[:50]
+        assert client.ask("ping")["result"] == {}
+        client.write('{"jsonrpc":"2.0","id":"last","method":"ping"}\r')  # no line break at the end
+        _, rest, _ = client.end()
+    assert json.loads(rest) == {"jsonrpc": "2.0", "id": "last", "result": {}}
+
+
+def started(path):
+    wait_until(path.with_name(path.name + ".started").exists, "the function")
+
+
+def test_requests_run_side_by_side_and_calls_in_order(packs, tmp_path):
+    path = tmp_path / "go"
+    with launched(*packs) as client:
+        first = client.send("tools/call", name="wait_for", arguments={"path": str(path), "text": "first"})
+        started(path)
+        second = client.send("tools/call", MODERN, name="wait_for", arguments={"path": str(path), "text": "second"})
+        assert client.ask("tools/list")["result"]["tools"]  # meanwhile
+        path.touch()
+        answers = [client.read(), client.read()]
+    assert [answer["id"] for answer in answers] == [first, second]
+    assert [answer["result"]["content"][0]["text"] for answer in answers] == ["first", "second"]
+
+
+@pytest.mark.parametrize("era", [LEGACY, MODERN])
+def test_a_cancelled_request_is_not_answered(packs, tmp_path, era):
+    path = tmp_path / "go"
+    with launched(*packs) as client:
+        running = client.send("tools/call", era, name="wait_for", arguments={"path": str(path)})
+        started(path)
+        waiting = client.send("tools/call", era, name="wait_for", arguments={"path": str(path)})
+        behind = client.send("tools/call", era, name="wait_for", arguments={"path": str(path), "text": "behind"})
+        for request_id in (waiting, running, "unknown", None, [1]):
+            client.send("notifications/cancelled", era, notify=True, requestId=request_id)
+        assert client.ask("tools/list", era)["result"]["tools"]  # the cancellations have been read
+        path.touch()
+        answer = client.read()
+        assert (answer["id"], answer["result"]["content"][0]["text"]) == (behind, "behind")
+        assert client.end()[:2] == (0, b"")
+
+
+@pytest.mark.parametrize("era", [LEGACY, MODERN])
+def test_behind_a_cancelled_request_the_session_goes_on_at_once(packs, tmp_path, era):
+    pipe, there = tmp_path / "pipe", tmp_path / "there"
+    os.mkfifo(pipe)
+    there.touch()
+    with launched(*packs) as client:
+        running = client.send("tools/call", era, name="read", arguments={"path": str(pipe)})
+        started(pipe)
+        client.send("notifications/cancelled", era, notify=True, requestId=running)
+        assert client.call("wait_for", era, path=str(there))["content"][0]["text"] == "done"
+        pipe.write_text("")  # only now the first one can end
+
+
+def test_whoever_gives_a_token_is_told_the_progress(packs, tmp_path):
+    path = tmp_path / "go"
+    with launched(*packs) as client:
+        meta = {"progressToken": "t"}
+        client.send("tools/call", name="wait_for", arguments={"path": str(path)}, _meta=meta)
+        progress = client.read()
+        path.touch()
+        assert client.read()["result"]["content"][0]["text"] == "done"
+    assert progress["method"] == "notifications/progress"
+    assert progress["params"]["progressToken"] == "t"
+    assert progress["params"]["progress"] == 2
+
+
+def test_at_the_end_of_input_what_runs_is_finished(packs, tmp_path):
+    path = tmp_path / "go"
+    with launched(*packs) as client:
+        client.send("tools/call", name="wait_for", arguments={"path": str(path)})
+        started(path)
+        client.process.stdin.close()
+        path.touch()
+        rest = client.process.stdout.read()
+        assert client.process.wait(PATIENCE) == 0
+    assert json.loads(rest)["result"]["content"][0]["text"] == "done"
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_what_does_not_end_is_given_up(packs, tmp_path, number):
+    path = tmp_path / "go"
+    with launched(*packs, TOOLPACK_DRAIN_SECONDS="0.1") as client:
+        client.send("tools/call", name="wait_for", arguments={"path": str(path)})
+        started(path)
+        if number is not None:
+            client.process.send_signal(number)
+        status, rest, _ = client.end()
+    assert status == 0
+    assert json.loads(rest)["error"]["code"] == -33006
+
+
+def test_a_client_that_is_gone_ends_the_process(packs):
+    with launched(*packs) as client:
+        client.ask("ping")
+        client.process.stdout.close()
+        client.write('{"jsonrpc":"2.0","id":1,"method":"ping"}\n')
+        client.process.stdin.close()
+        assert client.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--packs", "nothing"], b"nothing"),
+        (["--url", "ftp://x/mcp/y"], b"--url is not of the form http://host:port/mcp/<key>"),
+        (["--url", "http://127.0.0.1:1/agents/x"], b"--url is not of the form http://host:port/mcp/<key>"),
+        (["--url", "http://127.0.0.1:1/mcp/x", "--packs", "bank"], b"omit the others"),
+    ],
+)
+def test_a_start_that_fails_says_why_on_standard_error(arguments, why):
+    with launched(*arguments) as client:
+        status, rest, printed = client.end()
+    assert status != 0
+    assert rest == b""
+    assert why in printed
+    assert b"Traceback" not in printed
+
+
+# Carried to a server
+
+
+@pytest.fixture(scope="module")
+def server():
+    with mcp_endpoint.served() as served:
+        yield served
+
+
+def url(mcp):
+    return f"http://127.0.0.1:{mcp.endpoint.port}{mcp.path}"
+
+
+@pytest.mark.parametrize("era", [LEGACY, MODERN])
+def test_messages_are_carried_to_a_session_on_a_server(mcp, era):
+    for number in (1, 2):  # its world outlives the client
+        with launched("--url", url(mcp)) as client:
+            if era == LEGACY:
+                assert client.ask("initialize", protocolVersion=LEGACY)["result"]["protocolVersion"] == LEGACY
+                client.send("notifications/initialized", notify=True)
+            assert len(client.ask("tools/list", era)["result"]["tools"]) > 5
+            counted = client.call("count", era, number=number)
+            assert counted["structuredContent"] == {"counts": [1, 2][:number]}
+            assert client.call("marked", era, region="Ü", shard=3)["content"][0]["text"] == "Ü 3 False"
+            assert client.ask("tools/call", era, name="nothing", arguments={})["error"]["code"] == -32602
+            assert client.ask("nonsense", era)["error"]["code"] == -32601
+            client.write("no JSON\n")
+            assert client.read()["error"]["code"] == -32700
+            assert client.end()[:2] == (0, b"")
+    assert mcp.counts() == [1, 2]
+
+
+@pytest.mark.parametrize("era", [LEGACY, MODERN])
+def test_the_prompt_of_a_session_with_a_task_is_carried_too(era):
+    with http_endpoint.served("h11", catalog=load_catalog((), ("bank",)), log_calls="off") as endpoint:
+        session = endpoint.rpc("create_session", task="bank/save-300")
+        asked = endpoint.rpc("get_task", task="bank/save-300")["prompt"]
+        with launched("--url", f"http://127.0.0.1:{endpoint.port}{session['mcp_path']}") as client:
+            first = client.ask("server/discover" if era == MODERN else "initialize", era)["result"]
+            assert first["instructions"] == asked
+            assert [prompt["name"] for prompt in client.ask("prompts/list", era)["result"]["prompts"]] == ["task"]
+            (said,) = client.ask("prompts/get", era, name="task")["result"]["messages"]
+            assert said["content"]["text"] == asked
+
+
+def test_a_server_that_is_away_is_asked_again_and_the_call_happens_once(tmp_path):
+    with server_process.served(tmp_path) as served:
+        session = served.rpc("create_session", toolpacks=["ledger"])
+        port = served.url.rpartition(":")[2]
+        with launched("--url", served.url + session["mcp_path"]) as client:
+            assert client.call("add", amount=1)["content"][0]["text"] == "1"
+            served.kill()
+            number = client.send("tools/call", name="add", arguments={"amount": 2})
+            with server_process.served(tmp_path, "--port", port) as again:
+                answer = client.read()
+                assert (answer["id"], answer["result"]["content"][0]["text"]) == (number, "3")
+                records = again.rpc("get_trace", session_id=session["session_id"])
+    assert [record["kwargs"]["amount"] for record in records] == [1, 2]
+    assert None not in {record.get("call_id") for record in records}
+
+
+def test_a_session_that_is_gone_and_a_place_that_is_none(mcp):
+    with launched("--url", url(mcp)) as client:
+        mcp.rpc("close_session")
+        assert client.ask("initialize", protocolVersion=LEGACY)["error"]["code"] == -33001
+    with launched("--url", f"http://127.0.0.1:{mcp.endpoint.port}/x/mcp/y") as client:
+        error = client.ask("ping")["error"]
+    assert error["code"] == -32603
+    assert "There is nothing at this path" in error["message"]
+
+
+def test_progress_and_cancelling_are_carried_too(mcp):
+    conformance = __import__("sys").modules["toolpacks.conformance"]
+    conformance.gates["carried"] = conformance.threading.Event()
+    with launched("--url", url(mcp)) as client:
+        meta = {"progressToken": 5}
+        arguments = {"number": 1, "gate": "carried"}
+        running = client.send("tools/call", MODERN, name="count_and_wait", arguments=arguments, _meta=meta)
+        assert client.read()["params"]["progressToken"] == 5
+        client.send("notifications/cancelled", MODERN, notify=True, requestId=running)
+        sessions = mcp.endpoint.app.state.gateway.service.sessions
+        wait_until(
+            lambda: not sessions.queues.threads.stuck_threads() and sessions.queues.is_idle(), "the end of the call"
+        )
+        conformance.gates["carried"].set()
+        assert client.call("count", MODERN, number=2)["structuredContent"] == {"counts": [2]}
+        assert client.end()[:2] == (0, b"")
+
+
+class Impostor:
+    """A server that answers as it is told; it keeps the requests that it was sent.
+
+    Args:
+        answers: For each request a function that gets it and the response to write; the last one is for all others.
+    """
+
+    def __init__(self, *answers):
+        self.requests = []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.requests.append(request)
+                answer = answers[min(len(outer.requests), len(answers)) - 1]
+                with contextlib.suppress(OSError):
+                    answer(self, request)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/mcp/key"
+        threading.Thread(target=self.http.serve_forever, args=[0.01], daemon=True).start()
+
+    def close(self):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+@pytest.fixture
+def impostor():
+    with contextlib.ExitStack() as stack:
+        yield lambda *answers: stack.enter_context(contextlib.closing(Impostor(*answers)))
+
+
+def answering(kind="application/json", **members):
+    def answer(handler, request):
+        body = json.dumps({"jsonrpc": "2.0", "id": request["id"], **members}).encode()
+        handler.send_response(200)
+        handler.send_header("Content-Type", kind)
+        handler.end_headers()
+        handler.wfile.write(b"data: %b\n\n" % body if "stream" in kind else body)
+
+    return answer
+
+
+def forever(*pieces):
+    """Send an event stream that doesn't end."""
+
+    def answer(handler, _request):
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.end_headers()
+        for piece in itertools.chain(pieces, itertools.repeat(pieces[-1])):
+            handler.wfile.write(piece)
+
+    return answer
+
+
+STREAM = "text/event-stream"
+BUSY = {"code": -33006, "message": "Send it again.", "data": {"type": "OverloadedError", "retry_after_seconds": 0.001}}
+
+
+def carried(url, monkeypatch, max_bytes=1000):
+    """Carry one call to a server; get its answer, and what else was sent to the client."""
+    monkeypatch.setattr(bridge, "PAUSE_SECONDS", 0.001)
+    emitted = []
+
+    async def call():
+        made = bridge.Bridge(url, emitted.append, max_bytes)
+        message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "f", "arguments": {}}}
+        try:
+            return json.loads(await made.answer(read_message(message)))
+        finally:
+            made.close()
+
+    return asyncio.run(call()), emitted
+
+
+@pytest.mark.parametrize("kind", ["application/json", STREAM])
+def test_what_the_server_refuses_for_now_is_sent_again_with_its_call_id(impostor, monkeypatch, kind):
+    busy, done = answering(kind, error=BUSY), answering(kind, result={"content": []})
+    server = impostor(busy, busy, done)
+    assert carried(server.url, monkeypatch)[0] == {"jsonrpc": "2.0", "id": 7, "result": {"content": []}}
+    call_ids = {str(request["params"]["_meta"]) for request in server.requests}
+    assert (len(server.requests), len(call_ids)) == (3, 1)
+
+
+def test_calls_are_sent_one_after_the_other(monkeypatch):
+    under_way = []
+
+    async def alone(_bridge, message):
+        under_way.append(message.id)
+        await asyncio.sleep(0)
+        assert under_way == [message.id]
+        under_way.remove(message.id)
+        return message.id
+
+    async def calls():
+        made = bridge.Bridge("http://127.0.0.1:1/mcp/key", print, 1000)
+        message = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "f"}}
+        return await asyncio.gather(*(made.answer(read_message({**message, "id": number})) for number in range(9)))
+
+    monkeypatch.setattr(bridge.Bridge, "_carried", alone)
+    assert asyncio.run(calls()) == [*range(9)]
+
+
+def test_what_the_server_refuses_again_and_again_is_answered_so(impostor, monkeypatch):
+    server = impostor(answering(error=BUSY))
+    assert carried(server.url, monkeypatch)[0] == {"jsonrpc": "2.0", "id": 7, "error": BUSY}
+    assert len(server.requests) == bridge.RETRIES + 1
+
+
+@pytest.mark.parametrize("given", ["7", 8, None, 7.0, True])
+def test_an_answer_to_another_request_is_not_passed_on(impostor, monkeypatch, given):
+    answer, _ = carried(impostor(answering(id=given, result={"secret": 1})).url, monkeypatch)
+    assert (answer["id"], answer["error"]["code"]) == (7, -32603)
+    assert "secret" not in str(answer)
+    other = b'data: {"jsonrpc": "2.0", "id": %b, "result": 1}\n\n' % json.dumps(given).encode()
+    mine = b'data: {"jsonrpc": "2.0", "id": 7, "result": 2}\n\n'
+    assert carried(impostor(forever(other, mine)).url, monkeypatch)[0]["result"] == 2
+
+
+@pytest.mark.parametrize(
+    ("piece", "why"),
+    [
+        (b": alive\n\n", "it hasn't answered for 0.05 s"),
+        (b'data: {"jsonrpc": "2.0", "id": 8, "result": 1}\n\n', "it hasn't answered for 0.05 s"),
+        (b"data: no JSON\n\n", "it hasn't answered for 0.05 s"),
+        (b"data: [1]\n\n", "it hasn't answered for 0.05 s"),
+        (b"data: more", "longer than 1000 bytes"),
+        (b"data: more\n", "longer than 1000 bytes"),
+    ],
+)
+def test_an_event_stream_without_an_end_ends(impostor, monkeypatch, piece, why):
+    monkeypatch.setattr(bridge, "STREAM_SECONDS", 0.05)
+    answer, emitted = carried(impostor(forever(piece)).url, monkeypatch)
+    assert (answer["id"], answer["error"]["code"]) == (7, -32603)
+    assert why in answer["error"]["message"]
+    assert emitted == []
+
+
+def test_an_event_stream_without_an_end_keeps_no_process_alive(impostor):
+    progress = b'data: {"jsonrpc": "2.0", "method": "notifications/progress"}\n\n'
+    server = impostor(forever(progress, b": alive\n\n"))
+    with launched("--url", server.url, TOOLPACK_DRAIN_SECONDS="0.1") as client:
+        number = client.send("tools/call", name="f", arguments={})
+        client.read()
+        status, rest, printed = client.end()
+    assert (status, printed) == (0, b"")
+    (last,) = map(json.loads, rest.splitlines())
+    assert last["id"] == number
+    assert "The input ended" in last["error"]["message"]
+
+
+def test_what_nobody_reads_is_not_kept_for_ever():
+    ours, theirs = os.pipe()
+    writer = LineWriter(theirs)
+    for _ in range(1000):
+        writer.offer(b"x" * 1000)
+    assert writer._lines.qsize() <= MOST_OFFERED
+    os.close(ours)
+    writer.close()
+    os.close(theirs)
+
+
+def test_it_leaves_no_process_behind():
+    with launched("--packs", "bank") as client:
+        client.ask("ping")
+        pid = client.process.pid
+        assert client.end()[0] == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

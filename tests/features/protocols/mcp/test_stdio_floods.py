@@ -1,0 +1,61 @@
+"""A client that floods standard input, or reads nothing, isn't read any further."""
+
+import asyncio
+import json
+import os
+import threading
+
+import pytest
+from serving import wait_until
+
+from toolpack_server.features.protocols.mcp.messages import read_message
+from toolpack_server.features.protocols.mcp.stdio.conversation import MAX_UNANSWERED, Conversation
+from toolpack_server.features.protocols.mcp.stdio.lines import LineReader, LineWriter
+from toolpack_server.jsonio.strict import loads
+
+REQUEST = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).encode()
+
+
+def send_all(sink, data):
+    while data:
+        data = data[os.write(sink, data) :]
+    os.close(sink)
+
+
+@pytest.mark.parametrize(("line", "runs"), [(REQUEST, True), (b"{}", False), (b"", False)])
+def test_a_flood_of_lines_is_read_up_to_a_limit(line, runs):
+    (source, theirs), (reads, sink) = os.pipe(), os.pipe()
+    taken, written = [], []
+
+    async def read(line):
+        taken.append(line)
+        return read_message(loads(line or b"{}"))
+
+    async def converse():
+        end = asyncio.Event()
+
+        async def answer(_message):
+            await end.wait()
+            return b"x"
+
+        writer = LineWriter(sink)
+        conversation = Conversation(LineReader(source, 1000), writer, read, answer, tells_progress=False)
+        holding = asyncio.ensure_future(conversation.hold(1, lambda: None))
+        await asyncio.to_thread(wait_until, lambda: len(taken) >= MAX_UNANSWERED, "the limit")
+        await asyncio.sleep(0.1)
+        left = len(taken) - MAX_UNANSWERED  # what the pipe to the client holds is as good as read
+        end.set()
+        threading.Thread(target=drain, daemon=True).start()
+        await holding
+        return left
+
+    def drain():
+        while data := os.read(reads, 65536):
+            written.append(data)
+
+    sending = threading.Thread(target=send_all, args=(theirs, (line + b"\n") * 5000), daemon=True)
+    sending.start()
+    left = asyncio.run(converse())
+    os.close(sink)
+    assert len(taken) == 5000
+    assert left <= (0 if runs else 2000)

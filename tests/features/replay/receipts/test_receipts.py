@@ -1,0 +1,629 @@
+"""A score with a receipt: whoever has the file runs it again, and whatever was forged is refused or differs."""
+
+import asyncio
+import contextlib
+import copy
+import json
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import click
+import pytest
+import redis_server
+import server_process
+from command_line import invoke, run, run_here
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolpack_server.cli.local import memory_settings
+from toolpack_server.cli.send import local
+from toolpack_server.features.replay.receipts import keys
+from toolpack_server.features.replay.receipts import receipt as receipts
+from toolpack_server.features.replay.receipts.command import _run_again
+from toolpack_server.features.replay.receipts.entries import difference, entry_of
+from toolpack_server.features.replay.receipts.keys import SigningKey
+from toolpack_server.features.replay.receipts.receipt import Refused, canonical, read
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.wiring.service import Service
+
+PACKS = ["--pack-dir", str(server_process.serving.PACKS), "--packs", "ledger,vault,bank"]
+TASKS = ("bank/save-300", "bank/pay-dentist")
+SEEDS = {"seed": "first", "clock": "2026-03-02T09:30:00Z"}
+
+
+def play(server, **more):
+    """Play each task twice: by its solution, and by doing nothing. Calls have ids of their own, as a client's have."""
+    for task in TASKS:
+        for number in range(2):
+            labels = {"run": "first", "rollout": str(number)}
+            session = server.rpc("create_session", task=task, labels=labels, **more)
+            session_id = session["session_id"]
+            solution = server.rpc("get_solution", session_id=session_id)
+            server.rpc("add_message", session_id=session_id, role="assistant", content="I look.", metadata={"n": 1})
+            server.call(session_id, "get_balance", {"call_id": f"look-{session_id}"})
+            for call in [] if number else solution["calls"]:
+                server.call(session_id, call["function"], **call["kwargs"])
+            params = {"answer": solution["answer"], "call_id": f"answer-{session_id}"}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "submit_answer", "params": params}
+            assert server.http.post(session["agent_path"], json=body).json()["result"] is True
+
+
+def evaluated(server, folder):
+    """The receipt of what was played on a server."""
+    file = folder / "receipt.json"
+    ended = invoke("evaluate", "--url", server.url, "--receipt", file, "--sign-key", folder / "receipt.key")
+    assert ended.exit_code == 0, ended
+    return file, ended
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A receipt, whose server and data are gone."""
+    folder, data = tmp_path_factory.mktemp("receipt"), tmp_path_factory.mktemp("server")
+    with server_process.served(data) as server:
+        play(server)
+        file, ended = evaluated(server, folder)
+    shutil.rmtree(data)
+    return SimpleNamespace(
+        file=file, text=file.read_bytes(), json=json.loads(file.read_bytes()), key=folder / "receipt.key", said=ended
+    )
+
+
+def signed(value, key):
+    """Sign a receipt anew, as anybody can with a key of their own."""
+    unsigned = {name: each for name, each in value.items() if name != "signature"} | {"key": key.public}
+    return canonical(unsigned | {"signature": key.sign(canonical(unsigned))}) + b"\n"
+
+
+def refusal(tmp_path, text, key=None):
+    """How a file is refused, in one sentence, before anything is run."""
+    (tmp_path / "forged.json").write_bytes(text)
+    with mock.patch("toolpack_server.features.replay.receipts.command.Service", side_effect=AssertionError):
+        ended = run_here("verify", *PACKS, *(["--key", key] if key else []), tmp_path / "forged.json")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    return line.removeprefix(f"toolpack-server: {tmp_path / 'forged.json'} ")
+
+
+# What a receipt is
+
+
+def test_a_receipt_is_verified_without_the_server_that_made_it(made):
+    ended = run("verify", *PACKS, "--key", made.json["key"], made.file)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended
+    assert ended.stdout.splitlines()[-1] == "equal: all 4 sessions"
+    assert "bank/save-300     2       1        0.500" in ended.stdout
+    assert "Whose key" not in ended.stdout
+
+
+def test_sessions_that_differ_only_in_their_times_are_counted_aloud(made, tmp_path):
+    value = copy.deepcopy(made.json)
+    value["sessions"].insert(1, value["sessions"][0])
+    times = copy.deepcopy(value["times"]["sessions"][0])
+    times[-1][1] += 1.0
+    value["times"]["sessions"].insert(1, times)
+    (tmp_path / "twice.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "twice.json")
+    assert "The same as another session but for its times, so perhaps counted twice: 1 of 5." in ended.stdout
+
+
+def test_a_program_gets_json_and_people_get_a_page(made, tmp_path):
+    ended = run_here("verify", *PACKS, "--no-sandbox", "--json", "--html", tmp_path / "page.html", made.file)
+    found = json.loads(ended.stdout)
+    assert (found["equal"], found["key"], len(found["sessions"])) == (True, made.json["key"], 4)
+    assert [each["verdict"]["passed"] for each in found["sessions"]] == [True, False, True, False]
+    said = f"when they were run again, of the receipt that was signed with key {found['key']}."
+    assert f"4 of 4 sessions came out equal {said}" in (tmp_path / "page.html").read_text()
+
+
+def test_a_receipt_is_verified_whatever_a_request_may_have_here(made):
+    """A server that takes larger requests than this one makes receipts with more of a session."""
+    ended = run_here("verify", *PACKS, "--no-sandbox", made.file, TOOLPACK_MAX_BODY_BYTES="1024")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
+def test_a_page_that_has_no_room_is_no_difference(made):
+    ended = run_here("verify", *PACKS, "--no-sandbox", "--html", "/dev/full", made.file)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "toolpack-server: No space left on device.\n"
+
+
+def test_the_key_is_made_once_and_only_its_user_can_read_it(made, tmp_path):
+    assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
+    assert made.said.stderr.strip() == f"Receipt of 4 sessions, signed with key {SigningKey(made.key).public}"
+    made.key.chmod(0o644)
+    try:
+        ended = run_here("evaluate", "--receipt", tmp_path / "x", "--sign-key", made.key)
+    finally:
+        made.key.chmod(0o600)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("toolpack-server: Others can read the key")
+    ended = run_here("evaluate", "--sign-key", made.key)
+    assert "--sign-key signs a receipt: give --receipt, too." in ended.stderr
+
+
+def unlike(value):
+    """What two receipts of one run may differ in."""
+    return {name: each for name, each in value.items() if name not in {"times", "key", "signature"}}
+
+
+def receipt_on(folder, *flags, seeds=None, **variables):
+    folder.mkdir()
+    with server_process.served(folder, *flags, **variables) as server:
+        play(server, **(seeds or {}))
+        return evaluated(server, folder)[0].read_bytes()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seeds", [pytest.param(None, marks=pytest.mark.long), SEEDS], ids=["unseeded", "seeded"])
+def test_the_receipts_of_two_servers_are_the_same_bytes_but_for_times_and_keys(seeds, tmp_path, redis_url):
+    if seeds and sys.platform != "linux":
+        pytest.skip("seeded sessions need executors")
+    where = {
+        "TOOLPACK_SECRET_KEY": "k" * 32,
+        "PYTHONHASHSEED": "7",
+        "TOOLPACK_ISOLATION": "process" if seeds else "thread",
+    }
+    one = receipt_on(tmp_path / "one", "--store", redis_server.emptied(redis_url), seeds=seeds, **where)
+    where = {"TOOLPACK_ISOLATION": "process" if sys.platform == "linux" else "thread", "PYTHONHASHSEED": "11"}
+    other = receipt_on(tmp_path / "other", seeds=seeds, **where)
+    assert one != other
+    texts = [canonical(unlike(json.loads(text))) for text in (one, other)]
+    assert texts[0] == texts[1]
+    assert (b'"state":' in texts[0]) is (seeds is not None)
+    (tmp_path / "receipt.json").write_bytes(one)
+    assert run("verify", *PACKS, tmp_path / "receipt.json").returncode == 0
+
+
+# Forks
+
+
+FAMILY_SEEDS = pytest.param(SEEDS, marks=pytest.mark.skipif(sys.platform != "linux", reason="they need executors"))
+
+
+@pytest.mark.parametrize("seeds", [{}, FAMILY_SEEDS])
+def test_a_fork_has_a_receipt_with_what_led_to_it_up_to_the_first_of_its_family(tmp_path, seeds):
+    async def found():
+        isolation = "process" if seeds else "thread"
+        service = Service(memory_settings((server_process.serving.PACKS,), "ledger,bank", isolation=isolation))
+        send = local(service, Caller())
+
+        async def call(session_id, function="move_to_savings", **kwargs):
+            await send("run_function", {"session_id": session_id, "function": function, "kwargs": kwargs})
+
+        async with service.running():
+            root = (await send("create_session", {"task": TASKS[0], **seeds}))["session_id"]
+            await call(root, amount="250.00")
+            await call(root, amount="9.00")
+            await send("reset_session", {"session_id": root, "version": 1})
+            await call(root, "get_balance")
+            (one,) = await send("fork_session", {"session_id": root})
+            await call(root, amount="8.00")  # is no part of what the fork began with
+            await call(one["session_id"], amount="40.00")
+            await call(one["session_id"], amount="7.00")
+            other = {"perturbations": {"variant": "lost"}} | ({"seed": "other"} if seeds else {})
+            (two,) = await send("fork_session", {"session_id": one["session_id"], "version": 1, **other})
+            await call(two["session_id"], amount="10.00")
+            await send("submit_answer", {"answer": "Done."}, two["agent_path"])
+            listed = (await send("summarize_sessions", {"evaluate": True, "order": "-created"}))["sessions"][::-1]
+            made = [await entry_of(send, each) for each in listed]
+            for each in listed:
+                await send("close_session", {"session_id": each["session_id"]})
+            again = [await _run_again(service, send, 0, entry, times, None) for entry, times, _ in made]
+            last, times, _ = made[-1]
+            forged = last.model_copy(deep=True)
+            forged.forked_from[1].records[0]["kwargs"]["amount"] = "41.00"
+            return made, again, await _run_again(service, send, 0, forged, times, None)
+
+    made, again, forged = asyncio.run(found())
+    parts = [[len(part.records) for part in entry.parts] for entry, _, _ in made]
+    assert parts == [[5], [4, 2], [4, 1, 2]]
+    assert made[-1][0].details["perturbations"]["variant"] == "lost"
+    assert [entry.verdict["passed"] for entry, _, _ in made] == [False, False, True]
+    assert [each["equal"] for each in again] == [True] * 3, again
+    assert [each["verdict"] for each in again] == [entry.verdict for entry, _, _ in made]
+    said = forged["difference"]
+    assert (forged["equal"], said["index"], said["record"], said["what"]) == (False, 0, "move_to_savings", "result")
+    entries = [(entry, times) for entry, times, _ in made]
+    key = SigningKey(tmp_path / "key")
+    (tmp_path / "receipt.json").write_bytes(receipts.write(made[0][2], entries, "2026-03-02T09:30:00.000Z", key))
+    assert len(read(tmp_path / "receipt.json", key.public).sessions) == 3
+    value = json.loads((tmp_path / "receipt.json").read_bytes())
+    forks = [each for each in value["sessions"] if "forked_from" in each]
+    assert len(forks) == 2
+    forks[1]["forked_from"][0]["version"] = 9
+    said = "was forked at version 9 of a session whose records don't lead there."
+    assert said in refusal(tmp_path, signed(value, key))
+
+
+def test_forks_whose_parents_cant_be_read_are_refused(tmp_path):
+    with server_process.served(tmp_path) as server:
+        session_id = server.rpc("create_session", task=TASKS[0])["session_id"]
+        (fork,) = server.rpc("fork_session", session_id=session_id)
+        server.rpc("close_session", session_id=session_id)
+        words = ["evaluate", "--url", server.url, "--sign-key", tmp_path / "k", "--receipt", tmp_path / "r"]
+        ended = run_here(*words)
+        assert ended.returncode == 1
+        assert f"as {session_id}, from which it was forked, can't be read" in ended.stderr
+        bundle = server.rpc("export_bundle", session_id=fork["session_id"])["bundle"]
+        server.rpc("close_session", session_id=fork["session_id"])
+        server.rpc("import_bundle", bundle=bundle)
+        assert "came in a bundle, and had begun as a fork." in run_here(*words).stderr
+        assert not (tmp_path / "r").exists()
+        assert "There is no session to write a receipt of." in run_here(*words, "--label", "run=none").stderr
+
+
+# What is refused before anything is run
+
+CHANGED = "was changed, or never signed with its key: the signature is wrong."
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"passed":false,"perturbed"', '"passed":true,"perturbed"'),
+        ('"amount":"300.00"', '"amount":"301.00"'),
+        ('"result":"1840.25"', '"result":"1840.26"'),
+        ('"bank":{"digest":"', '"bank":{"digest":"0'),
+        ('"run":"first"', '"run":"second"'),
+    ],
+)
+def test_what_is_changed_with_a_text_editor_is_refused(made, tmp_path, old, new):
+    assert old in made.text.decode()
+    assert refusal(tmp_path, made.text.replace(old.encode(), new.encode())) == CHANGED
+
+
+def test_signatures_that_are_missing_cut_or_of_another_key_are_refused(made, tmp_path):
+    other = SigningKey(tmp_path / "other.key")
+    unsigned = {name: each for name, each in made.json.items() if name != "signature"}
+    assert refusal(tmp_path, canonical(unsigned) + b"\n") == "isn't signed."
+    cut = made.json | {"signature": made.json["signature"][:-2]}
+    for forged in (
+        cut,
+        made.json | {"signature": "x" * 128},
+        made.json | {"key": other.public},
+        made.json | {"key": "z"},
+    ):
+        assert refusal(tmp_path, canonical(forged) + b"\n") == CHANGED
+    assert refusal(tmp_path, canonical(made.json | {"signature": 7}) + b"\n") == "isn't signed."
+    resigned = signed(made.json, other)
+    assert refusal(tmp_path, resigned, made.json["key"]).startswith("was signed with another key than")
+    named = tmp_path / "whose"
+    named.write_text(f"{made.json['key']}\n")
+    assert refusal(tmp_path, resigned, named).startswith("was signed with another key than")
+    ended = run_here("verify", "--key", "nobody", made.file)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "--key nobody: that is neither 64 hexadecimal digits nor a file" in ended.stderr
+
+
+@pytest.mark.parametrize("sign", [0, 0x80])
+@pytest.mark.parametrize("point", sorted(keys._SMALL_ORDER), ids=bytes.hex)
+def test_a_key_of_small_order_signs_nothing(point, sign):
+    """With R = A and S = 0 anybody signs some texts; a library may take that."""
+    key = point[:-1] + bytes([point[-1] | sign])
+    for first in keys._SMALL_ORDER:
+        signature = first.hex() + "00" * 32
+        assert not any(keys.verified(key.hex(), signature, b"%d" % number) for number in range(8))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "is no receipt: it isn't JSON."),
+        (b"{", "is no receipt: it isn't JSON."),
+        (b"\xff\xfe", "is no receipt: it isn't JSON."),
+        (b"7", "is no receipt: it is no JSON object, or is nested more than 200 deep."),
+        (b'{"format":"toolpack-receipt-2"}', "isn't of the format 'toolpack-receipt-1', which this version reads."),
+        (b'{"a":' * 300 + b"1" + b"}" * 300, "is no receipt: it is no JSON object, or is nested more than 200 deep."),
+        (b"[" * 1_000_000, "is no receipt: it isn't JSON."),
+        (b'{"a":' + b"9" * 5000 + b"}", "is no receipt: it isn't JSON."),
+        (b"[" + b"1," * 2_000_001 + b"1]", "has more than 67108864 bytes or 2000000 values, which no receipt has."),
+        (b" " * (receipts.MOST_BYTES + 1), "has more than 67108864 bytes or 2000000 values, which no receipt has."),
+    ],
+    ids=["empty", "cut", "bytes", "number", "format", "nested", "deep", "digits", "values", "bytes-too-many"],
+)  # fmt: skip
+def test_what_is_no_receipt_is_refused(text, said, tmp_path):
+    assert refusal(tmp_path, text) == said
+
+
+def test_a_receipt_is_taken_byte_for_byte_only(made, tmp_path):
+    for text in (json.dumps(made.json).encode(), made.text[:-1], made.text.replace(b'{"code"', b'{"code":1,"code"', 1)):
+        assert refusal(tmp_path, text) == "was changed: it isn't written as receipts are, byte for byte."
+
+
+def twice(value):
+    for of in (value["sessions"], value["times"]["sessions"]):
+        of.insert(1, of[0])
+
+
+def other_order(value):
+    for of in (value["sessions"], value["times"]["sessions"]):
+        of.reverse()
+
+
+def nameless(value):
+    value["sessions"][0]["toolpacks"].append("../../etc/passwd")
+
+
+def no_times(value):
+    value["times"]["sessions"].pop()
+
+
+def other_task(value):
+    value["sessions"][0]["verdict"]["task"] = "bank/another"
+
+
+def more(value):
+    value["sessions"][0]["script"] = "x"
+
+
+def negative(value):
+    value["times"]["sessions"][0][0][1] = -1.0
+
+
+def no_time(value):
+    value["times"]["made"] = "yesterday, by the judge"
+
+
+def other_time(value):
+    value["times"]["sessions"][0][0][0] = "2026-03-02T09:30:00Z\nequal: all"
+
+
+@pytest.mark.parametrize(
+    ("forge", "said"),
+    [
+        (no_time, "hasn't the form of a receipt, at times.made."),
+        (other_time, "hasn't the form of a receipt, at times.sessions.0.0.0."),
+        (twice, "is there twice"),
+        (other_order, "isn't in its order"),
+        (nameless, "has no digest of the toolpack '../../etc/passwd', which session 0 has."),
+        (no_times, "hasn't a time for each record of its sessions."),
+        (other_task, "has the verdict on another task than its own."),
+        (more, "hasn't the form of a receipt, at sessions.0.script."),
+        (negative, "hasn't the form of a receipt, at times.sessions.0.0.1."),
+    ],
+)
+def test_what_a_stranger_has_signed_must_fit_together(made, tmp_path, forge, said):
+    value = copy.deepcopy(made.json)
+    forge(value)
+    assert said in refusal(tmp_path, signed(value, SigningKey(tmp_path / "key")))
+
+
+@given(st.data())
+def test_no_byte_of_a_receipt_can_be_changed(made, tmp_path_factory, data):
+    text = bytearray(made.text)
+    place = data.draw(st.integers(0, len(text) - 1))
+    match data.draw(st.sampled_from(["flip", "insert", "delete", "cut"])):
+        case "flip":
+            text[place] ^= data.draw(st.integers(1, 255))
+        case "insert":
+            text.insert(place, data.draw(st.integers(0, 255)))
+        case "delete":
+            del text[place]
+        case "cut":
+            del text[place:]
+    file = tmp_path_factory.getbasetemp() / "changed.json"
+    file.write_bytes(text)
+    if bytes(text) != made.text:
+        with pytest.raises(Refused):
+            read(file, None)
+
+
+# What code is there
+
+
+def test_other_code_is_named_before_anything_is_run(made, tmp_path):
+    value = copy.deepcopy(made.json)
+    value["code"]["toolpacks"]["bank"]["digest"] = "0" * 64
+    value["code"]["server"]["digest"] = "1" * 64
+    value["code"]["python"] = "3.0.0"
+    (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    with mock.patch("toolpack_server.features.replay.receipts.command._verified", side_effect=AssertionError):
+        ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
+    assert ended.returncode == 2
+    assert "the toolpack 'bank' is 0.1.0 " in ended.stderr
+    assert ", and was 0.1.0 000000000000…" in ended.stderr
+    assert " 111111111111…; " in ended.stderr
+    assert ", and was 3.0.0; the server is " in ended.stderr
+    ended = run_here("verify", *PACKS, "--no-sandbox", "--other-code", tmp_path / "r.json")
+    assert ended.returncode == 0
+    assert "Other code: the toolpack 'bank' is 0.1.0 " in ended.stdout
+
+
+def test_a_toolpack_that_isnt_there_is_named(made):
+    ended = run_here(
+        "verify", "--pack-dir", server_process.serving.PACKS, "--packs", "ledger", "--no-sandbox", made.file
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "The toolpack 'bank' isn't loaded" in ended.stderr
+
+
+def test_without_a_sandbox_nothing_is_run_unless_told(made):
+    with mock.patch("toolpack_server.features.executors.system.LIBC.syscall", return_value=-1, create=True):
+        ended = run_here("verify", *PACKS, made.file)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("\n") == 1
+    assert "needs Linux 6.12 or newer with Landlock" in ended.stderr
+
+
+def test_without_its_package_receipts_say_what_to_install(made, tmp_path):
+    with mock.patch.dict(sys.modules, {"cryptography.hazmat.primitives.asymmetric": None}):
+        for words in (["verify", made.file], ["evaluate", "--receipt", tmp_path / "r", "--sign-key", made.key]):
+            ended = run_here(*words)
+            assert ended.returncode != 0
+            assert ended.stderr == (
+                "toolpack-server: Receipts need the package cryptography: pip install 'toolpack-server[receipts]'.\n"
+            )
+
+
+def test_a_server_imports_nothing_of_receipts():
+    program = "import sys, toolpack_server.web.app, toolpack_server.wiring.installed as i; i.load_features(); print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "toolpack_server.features.replay.bundles" in ended.stdout.split()
+    assert not [name for name in ended.stdout.split() if "receipts" in name or name.startswith("cryptography")]
+
+
+# What comes out when it is run again
+
+
+@pytest.fixture(scope="module")
+def again(made):
+    """Runs the first session of a receipt again in this process, in threads, and gets what was found."""
+    loop, service = asyncio.new_event_loop(), Service(memory_settings((server_process.serving.PACKS,), "bank"))
+    send, times = local(service, Caller()), made.json["times"]["sessions"][0]
+
+    async def found(entry):
+        try:
+            return await _run_again(service, send, 0, receipts.ReceiptEntry.model_validate(entry), times, None)
+        finally:
+            await send("close_session", {"labels": made.json["sessions"][0]["labels"]})
+
+    with contextlib.closing(loop):
+        yield lambda entry: loop.run_until_complete(found(entry))
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict | list) and value:
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, (*path, name))
+    else:
+        yield path
+
+
+INPUTS = {"labels", "kwargs", "answer", "content", "role", "metadata", "by"}
+"""What was sent, and what a client has noted: a receipt with another of these is one of another session."""
+
+
+@given(data=st.data())
+def test_whatever_is_no_input_is_compared_though_a_forger_signs_anew(made, again, data):
+    entry = copy.deepcopy(made.json["sessions"][0])
+    assert again(entry)["equal"]
+    path = data.draw(st.sampled_from([each for each in leaves(entry) if INPUTS.isdisjoint(each)]))
+    holder = entry
+    for step in path[:-1]:
+        holder = holder[step]
+    was = holder[path[-1]]
+    values = st.none() | st.booleans() | st.integers(0, 9) | st.text(max_size=3) | st.just({}) | st.just([])
+    holder[path[-1]] = data.draw(values.filter(lambda new: canonical(new) != canonical(was)))
+    with contextlib.suppress(ValueError, Refused):  # it hasn't the form, or can't be run
+        assert not again(entry)["equal"], path
+
+
+def test_what_only_another_version_knows_is_named(made, tmp_path):
+    value = copy.deepcopy(made.json)
+    value["sessions"][0]["kept"]["weather"] = "rain"
+    (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "has 'weather', which this server doesn't know" in ended.stderr
+    assert ended.stderr.endswith(" on a server of the version that made it, or a newer one.\n")
+
+
+def test_the_first_call_that_differs_is_told(made, tmp_path):
+    value = copy.deepcopy(made.json)
+    (session,) = [each for each in value["sessions"] if each["task"] == TASKS[0] and each["verdict"]["passed"]]
+    (call,) = [each for each in session["records"] if each.get("function") == "move_to_savings"]
+    call["kwargs"]["amount"] = "299.00"
+    (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    ended = run_here("verify", *PACKS, "--no-sandbox", "--json", tmp_path / "r.json")
+    assert ended.returncode == 1
+    found = json.loads(ended.stdout)
+    (differs,) = [each for each in found["sessions"] if not each["equal"]]
+    said = differs["difference"]
+    assert (said["index"], said["record"], said["what"]) == (call["index"], "move_to_savings", "result")
+    assert ('"-300.00"' in said["recorded"], '"-299.00"' in said["replayed"]) == (True, True)
+    text = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json").stdout
+    assert f"  record {call['index']}, move_to_savings: its result was " in text
+    assert "it has no seed and no clock" in text
+    assert text.endswith("\nequal: 3 of 4 sessions\n")
+
+
+WILD = '''"""What depends on the machine."""
+
+import os
+import time
+
+from toolpack_server import Toolpack
+
+toolpack = Toolpack("wild")
+
+
+@toolpack.function
+def die() -> None:
+    """End the process."""
+    os._exit(3)
+
+
+@toolpack.function(timeout_seconds=0.5)
+def stay() -> None:
+    """Stay."""
+    time.sleep(60)
+
+
+@toolpack.function
+def now() -> float:
+    """Get the time."""
+    return time.time()
+'''
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="executors need Linux")
+def test_calls_that_the_machine_has_ended_are_believed_and_unseeded_clocks_differ(tmp_path):
+    (tmp_path / "wild.py").write_text(WILD)
+
+    async def played(send, *functions):
+        session = await send("create_session", {"task": TASKS[0], "toolpacks": ["wild"]})
+        for function in functions:
+            await send("run_function", {"function": function}, session["agent_path"])
+        # A verdict that was recorded, and what was done after it.
+        await send("summarize_sessions", {"evaluate": True, "record": True})
+        await send("submit_answer", {"answer": "Done."}, session["agent_path"])
+        (summary,) = (await send("summarize_sessions", {"evaluate": True}))["sessions"]
+        entry, times, _ = await entry_of(send, summary)
+        await send("close_session", {"session_id": session["session_id"]})
+        return entry, times
+
+    async def found():
+        service = Service(memory_settings((tmp_path,), "wild,bank", isolation="process"))
+        send = local(service, Caller())
+        async with service.running():
+            made = [await played(send, "die", "stay", "get_balance"), await played(send, "now")]
+            return made[0][0], [await _run_again(service, send, 0, *each, None) for each in made]
+
+    entry, (ended, looked) = asyncio.run(found())
+    assert [each.get("failure") for each in entry.records][:2] == ["crashed", "deadline"]
+    assert (entry.verdict["failure"]["kind"], ended["verdict"]["valid"]) == ("infrastructure", False)
+    assert ended["equal"], ended
+    assert (looked["equal"], looked["difference"]["record"], looked["difference"]["what"]) == (False, "now", "result")
+
+
+def test_a_forged_verdict_differs_though_it_is_signed(made, tmp_path):
+    value = copy.deepcopy(made.json)
+    failed = [each for each in value["sessions"] if not each["verdict"]["passed"]]
+    for each in failed:
+        each["verdict"] |= {"passed": True, "reward": 1.0}
+    (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
+    assert ended.returncode == 1
+    assert ended.stdout.count("  its verdict was ") == len(failed) == 2
+    assert "bank/save-300     2       1        0.500" in ended.stdout  # the score is the one that came out here
+
+
+def test_an_entry_is_of_the_version_that_was_evaluated_and_every_record_counts(make_bench):
+    bench = make_bench(load_catalog((), ("bank",)), packs=("bank",))
+    session_id, send = bench.rpc("create_session", task=TASKS[0])["session_id"], local(bench.service, Caller(""))
+    bench.result(session_id, "get_balance")
+    (summary,) = bench.rpc("summarize_sessions", evaluate=True)["sessions"]
+    entry, _, _ = bench._run(entry_of(send, summary))
+    assert difference(entry, entry) is None
+    assert difference(entry, entry.model_copy(update={"records": []}))["what"] == "records"
+    bench.result(session_id, "move_to_savings", amount="1.00")
+    with pytest.raises(click.ClickException, match="went on while it was evaluated"):
+        bench._run(entry_of(send, summary))

@@ -1,0 +1,449 @@
+"""Blobs outside the store: whatever fails between an object's writing and its commit, no version is lost or wrong."""
+
+import contextlib
+import os
+import shutil
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis_server
+from command_line import invoke
+from serving import KEY, Bench, open_store, refused, wait_until
+
+from toolpack_server.base.cache import BoundedCache
+from toolpack_server.base.errors import MissingBlobError, OverloadedError, SettingsError
+from toolpack_server.base.settings import Settings
+from toolpack_server.features.stores.blobs import bucket
+from toolpack_server.features.stores.blobs.bucket import Bucket
+from toolpack_server.features.stores.blobs.feature import outside
+from toolpack_server.features.stores.blobs.settings import BlobsSettings
+from toolpack_server.features.stores.blobs.store import UNNAMED_SECONDS, opened
+from toolpack_server.stores.memory import MemoryStore
+from toolpack_server.stores.outside import MARK, name_of
+from toolpack_server.testing.store_contract.samples import change, commit, fork_of, session
+
+LARGE = 1000
+
+
+@pytest.fixture
+def inner():
+    return MemoryStore()
+
+
+@pytest.fixture
+def store(inner, tmp_path):
+    with contextlib.closing(opened(inner, f"file://{tmp_path}/blobs", LARGE)) as store:
+        yield store
+
+
+@pytest.fixture
+def one(store):
+    kept = session()
+    store.create([kept], {"bank": "b0", "mail": "m0"}, {"b0": b"b" * LARGE, "m0": b"small"})
+    return kept
+
+
+def large(kept, index, blob, **more):
+    return commit(kept, index, parts={"bank": blob}, blobs={blob: blob.encode() * LARGE}, **more)
+
+
+def test_large_blobs_are_objects_and_small_ones_rows(store, inner, one):
+    assert store.commit([large(one, 0, "b1"), change(one, 1, "m1", part="mail")]) == [True, True]
+    assert [name_of(inner.blobs([blob])[blob]) is None for blob in ("b0", "b1", "m0", "m1")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert len(store.listed()) == 2
+    assert store.blobs(["b0", "b1", "m0"]) == {"b0": b"b" * LARGE, "b1": b"b1" * LARGE, "m0": b"small"}
+
+
+def test_sizes_are_those_of_the_blobs(store, one):
+    before = store.stored_bytes("alice")
+    store.commit([large(one, 0, "b1")])
+    assert store.stored_bytes("alice") - before == store.get(one.id)[1].size == 2 * LARGE + 2
+    store.commit([large(one, 1, "b2"), large(one, 2, "b3")])
+    store.trim(one.id, 100, 2 * LARGE)
+    assert store.parts_at(one.id, 2)
+    store.trim(one.id, 100, 2 * LARGE - 1)
+    with pytest.raises(MissingBlobError):
+        store.blobs(["b2"])
+
+
+def test_a_small_blob_that_looks_like_a_stub_is_read_as_it_was(store, one):
+    forged = MARK + b"%016d:b0/b0.00" % LARGE
+    store.commit([commit(one, 0, parts={"mail": "forged"}, blobs={"forged": forged})])
+    assert store.blobs(["forged"]) == {"forged": forged}
+
+
+def test_an_object_goes_after_the_commit_that_drops_its_last_name(store, one):
+    store.commit([large(one, 0, "b1"), large(one, 1, "b2")])
+    fork = fork_of(one, 2, 1)
+    store.create([fork], store.parts_at(one.id, 2), {})
+    store.trim(one.id, 0, 0)
+    wait_until(lambda: store.clean_up() or len(store.listed()) == 2)  # b0 and b2
+    store.delete([one.id])
+    store.clean_up()
+    assert store.blobs(["b2"])
+    store.delete([fork.id])
+    wait_until(lambda: store.clean_up() or store.listed() == [])
+
+
+@pytest.mark.usefixtures("one")
+def test_a_blob_that_is_there_already_is_not_written_again(store):
+    other = session()
+    store.create([other], {"bank": "b0"}, {"b0": b"b" * LARGE})
+    assert store.commit([commit(other, 0, parts={"bank": "b0"}, blobs={"b0": b"b" * LARGE})]) == [True]
+    assert len(store.listed()) == 1
+
+
+def test_a_commit_uses_what_was_written_ahead(store, one, monkeypatch):
+    store.write_ahead({"b1": b"b1" * LARGE, "s1": b"small"})
+    monkeypatch.setattr(Bucket, "put", None)
+    assert store.commit([large(one, 0, "b1")]) == [True]
+    assert len(store.listed()) == 2
+
+
+def fail(*_, **__):
+    raise OverloadedError("as told")
+
+
+def test_if_the_object_cannot_be_written_nothing_is_committed(store, one, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "put", fail)
+        with pytest.raises(OverloadedError):
+            store.commit([large(one, 0, "b1")])
+        assert store.commit([change(one, 0, "m1", part="mail")]) == [True]  # small ones need no object
+    assert store.commit([large(one, 1, "b1")]) == [True]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_if_the_commit_fails_the_same_commit_may_come_again(store, inner, one, when, monkeypatch):
+    def commit_and_fail(commits):
+        if when == "after":
+            assert MemoryStore.commit(inner, commits) == [True]
+        raise OverloadedError("as told")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inner, "commit", commit_and_fail)
+        with pytest.raises(OverloadedError):
+            store.commit([large(one, 0, "b1")])
+    assert store.commit([large(one, 0, "b1")]) == [True]
+    assert store.blobs(["b1"]) == {"b1": b"b1" * LARGE}
+
+
+@pytest.mark.parametrize("step", ["commit", "create"])
+def test_a_blob_that_goes_between_looking_and_writing_is_written_after_all(store, inner, one, step, monkeypatch):
+    other = session()
+    store.create([other], {"bank": "x0"}, {"x0": b"x" * LARGE})
+    do = getattr(MemoryStore, step)
+    lost = []
+
+    def lose(*given):
+        if not lost:
+            lost.append(MemoryStore.delete(inner, [one.id]))
+        return do(inner, *given)
+
+    monkeypatch.setattr(inner, step, lose)
+    body = {"b0": b"b" * LARGE}
+    if step == "commit":
+        assert store.commit([commit(other, 0, parts={"bank": "b0"}, blobs=body)]) == [True]
+    else:
+        store.create([session()], {"bank": "b0"}, body)
+    store._cache.pop("b0")
+    store.clean_up()
+    wait_until(store._tidying.done)
+    assert store.blobs(["b0"]) == body
+
+
+def test_the_object_of_a_dropped_name_goes_though_others_write_the_same_content_again(store, one):
+    store.delete([one.id])
+    again = session()
+    store.create([again], {"bank": "b0"}, {"b0": b"b" * LARGE})  # before the first one's object was deleted
+    wait_until(lambda: store.clean_up() or len(store.listed()) == 1)
+    store._cache.pop("b0")
+    assert store.blobs(["b0"]) == {"b0": b"b" * LARGE}
+
+
+def test_a_reader_between_deletion_and_return_gets_the_new_object(store, one, monkeypatch):
+    store._cache.pop("b0")
+    get, seen = Bucket.get, []
+
+    def get_late(objects, names):
+        if not seen:
+            seen.append(names)
+            store.delete([one.id])
+            store._delete_dropped()
+            store.create([session()], {"bank": "b0"}, {"b0": b"b" * LARGE})
+            store._cache.pop("b0")
+        return get(objects, names)
+
+    monkeypatch.setattr(Bucket, "get", get_late)
+    assert store.blobs(["b0"]) == {"b0": b"b" * LARGE}
+
+
+@pytest.mark.usefixtures("one")
+def test_what_a_crash_left_is_swept_by_its_age(store, tmp_path):
+    store.write_ahead({"b1": b"b1" * LARGE})  # and its commit never comes
+    assert len(store.listed()) == 2
+    assert store.sweep() == 0
+    long_ago = time.time() - UNNAMED_SECONDS - 1
+    for path in Path(tmp_path, "blobs").rglob("*.*"):
+        os.utime(path, (long_ago, long_ago))
+    assert store.sweep() == 1
+    assert [name.partition("/")[2][:2] for name in store.listed()] == ["b0"]
+    assert store.sweep() == 0
+
+
+@pytest.mark.usefixtures("one")
+def test_two_servers_sweep_at_once(store, inner, tmp_path):
+    store.write_ahead({f"b{number}": b"b" * LARGE for number in range(1, 60)})
+    with (
+        contextlib.closing(opened(inner, f"file://{tmp_path}/blobs", LARGE)) as other,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        swept = [threads.submit(each.sweep, -1) for each in (store, other)]
+        assert sum(each.result() for each in swept) >= 59
+        assert store.listed() == other.listed() == [name_of(inner.blobs(["b0"])["b0"])]
+
+
+@pytest.mark.usefixtures("one")
+def test_stores_share_a_folder_without_sweeping_each_others_objects(store, tmp_path):
+    with contextlib.closing(opened(MemoryStore(), f"file://{tmp_path}/blobs", LARGE)) as other:
+        assert other.sweep(-1) == 0
+        assert other.listed() == []
+    assert len(store.listed()) == 1
+
+
+def test_a_deletion_that_fails_is_done_by_the_next_round(store, one, monkeypatch):
+    store.delete([one.id])
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "delete", fail)
+        store.clean_up()
+        wait_until(store._tidying.done)
+    assert len(store.listed()) == 1
+    wait_until(lambda: store.clean_up() or store.listed() == [])
+
+
+def test_without_its_setting_a_store_with_blobs_outside_is_refused(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    plain = Settings(store=url).give(BlobsSettings())
+    with contextlib.closing(outside(open_store(url), plain)) as store:
+        assert store.outside_name("") == ""
+    with contextlib.closing(opened(open_store(url), f"file://{tmp_path}/blobs", LARGE)):
+        pass
+    with pytest.raises(SettingsError, match="set TOOLPACK_BLOBS_URL"):
+        outside(open_store(url), plain)
+
+
+def test_a_place_without_the_stores_blobs_is_refused_and_nothing_is_written_to_it(tmp_path):
+    """It would take new blobs, and call all others lost: a folder that isn't mounted, or another bucket."""
+    url, place = f"sqlite:///{tmp_path}/s.db", tmp_path / "blobs"
+    with contextlib.closing(opened(open_store(url), f"file://{place}", LARGE)) as store:
+        name = store.outside_name("")
+    place.rename(tmp_path / "away")
+    with contextlib.closing(open_store(url)) as inner:
+        with pytest.raises(SettingsError, match=rf"aren't where TOOLPACK_BLOBS_URL says: there is no {name}/swept\."):
+            opened(inner, f"file://{place}", LARGE)
+        assert [each for each in place.rglob("*") if each.is_file()] == []
+        shutil.rmtree(place)
+        (tmp_path / "away").rename(place)
+        opened(inner, f"file://{place}", LARGE).close()
+
+
+@pytest.fixture
+def unmounted(tmp_path):
+    """Replace the folder by the empty one below its mount; the context manager brings it back."""
+    place, away = tmp_path / "blobs", tmp_path / "away"
+
+    @contextlib.contextmanager
+    def unmount():
+        place.rename(away)
+        place.mkdir()
+        yield
+        assert [each for each in place.rglob("*") if each.is_file()] == []
+        shutil.rmtree(place)
+        away.rename(place)
+
+    return unmount
+
+
+def test_an_unmounted_folder_takes_and_loses_nothing(store, one, unmounted):
+    store._cache.pop("b0")
+    with unmounted():
+        for step in (lambda: store.commit([large(one, 0, "b1")]), lambda: store.blobs(["b0"]), store.ping):
+            with pytest.raises(OverloadedError, match="aren't where TOOLPACK_BLOBS_URL says"):
+                step()
+        assert store.commit([change(one, 0, "m1", part="mail")]) == [True]  # small ones need no object
+    assert store.ping() is None
+    assert store.commit([large(one, 1, "b1")]) == [True]
+    store._cache.pop("b1")
+    assert store.blobs(["b0", "b1"]) == {"b0": b"b" * LARGE, "b1": b"b1" * LARGE}
+
+
+def test_a_folder_unmounted_while_an_object_is_written_is_noticed(store, one, tmp_path, monkeypatch):
+    put = bucket.obstore.put
+
+    def put_late(*given, **more):
+        (tmp_path / "blobs").rename(tmp_path / "away")
+        (tmp_path / "blobs").mkdir()
+        return put(*given, **more)
+
+    monkeypatch.setattr(bucket.obstore, "put", put_late)
+    with pytest.raises(OverloadedError, match="aren't where"):
+        store.commit([large(one, 0, "b1")])
+    assert store.get(one.id)[1].version == 0
+
+
+def test_while_a_folder_is_unmounted_nothing_counts_as_deleted_or_swept(store, one, unmounted):
+    store.delete([one.id])
+    with unmounted():
+        store._look_at = 0
+        store.clean_up()
+        wait_until(store._tidying.done)
+        with pytest.raises(OverloadedError):
+            store.sweep()
+    wait_until(lambda: store.clean_up() or store.listed() == [])
+
+
+@pytest.mark.usefixtures("one")
+@pytest.mark.parametrize("days", [-2, 2])
+def test_a_server_with_a_wrong_clock_deletes_nothing_young(store, days, monkeypatch):
+    store.write_ahead({"b1": b"b1" * LARGE})
+    now = time.time() + days * 24 * 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    store.clean_up()
+    wait_until(store._tidying.done)
+    assert store.sweep() == 0
+    assert len(store.listed()) == 2
+
+
+DAMAGES = {
+    "fifo": os.mkfifo,
+    "folder": os.mkdir,
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "huge": lambda path: path.touch() or os.truncate(path, 2**40),
+    "empty": lambda path: path.touch(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_stands_in_the_place_of_an_object_is_never_read(store, one, tmp_path, damage):
+    store.commit([large(one, 0, "b1")])
+    store._cache.pop("b0")
+    path = next(Path(tmp_path, "blobs").rglob("b0.*"))
+    path.unlink()
+    damage(path)
+    with pytest.raises(MissingBlobError):
+        store.blobs(["b0"])
+    store.delete([one.id])  # and it keeps no others from being deleted
+    wait_until(lambda: store.clean_up() or not [each for each in store.listed() if "b1." in each])
+
+
+def test_a_marker_that_is_no_file_is_none(store, one, tmp_path):
+    marker = next(Path(tmp_path, "blobs").rglob("swept"))
+    marker.unlink()
+    os.mkfifo(marker)
+    with pytest.raises(OverloadedError, match="aren't where"):
+        store.commit([large(one, 0, "b1")])
+
+
+def test_only_a_new_store_needs_its_object_store_to_open(inner, monkeypatch, caplog):
+    monkeypatch.setattr(bucket, "GIVE_UP_SECONDS", 0.01)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{redis_server.free_port()}")
+    with pytest.raises(SettingsError, match="can't be kept where TOOLPACK_BLOBS_URL says"):
+        opened(inner, "s3://bucket", LARGE)
+    inner.outside_name("name")
+    with contextlib.closing(opened(inner, "s3://bucket", LARGE)) as store:
+        assert "object store can't be used now" in caplog.text
+        kept = session()
+        with pytest.raises(OverloadedError):
+            store.create([kept], {"bank": "b0"}, {"b0": b"b" * LARGE})
+        store.create([kept], {"bank": "m0"}, {"m0": b"small"})
+        assert store.blobs(["m0"]) == {"m0": b"small"}
+        assert store.ping() is None
+
+
+@pytest.mark.parametrize(
+    "wrong", ["x", "file://relative", "http://host/x?k=hidden", "s3://", "az://x?k=hidden", "file:///dev/null/x"]
+)
+def test_a_wrong_place_is_refused_in_one_sentence_without_its_keys(wrong):
+    with pytest.raises(SettingsError, match="TOOLPACK_BLOBS_URL") as caught:
+        Bucket(wrong, "name")
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    store = opened(MemoryStore(), f"file://{tmp_path}/blobs", 1)
+    with contextlib.closing(store), Bench(store=store, key=KEY, cache_bytes=0) as bench:
+        yield bench
+
+
+def test_a_bucket_that_forgets_is_a_named_refusal_and_version_0_comes_back(bench, tmp_path):
+    kept = bench.create("ledger")
+    assert bench.result(kept, "add", amount=3) == 3
+    assert bench.result(kept, "total") == 3
+    bench.store._cache = type(bench.store._cache)(0)
+    first = {name_of(body) for body in bench.store._inner.blobs([*bench.store.parts_at(kept, 0).values()]).values()}
+    for name in {*bench.store.listed()} - first:
+        next(Path(tmp_path, "blobs").rglob(Path(name).name)).unlink()
+    error = refused(-32012, bench.call, kept, "total")
+    assert "missing from the store: restore it, or reset the session" in error.message
+    bench.rpc("reset_session", session_id=kept, version=0)
+    assert bench.result(kept, "total") == 0
+
+
+@pytest.mark.parametrize("damage", [lambda body: body[:-1], lambda body: body[:-1] + bytes([body[-1] ^ 1])])
+def test_an_object_that_was_read_wrong_is_right_again_as_soon_as_it_is(bench, tmp_path, damage):
+    """As behind a proxy that cuts an answer: who is told to reset the session then would lose it for nothing."""
+    kept = bench.create("ledger")
+    assert bench.result(kept, "add", amount=3) == 3
+    bench.store._cache = BoundedCache(2**20, len)
+    paths = {path: path.read_bytes() for path in (tmp_path / "blobs").rglob("*.*")}
+    for path, body in paths.items():
+        path.write_bytes(damage(body))
+    refused(-32012, bench.call, kept, "total")
+    for path, body in paths.items():
+        path.write_bytes(body)
+    assert bench.result(kept, "total") == 3
+    for path in paths:
+        path.unlink()
+    assert bench.result(kept, "total") == 3  # that has been kept
+
+
+def test_if_the_object_store_is_away_a_changing_call_is_refused_and_can_be_sent_again(bench, tmp_path, monkeypatch):
+    kept = bench.create("ledger")
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "put", fail)
+        refused(-32006, bench.call, kept, "add", {"call_id": "c"}, amount=3)
+    assert bench.call(kept, "add", {"call_id": "c"}, amount=3)["result"] == 3
+    assert bench.result(kept, "total") == 3
+    shutil.rmtree(tmp_path / "blobs")
+
+
+def test_the_command_counts_what_is_named_missing_and_unnamed(tmp_path, monkeypatch):
+    store, place = f"sqlite:///{tmp_path}/s.db", f"file://{tmp_path}/blobs"
+    monkeypatch.setenv("TOOLPACK_BLOBS_URL", place)
+    kept = session()
+    with contextlib.closing(opened(open_store(store), place, LARGE)) as outside_store:
+        outside_store.create([kept], {"bank": "b0"}, {"b0": b"b" * LARGE})
+        outside_store.commit([large(kept, 0, "b1"), large(kept, 1, "b2")])
+        outside_store.create([fork_of(kept, 2, 1)], {"bank": "b2"}, {})
+        outside_store.delete([kept.id])  # its first version is kept for the fork
+        outside_store.clean_up()
+        wait_until(outside_store._tidying.done)
+        outside_store.write_ahead({"b9": b"9" * LARGE})
+    assert invoke("blobs", "--check", "--store", store).output == "2 named, 0 missing, 1 unnamed\n"
+    next(Path(tmp_path, "blobs").rglob("b0.*")).unlink()
+    told = invoke("blobs", "--check", "--store", store)
+    assert told.exit_code == 1
+    assert told.output.startswith("2 named, 1 missing, 1 unnamed\nmissing: b0/b0.")

@@ -1,0 +1,45 @@
+"""The contract of stores, for stores that have their blobs in a folder."""
+
+from functools import partial
+
+import pytest
+import redis_server
+
+from toolpack_server.features.stores.blobs.store import opened
+from toolpack_server.stores.memory import MemoryStore
+from toolpack_server.wiring.stores import open_store
+from toolpack_server.testing.store_contract import *  # noqa: F403 - the tests
+
+# Of the contract nearly all blobs are outside then: those but one letter long have ids that are no objects' names.
+FROM_BYTES = 1
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("sqlite", marks=pytest.mark.heavy),
+        pytest.param("redis", marks=pytest.mark.long),
+        pytest.param("postgres", marks=pytest.mark.long),
+    ]
+)
+def new_store(request, tmp_path):
+    def new():
+        if request.param == "memory":
+            opener = MemoryStore
+        elif request.param == "sqlite":
+            for path in tmp_path.glob("*.db*"):
+                path.unlink()
+            opener = partial(open_store, f"sqlite:///{tmp_path}/{id(object())}.db")
+        elif request.param == "redis":
+            url = redis_server.emptied(request.getfixturevalue("redis_url"))
+            request.addfinalizer(partial(redis_server.emptied, url))  # others look for no blobs outside
+            opener = partial(open_store, url)
+        else:
+            import postgres_server  # noqa: PLC0415 - most machines have none
+
+            url = postgres_server.emptied(request.getfixturevalue("postgres_url"))
+            request.addfinalizer(partial(postgres_server.emptied, url))
+            opener = partial(open_store, url)
+        return lambda: opened(opener(), f"file://{tmp_path}/blobs", FROM_BYTES)
+
+    return new

@@ -1,0 +1,273 @@
+"""What the store in Redis promises beyond the contract: lost answers, pauses, and servers that it can't use."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import redis
+import redis_server
+import serving
+from serving import open_store
+
+from toolpack_server.base.errors import (
+    OverloadedError,
+    SettingsError,
+)
+from toolpack_server.stores.base import Head
+from toolpack_server.testing.store_contract.samples import change, record_id, session, use_and_delete
+
+
+def test_nothing_is_left_in_redis(redis_url):
+    store = open_store(redis_server.emptied(redis_url))
+    use_and_delete(store)
+    assert sorted(store._redis._client.keys("*")) == [b"toolpack:schema"]
+    store.close()
+
+
+def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_url):
+    url = redis_server.emptied(redis_url)
+    store, killer = open_store(url), open_store(url)
+    kept = session()
+    store.create([kept], {"bank": "b"}, {"b": b"x"})
+    done, may_cut = threading.Event(), threading.Semaphore(0)
+
+    def cut():
+        while may_cut.acquire() and not done.is_set():
+            killer._redis._client.client_kill_filter(_type="normal", skipme=True)
+            time.sleep(random.random() / 200)
+
+    cutting = threading.Thread(target=cut)
+    cutting.start()
+    kept_all = []
+    try:
+        for index in range(200):
+            may_cut.release(3)  # so few that a commit comes through in time, however slow the machine is
+            kept_all.append(store.commit([change(kept, index, f"b{index}", call_id=f"c{index}")]))
+    finally:
+        done.set()
+        may_cut.release()
+        cutting.join()
+    assert kept_all == [[True]] * 200
+    assert store.get(kept.id)[1] == Head(199, 200, {"bank": "b199"}, 0, record_id(kept, 199))
+    store.delete([kept.id])
+    assert store._redis._client.keys("*blob:*") == []
+    store.close()
+    killer.close()
+
+
+DAMAGED_FACTS = [
+    *(b"", b"\xff", b"[]", b"{}\n[]\n{}", b"[1,2,3,4]\n[1,2,3,4]\n1", b'["a","","c",""]\n[{},null,0,null]\n{}'),
+    *(b'["a","","c",""]\n[[],1.0,0.0,[]]\n', b'[["a"],["b"],{},null]\n[{},1,1,1]\n', b'["a","","c",""]'),
+]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGED_FACTS, *({each: b"x"} for each in ("version", "epoch", "recorded"))])
+def test_a_damaged_session_hides_no_other_and_can_be_deleted(redis_url, damage):
+    with serving.Bench(store=redis_server.emptied(redis_url)) as bench, redis.Redis.from_url(redis_url) as client:
+        damaged, whole = bench.create(), bench.create(labels={"run": "1"})
+        bench.sessions.queues.cache.pop(damaged)
+        if isinstance(damage, bytes):
+            client.hset("toolpack:sessions", damaged, damage)
+        else:
+            client.hset(f"toolpack:head:{damaged}", mapping=damage)
+        for query in ({}, {"labels": {"run": "1"}}, {"order": "-created"}):
+            assert [each["session_id"] for each in bench.rpc("list_sessions", **query)] == [whole]
+        for method in ("get_session", "get_trace", "get_environment", "fork_session", "reset_session"):
+            params = {"version": 0} if method == "reset_session" else {}
+            with pytest.raises(serving.RpcError) as refused:
+                bench.rpc(method, session_id=damaged, **params)
+            assert refused.value.code in {-32001, -32012}
+        if isinstance(damage, bytes):
+            assert bench.store.delete([damaged]) == [damaged]
+            assert bench.store.count("") == bench.store.count() == 1
+        assert bench.result(whole, "add", amount=1) == 1
+
+
+def test_redis_forgets_the_heartbeats_of_a_worker_that_is_long_dead(redis_url):
+    redis = pytest.importorskip("redis")
+    with (
+        contextlib.closing(open_store(redis_server.emptied(redis_url))) as store,
+        redis.Redis.from_url(redis_url) as client,
+    ):
+        store.heartbeat("w1")
+        (beat,) = client.keys("*beat*")
+        for beats in (1, 2):
+            # Not before any other worker would have taken its leases over, and not never.
+            assert 3600 < client.ttl(beat) <= 86_400
+            assert client.get(beat) == b"%d" % beats
+            client.expire(beat, 100)
+            store.heartbeat("w1")
+
+
+def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
+    connection = pytest.importorskip("toolpack_server.features.stores.redis.connection")
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
+    with redis_server.start(tmp_path) as (url, process):
+        store = open_store(url)
+        kept = session()
+        store.create([kept], {"bank": "b"}, {"b": b"x"})
+        os.kill(process, signal.SIGSTOP)
+        wake = threading.Timer(0.4, os.kill, (process, signal.SIGCONT))
+        wake.start()
+        assert store.commit([change(kept, 0, "b0", call_id="c")]) == [True]
+        wake.join()
+        assert store.get(kept.id)[1] == Head(0, 1, {"bank": "b0"}, 0, record_id(kept, 0))
+        with monkeypatch.context() as impatient:
+            impatient.setattr(connection, "GIVE_UP_SECONDS", 0.3)
+            os.kill(process, signal.SIGSTOP)
+            with pytest.raises(OverloadedError, match="can't be reached"):
+                store.commit([change(kept, 1, "b1")])
+            with pytest.raises(OverloadedError):
+                store.ping()
+            os.kill(process, signal.SIGCONT)
+        # The outcome of the commit that timed out was unknown; repeated, it is stored once.
+        assert store.commit([change(kept, 1, "b1")]) == [True]
+        assert store.get(kept.id)[1].index == 1
+        store._redis._client.config_set("maxmemory", "1")
+        with pytest.raises(OverloadedError, match="store is full"):
+            store.commit([change(kept, 2, "b2")])
+        store._redis._client.config_set("maxmemory", "0")
+        store._redis._client.script_flush()
+        assert store.commit([change(kept, 2, "b2")]) == [True]
+        store.close()
+    with pytest.raises(SettingsError, match="can't be used"):
+        open_store(url)
+
+
+class FakeRedis:
+    """What speaks like Redis, as far as it is asked at the start; then it fails as often as a test wants.
+
+    Attributes:
+        failures: The exceptions that the next commands end in.
+        asked: How many commands there were.
+    """
+
+    def __init__(self, **info):
+        self._info = {"redis_version": "7.2.0", **info}
+        self.failures, self.asked = [], 0
+
+    connection_pool = SimpleNamespace(connection_class=dict, connection_kwargs={})
+
+    def info(self, _section=None):
+        return self._info
+
+    def execute_command(self, *words):
+        self.asked += 1
+        if self.failures:
+            raise self.failures.pop()
+        return {"GET": b"1", "MGET": [None, None]}.get(words[0], b"OK")
+
+    def close(self):
+        pass
+
+
+def opened_on(monkeypatch, client):
+    redis = pytest.importorskip("redis")
+    monkeypatch.setattr(redis.Redis, "from_url", lambda *_arguments, **_more: client)
+    return open_store("redis://somewhere/0")
+
+
+def test_a_redis_of_another_layout_is_not_opened(tmp_path):
+    with redis_server.start(tmp_path) as (url, _), contextlib.closing(open_store(url)) as store:
+        store._redis._client.set("toolpack:schema", "99")
+        with pytest.raises(SettingsError, match="has schema 99, this toolpack-server reads 1"):
+            open_store(url)
+
+
+ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+def test_a_redis_that_writes_each_commit_loses_nothing_when_it_is_killed(tmp_path):
+    acknowledged = []
+    with redis_server.start(tmp_path, *ALWAYS) as (url, process), serving.Bench(store=url) as bench:
+        session_id = bench.create()
+
+        def calls():
+            with contextlib.suppress(serving.RpcError):
+                while len(acknowledged) < 900:
+                    acknowledged.append(bench.result(session_id, "add", amount=1))
+
+        client = threading.Thread(target=calls)
+        client.start()
+        serving.wait_until(lambda: len(acknowledged) > 20, "some calls")
+        os.kill(process, signal.SIGKILL)
+        client.join(serving.PATIENCE)
+    with redis_server.start(tmp_path, *ALWAYS) as (url, _), serving.Bench(store=url) as bench:
+        kept = [record["result"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
+        assert kept[: len(acknowledged)] == acknowledged
+        assert len(kept) <= len(acknowledged) + 1  # of the last one the answer was lost
+        assert bench.result(session_id, "add", amount=1) == len(kept) + 1
+
+
+@pytest.mark.parametrize("how", ["folder", "snapshot"])
+def test_a_copy_of_redis_is_restored(tmp_path, how):
+    redis = pytest.importorskip("redis")
+    (tmp_path / "first").mkdir()
+    with redis_server.start(tmp_path / "first", *ALWAYS) as (url, _), serving.Bench(store=url) as bench:
+        session_id = bench.create()
+        bench.result(session_id, "add", amount=1)
+        if how == "folder":
+            shutil.copytree(tmp_path / "first", tmp_path / "copy")
+        else:  # what `redis-cli --rdb` asks for, too
+            with redis.Redis.from_url(url) as client:
+                client.save()
+            (tmp_path / "copy").mkdir()
+            shutil.copy(tmp_path / "first" / "dump.rdb", tmp_path / "copy")
+        bench.result(session_id, "add", amount=1)
+    more = ALWAYS if how == "folder" else ()
+    with redis_server.start(tmp_path / "copy", *more) as (url, _), serving.Bench(store=url) as bench:
+        assert bench.result(session_id, "add", amount=5) == 6
+
+
+def test_an_option_that_no_redis_has_is_refused_before_any_request():
+    with pytest.raises(SettingsError, match="URL is wrong: it has an option that redis-py doesn't know"):
+        open_store("redis://127.0.0.1:1?colour=red")
+
+
+@pytest.mark.parametrize(
+    ("info", "says"),
+    [
+        ({"redis_version": "6.0.16"}, "Redis 6.0.16 is too old: 6.2 is needed."),
+        ({"redis_version": "5.9"}, "Redis 5.9 is too old: 6.2 is needed."),
+        ({"cluster_enabled": 1}, "Redis Cluster isn't supported"),
+    ],
+)
+def test_a_redis_that_does_not_do_is_refused_at_the_start(monkeypatch, info, says):
+    with pytest.raises(SettingsError, match=says):
+        opened_on(monkeypatch, FakeRedis(**info))
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "6.10.1", "7.0", "10.0"])
+def test_a_redis_that_is_new_enough_does(monkeypatch, version):
+    opened_on(monkeypatch, FakeRedis(redis_version=version)).ping()
+
+
+def test_what_passes_is_waited_for_and_what_does_not_is_told_at_once(monkeypatch):
+    client = FakeRedis()
+    store = opened_on(monkeypatch, client)
+    redis = pytest.importorskip("redis")
+    client.failures = [redis.ConnectionError(), redis.TimeoutError(), redis.exceptions.ReadOnlyError()]
+    store.ping()
+    for error, says in (
+        (redis.AuthenticationError("no password"), "The store can't be reached"),
+        (redis.ResponseError("MISCONF"), "The store refuses to change anything now; nothing was changed"),
+    ):
+        client.failures, client.asked = [error], 0
+        with pytest.raises(OverloadedError, match=says):
+            store.ping()
+        assert client.asked == 1
+
+
+def test_without_redis_py_the_error_names_the_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    for name in ("connection", "store", "shards"):
+        monkeypatch.delitem(sys.modules, f"toolpack_server.features.stores.redis.{name}", raising=False)
+    with pytest.raises(SettingsError, match=r"pip install 'toolpack-server\[redis\]'"):
+        open_store("redis://127.0.0.1:1/0")

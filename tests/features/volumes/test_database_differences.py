@@ -1,0 +1,129 @@
+"""A comparison of two databases by their pages finds what one of all rows finds, whatever has changed."""
+
+import copy
+import random
+
+import pytest
+
+from toolpack_server.features.volumes.databases import database as module
+from toolpack_server.features.volumes.databases.database import Database
+from toolpack_server.features.volumes.databases.database_views import Reading, patch
+
+SCHEMA = """
+CREATE TABLE plain (id INTEGER PRIMARY KEY, text, number);
+CREATE TABLE wide (name TEXT PRIMARY KEY, body);
+CREATE TABLE keyed (a, b, c, PRIMARY KEY (b, a)) WITHOUT ROWID;
+CREATE TABLE far (id INTEGER PRIMARY KEY, text);
+CREATE INDEX by_text ON plain (text);
+WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 3000)
+    INSERT INTO plain SELECT x, 'row ' || x, x / 7.0 FROM n;
+INSERT INTO wide SELECT 'name ' || id, hex(zeroblob(id % 50 * 200)) FROM plain WHERE id <= 300;
+INSERT INTO keyed SELECT id, number, text FROM plain;
+INSERT INTO far VALUES (-9223372036854775808, 'first'), (9223372036854775807, 'last');
+INSERT INTO far SELECT (id - 1500) * 6148914691236, text FROM plain;
+"""
+CHANGES = [
+    "UPDATE {table} SET {column} = 'changed' WHERE {key} % 977 = {number} % 977",
+    "DELETE FROM {table} WHERE {key} % 1013 = {number} % 1013",
+    "DELETE FROM {table} WHERE {key} BETWEEN {number} AND {number} + 700",
+    "INSERT OR REPLACE INTO plain SELECT id + {number}, text, NULL FROM plain WHERE id % 400 = 3",
+    "INSERT INTO far (text) SELECT text FROM plain WHERE {number} = 1",
+    "INSERT INTO keyed SELECT a + 0.5, b, c FROM keyed WHERE a % 500 = {number} % 500",
+    "UPDATE wide SET body = replace(body, '0', '1') WHERE rowid = {number} % 300",  # in the place where it was
+    "UPDATE wide SET body = hex(randomblob({number})) WHERE rowid % 100 = {number} % 100",
+    "INSERT INTO wide SELECT name || {number}, body FROM wide WHERE rowid % 50 = 1",
+    "UPDATE plain SET id = id + 10000 WHERE id = {number}",
+    "UPDATE plain SET number = CAST(number AS INTEGER) WHERE id % 700 = {number} % 700",
+    "DROP INDEX IF EXISTS by_text",
+    "CREATE TABLE IF NOT EXISTS more AS SELECT * FROM plain",
+    "DROP TABLE IF EXISTS more",
+    "ALTER TABLE far ADD COLUMN c{number} DEFAULT {number}",
+    "VACUUM",
+]
+TABLES = {"plain": ("id", "text"), "wide": ("rowid", "body"), "keyed": ("a", "c"), "far": ("id", "text")}
+
+
+def everything(before, after):
+    """Compare all rows."""
+    return patch(Reading(before.connect(), 2**30), Reading(after.connect(), 2**30), "", lambda *_: {})
+
+
+def closed(database):
+    """Get a database whose changes are in its file, as those that are compared."""
+    return copy.deepcopy(database)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pages_show_the_same_changes_as_rows(seed):
+    rng = random.Random(seed)
+    before = closed(Database(SCHEMA))
+    for _ in range(6):
+        after = closed(before)
+        connection = after.connect()
+        for _ in range(rng.choice([1, 1, 2, 5])):
+            table = rng.choice([*TABLES])
+            key, column = TABLES[table]
+            sql = rng.choice(CHANGES).format(table=table, key=key, column=column, number=rng.randrange(1, 3000))
+            connection.execute(sql).fetchall()
+            connection.commit()
+        after = closed(after)
+        assert before.patch(after, "", text_diffs=False) == everything(before, after), sql
+        before = after
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM plain WHERE id BETWEEN 500 AND 2500",
+        "DELETE FROM plain",
+        "DELETE FROM far WHERE id < 0",
+        # In the pages that a value overflows to, in the place where it was: the row's own page stays as it is.
+        "UPDATE wide SET body = substr(body, 1, 9000) || 'x' || substr(body, 9002) WHERE rowid = 49",
+    ],
+)
+def test_one_change_is_found(sql):
+    before = closed(Database(SCHEMA))
+    after = closed(before)
+    after.connect().execute(sql)
+    after = closed(after)
+    found = before.patch(after, "", text_diffs=False)
+    assert found
+    assert found == everything(before, after)
+
+
+def test_rows_in_the_inner_pages_of_a_table_without_rowids_are_compared():
+    before = closed(
+        Database(
+            "CREATE TABLE t (id PRIMARY KEY, text) WITHOUT ROWID; WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL "
+            "SELECT x + 1 FROM n WHERE x < 30) INSERT INTO t SELECT x, hex(zeroblob(300)) FROM n"
+        )
+    )
+    for number in range(1, 31):
+        after = closed(before)
+        after.connect().execute("UPDATE t SET text = replace(text, '0', '1') WHERE id = ?", (number,))
+        ((op),) = before.patch(closed(after), "", text_diffs=False)
+        assert op["path"] == f"/t/{number}/text"
+
+
+def test_another_default_is_another_value_in_the_same_pages():
+    base = Database("CREATE TABLE t (id INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)")
+    one, other = closed(base), closed(base)
+    one.connect().execute("ALTER TABLE t ADD COLUMN c DEFAULT 5")
+    other.connect().execute("ALTER TABLE t ADD COLUMN c DEFAULT 6")
+    found = closed(one).patch(closed(other), "", text_diffs=False)
+    assert found == [{"op": "replace", "path": "/t/1/c", "value": 6}]
+
+
+def test_rows_beside_those_that_changed_are_not_read(monkeypatch):
+    found = []
+    ranges = module.changed_ranges
+    monkeypatch.setattr(module, "changed_ranges", lambda *given: found.append(ranges(*given)) or found[-1])
+    before = closed(Database(SCHEMA))
+    after = closed(before)
+    after.connect().execute("UPDATE plain SET number = 0 WHERE id = 1500")
+    patched = before.patch(closed(after), "", text_diffs=False)
+    assert patched == [{"op": "replace", "path": "/plain/1500/number", "value": 0}]
+    by_name = {name: spans for (kind, name, _), spans in found[0].items() if kind == "table"}
+    ((first, last),) = by_name.pop("plain")
+    assert first <= 1500 <= last < first + 300
+    assert not any(by_name.values())

@@ -1,0 +1,179 @@
+"""Files as a field of an environment: in calls, forks, views and bundles, wherever functions run."""
+
+import base64
+import errno
+import io
+import os
+import tarfile
+
+import jsonpatch
+import pytest
+import serving
+
+from toolpack_server.features.volumes.files.files_directory import Directory
+from toolpack_server.volumes.scratch import FULL_TEXT
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.testing import Session
+
+pytestmark = serving.IN_BOTH
+
+CATALOG = load_catalog((serving.PACKS,), ("papers",))
+START = {"logo.png": {"$base64": "/w=="}, "orders/17.txt": "2 of 1\n"}
+PROMISED = "PermissionError: [Errno 13] attempt to write readonly files: the function is registered with read_only=True"
+
+
+@pytest.fixture
+def bench():
+    with serving.Bench(CATALOG, pack_dir=(serving.PACKS,), packs=("papers",)) as bench:
+        yield bench
+
+
+def files_of(bench, session, **where):
+    return bench.rpc("get_environment", session_id=session, **where)["papers"]["files"]
+
+
+def test_an_authors_test_sees_the_files():
+    with Session(CATALOG.toolpacks["papers"]) as session:
+        session.run("write", path="orders/18.txt", text="3")
+        mine = session.environment.files
+        assert (mine.read_text("orders/18.txt"), mine.read_bytes("logo.png")) == ("3", b"\xff")
+        mine.unlink("orders/18.txt")
+        assert session.run("read", path="orders/18.txt") == "3"
+
+
+def test_each_version_of_more_calls_than_a_chain_has_pieces_is_read_from_its_pieces(bench):
+    session = bench.create("papers")
+    for number in range(20):
+        bench.result(session, "write", path=f"file {number}", text=f"{number}" * 100 * (1 + number % 3))
+    bundle = bench.rpc("export_bundle", session_id=session)["bundle"]
+    copy = bench.rpc("import_bundle", bundle=bundle)["session_id"]  # of which no working copy is here
+    for version in range(21):
+        written = {f"file {number}": f"{number}" * 100 * (1 + number % 3) for number in range(version)}
+        assert files_of(bench, copy, version=version) == {**START, **written}
+
+
+def test_a_call_keeps_files_and_other_fields_together_or_not_at_all(bench):
+    session = bench.create("papers")
+    assert bench.result(session, "write", path="orders/18.txt", text="3") == 1
+    bench.result(session, "write_and_note", path="noted", fail=False)
+    assert bench.call(session, "write_and_note", path="failed", fail=True)["error"] == "ValueError: on purpose"
+    assert bench.rpc("get_environment", session_id=session)["papers"] == {
+        "files": {**START, "orders/18.txt": "3", "noted": ""},
+        "notes": ["noted"],
+    }
+    assert [record.get("changed") for record in bench.rpc("get_trace", session_id=session)] == [
+        {"papers/files": 1},
+        {"papers/files": 1},
+        None,
+    ]
+
+
+def test_a_read_only_function_reads_and_cannot_write(bench):
+    session = bench.create("papers")
+    assert bench.result(session, "read", path="orders/17.txt") == "2 of 1\n"
+    assert bench.call(session, "write_secretly")["error"] == f"{PROMISED}: 'secret'"
+    assert bench.call(session, "look", words=["new=1"])["error"] == f"{PROMISED}: 'new'"
+    assert bench.result(session, "look", words=[]) == "['./logo.png', './orders/17.txt']\n"
+    assert bench.version(session) == 0
+    assert files_of(bench, session) == START
+
+
+def test_programs_work_in_a_real_directory_and_what_they_change_is_kept(bench):
+    session = bench.create("papers")
+    bench.result(session, "run", words=["new/one=1", "rm=logo.png", "link=orders/17.txt"])
+    assert files_of(bench, session) == {
+        "a link": {"$link": "orders/17.txt"},
+        "new/one": "1",
+        "orders/17.txt": "2 of 1\n",
+    }
+    assert bench.result(session, "read", path="a link") == "2 of 1\n"
+    for words, sentence in (
+        (["x=1", "fifo=p"], "OSError: [Errno 22] only files, folders and symbolic links can be kept: 'p'"),
+        (
+            ["rm=a link", "link=/etc"],
+            "OSError: [Errno 22] a symbolic link that leads out of the session's files can't be kept: 'a link'",
+        ),
+    ):
+        assert bench.call(session, "run", words=words)["error"] == sentence
+    bench.result(session, "write", path="new/one", text="2")
+    assert (
+        bench.result(session, "run", words=["new/two=2"])
+        == "['./a link', './new/one', './new/two', './orders/17.txt']\n"
+    )
+    assert bench.rpc("get_environment", session_id=session, pointer="/papers/files/new~1one") == "2"
+
+
+def test_forks_and_resets_have_files_of_their_own(bench):
+    session = bench.create("papers")
+    for number in range(12):  # more than a chain has pieces
+        bench.result(session, "write", path=f"{number % 5}", text=str(number))
+        bench.result(session, "run", words=[f"p{number % 3}={number}"])
+    [fork] = bench.rpc("fork_session", session_id=session, count=1, version=7)
+    fork = fork["session_id"]
+    assert files_of(bench, fork) == files_of(bench, session, version=7)
+    bench.result(fork, "write", path="in fork", text="")
+    assert "in fork" not in files_of(bench, session)
+    bench.rpc("reset_session", session_id=session, version=0)
+    assert files_of(bench, session) == START
+    assert bench.result(session, "list_papers") == ["logo.png", "orders", "orders/17.txt"]
+    bench.rpc("reset_session", session_id=session, version=24)
+    assert files_of(bench, session)["p2"] == "11"
+
+
+def test_views_pointers_and_pages(bench):
+    session = bench.create("papers", options={"papers": {"count": 30}})
+    read = lambda **where: bench.rpc("get_environment", session_id=session, **where)  # noqa: E731
+    assert read(pointer="/papers/files/many~13.txt") == "3\n" * 20
+    assert [*read(pointer="/papers/files", after="many/3.txt", limit=2)] == ["many/4.txt", "many/5.txt"]
+    serving.refused(-32602, read, pointer="/papers/files/many")
+
+
+def test_a_diff_names_the_files_that_have_changed(bench):
+    session = bench.create("papers")
+    bench.result(session, "run", words=["new=1", "rm=logo.png", "orders/17.txt=3 of 1\n"])
+    diff = bench.rpc("diff_environment", session_id=session)
+    first = bench.rpc("get_environment", session_id=session, version=0)
+    assert jsonpatch.apply_patch(first, diff) == bench.rpc("get_environment", session_id=session)
+    assert bench.rpc("diff_environment", session_id=session, text_diffs=True)[2]["value"] == {
+        "$diff": "@@ -1 +1 @@\n-2 of 1\n+3 of 1\n"
+    }
+
+
+def test_files_are_given_by_a_client_as_they_are_shown(bench):
+    given = {"a/b.txt": "text", "l": {"$link": "a"}, "e": {"$dir": True}, "x": {"$base64": "/w=="}}
+    session = bench.create("papers", environment={"papers": {"files": given, "notes": ["n"]}})
+    assert files_of(bench, session) == given
+    for wrong in ({"../a": ""}, {"a": {"$link": "/etc"}}, {"a": 3}, [], {"a": {"$size": 4}}):
+        error = serving.refused(-32602, bench.create, "papers", environment={"papers": {"files": wrong}})
+        assert "papers" in error.data["detail"]
+
+
+def test_files_are_exported_as_a_tar_file(bench):
+    session = bench.create("papers")
+    exported = bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]["papers/files"]
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(exported))) as tar:
+        assert tar.getnames() == ["logo.png", "orders", "orders/17.txt"]
+
+
+def test_the_schema_says_that_it_is_files(bench):
+    [listed] = bench.rpc("list_toolpacks")
+    schema = listed["environment"]["properties"]["files"]
+    assert (schema["type"], schema["x-toolpack"]) == ("object", "files")
+
+
+def test_a_full_scratch_folder_refuses_the_call_and_leaves_nothing_there(tmp_path, monkeypatch):
+    def no_room(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with serving.Bench(CATALOG, scratch_dir=tmp_path) as bench:
+        session = bench.create("papers")
+        with monkeypatch.context() as full:
+            full.setattr(Directory, "_create", no_room)
+            error = serving.refused(-32006, bench.call, session, "run", words=["new=1"])
+            assert error.message == FULL_TEXT
+            assert [path for path in tmp_path.glob("*/*/*") if path.name != "lock"] == []
+        with monkeypatch.context() as full:
+            full.setattr("toolpack_server.features.volumes.files.files.is_full", lambda _: True)
+            full.setattr("subprocess.run", no_room)  # what writes in the folder, while the function waits
+            assert serving.refused(-32006, bench.call, session, "run", words=[]).message == FULL_TEXT
+        assert bench.result(session, "run", words=["new=1"]) == "['./logo.png', './new', './orders/17.txt']\n"

@@ -1,5 +1,0 @@
-"""Sessions for the tests of toolpacks, without a server."""
-
-from server.testing import Participant, Session, add_pack_dir
-
-__all__ = ["Participant", "Session", "add_pack_dir"]
