@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from toolpack_server.base.settings import load_settings
 from toolpack_author.audit.processes import task_names
+from toolpack_server.base.settings import load_settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "audits.md"
 LONGEST = 300  # characters of an attempt; its report has the rest

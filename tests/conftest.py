@@ -34,7 +34,7 @@ else:
     hypothesis.settings.register_profile("heavy", hypothesis.settings.get_profile("tests"), max_examples=100)
     hypothesis.settings.load_profile("tests")
 
-# The folders mirror those of `server`; test modules import helpers and each other by bare names, whatever their folder.
+# The folders mirror those of `toolpack_server`; test modules import helpers and each other by bare names.
 TESTS = Path(__file__).parent
 sys.path[:0] = sorted({str(path.parent) for path in TESTS.rglob("test_*.py")})
 

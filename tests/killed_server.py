@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests, which impor
 import redis_server
 import serving
 
-from toolpack_server.volumes.scratch import PREFIX
 from tests.faults.clients import Connection, RefusedError
 from tests.faults.world import Server, children, send_signal
+from toolpack_server.volumes.scratch import PREFIX
 
 REPEATABLE = ("create_session", "fork_session", "reset_session", "run_function")
 CRASHED = "CrashedError"  # then nothing has changed

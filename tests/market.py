@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from toolpack_server import (Depends, Rollout, Task, TaskEnvironment, Toolpack)
+from toolpack_server import Depends, Rollout, Task, TaskEnvironment, Toolpack
 from toolpack_server.packs.catalog import Catalog
 
 PARTICIPANTS = {

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 # Exactly these versions: an SBOM says what has made it. That of hatchling, which a wheel says, is in pyproject.toml.
 TOOLS = ("build[uv]==1.6.1", "cyclonedx-bom==7.5.0")
 PIP = (sys.executable, "-m", "pip")
-IN_WHEEL = ("server", "toolpack_server", "toolpacks")
+IN_WHEEL = ("toolpack_server", "toolpacks")
 TASK = "bank/save-300"
 IGNORED = ("__pycache__", ".git", ".venv*", ".*_cache", ".hypothesis", ".toolpack-server", "build", "dist")
 
@@ -207,7 +207,7 @@ def check_serving(environment: Environment, version: str, source: Path) -> None:
             check(envelope["error"] is None, f"{call['function']}: {envelope['error']}")
         rpc(url, "submit_answer", session_id=session_id, answer=solution["answer"] or "")
         check(rpc(url, "evaluate_session", session_id=session_id)["passed"], f"the solution of {TASK} doesn't pass")
-        console = source / "server" / "console"
+        console = source / "server" / "toolpack_server" / "console"
         for path in console.rglob("*.[chjs]*"):  # not the licence of what is vendored
             name = "" if path.name == "index.html" else path.relative_to(console).as_posix()
             with urllib.request.urlopen(f"{url}/console/{name}", timeout=60) as reply:

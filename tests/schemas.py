@@ -12,18 +12,18 @@ from typing import Any
 import click
 from pydantic import TypeAdapter
 
+from tests.client_code import client_code
 from toolpack_server.packs.formats import native
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.protocol.results import Envelope
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import all_methods, openrpc
-from tests.client_code import client_code
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 BUNDLED = ("bank", "workspace")  # their schemas are in the repository: these toolpacks need no optional package
 ROOT = Path(__file__).parents[1]
-CLIENT = ROOT / "toolpack_server" / "client" / "methods.py"
+CLIENT = ROOT / "server" / "toolpack_server" / "client" / "methods.py"
 
 
 @click.command()

@@ -32,9 +32,9 @@ from toolpack_server.cli import cli
 from toolpack_server.execution.failure import Failure
 from toolpack_server.features.protocols.mcp.messages import CALL_ID_KEY, VERSIONS
 from toolpack_server.features.protocols.mcp.protocol import Mcp
+from toolpack_server.features.replay.bundle_format import FORMAT as BUNDLES
 from toolpack_server.features.stores.postgres.statements import MIGRATIONS as POSTGRES
 from toolpack_server.features.stores.redis.connection import SCHEMA as REDIS
-from toolpack_server.features.replay.bundle_format import FORMAT as BUNDLES
 from toolpack_server.features.stores.sqlite.file import VERSION as SQLITE
 from toolpack_server.observability.exposition import exposition
 from toolpack_server.observability.metrics import Metrics
@@ -44,7 +44,7 @@ from toolpack_server.rpc.method import agents_methods
 from toolpack_server.snapshots.seal import FORMAT as SNAPSHOTS
 from toolpack_server.web.app import create_app
 from toolpack_server.wiring.installed import load_features
-from toolpack_server.wiring.service import (OK, REFUSED, Service, all_methods, openrpc)
+from toolpack_server.wiring.service import OK, REFUSED, Service, all_methods, openrpc
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "schemas" / "released.json"
@@ -295,7 +295,7 @@ class Surface(dict[str, Thing]):
                 self[f"{name}.{attribute}"]
         for member in dir(found):
             owner = next((base for base in found.__mro__ if member in vars(base)), object)
-            if member.startswith("_") or not owner.__module__.startswith(("server", "toolpack_server")):
+            if member.startswith("_") or not owner.__module__.startswith("toolpack_server"):
                 continue
             value = inspect.getattr_static(found, member)
             if isinstance(value, (staticmethod, classmethod)) or inspect.isfunction(value):

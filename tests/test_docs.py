@@ -140,7 +140,7 @@ def test_the_files_and_names_of_the_walks_are_there():
     files = {span for span in spans if re.fullmatch(r"[\w./]+\.(py|md|json|toml)", span)}
     assert len(files) > 10
     for name in files:
-        below = [ROOT / name, ROOT / "server" / name, *(ROOT / "server").rglob(name)]
+        below = [ROOT / name, ROOT / "server" / "toolpack_server" / name, *(ROOT / "server").rglob(name)]
         assert any(path.exists() for path in below), name
     classes = {found for span in spans - files for found in re.findall(r"\b[A-Z][a-z]+[A-Z]?\w*", span)}
     assert len(classes) > 8

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from toolpack_server.features.volumes.files import files_glob
 from toolpack_server.features.evaluation.perturbations.appearance import Appearance
 from toolpack_server.features.evaluation.rules import read_rules
+from toolpack_server.features.volumes.files import files_glob
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("server", "toolpack_server", "toolpacks")
+FOLDERS = ("server", "toolpacks")
 METHODS = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"}
 LENGTH = 30_000
 TRIES = 3

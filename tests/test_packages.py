@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from toolpack_server.features.authoring import trials as api_trials
-
 ROOT = Path(__file__).parents[1]
 FILES = [path for folder in ROOT.glob("packages/*/toolpack_*") for path in folder.rglob("*.py")]
-SEAM = {f"toolpack_server.features.{name}" for name in ("api", "api_http", "api_commands", "api_trials", "api_volumes")}
-MOST_TRIED = 71  # names in `api_trials`: a tool needs less of the core, not more
+CORE = "toolpack_server"
+SEAM = {f"{CORE}.features.{name}" for name in ("api.core", "api.http", "api.commands", "api.volumes")}
+PUBLIC = [f"{CORE}.{name}" for name in ("client", "testing", "training")]
+MOST_NAMES = 71  # names of the server that only tools for authors use: they need less of it, not more
 
 
 def imported(path):
@@ -24,16 +24,16 @@ def imported(path):
             yield from ((alias.name, set()) for alias in node.names)
 
 
-def test_packages_know_of_the_server_what_features_may_and_its_client():
-    found = {module for path in FILES for module, _ in imported(path) if module.partition(".")[0] == "server"}
-    assert found <= SEAM
-    assert found & SEAM
+def test_conformance_imports_only_the_feature_api():
+    folder = ROOT / "packages" / "toolpack-conformance"
+    found = {module for path in FILES if path.is_relative_to(folder) for module, _ in imported(path)}
+    assert {each for each in found if each.startswith(f"{CORE}.") and not each.startswith(tuple(PUBLIC))} <= SEAM
 
 
-def test_what_tools_may_import_besides_is_used_by_one_and_only_becomes_less():
-    used = {name for path in FILES for module, names in imported(path) for name in names if "api_trials" in module}
-    assert {name for _, names in imported(Path(api_trials.__file__)) for name in names} == used
-    assert len(used) <= MOST_TRIED
+def test_tools_for_authors_import_few_other_names():
+    imports = [each for path in FILES for each in imported(path) if each[0].startswith(f"{CORE}.")]
+    names = {(module, name) for module, names in imports for name in names}
+    assert len([each for each in names if each[0] not in SEAM and not each[0].startswith(tuple(PUBLIC))]) <= MOST_NAMES
 
 
 @pytest.mark.parametrize("command", ["serve", "mcp", "features", "list", "session"])
@@ -46,7 +46,11 @@ def test_no_process_that_serves_imports_what_only_authors_run(command):
         "print(*sys.modules)"
     )
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    only_authors = ("toolpack_author", "toolpack_conformance", "toolpack_server.features.authoring.trials", "toolpack_server.features.authoring.checking")
+    only_authors = (
+        "toolpack_author",
+        "toolpack_conformance",
+        "toolpack_server.features.authoring.checking",
+    )
     only_authors += ("toolpack_server.user", "openai")
     assert [name for name in modules if name.startswith(only_authors)] == []
     assert "toolpack_server.web.app" in modules

@@ -67,9 +67,9 @@ def imported_modules(source):
 
 @pytest.mark.heavy  # as it needs all extras
 def test_what_is_imported_is_what_is_declared():
-    files = [path for package in ("server", "toolpack_server", "toolpacks") for path in (ROOT / package).rglob("*.py")]
+    files = [path for package in ("server", "toolpacks") for path in (ROOT / package).rglob("*.py")]
     modules = {name for path in files for name in imported_modules(path.read_text(encoding="utf-8"))}
-    modules -= sys.stdlib_module_names | {"server", "toolpack_server", "toolpacks"} | UNDECLARED
+    modules -= sys.stdlib_module_names | {"toolpack_server", "toolpacks"} | UNDECLARED
     distributions = packages_distributions()
     found = {canonical(distributions[module][0]) for module in modules - {"opentelemetry"}}
     parts = {name for name in declared() if name.startswith("opentelemetry-")}
@@ -82,7 +82,7 @@ def test_what_a_package_imports_is_what_it_declares(path):
     project, own = tomllib.loads(path.read_text(encoding="utf-8"))["project"], path.parent.name.replace("-", "_")
     files = (path.parent / own).rglob("*.py")
     modules = {name for each in files for name in imported_modules(each.read_text(encoding="utf-8"))}
-    ours = {"server", "toolpack_server", own}
+    ours = {"toolpack_server", own}
     others = modules - ours - sys.stdlib_module_names - UNDECLARED
     distributions = packages_distributions()
     found = {canonical(distributions[module][0]) for module in others} | {"toolpack-server"}
@@ -204,7 +204,7 @@ def test_the_server_uses_no_other_attributes_of_uvicorn():
 
 def test_one_file_imports_uvicorn():
     files = [path for path in (ROOT / "server").rglob("*.py") if "uvicorn" in imported_modules(path.read_text())]
-    assert files == [ROOT / "server" / "web" / "http_server.py"]
+    assert files == [ROOT / "server" / "toolpack_server" / "web" / "http_server.py"]
 
 
 def is_cycle(node):
@@ -223,7 +223,7 @@ def files_in(folder):
     if (folder / ".git").exists():
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
         return {name for name in listed.stdout.split("\0") if name and (folder / name).exists()}
-    folders = (".ci", "docs", "packages", "schemas", "server", "tests", "toolpack_server", "toolpacks")
+    folders = (".ci", "docs", "packages", "schemas", "server", "tests", "toolpacks")
     found = [path for name in folders for path in (folder / name).rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)) for path in found if "__pycache__" not in path.parts}
 

@@ -33,6 +33,7 @@ import toolpack_server.perturbations
 pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).parent.parent
+SERVER = ROOT / "server" / "toolpack_server"
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in [
@@ -516,10 +517,6 @@ def test_audit_in_five_minutes(folder):
     assert timing.sub("", printed) == timing.sub("", shown)
 
 
-def test_a_file_that_shadows_the_package(folder):
-    check_console("docs/operate.md", "A `server.py` of your own", folder)
-
-
 @pytest.mark.parametrize(
     ("flags", "headings", "last"),
     [
@@ -664,12 +661,12 @@ def test_the_map_of_the_code_shows_every_package_and_module():
     (shown,) = blocks("docs/internals/develop.md", "Where things are", "text")
     there = {
         path.name + "/" if path.is_dir() else path.stem
-        for path in (ROOT / "server").iterdir()
+        for path in SERVER.iterdir()
         if not path.name.startswith("__") and (path.suffix == ".py" or any(path.glob("*.*")))
     }
-    shown = shown.partition("\ntoolpack_server/")[0]
+    shown = shown.partition("\ntoolpacks/")[0]
     assert set(re.findall(r"^  (\w+/?)", shown, re.MULTILINE)) == there
-    features = {f"{path.parent.name}/" for path in (ROOT / "server" / "features").glob("*/__init__.py")}
+    features = {f"{path.parent.name}/" for path in (SERVER / "features").glob("*/__init__.py")}
     assert set(re.findall(r"^    (\w+/)", shown, re.MULTILINE)) == features
 
 

@@ -14,7 +14,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-STORE_CONTRACT = ROOT / "toolpack_server" / "testing" / "store_contract"
+STORE_CONTRACT = ROOT / "server" / "toolpack_server" / "testing" / "store_contract"
 LIST = (TESTS / "promises.txt").read_text(encoding="utf-8")
 PAGES = ["docs/operate.md", "docs/isolation.md", "SECURITY.md"]
 LEAST = 30  # characters of a sentence that the list has, unless it is shorter

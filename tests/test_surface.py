@@ -138,7 +138,7 @@ def python(**names):
     module = types.ModuleType("described")
     vars(module).update(names, __all__=[*names])
     found = Surface()
-    found.add_objects("server", module)
+    found.add_objects("toolpack_server", module)
     return found
 
 
@@ -172,24 +172,28 @@ def with_less_options(**options: Unpack[LessOptions]) -> None: ...
 @pytest.mark.parametrize(
     ("before", "now", "found"),
     [
-        (plain, without_a_parameter, {("server.it(size)", "is gone")}),
-        (plain, with_a_required_one, {("server.it", "now: needs colour")}),
+        (plain, without_a_parameter, {("toolpack_server.it(size)", "is gone")}),
+        (plain, with_a_required_one, {("toolpack_server.it", "now: needs colour")}),
         (plain, with_an_optional_one, set()),
-        (plain, with_another_default, {("server.it(size)", "no longer: default 1")}),
-        (plain, with_a_name_only, {("server.it(size)", "no longer: by position, at 2")}),
-        (plain, with_a_required_size, {("server.it", "now: needs size"), ("server.it(size)", "no longer: default 1")}),
+        (plain, with_another_default, {("toolpack_server.it(size)", "no longer: default 1")}),
+        (plain, with_a_name_only, {("toolpack_server.it(size)", "no longer: by position, at 2")}),
+        (
+            plain,
+            with_a_required_size,
+            {("toolpack_server.it", "now: needs size"), ("toolpack_server.it(size)", "no longer: default 1")},
+        ),
         (
             plain,
             in_another_order,
             {
-                ("server.it(name)", "no longer: by position, at 1"),
-                ("server.it(size)", "no longer: by position, at 2"),
+                ("toolpack_server.it(name)", "no longer: by position, at 1"),
+                ("toolpack_server.it(size)", "no longer: by position, at 2"),
             },
         ),
-        (plain, that_returns_another_type, {("server.it", "no longer: returns str")}),
-        (awaited, plain, {("server.it", "no longer: is awaited")}),
+        (plain, that_returns_another_type, {("toolpack_server.it", "no longer: returns str")}),
+        (awaited, plain, {("toolpack_server.it", "no longer: is awaited")}),
         (with_options, with_more_options, set()),
-        (with_options, with_less_options, {("server.it(colour)", "is gone")}),
+        (with_options, with_less_options, {("toolpack_server.it(colour)", "is gone")}),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
@@ -220,13 +224,13 @@ def test_removed_names_methods_and_attributes_are_breaks_and_new_ones_are_none()
 
     found = set(breaks(python(It=KnownError, other=plain), python(It=OtherError)))
     assert {name for name, _ in found} == {
-        "server.It",
-        "server.It.close",
-        "server.It.colour",
-        "server.It.size",
-        "server.other",
+        "toolpack_server.It",
+        "toolpack_server.It.close",
+        "toolpack_server.It.colour",
+        "toolpack_server.It.size",
+        "toolpack_server.other",
     }
-    assert ("server.It", "no longer: is a ValueError") in found
+    assert ("toolpack_server.It", "no longer: is a ValueError") in found
     assert set(breaks(python(It=BaseError), python(It=KnownError, other=plain))) == set()
 
 

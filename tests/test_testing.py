@@ -13,7 +13,7 @@ import foreign_classes as foreign
 import pytest
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
-from toolpack_server import (Depends, FunctionCall, Task, TaskEnvironment, Toolpack)
+from toolpack_server import Depends, FunctionCall, Task, TaskEnvironment, Toolpack
 from toolpack_server.base.errors import (
     ReadOnlyError,
     RegistrationError,

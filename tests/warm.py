@@ -23,8 +23,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-PROGRAM = [sys.executable, "-W", "error", "-m", "server"]
-MODULES = ["toolpack_server.cli.serve", "toolpack_server.cli.look", "toolpack_server.web.app", "toolpack_server.features.protocols.mcp.command", "toolpack_server.rpc.jsonrpc"]
+PROGRAM = [sys.executable, "-W", "error", "-m", "toolpack_server"]
+MODULES = [
+    "toolpack_server.cli.serve",
+    "toolpack_server.cli.look",
+    "toolpack_server.web.app",
+    "toolpack_server.features.protocols.mcp.command",
+    "toolpack_server.rpc.jsonrpc",
+]
 PIPES = ["p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"]
 DECIDES = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TZ")  # the beginnings of such variables
 
@@ -115,8 +121,12 @@ class Origin:
 def main(control: socket.socket) -> None:
     """Fork what is asked for, and tell how it has ended; until the tests end."""
     del sys.path[0]  # this folder
-    folder = Path(str(importlib.import_module("server").__file__)).parent / "features"
-    for name in [*MODULES, *(f"toolpack_server.features.{each.parent.name}.feature" for each in folder.glob("*/feature.py"))]:
+    folder = Path(str(importlib.import_module("toolpack_server").__file__)).parent / "features"
+    paths = folder.rglob("feature.py")
+    for name in [
+        *MODULES,
+        *(f"toolpack_server.features.{'.'.join(path.relative_to(folder).parent.parts)}.feature" for path in paths),
+    ]:
         importlib.import_module(name)
     while True:
         message, streams, _, _ = socket.recv_fds(control, 2**20, 3)
@@ -154,9 +164,9 @@ def become(asked: dict[str, Any], streams: list[int]) -> None:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
-    sys.argv = ["server", *asked["argv"]]
+    sys.argv = ["toolpack-server", *asked["argv"]]
     sys.path.insert(0, asked["cwd"])
-    runpy.run_module("server", run_name="__main__", alter_sys=True)
+    runpy.run_module("toolpack_server", run_name="__main__", alter_sys=True)
     raise SystemExit
 
 

@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
 from toolpack_server.base.settings import Settings
 from toolpack_server.observability.exposition import exposition
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.web.app import create_app
 from toolpack_server.web.http_server import HttpServer
 from toolpack_server.wiring.service import Service
-from tests.patience import PATIENCE
 
 IDLE_SECONDS = 3600  # that a connection stays open between two bursts
 CHUNKED, LAST_CHUNK = b"\r\ntransfer-encoding: chunked\r\n", b"0\r\n\r\n"

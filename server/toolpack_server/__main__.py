@@ -1,4 +1,4 @@
-"""`python -m server` is `toolpack-server`."""
+"""`python -m toolpack_server` is `toolpack-server`."""
 
 from toolpack_server.cli import main
 

@@ -16,10 +16,10 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, PrivateAttr
 from pydantic_core import PydanticCustomError, ValidationError
 
-from toolpack_server.base.errors import (MAX_SHOWN, NoEnvironmentError, ToolNotFoundError, shown)
+from toolpack_server.base.errors import MAX_SHOWN, NoEnvironmentError, ToolNotFoundError, shown
 from toolpack_server.functions.argument_validators import finite_validator
 from toolpack_server.functions.signatures import FunctionSignature, read_signature
-from toolpack_server.functions.steps import (Passed, Steps, awaited, run_steps)
+from toolpack_server.functions.steps import Passed, Steps, awaited, run_steps
 
 __all__ = [
     "Depends",

@@ -1,4 +1,4 @@
-"""Functions that write rules of perturbations; see `toolpack_server.features.evaluation.rules`."""
+"""Functions that write rules of perturbations; see `features/evaluation/rules.py`."""
 
 from toolpack_server.features.evaluation.perturbations.authors import (
     fails,

@@ -1,7 +1,7 @@
 """The pytest plugin of Toolpack Server: `--pack-dir`, and the fixture `toolpack_session`.
 
 The rule: pytest loads this module in every project that has Toolpack Server installed, so it imports nothing of the
-server before somebody asks for it, and isn't in the package `server`, whose name a project may use itself.
+server before somebody asks for it.
 """
 
 import contextlib

@@ -30,14 +30,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from toolpack_server.base import errors
-from toolpack_server.base.errors import (EnvironmentDiffersError, NoReplyError, RemoteFunctionError, ReplyError)
+from toolpack_server.base.errors import EnvironmentDiffersError, NoReplyError, RemoteFunctionError, ReplyError
+from toolpack_server.client import Client
 from toolpack_server.functions_runtime import error_text
+from toolpack_server.revive import revive
 from toolpack_server.snapshots.classes import ClassTable, fingerprint
 from toolpack_server.snapshots.comparison import difference
 from toolpack_server.snapshots.pickling import freeze, thaw
 from toolpack_server.snapshots.seal import FORMAT
-from toolpack_server.client import Client
-from toolpack_server.revive import revive
 
 _MODEL_STATE = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from toolpack_server.base.terminal import echo, printable
-from toolpack_server.packs.loading import load_catalog
 from toolpack_server.client import Client
+from toolpack_server.packs.loading import load_catalog
 
 # ESC, CSI of C1, a carriage return and a line that looks like the command's, marks of direction, an escape of Python's.
 HOSTILE = "a\x1b[2J\x9b1m\rb\u202ec\u2028d\n7 tasks: all passed\x00\U000e0041\\x1b"

@@ -25,7 +25,7 @@ def auditing(workshop: Workshop) -> Iterator[Bound]:
     found = []
     for _ in range(RUNS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "server", "audit", "--pack-dir", str(PACKS), "--packs", "bazaar"]
+        command = [sys.executable, "-m", "toolpack_server", "audit", "--pack-dir", str(PACKS), "--packs", "bazaar"]
         subprocess.run(
             [*command, "--no-hash-seeds", "--fail-on", "never", "--json", str(report)],
             check=True,

@@ -21,11 +21,11 @@ from unittest import mock
 import uvicorn
 from uvicorn.server import ServerState
 
-from toolpack_server.packs.loading import load_catalog
 from tests.benchmarks.bounds import Bound
 from tests.benchmarks.processes import UnavailableError
 from tests.benchmarks.workshop import APPS, PACKS, Workshop
 from tests.whole_server import IDLE_SECONDS, Clients, WholeServer, request
+from toolpack_server.packs.loading import load_catalog
 
 BURSTS = 600
 AT_ONCE = 8

@@ -176,7 +176,7 @@ def serving(
             arguments += ["--pack-dir", PACKS, "--packs", ",".join(packs)]
         environment = {"TOOLPACK_TOKENS": f"benchmark:{TOKEN}", "TOOLPACK_SECRET_KEY": "a key for this benchmark alone"}
         environment |= {"TOOLPACK_ISOLATION": isolation, **settings}
-        process = stack.enter_context(workshop.run("server", *arguments, environment=environment))
+        process = stack.enter_context(workshop.run("toolpack_server", *arguments, environment=environment))
         if wait:
             process.wait_until(lambda: status(port, "/readyz") == 200)
         yield Server(process, port, store, data)

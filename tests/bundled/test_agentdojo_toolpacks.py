@@ -46,7 +46,9 @@ def run(code):
 def check_without(module):
     """Check all toolpacks where a module is missing, and so are the other benchmarks, which take long to check."""
     hidden = dict.fromkeys([module, "bfcl_eval", "tau2"])
-    return run(f"import sys; sys.modules.update({hidden}); sys.argv[1:] = ['check']; import toolpack_server.cli as c; c.main()")
+    return run(
+        f"import sys; sys.modules.update({hidden}); sys.argv[1:] = ['check']; import toolpack_server.cli as c; c.main()"
+    )
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -27,12 +27,12 @@ from http_server import RestartingTransport, running
 from pydantic_core import to_json
 
 from toolpack_server.base.settings import Settings
+from toolpack_server.client import Client
 from toolpack_server.functions_runtime import error_text
 from toolpack_server.packs.loading import load_catalog
+from toolpack_server.remote_runtime import RemoteRuntime
 from toolpack_server.snapshots.comparison import difference
 from toolpack_server.snapshots.pickling import thaw
-from toolpack_server.client import Client
-from toolpack_server.remote_runtime import RemoteRuntime
 
 pytestmark = with_agentdojo.HEAVY
 

@@ -3,11 +3,8 @@
 import fcntl
 import http.server
 import json
-import os
-import shutil
 import socket
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import ClassVar
@@ -60,52 +57,6 @@ def test_serve_stops_at_the_first_problem_and_counts_the_rest(tmp_path):
     assert len(result.stderr.splitlines()) == 1
     assert "(3 more: see `toolpack-server check`)" in result.stderr
     assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.parametrize(
-    ("made", "is_told"), [("server.py", True), ("server/toolpack_server/__init__.py", True), ("server/x.py", False)]
-)
-def test_check_and_serve_name_a_file_that_shadows_the_package(tmp_path, monkeypatch, capsys, made, is_told):
-    (tmp_path / made).parent.mkdir(exist_ok=True)
-    (tmp_path / made).write_text("app = None\n")
-    note = f"note: {tmp_path / made} is imported instead of the package `server` by Python programs"
-    monkeypatch.chdir(tmp_path)
-    assert (note in invoke("check", "--no-calls", *FIXTURES).stdout) is is_told
-    banner(Settings(store="memory:"), load_catalog().inventory(), 8000)
-    assert (note in capsys.readouterr().out) is is_told
-    # The same where the file is beside the toolpacks: a test that runs there imports it.
-    monkeypatch.chdir("/")
-    assert (note in invoke("check", "--pack-dir", str(tmp_path)).stdout) is is_told
-
-
-@pytest.mark.parametrize(
-    ("command", "path", "is_affected"),
-    [
-        (["toolpack-server"], None, False),
-        (["toolpack-server"], "", False),
-        (["toolpack-server"], ".", True),
-        (["toolpack-server"], ":", True),  # an empty entry
-        ([sys.executable, "-m", "server"], None, True),
-    ],
-)
-def test_who_imports_a_file_that_is_called_server(tmp_path, command, path, is_affected):
-    (tmp_path / "server.py").write_text("print('the file')\n")
-    found = shutil.which(command[0], path=str(Path(sys.executable).parent))
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    variables = kept if path is None else kept | {"PYTHONPATH": path}
-    ended = subprocess.run(
-        [found, *command[1:], "--version"], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
-    )
-    assert ("the file" in ended.stdout) is is_affected
-    assert ended.returncode == 0 or is_affected
-
-
-def test_a_clone_of_this_project_shadows_nothing(tmp_path, monkeypatch):
-    (tmp_path / "server").mkdir()
-    for name in ("__init__.py", "functions_runtime.py"):
-        (tmp_path / "server" / name).touch()
-    monkeypatch.chdir(tmp_path)
-    assert "note: " not in invoke("check", "--packs", "bank").stdout
 
 
 def test_check_reports_that_there_are_no_problems():
@@ -326,7 +277,7 @@ def test_call_shows_where_a_function_raised():
     assert first == "Traceback (most recent call last):"
     assert f'File "{serving.PACKS}/ledger.py", line ' in middle[0]
     assert middle[0].endswith(", in add_then")
-    assert not [line for line in middle if "/server/" in line]
+    assert not [line for line in middle if "/toolpack_server/" in line]
     assert last == "LookupError: half of it is done"
     assert result.stderr.count(last) == 1
 

@@ -19,11 +19,11 @@ from redis_server import free_port
 from serving import AGENTS_METHODS, CLIENTS_METHODS
 
 from toolpack_server.base.errors import NoReplyError, ReplyError
-from toolpack_server.packs.loading import load_catalog
 from toolpack_server.client import AgentClient, AsyncAgentClient, AsyncClient, Client, batches
 from toolpack_server.client import clients as client_module
 from toolpack_server.client.methods import AgentMethods, ClientMethods
 from toolpack_server.client.requests import method
+from toolpack_server.packs.loading import load_catalog
 
 OK = {"jsonrpc": "2.0", "id": 1, "result": {"result": 1, "error": None}}
 SESSION = {

@@ -10,12 +10,12 @@ from agentdojo.task_suite.load_suites import get_suites
 from http_server import running
 from pydantic import ValidationError
 
-from toolpack_server.base.errors import EnvironmentDiffersError, RemoteFunctionError, ReplyError
-from toolpack_server.packs.loading import load_catalog
-from toolpack_server.snapshots.comparison import difference
 from toolpack_server import remote_runtime
+from toolpack_server.base.errors import EnvironmentDiffersError, RemoteFunctionError, ReplyError
 from toolpack_server.client import Client
+from toolpack_server.packs.loading import load_catalog
 from toolpack_server.remote_runtime import RemoteRuntime
+from toolpack_server.snapshots.comparison import difference
 
 pytestmark = with_agentdojo.HEAVY
 

@@ -13,8 +13,8 @@ from redis_server import free_port
 from serving import PACKS, PATIENCE, wait_until
 
 from toolpack_server.base.errors import ReplyError
-from toolpack_server.packs.loading import load_catalog
 from toolpack_server.client import AsyncClient
+from toolpack_server.packs.loading import load_catalog
 from toolpack_server.training import rollouts
 
 TASKS = ["chores/dishes", "chores/returns-true"]

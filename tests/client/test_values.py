@@ -16,8 +16,8 @@ from redis_server import free_port
 from serving import PACKS, PATIENCE, wait_until
 
 from toolpack_server.base.errors import ReplyError
-from toolpack_server.packs.loading import load_catalog
 from toolpack_server.client import AsyncClient, Client
+from toolpack_server.packs.loading import load_catalog
 from toolpack_server.training import rollouts
 
 DISHES = ("do", {"chore": "dishes"})

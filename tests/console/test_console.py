@@ -19,7 +19,9 @@ FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir(
 VENDORED = FOLDER / "vendored"
 USED = ("jsdiff/diff/line.js", "jsdiff/diff/word.js")
 CHECKS = Path(__file__).parent
-VIEWS = {path.relative_to(FOLDER.parent).as_posix(): path for path in FOLDER.parent.glob("features/*/console/*.js")}
+VIEWS = {
+    f"features/{path.parts[-3]}/console/{path.name}": path for path in FOLDER.parent.glob("features/**/console/*.js")
+}
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 SCRIPTS |= {name: path.read_text(encoding="utf-8") for name, path in VIEWS.items()}
 DIGEST = re.compile(r"\b[0-9a-f]{24}/")  # the folder in which the page names its files
@@ -222,7 +224,7 @@ def test_text_has_the_contrast_of_wcag_aa_in_light_and_in_dark():
 
 
 def test_the_readme_shows_a_picture_of_it():
-    picture = FOLDER.parents[1] / "docs" / "console.png"
-    assert "](docs/console.png)" in (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    picture = FOLDER.parents[2] / "docs" / "console.png"
+    assert "](docs/console.png)" in (FOLDER.parents[2] / "README.md").read_text(encoding="utf-8")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size < 200_000

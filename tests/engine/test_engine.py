@@ -16,9 +16,9 @@ from serving import PATIENCE, wait_until
 
 from toolpack_server.engine import pool_thread
 from toolpack_server.engine.jobs import Job
-from toolpack_server.engine.lanes import (RESERVE, RESERVE_PER_KIND, Backlog, Lane)
+from toolpack_server.engine.lanes import RESERVE, RESERVE_PER_KIND, Backlog, Lane
 from toolpack_server.engine.loop_driver import LoopDriver
-from toolpack_server.engine.pace import (QUICK_RUNS, QUICK_SECONDS, SLOW_LOOKS, SLOW_RUNS, TRIALS, Pace)
+from toolpack_server.engine.pace import QUICK_RUNS, QUICK_SECONDS, SLOW_LOOKS, SLOW_RUNS, TRIALS, Pace
 from toolpack_server.engine.pool_thread import PoolThread
 
 # Lanes

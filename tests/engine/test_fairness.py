@@ -11,9 +11,9 @@ from serving import PATIENCE, RpcError, ledger, wait_until
 
 from toolpack_server.base.errors import DeadlineError
 from toolpack_server.base.settings import Settings
-from toolpack_server.engine import (jobs, pace, queues, threads)
+from toolpack_server.engine import jobs, pace, queues, threads
 from toolpack_server.engine.lanes import Backlog, Lane, Lanes
-from toolpack_server.engine.pace import (QUICK_RUNS, SLOW_LOOKS, TRIALS, Pace)
+from toolpack_server.engine.pace import QUICK_RUNS, SLOW_LOOKS, TRIALS, Pace
 from toolpack_server.sessions import manager
 
 SEVERAL = {"ann": "12345678", "bob": "87654321"}

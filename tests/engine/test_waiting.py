@@ -13,7 +13,7 @@ import pytest
 import serving
 from serving import PATIENCE, Bench, Clock, wait_until
 
-from toolpack_server.engine import (jobs, pace, queues, threads, waiting)
+from toolpack_server.engine import jobs, pace, queues, threads, waiting
 from toolpack_server.functions import coroutines, shared_loop
 from toolpack_server.functions.steps import Awaiting
 from toolpack_server.packs.loading import load_catalog

@@ -6,7 +6,7 @@ import pytest
 import serving
 from serving import CATALOG, ledger
 
-from toolpack_server.base.errors import (ClassesChangedError, Interrupted, MissingBlobError, StateDamagedError)
+from toolpack_server.base.errors import ClassesChangedError, Interrupted, MissingBlobError, StateDamagedError
 from toolpack_server.execution.call import call
 from toolpack_server.execution.codec import Codec
 from toolpack_server.execution.failure import Failure

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PrivateAttr
 
-from toolpack_server import (Depends, FunctionCall, FunctionsRuntime, TaskEnvironment, Toolpack)
+from toolpack_server import Depends, FunctionCall, FunctionsRuntime, TaskEnvironment, Toolpack
 from toolpack_server.execution.call import call
 from toolpack_server.execution.codec import Codec
-from toolpack_server.execution.parts import (divide, environments, holds, toolpack_of)
+from toolpack_server.execution.parts import divide, environments, holds, toolpack_of
 from toolpack_server.execution.runtime import SessionRuntime
 from toolpack_server.execution.world import ExecutionContext, Snapshot
 from toolpack_server.packs.catalog import Catalog

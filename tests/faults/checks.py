@@ -14,10 +14,6 @@ import sqlite3
 from collections import Counter
 from typing import Any, NamedTuple
 
-from toolpack_server import FunctionsRuntime
-from toolpack_server.execution.nested import read_nested
-from toolpack_server.jsonio.view import to_json
-from toolpack_server.packs.loading import load_catalog
 from tests.faults.clients import (
     AGENT,
     CLIENT,
@@ -35,6 +31,10 @@ from tests.faults.clients import (
     packed,
 )
 from tests.faults.world import PACKS
+from toolpack_server import FunctionsRuntime
+from toolpack_server.execution.nested import read_nested
+from toolpack_server.jsonio.view import to_json
+from toolpack_server.packs.loading import load_catalog
 
 PAGE = 1000
 RULE_OF = {rule["functions"]: rule["name"] for rule in RULES}

@@ -10,9 +10,9 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from toolpack_server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS
 from tests.faults.clients import CRASHED, Connection, UnknownError
 from tests.faults.world import age, children, is_alive, send_signal, wait_until
+from toolpack_server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS
 
 YOUNG_SECONDS = 20.0  # until then a worker may not serve yet, on a machine that is busy
 TAKEOVER_SECONDS = 7.0  # beyond the start of workers, which takes long on a machine that is busy

@@ -16,8 +16,8 @@ from patience import PATIENCE
 from raw_websocket import ACCEPT, BINARY, CLOSE, PING, PONG, RawWebSocket, frame
 from serving import PACKS, wait_until
 
-from toolpack_server.web import web_socket
 from toolpack_server.packs.loading import load_catalog
+from toolpack_server.web import web_socket
 
 CATALOG = load_catalog((PACKS,), ("bank", "chores"))
 PATH = "/openenv/bank/ws"

@@ -6,7 +6,7 @@ import with_agentdojo
 from agentdojo import functions_runtime as agentdojo
 from agentdojo.default_suites.v1.tools.banking_client import BankAccount, get_balance, send_money
 
-from toolpack_server import (EmptyEnv, FunctionsRuntime, TaskEnvironment, Toolpack, make_function)
+from toolpack_server import EmptyEnv, FunctionsRuntime, TaskEnvironment, Toolpack, make_function
 from toolpack_server.base.errors import RegistrationError
 from toolpack_server.functions_runtime import is_ready
 

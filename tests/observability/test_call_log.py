@@ -257,7 +257,7 @@ def test_the_log_says_where_a_function_raised_and_the_reply_does_not(tmp_path):
         raised, again, *others = log.lines()
         assert re.search(r'File ".*/packs/ledger\.py", line \d+, in add_then\n', raised["traceback"])
         assert raised["traceback"].endswith("LookupError: half of it is done")
-        assert "/server/" not in raised["traceback"]
+        assert "/toolpack_server/" not in raised["traceback"]
         assert again["traceback"] == raised["traceback"]
         assert [list(line) for line in others] == [FIELDS] * 2
         assert not [reply for reply in replies if "ledger.py" in reply or "Traceback" in reply]

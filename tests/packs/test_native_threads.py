@@ -159,6 +159,6 @@ def test_check_builds_and_calls_where_nothing_was_forked_from_such_threads(tmp_p
     pytest.importorskip("polars")
     for name, source in {"pool": POOL, "frame": POLARS}.items():
         (tmp_path / f"{name}.py").write_text(source)
-    command = [sys.executable, "-m", "server", "check", "--pack-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "toolpack_server", "check", "--pack-dir", str(tmp_path)]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (checked.stdout, checked.stderr) == ("2 toolpacks with 2 functions: no problems.\n", "")

@@ -8,12 +8,12 @@ import pytest
 import serving
 from pydantic import BaseModel
 
-from toolpack_server import (Depends, EmptyEnv, TaskEnvironment, Toolpack)
+from toolpack_server import Depends, EmptyEnv, TaskEnvironment, Toolpack
 from toolpack_server.base.errors import InvalidParamsError, RegistrationError
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import inspect_toolpacks, load_catalog
 
-HEAD = '"""P."""\nfrom toolpack_server import TaskEnvironment, Toolpack\nfrom toolpack_server import ToolpackUnavailable\n\n'
+HEAD = '"""P."""\nfrom toolpack_server import TaskEnvironment, Toolpack, ToolpackUnavailable\n\n\n'
 
 
 @pytest.fixture

@@ -25,13 +25,19 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.observability.suspects import MOST, Suspects
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.inventory import Inventory
-from toolpack_server.processes import (draining, pipe, supervisor, worker)
+from toolpack_server.processes import draining, pipe, supervisor, worker
 from toolpack_server.processes.activity import Activity
 from toolpack_server.processes.child import Child
 from toolpack_server.processes.draining import DrainingServer
 from toolpack_server.processes.listen import listen
-from toolpack_server.processes.pipe import (SERVING, STARTING, UNFIT, SupervisorPipe)
-from toolpack_server.processes.supervisor import (HANG_SECONDS, LOADING_SECONDS, LOOK_SECONDS, MAX_PAUSE_SECONDS, Supervisor)
+from toolpack_server.processes.pipe import SERVING, STARTING, UNFIT, SupervisorPipe
+from toolpack_server.processes.supervisor import (
+    HANG_SECONDS,
+    LOADING_SECONDS,
+    LOOK_SECONDS,
+    MAX_PAUSE_SECONDS,
+    Supervisor,
+)
 from toolpack_server.processes.worker import OUTDATED, START_FAILED
 from toolpack_server.web.app import create_app
 

@@ -138,7 +138,7 @@ def test_forks_cost_little_more_than_a_row(tmp_path, store):
 
 
 def test_memory_is_not_shared(tmp_path):
-    command = [sys.executable, "-m", "server", "serve", "--store", "memory:", "--workers", "2", "--port", "0"]
+    command = [sys.executable, "-m", "toolpack_server", "serve", "--store", "memory:", "--workers", "2", "--port", "0"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
     assert "2 workers can't share memory" in done.stderr

@@ -8,7 +8,7 @@ import serving
 from pydantic import BaseModel
 from serving import RpcError, refused
 
-from toolpack_server import (Depends, TaskEnvironment, ToolNotFoundError, Toolpack)
+from toolpack_server import Depends, TaskEnvironment, ToolNotFoundError, Toolpack
 from toolpack_server.base.errors import MissingBlobError, OverloadedError, StateDamagedError
 from toolpack_server.packs.catalog import Catalog
 

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr, RootMo
 from pydantic_core import MultiHostUrl, TzInfo, Url
 from typing_extensions import TypeAliasType, TypedDict
 
-from toolpack_server.base.errors import (ClassesChangedError, RegistrationError, SnapshotError, StateDamagedError)
+from toolpack_server.base.errors import ClassesChangedError, RegistrationError, SnapshotError, StateDamagedError
 from toolpack_server.snapshots.classes import ClassTable, fingerprint
 from toolpack_server.snapshots.comparison import difference
 from toolpack_server.snapshots.pickling import freeze, thaw

@@ -20,7 +20,7 @@ import pytest
 import redis_server
 from pydantic import BaseModel, PrivateAttr
 
-from toolpack_server import (Depends, EmptyEnv, TaskEnvironment, Toolpack)
+from toolpack_server import Depends, EmptyEnv, TaskEnvironment, Toolpack
 from toolpack_server.packs.catalog import Catalog
 
 STORED = Path(__file__).with_name("stored")

@@ -8,8 +8,8 @@ from typing import Any
 
 from chat_endpoint import called, said
 
-from toolpack_server.packs.loading import load_catalog
 from toolpack_server.client import AsyncClient
+from toolpack_server.packs.loading import load_catalog
 
 PACKS = Path(__file__).parent / "packs"
 CATALOG = load_catalog((PACKS,), ("phone",))

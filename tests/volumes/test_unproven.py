@@ -18,8 +18,8 @@ from serving import PACKS, Bench, RpcError
 from toolpack_server.features.volumes.databases import database_connection
 from toolpack_server.features.volumes.databases.database_connection import open_connection
 from toolpack_server.features.volumes.databases.database_file import DatabaseFile
-from toolpack_server.volumes.scratch import LENT, Scratch
 from toolpack_server.packs.loading import load_catalog
+from toolpack_server.volumes.scratch import LENT, Scratch
 from toolpack_server.volumes.volume import WorkingCopy
 
 # What is raised in each step leaves files and connections to the garbage collector, which says so.

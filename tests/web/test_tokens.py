@@ -17,11 +17,11 @@ from http_server import running
 from patience import PATIENCE
 from serving import AGENTS_METHODS, CLIENTS_METHODS, PACKS, result_of
 
+from toolpack_server import client as python_client
 from toolpack_server.base.errors import HttpRefusedError, SettingsError
 from toolpack_server.base.settings import Settings
 from toolpack_server.cli.serve import serve
 from toolpack_server.web.auth import TokenGate, new_token
-from toolpack_server import client as python_client
 
 ANN, BOB, FILED = "ann-s3cret-token", "bob-s3cret-token", "filed-s3cret-token"
 JSON = {"Content-Type": "application/json"}

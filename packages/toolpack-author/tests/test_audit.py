@@ -9,16 +9,16 @@ import serving
 from command_line import invoke
 from serving import PACKS
 
-from toolpack_server.base.errors import SettingsError
-from toolpack_server.base.settings import Settings, read_settings
-from toolpack_server.features.evaluation.tasks.finding import all_tasks
-from toolpack_server.packs.loading import load_catalog
-from toolpack_server.processes import child
 from toolpack_author.audit import command, processes
 from toolpack_author.audit.auditing import Effort
 from toolpack_author.audit.processes import AuditSettings, audit_tasks, task_names
 from toolpack_author.audit.values import spoken_in
 from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS, difference
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.base.settings import Settings, read_settings
+from toolpack_server.features.evaluation.tasks.finding import all_tasks
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.processes import child
 
 CATALOG = load_catalog((PACKS,), ("library",))
 LIBRARY = Settings(store="memory:", pack_dir=(PACKS,), packs=("library",))

@@ -7,12 +7,12 @@ import serving
 from test_from_class import CATALOG
 from wrong_toolpacks import WRONG, assert_said, check, headed, write
 
-from toolpack_server import TaskEnvironment
-from toolpack_server.features.authoring.trials import Tried
-from toolpack_server.functions_runtime import make_function
-from toolpack_server.packs import checks
 from toolpack_author.checking import calls
 from toolpack_author.checking.examples import example_arguments, known_values
+from toolpack_server import TaskEnvironment
+from toolpack_server.features.authoring.checking.findings import Tried
+from toolpack_server.functions_runtime import make_function
+from toolpack_server.packs import checks
 
 LIMITS = {
     "build": (checks, "BUILD_SECONDS"),

@@ -18,9 +18,10 @@ from openenv.validation.graders import Subject
 from openenv.validation.manifest import NormalizedManifest
 from openenv.validation.types import ProviderCapability
 
-from toolpack_server.features.authoring.trials import ToolpackServerError, load_settings
 from toolpack_author.audit.auditing import Effort
 from toolpack_author.audit.processes import Report, audit_tasks, task_names
+from toolpack_server import ToolpackServerError
+from toolpack_server.base.settings import load_settings
 
 TAG = "toolpack-server"
 MUTANTS, SEED = 120, 0  # as of `toolpack-server audit`

@@ -15,14 +15,6 @@ from functools import partial
 
 import httpx
 
-from toolpack_server.engine.queues import SessionQueue
-from toolpack_server.execution.call import _run
-from toolpack_server.execution.codec import Codec, PlainCodec
-from toolpack_server.features.protocols.mcp import endpoint, headers
-from toolpack_server.rpc import jsonrpc as rpc
-from toolpack_server.sessions import calls, factory, operation
-from toolpack_server.sessions.identity import Identities
-from toolpack_server.sessions.manager import SessionManager
 from toolpack_conformance.probes import (
     agents,
     atomic,
@@ -37,6 +29,14 @@ from toolpack_conformance.probes import (
     order,
     verdicts,
 )
+from toolpack_server.engine.queues import SessionQueue
+from toolpack_server.execution.call import _run
+from toolpack_server.execution.codec import Codec, PlainCodec
+from toolpack_server.features.protocols.mcp import endpoint, headers
+from toolpack_server.rpc import jsonrpc as rpc
+from toolpack_server.sessions import calls, factory, operation
+from toolpack_server.sessions.identity import Identities
+from toolpack_server.sessions.manager import SessionManager
 
 # ruff: noqa: ARG001, ARG002, ARG005 - what breaks something decides what it looks at
 
@@ -1242,7 +1242,10 @@ BROKEN = [
     (mcp.tools_are_listed_and_called, tools(lambda tool: {**tool, "annotations": {}})),
     (mcp.tools_are_listed_and_called, tool_calls(double_encoded)),
     (mcp.a_tools_failure_is_an_error, tool_calls(lambda found: found | {"isError": False})),
-    (mcp.a_tools_failure_is_an_error, patched("toolpack_server.features.protocols.mcp.protocol", "NESTED", {"nothing"})),
+    (
+        mcp.a_tools_failure_is_an_error,
+        patched("toolpack_server.features.protocols.mcp.protocol", "NESTED", {"nothing"}),
+    ),
     (mcp.an_mcp_client_has_the_errors_of_mcp, UnknownToolsAreResults),
     (mcp.an_mcp_client_has_the_errors_of_mcp, codes(-32601, -32602)),
     (mcp.a_client_of_2026_is_understood, patched(headers.HeaderCheck, "_compare", lambda *_: None)),

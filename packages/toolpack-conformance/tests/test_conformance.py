@@ -14,16 +14,16 @@ from click.testing import CliRunner
 from http_server import running
 from starlette.responses import JSONResponse
 
-from toolpack_server.cli import cli
-from toolpack_server.features.protocols.ors.endpoints import OrsEndpoint
-from toolpack_server.features.protocols.ors.episodes import OrsEpisodes
-from toolpack_server.packs.loading import load_catalog
 from toolpack_conformance.bounds import _BoundedStream
 from toolpack_conformance.others import OpenEnvSession
 from toolpack_conformance.probes.probe import GUARANTEES
 from toolpack_conformance.report import conform, conform_otherwise
 from toolpack_conformance.report import failure as ask
 from toolpack_conformance.target import Target
+from toolpack_server.cli import cli
+from toolpack_server.features.protocols.ors.endpoints import OrsEndpoint
+from toolpack_server.features.protocols.ors.episodes import OrsEpisodes
+from toolpack_server.packs.loading import load_catalog
 
 DOORS = [("ors", ""), ("openenv", "/openenv/conform")]
 FOLDER = Path(__file__).parents[1] / "toolpack_conformance" / "packs"

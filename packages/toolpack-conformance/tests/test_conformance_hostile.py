@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 from test_conformance import serving
 
-from toolpack_server.cli import cli
 from toolpack_conformance import report, target
 from toolpack_conformance.probes.probe import PROBES
 from toolpack_conformance.target import Failed, NotTried, Session, Target
+from toolpack_server.cli import cli
 
 TOOLPACKS = {"jsonrpc": "2.0", "id": 7, "result": [{"name": "conform"}]}
 

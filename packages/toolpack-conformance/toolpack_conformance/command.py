@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from toolpack_server.features.api.commands import echo
 from toolpack_conformance.probes.others import PROTOCOLS
 from toolpack_conformance.probes.probe import GUARANTEES
 from toolpack_conformance.report import as_json, as_lines, conform_otherwise
 from toolpack_conformance.report import conform as ask
 from toolpack_conformance.target import Failed
+from toolpack_server.features.api.commands import echo
 
 _TOOLPACK = Path(__file__).parent / "packs" / "conform.py"
 

@@ -15,7 +15,6 @@ from toolpack_server.base.errors import SettingsError
 from toolpack_server.base.settings import Settings, load_settings, unknown_variables
 from toolpack_server.base.terminal import echo
 from toolpack_server.cli.options import packs_options
-from toolpack_server.cli.shadowing import shadowing_files
 from toolpack_server.observability.log import configure_logging
 from toolpack_server.packs.inventory import Inventory
 from toolpack_server.packs.sources import package_folders
@@ -126,7 +125,7 @@ def banner(settings: Settings, inventory: Inventory, port: int) -> None:
     for name, entry in inventory.toolpacks.items():
         lines.append(f"  {name}: {len(entry.functions)} functions{' (opt-in)' if entry.opt_in else ''}")
     notices = [notice for notice in inventory.notices if not inventory.toolpacks or ".py:" in notice]
-    notices += [*unknown_variables(feature_variables()), *shadowing_files([Path.cwd(), *settings.pack_dir])]
+    notices += unknown_variables(feature_variables())
     lines += [f"  note: {notice}" for notice in notices]
     token = " -H 'Authorization: Bearer <token>'" if settings.tokens or settings.tokens_file else ""
     # Clients connect to loopback, not to a wildcard address.

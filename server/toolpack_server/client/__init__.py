@@ -8,6 +8,11 @@ try:
 except ImportError:
     raise ImportError("The Python client needs httpx: pip install 'toolpack-server[client]'.", name="httpx") from None
 
+from toolpack_server.client.batches import Reply
+from toolpack_server.client.clients import AgentClient, AsyncAgentClient, AsyncClient, Client
+from toolpack_server.client.methods import CallRecord, Session
+from toolpack_server.client.requests import Request
+from toolpack_server.client.values import CallValue, SessionValues, StepValue
 from toolpack_server.protocol.results import (
     Envelope,
     Export,
@@ -17,11 +22,6 @@ from toolpack_server.protocol.results import (
     ResetRecord,
     ToolpackDescription,
 )
-from toolpack_server.client.batches import Reply
-from toolpack_server.client.clients import AgentClient, AsyncAgentClient, AsyncClient, Client
-from toolpack_server.client.methods import CallRecord, Session
-from toolpack_server.client.requests import Request
-from toolpack_server.client.values import CallValue, SessionValues, StepValue
 
 __all__ = [
     "AgentClient",

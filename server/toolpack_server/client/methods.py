@@ -10,10 +10,10 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from toolpack_server.client.requests import requests
 from toolpack_server.features.evaluation.episodes.results import MessageRecord
 from toolpack_server.features.evaluation.participants.results import FailureRecord, HeardMessages, TurnRecord
 from toolpack_server.features.evaluation.perturbations.results import Perturbations, Perturbed
-from toolpack_server.features.replay.results import Bundle, Difference, Versions
 from toolpack_server.features.evaluation.tasks.results import (
     AgentTask,
     AnswerRecord,
@@ -24,6 +24,7 @@ from toolpack_server.features.evaluation.tasks.results import (
     Verdict,
     VerdictRecord,
 )
+from toolpack_server.features.replay.results import Bundle, Difference, Versions
 from toolpack_server.protocol.results import (
     Envelope,
     Export,
@@ -33,7 +34,6 @@ from toolpack_server.protocol.results import (
     ResetRecord,
     ToolpackDescription,
 )
-from toolpack_server.client.requests import requests
 
 
 class ParticipantPaths(TypedDict):

@@ -18,10 +18,10 @@ from statistics import fmean, stdev
 from typing import Any, Literal, TypeVar
 
 from toolpack_server.base.errors import ClientError, ReplyError
-from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
 from toolpack_server.client.batches import AsyncBatch
 from toolpack_server.client.methods import CallRecord, ClientMethods, Session
 from toolpack_server.client.requests import Request
+from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
 
 T = TypeVar("T")
 

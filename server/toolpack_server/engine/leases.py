@@ -17,7 +17,7 @@ from toolpack_server.base.errors import OverloadedError
 from toolpack_server.base.logger import log
 from toolpack_server.engine.jobs import Job
 from toolpack_server.engine.state import CLOSED, SessionState
-from toolpack_server.stores.base import (Head, Lease, SessionStore, SharedStore)
+from toolpack_server.stores.base import Head, Lease, SessionStore, SharedStore
 
 HEARTBEAT_SECONDS = 1.0
 DEAD_SECONDS = 5.0

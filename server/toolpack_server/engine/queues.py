@@ -19,7 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolpack_server.base.cache import BoundedCache
-from toolpack_server.base.errors import (InternalError, MissingBlobError, OverloadedError, RequestError, SessionNotFoundError)
+from toolpack_server.base.errors import (
+    InternalError,
+    MissingBlobError,
+    OverloadedError,
+    RequestError,
+    SessionNotFoundError,
+)
 from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
 from toolpack_server.engine.commits import Committer, Measure

@@ -42,7 +42,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from toolpack_server.base.times import expiry
-from toolpack_server.stores.base import (Commit, Head, Record, StoredSession)
+from toolpack_server.stores.base import Commit, Head, Record, StoredSession
 from toolpack_server.volumes.volume import live_name
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from toolpack_server.execution.parts import divide, toolpack_of
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.snapshots.pickling import freeze, thaw
 from toolpack_server.snapshots.seal import seal, unseal
-from toolpack_server.volumes.volume import (VolumeContext, first_piece, part_name, take_out)
+from toolpack_server.volumes.volume import VolumeContext, first_piece, part_name, take_out
 
 KNOWN_EXACT = 256
 

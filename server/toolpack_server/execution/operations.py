@@ -18,7 +18,7 @@ from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.execution.initial import Built, build, parse
 from toolpack_server.execution.plan import Plan
 from toolpack_server.execution.runner import RunnerOperation
-from toolpack_server.execution.views import (as_json, bound, reading, thawed, view)
+from toolpack_server.execution.views import as_json, bound, reading, thawed, view
 from toolpack_server.execution.world import ExecutionContext, Snapshot
 from toolpack_server.functions.leftovers import Watch
 from toolpack_server.functions.steps import Steps, run_steps

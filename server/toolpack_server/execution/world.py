@@ -14,7 +14,7 @@ from pydantic import BaseModel, RootModel
 
 from toolpack_server.base.errors import ResultError, SnapshotError
 from toolpack_server.execution.codec import PlainCodec
-from toolpack_server.execution.parts import (besides_volumes, emptied, merge, parts_of, wanted)
+from toolpack_server.execution.parts import besides_volumes, emptied, merge, parts_of, wanted
 from toolpack_server.execution.plan import Plan
 from toolpack_server.execution.volumes import READ_ONLY, Volumes, stored_volumes
 from toolpack_server.jsonio.strict import cut_if_longer, dumps

@@ -1,7 +1,7 @@
 """Read a plain function's signature and docstring, and refuse functions that agents couldn't use correctly.
 
-The rule: nothing is guessed. The text of a refusal says what to change. `features/authoring/classes/signatures.py` reads
-the methods of classes that weren't written for agents.
+The rule: nothing is guessed. The text of a refusal says what to change. `features/authoring/classes/signatures.py`
+reads the methods of classes that weren't written for agents.
 """
 
 import copy
@@ -17,7 +17,14 @@ from pydantic.fields import FieldInfo
 from toolpack_server.base.errors import RegistrationError
 from toolpack_server.functions.argument_validators import argument_validator
 from toolpack_server.functions.docstrings import description, parameter_descriptions, parse_docstring
-from toolpack_server.functions.fields import (ParametersModel, check_default, default_of, described_outside, field_of, is_required)
+from toolpack_server.functions.fields import (
+    ParametersModel,
+    check_default,
+    default_of,
+    described_outside,
+    field_of,
+    is_required,
+)
 from toolpack_server.volumes.volume import Volume
 
 NEEDED = object()

@@ -9,7 +9,7 @@ from contextvars import Context
 
 from pydantic import BaseModel
 
-from toolpack_server.base.errors import (InvalidParamsError, RegistrationError, ResultError, SnapshotError)
+from toolpack_server.base.errors import InvalidParamsError, RegistrationError, ResultError, SnapshotError
 from toolpack_server.jsonio.view import to_json
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.patience import Impatience, patience

@@ -27,7 +27,7 @@ from toolpack_server.packs.catalog import Catalog, ambiguous
 from toolpack_server.packs.checks import initial_problem
 from toolpack_server.packs.patience import Impatience, patience
 from toolpack_server.packs.registration import collected_problems
-from toolpack_server.packs.sources import (NAMESPACE, OWN, Source, in_folders, installed)
+from toolpack_server.packs.sources import NAMESPACE, OWN, Source, in_folders, installed
 from toolpack_server.packs.toolpack import Toolpack
 
 IMPORT_SECONDS = 10.0

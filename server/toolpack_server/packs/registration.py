@@ -47,7 +47,7 @@ def caller_description() -> str:
 
 def _caller() -> FrameType:
     frame = sys._getframe(2)  # noqa: SLF001 - inspect.stack() would read the source of every frame
-    while frame.f_back and frame.f_globals["__name__"].startswith("server."):
+    while frame.f_back and frame.f_globals["__name__"].startswith("toolpack_server."):
         frame = frame.f_back
     return frame
 

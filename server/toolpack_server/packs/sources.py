@@ -17,7 +17,9 @@ GROUP = "toolpack_server.toolpacks"
 """The group of entry points by which a distribution names its toolpacks."""
 
 OWN = "toolpack-server"
-_BUNDLED = Path(__file__).resolve().parents[2] / NAMESPACE
+_HERE = Path(__file__).resolve()
+# Beside the package where it is installed, and beside its source folder in a clone.
+_BUNDLED = next(path for parent in _HERE.parents[2:4] if (path := parent / NAMESPACE).is_dir())
 
 
 class Source(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from pydantic import BaseModel, RootModel, ValidationError
 
 from toolpack_server.base.errors import InvalidParamsError, RegistrationError, shown
-from toolpack_server.functions_runtime import (EmptyEnv, error_text, finite_validator, is_ready, make_function)
+from toolpack_server.functions_runtime import EmptyEnv, error_text, finite_validator, is_ready, make_function
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.packs.given import (
     check_assignments,

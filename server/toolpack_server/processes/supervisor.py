@@ -22,7 +22,7 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.packs.inventory import Inventory
 from toolpack_server.processes.activity import Activity
 from toolpack_server.processes.child import Child, handle_stop
-from toolpack_server.processes.pipe import (ENDED, FAILED, HOLDER, HURRY, RETIRE, SERVING, UNFIT)
+from toolpack_server.processes.pipe import ENDED, FAILED, HOLDER, HURRY, RETIRE, SERVING, UNFIT
 from toolpack_server.processes.worker import OUTDATED, START_FAILED, supervised_worker
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import create_metrics

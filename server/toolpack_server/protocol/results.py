@@ -147,7 +147,7 @@ class ResetRecord(TypedDict):
 
 
 Record = dict[str, Json]
-"""A record, whatever its kind: in the document `server/toolpack_server/wiring/service.py` puts the shapes of all kinds in its place."""
+"""A record, whatever its kind: in the document `wiring/service.py` puts the shapes of all kinds in its place."""
 
 
 class Message(TypedDict):

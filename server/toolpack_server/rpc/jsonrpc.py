@@ -19,7 +19,7 @@ from toolpack_server.observability.log import event, shown_id
 from toolpack_server.observability.tracing import AskedBy, asked_by
 from toolpack_server.protocol.omission import Omit, omission
 from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.codes import (ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, describe, error_reply, standard)
+from toolpack_server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, describe, error_reply, standard
 from toolpack_server.rpc.method import App, Method
 from toolpack_server.rpc.parsing import Parser
 

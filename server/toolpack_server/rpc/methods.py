@@ -25,7 +25,7 @@ from toolpack_server.protocol.parameters import (
     SessionRequest,
     Version,
 )
-from toolpack_server.protocol.results import (Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription)
+from toolpack_server.protocol.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.method import App, Method
 from toolpack_server.sessions.calls import CallRequest

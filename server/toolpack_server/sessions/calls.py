@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toolpack_server.base.errors import (MAX_SHOWN, CrashedError, TooLargeError, VersionConflictError)
+from toolpack_server.base.errors import MAX_SHOWN, CrashedError, TooLargeError, VersionConflictError
 from toolpack_server.base.terminal import printable
 from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState

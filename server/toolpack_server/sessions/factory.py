@@ -32,7 +32,7 @@ from toolpack_server.sessions.identity import DIGITS, Creation, in_family
 from toolpack_server.sessions.quotas import OWN_SHARE
 from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.sessions.recipes import Recipe, stored_details
-from toolpack_server.stores.base import (ForkPoint, Head, History, Record, SessionQuery, StoredSession, family_of)
+from toolpack_server.stores.base import ForkPoint, Head, History, Record, SessionQuery, StoredSession, family_of
 from toolpack_server.volumes.volume import is_piece
 
 RECOUNT_SECONDS = 1.0

@@ -12,7 +12,7 @@ from typing import Any
 from toolpack_server.base.errors import DeadlineError, TooLargeError
 from toolpack_server.base.times import timestamp
 from toolpack_server.engine.jobs import StartClock
-from toolpack_server.engine.state import (NONE, Effect, SessionState, added_bytes)
+from toolpack_server.engine.state import NONE, Effect, SessionState, added_bytes
 from toolpack_server.functions.steps import Steps
 from toolpack_server.observability.trace_context import trace_context
 from toolpack_server.observability.tracing import CallTrace

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolpack_server.base.errors import CallIdReusedError, StateDamagedError
-from toolpack_server.jsonio.strict import (Fragment, cut, cut_if_longer, dumps, loads)
+from toolpack_server.jsonio.strict import Fragment, cut, cut_if_longer, dumps, loads
 from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import Record, new_record_id

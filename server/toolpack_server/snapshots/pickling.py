@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from pydantic import RootModel
 
-from toolpack_server.base.errors import (CycleError, SnapshotError, StateDamagedError, UnsupportedObjectError)
+from toolpack_server.base.errors import CycleError, SnapshotError, StateDamagedError, UnsupportedObjectError
 from toolpack_server.snapshots.classes import ClassTable
 from toolpack_server.snapshots.graph import holders, walk
 from toolpack_server.snapshots.operators import OperatorTable, operators_of

@@ -27,7 +27,7 @@ from toolpack_server.stores.base import (
     SessionQuery,
     StoredSession,
 )
-from toolpack_server.stores.history import (Change, Tip, fitting, follows, parts_at, to_note, trim)
+from toolpack_server.stores.history import Change, Tip, fitting, follows, parts_at, to_note, trim
 from toolpack_server.stores.outside import MARK, size_of
 
 

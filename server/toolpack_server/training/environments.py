@@ -16,12 +16,12 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, Self
 
-from toolpack_server.base.errors import (ClientError, NoReplyError, RemoteFunctionError, ReplyError)
-from toolpack_server.features.evaluation.tasks.results import Verdict
-from toolpack_server.protocol.results import Json
+from toolpack_server.base.errors import ClientError, NoReplyError, RemoteFunctionError, ReplyError
 from toolpack_server.client.clients import AgentClient, Client
 from toolpack_server.client.exchange import is_unusable
 from toolpack_server.client.methods import Session
+from toolpack_server.features.evaluation.tasks.results import Verdict
+from toolpack_server.protocol.results import Json
 
 LABEL = {"environment": "trainer"}  # which the sessions of all environments have
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from toolpack_server.base.errors import ReplyError
-from toolpack_server.features.evaluation.tasks.results import Verdict
 from toolpack_server.client.clients import AsyncAgentClient, AsyncClient
 from toolpack_server.client.methods import Session
 from toolpack_server.client.values import SessionValues, StepValue, Valuer, check_async, check_counts, closing
+from toolpack_server.features.evaluation.tasks.results import Verdict
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
 """Plays the agent in one session; see `rollouts`."""

@@ -21,7 +21,7 @@ from toolpack_server.observability.trace_context import accept_trace_headers, tr
 from toolpack_server.web.auth import check_exposure
 from toolpack_server.web.bodies import HEADERS, check_headers
 from toolpack_server.web.console import console_files, console_routes
-from toolpack_server.web.endpoints import (AgentEndpoint, Endpoint, Gateway, RpcEndpoint)
+from toolpack_server.web.endpoints import AgentEndpoint, Endpoint, Gateway, RpcEndpoint
 from toolpack_server.web.refusals import refusal_response, refuse, refused
 from toolpack_server.web.status import status_routes
 from toolpack_server.wiring.service import Service

@@ -1,4 +1,4 @@
-"""The console: a page for a browser, served from `server/toolpack_server/console/`, and from folders of features that have views.
+"""The console: a page for a browser, served from `console/`, and from folders of features that have views.
 
 The rule: the files hold no data, so they need no token. Whatever the page shows it asks for at `/rpc`, as any client
 does; what it has to know of the kinds of records and of features' views are files too, `kinds.json` and `views.json`. A

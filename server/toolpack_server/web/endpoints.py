@@ -21,10 +21,10 @@ from toolpack_server.rpc.codes import describe, error_reply
 from toolpack_server.rpc.in_flight import Reservation
 from toolpack_server.rpc.jsonrpc import JsonRpc
 from toolpack_server.web.auth import NOBODY, TokenGate
-from toolpack_server.web.bodies import (HEADERS, NOT_READY, no_memory, read_body)
+from toolpack_server.web.bodies import HEADERS, NOT_READY, no_memory, read_body
 from toolpack_server.web.connections import Connections
 from toolpack_server.web.faults import LoopFaults
-from toolpack_server.web.refusals import (PIECE_BYTES, refusal, refuse, refused, send_response)
+from toolpack_server.web.refusals import PIECE_BYTES, refusal, refuse, refused, send_response
 from toolpack_server.wiring.service import Service
 
 CUT_OFF = (

@@ -15,8 +15,18 @@ from urllib.parse import parse_qsl
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from toolpack_server.base.errors import (HttpRefusedError, InternalError, ReplyError, RequestError)
+from toolpack_server.base.errors import HttpRefusedError, InternalError, ReplyError, RequestError
 from toolpack_server.base.fixed_limits import FixedLimits
+from toolpack_server.jsonio.strict import loads
+from toolpack_server.observability.request_ids import request_id
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import describe
+from toolpack_server.rpc.method import App
+from toolpack_server.rpc.parsing import QUICK_BYTES, SMALL_BYTES, has_more_values, is_deeper, parsed_bytes
+from toolpack_server.web.bodies import HEADERS, NOT_READY, has_no_body, is_handshake, read_body
+from toolpack_server.web.connections import STATE
+from toolpack_server.web.endpoints import CUT_OFF, Gateway, client_left
+from toolpack_server.web.refusals import HINTS, PIECE_BYTES, refusal_response, refused, send_body
 from toolpack_server.web.web_socket import (
     FAULT,
     LATER,
@@ -26,16 +36,6 @@ from toolpack_server.web.web_socket import (
     WebSocket,
     accept_handshake,
 )
-from toolpack_server.jsonio.strict import loads
-from toolpack_server.observability.request_ids import request_id
-from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.codes import describe
-from toolpack_server.rpc.method import App
-from toolpack_server.rpc.parsing import (QUICK_BYTES, SMALL_BYTES, has_more_values, is_deeper, parsed_bytes)
-from toolpack_server.web.bodies import (HEADERS, NOT_READY, has_no_body, is_handshake, read_body)
-from toolpack_server.web.connections import STATE
-from toolpack_server.web.endpoints import CUT_OFF, Gateway, client_left
-from toolpack_server.web.refusals import (HINTS, PIECE_BYTES, refusal_response, refused, send_body)
 
 STATUS = {-32600: 400, -32601: 404, -32602: 400, -32001: 404, -32006: 503, -32007: 413, -32010: 504}
 """The HTTP statuses that mean what these JSON-RPC codes mean."""

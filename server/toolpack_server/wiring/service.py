@@ -13,7 +13,7 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from toolpack_server.base.errors import (InternalError, ReplyError, RequestError, SettingsError, StartError)
+from toolpack_server.base.errors import InternalError, ReplyError, RequestError, SettingsError, StartError
 from toolpack_server.base.secret_key import secret_key
 from toolpack_server.base.settings import THREAD, Settings
 from toolpack_server.engine.pool_thread import here, interruptible

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from toolpack_server import (Depends, Rollout, TaskEnvironment, Toolpack)
+from toolpack_server import Depends, Rollout, TaskEnvironment, Toolpack
 
 STALLS, TASKS = 105, 20
 

@@ -4,7 +4,7 @@ import sqlite3
 import subprocess
 from typing import Annotated
 
-from toolpack_server import (Database, Depends, Files, TaskEnvironment, Toolpack)
+from toolpack_server import Database, Depends, Files, TaskEnvironment, Toolpack
 
 PRODUCTS = 100
 PAPER_BYTES = 1024

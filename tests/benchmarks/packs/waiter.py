@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from toolpack_server import (Depends, Rollout, TaskEnvironment, Toolpack)
+from toolpack_server import Depends, Rollout, TaskEnvironment, Toolpack
 
 
 class Waits(BaseModel):

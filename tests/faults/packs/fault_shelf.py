@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel
 
-from toolpack_server import (Database, Depends, Evaluation, Rollout, TaskEnvironment, Toolpack)
+from toolpack_server import Database, Depends, Evaluation, Rollout, TaskEnvironment, Toolpack
 
 SCHEMA = """
 CREATE TABLE item (key TEXT PRIMARY KEY, text TEXT NOT NULL, quantity INTEGER NOT NULL CHECK (quantity >= 0));

@@ -386,7 +386,8 @@ def test_what_can_t_be_kept_is_said_and_calls_go_on(bench, caplog):
 
 def test_nothing_is_imported_when_it_is_off():
     program = (
-        "import sys; from toolpack_server.wiring.service import Service; from toolpack_server.base.settings import Settings; "
+        "import sys; from toolpack_server.wiring.service import Service; "
+        "from toolpack_server.base.settings import Settings; "
         "from toolpack_server.packs.catalog import Catalog; "
         "service = Service(Settings(store='memory:', log_calls='off'), Catalog({})); "
         "print(service.tracer, [m for m in sys.modules if m.startswith(('opentelemetry', 'google.protobuf'))])"

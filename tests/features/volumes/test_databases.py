@@ -16,21 +16,21 @@ import pytest
 from command_line import run
 from serving import ISOLATIONS, PACKS, PATIENCE, Bench, refused, wait_until
 
-from toolpack_server import (Database, Depends, Task, TaskEnvironment, Toolpack)
+from toolpack_server import Database, Depends, Task, TaskEnvironment, Toolpack
 from toolpack_server.base.errors import InvalidParamsError, RegistrationError
 from toolpack_server.features.executors import runner
 from toolpack_server.features.executors.settings import ExecutorsSettings
+from toolpack_server.features.replay.writers import has_kind
 from toolpack_server.features.volumes.databases import database as databases
 from toolpack_server.features.volumes.databases.database import PAGE_SIZE
 from toolpack_server.features.volumes.databases.database_file import DatabaseFile
-from toolpack_server.features.replay.writers import has_kind
-from toolpack_server.volumes.scratch import PREFIX, Scratch, remove_leftovers
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.checks import initial_problem
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.testing import Session
-from toolpack_server.volumes.volume import Limits
 from toolpack_server.testing.store_contract.model import SharedMemory
+from toolpack_server.volumes.scratch import PREFIX, Scratch, remove_leftovers
+from toolpack_server.volumes.volume import Limits
 
 CATALOG = load_catalog((PACKS,), ("stall",))
 ALONE = "a session's database stands alone: ATTACH, DETACH and VACUUM INTO aren't possible"

@@ -1,7 +1,7 @@
 """Whatever is done with files, they are what a real directory is after the same: results, errors and all.
 
-`FILES_HISTORIES=1000 pytest -n 0 tests/features/volumes/test_files_histories.py` runs more histories of files alone than
-the suite does. Those of files in sessions are run by
+`FILES_HISTORIES=1000 pytest -n 0 tests/features/volumes/test_files_histories.py` runs more histories of files
+alone than the suite does. Those of files in sessions are run by
 
     python -m tests.features.volumes.test_files_histories --histories 500 --store sqlite --isolation process --kills 2
 """
@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from toolpack_server.features.volumes.files.files import Files
-from toolpack_server.features.volumes.files.files_tree import (FileNode, FolderNode, LinkNode, size_of, walk)
+from toolpack_server.features.volumes.files.files_tree import FileNode, FolderNode, LinkNode, size_of, walk
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.volumes.volume import Limits, VolumeContext
 

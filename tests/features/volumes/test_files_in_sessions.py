@@ -11,9 +11,9 @@ import pytest
 import serving
 
 from toolpack_server.features.volumes.files.files_directory import Directory
-from toolpack_server.volumes.scratch import FULL_TEXT
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.testing import Session
+from toolpack_server.volumes.scratch import FULL_TEXT
 
 pytestmark = serving.IN_BOTH
 

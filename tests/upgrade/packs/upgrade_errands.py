@@ -3,7 +3,7 @@
 import asyncio
 from typing import Annotated
 
-from toolpack_server import (Depends, Rollout, TaskEnvironment, Toolpack)
+from toolpack_server import Depends, Rollout, TaskEnvironment, Toolpack
 
 
 class Errands(TaskEnvironment):

@@ -3,7 +3,7 @@
 import sqlite3
 from typing import Annotated
 
-from toolpack_server import (Database, Depends, Files, TaskEnvironment, Toolpack)
+from toolpack_server import Database, Depends, Files, TaskEnvironment, Toolpack
 
 
 class Shop(TaskEnvironment):

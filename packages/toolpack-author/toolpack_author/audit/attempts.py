@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from toolpack_server.features.api.core import AGENT
-from toolpack_server.features.authoring.trials import PlainCall, dumps
 from toolpack_author.audit.values import (
     KnownValues,
     Path,
@@ -25,6 +23,9 @@ from toolpack_author.audit.values import (
     respelled,
     spoken_in,
 )
+from toolpack_server.features.api.core import AGENT
+from toolpack_server.features.evaluation.tasks.solutions import PlainCall
+from toolpack_server.jsonio.strict import dumps
 
 Calls = tuple[PlainCall, ...]
 

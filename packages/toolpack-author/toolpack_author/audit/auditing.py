@@ -9,27 +9,22 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from toolpack_server.features.api.core import RequestError
-from toolpack_server.features.authoring.trials import (
-    Interrupted,
-    PackFunction,
-    Service,
-    Snapshot,
-    Task,
-    Toolpack,
-    as_made,
-    dumps,
-    find_task,
-    loads,
-    native,
-    solution_calls,
-    tasks_of,
-    thawed,
-)
 from toolpack_author.audit.attempts import Calls, Solved, attempts
 from toolpack_author.audit.findings import AuditFinding, TriedTask, findings, first_finding, never_failing
 from toolpack_author.audit.trials import Phase, RefusedError, Trials, in_session
 from toolpack_author.audit.values import KnownValues
+from toolpack_server import Task
+from toolpack_server.base.errors import Interrupted
+from toolpack_server.execution.views import thawed
+from toolpack_server.execution.world import Snapshot
+from toolpack_server.features.api.core import RequestError
+from toolpack_server.features.evaluation.tasks.finding import find_task, tasks_of
+from toolpack_server.features.evaluation.tasks.solutions import solution_calls
+from toolpack_server.jsonio.strict import dumps, loads
+from toolpack_server.packs.formats import native
+from toolpack_server.packs.pack_function import PackFunction
+from toolpack_server.packs.toolpack import Toolpack, as_made
+from toolpack_server.wiring.service import Service
 
 
 class Effort(NamedTuple):

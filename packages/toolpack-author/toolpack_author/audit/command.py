@@ -15,10 +15,12 @@ from typing import Any
 import click
 import jsonpointer
 
-from toolpack_server.features.api.commands import echo, packs_options, progress
-from toolpack_server.features.authoring.trials import (Settings, ToolpackServerError, load_settings, shown)
 from toolpack_author.audit.auditing import Effort
 from toolpack_author.audit.processes import HashSeeds, Report, audit_tasks, task_names
+from toolpack_server import ToolpackServerError
+from toolpack_server.base.settings import Settings, load_settings
+from toolpack_server.features.api.commands import echo, packs_options, progress
+from toolpack_server.features.api.stores import shown
 
 FORMAT = "audit-1"
 UNSTABLE = "processes with other hash seeds give other verdicts or metrics: the evaluator goes by the order of a set"

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from toolpack_server.features.authoring.trials import Interrupted
+from toolpack_server.base.errors import Interrupted
 
 
 class Watched:

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolpack_server.features.api.core import AGENT
-from toolpack_server.features.authoring.trials import Verdict
 from toolpack_author.audit.attempts import Attempt, Calls
 from toolpack_author.audit.trials import AttemptResult
 from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS
+from toolpack_server.features.api.core import AGENT
+from toolpack_server.features.evaluation.tasks.results import Verdict
 
 SEVERAL = 2  # agents that call at random; a single one may be lucky
 

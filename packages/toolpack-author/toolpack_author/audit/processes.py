@@ -22,23 +22,17 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from toolpack_server.features.api.core import FeatureSettings
-from toolpack_server.features.authoring.trials import (
-    IN_MEMORY,
-    SEPARATOR,
-    Child,
-    EvaluationError,
-    Service,
-    Settings,
-    StartError,
-    all_tasks,
-    catalog_of,
-    follow,
-    load_settings,
-    run_apart,
-)
 from toolpack_author.audit.auditing import Auditor, Effort, report
 from toolpack_author.audit.findings import AuditFinding
+from toolpack_server.base.settings import Settings, load_settings
+from toolpack_server.features.api.core import EvaluationError, FeatureSettings, StartError
+from toolpack_server.features.authoring.checking.command import IN_MEMORY
+from toolpack_server.features.evaluation.tasks.finding import all_tasks
+from toolpack_server.features.evaluation.tasks.task import SEPARATOR
+from toolpack_server.packs.loading import catalog_of
+from toolpack_server.processes.apart import run_apart
+from toolpack_server.processes.child import Child, follow
+from toolpack_server.wiring.service import Service
 
 GRACE_SECONDS = 5.0  # after a deadline at which the process itself should have ended what was late
 GARBAGE = 20_000, 20, 20  # objects, and collections of younger ones, before each collection

@@ -19,45 +19,32 @@ import jsonpointer
 from pydantic import BaseModel
 from typing_extensions import override
 
-from toolpack_server import Database, Files
-from toolpack_server.features.api.core import (AGENT, CLIENT, Address, Caller, ReplyError, RequestError)
-from toolpack_server.features.authoring.trials import (
-    READING,
-    CallRequest,
-    Codec,
-    EvaluationError,
-    Evidence,
-    ExecutionContext,
-    Failure,
-    Interrupted,
-    PackFunction,
-    Pin,
-    PlainCall,
-    PlainCodec,
-    SeenRecord,
-    Service,
-    Snapshot,
-    Task,
-    Tasks,
-    Verdict,
-    Volumes,
-    call,
-    dumps,
-    evaluate,
-    for_author,
-    is_offered,
-    is_piece,
-    loads,
-    opened,
-    read_nested,
-    solve,
-    toolpack_of,
-    view,
-)
 from toolpack_author.audit.attempts import Attempt, Calls
 from toolpack_author.audit.deadlines import deadline
 from toolpack_author.audit.values import leaves, spoken_in
 from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS, at, difference, marked
+from toolpack_server import Database, Files, Task
+from toolpack_server.base.errors import Interrupted, for_author
+from toolpack_server.execution.call import call
+from toolpack_server.execution.codec import Codec, PlainCodec
+from toolpack_server.execution.failure import Failure
+from toolpack_server.execution.nested import read_nested
+from toolpack_server.execution.parts import toolpack_of
+from toolpack_server.execution.views import view
+from toolpack_server.execution.volumes import READING, Volumes
+from toolpack_server.execution.world import ExecutionContext, Snapshot
+from toolpack_server.features.api.core import AGENT, CLIENT, Address, Caller, EvaluationError, ReplyError, RequestError
+from toolpack_server.features.evaluation.tasks.evaluation import Evidence, SeenRecord, evaluate, solve
+from toolpack_server.features.evaluation.tasks.results import Verdict
+from toolpack_server.features.evaluation.tasks.service import Tasks
+from toolpack_server.features.evaluation.tasks.solutions import PlainCall
+from toolpack_server.features.executors.transport import opened
+from toolpack_server.features.replay.pins import Pin
+from toolpack_server.jsonio.strict import dumps, loads
+from toolpack_server.packs.pack_function import PackFunction, is_offered
+from toolpack_server.sessions.calls import CallRequest
+from toolpack_server.volumes.volume import is_piece
+from toolpack_server.wiring.service import Service
 
 KEPT_WORLDS = 50  # of one task, as JSON
 MOST_CONTAINERS, MOST_DEEP = 50, 4  # of a world, and how many names lead to one

@@ -13,8 +13,8 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from toolpack_server.features.authoring.trials import dumps
 from toolpack_author.checking.examples import example
+from toolpack_server.jsonio.strict import dumps
 
 Path = tuple[str | int, ...]
 """Where a value is within a JSON value."""

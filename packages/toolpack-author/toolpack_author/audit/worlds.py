@@ -6,7 +6,7 @@ The rule: pure. What differs in true and false only, such as what has been read,
 from collections.abc import Container, Sequence
 from typing import Any
 
-from toolpack_server.features.authoring.trials import equal
+from toolpack_server.jsonio.equality import equal
 
 EQUAL, MARKS, DIFFERENT = "equal", "marks", "different"
 """How a world differs from the solution's: not at all, in true and false only, or in more."""

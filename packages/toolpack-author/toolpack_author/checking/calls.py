@@ -13,8 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 
-from toolpack_server.features.authoring.trials import (Catalog, Child, Finding, Tried, follow, shown)
 from toolpack_author.checking.trial import Trial
+from toolpack_server.features.api.stores import shown
+from toolpack_server.features.authoring.checking.findings import Finding, Tried
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.processes.child import Child, follow
 
 SECONDS_EACH = 3.0
 SECONDS = 30.0

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from toolpack_server.features.authoring.trials import NEEDED, children, walk
+from toolpack_server.functions.signatures import NEEDED
+from toolpack_server.snapshots.graph import children, walk
 
 MAX_NESTING = 8
 MAX_OBJECTS = 5_000  # of an environment that are looked at

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from toolpack_server.features.authoring.trials import (ENVIRON, FOLDER, Toolpack, first_difference, walk)
+from toolpack_server.features.authoring.checking.writes import ENVIRON, FOLDER
+from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.snapshots.comparison import first_difference
+from toolpack_server.snapshots.graph import walk
 
 MAX_OBJECTS = 20_000  # of one variable
 _NO_STATE = (str, int, float, bool, bytes, type(None))

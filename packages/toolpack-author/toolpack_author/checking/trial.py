@@ -14,39 +14,32 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from toolpack_server.features.api.core import InvalidParamsError, TooLargeError
-from toolpack_server.features.authoring.trials import (
-    READ_ONLY,
-    Built,
-    Catalog,
-    ExecutionContext,
-    Finding,
-    Outcome,
-    PackFunction,
-    PlainCodec,
-    Promises,
-    SessionRuntime,
-    Snapshot,
-    SnapshotError,
-    Steps,
-    Toolpack,
-    ToolpackServerError,
-    Watch,
-    World,
-    build,
-    call,
-    create_volumes,
-    dumps,
-    environments,
-    is_piece,
-    leave_out,
-    load_settings,
-    place,
-    qualified_name,
-)
-from toolpack_server.features.api.volumes import Volume
 from toolpack_author.checking.examples import example_arguments, example_options, known_values
 from toolpack_author.checking.shared_state import SharedState
+from toolpack_server import ToolpackServerError
+from toolpack_server.base.errors import SnapshotError
+from toolpack_server.base.settings import load_settings
+from toolpack_server.execution.call import Outcome, call
+from toolpack_server.execution.codec import PlainCodec
+from toolpack_server.execution.initial import Built, build
+from toolpack_server.execution.parts import environments
+from toolpack_server.execution.promises import Promises
+from toolpack_server.execution.runtime import SessionRuntime
+from toolpack_server.execution.volumes import READ_ONLY
+from toolpack_server.execution.world import ExecutionContext, Snapshot, World
+from toolpack_server.features.api.core import InvalidParamsError, TooLargeError
+from toolpack_server.features.api.volumes import Volume
+from toolpack_server.features.authoring.checking.findings import Finding
+from toolpack_server.functions.leftovers import Watch
+from toolpack_server.functions.steps import Steps
+from toolpack_server.functions.tracebacks import leave_out
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.pack_function import PackFunction
+from toolpack_server.packs.registration import place, qualified_name
+from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.volumes.volume import is_piece
+from toolpack_server.wiring.service import create_volumes
 
 MAX_BYTES = 32 * 2**20
 MAX_RESULT_BYTES = 2**20

@@ -1,9 +1,10 @@
 """What a feature may import: these names, of which docs/stability.md says what holds.
 
-The rule: nothing is defined here. The server's own features import from here what they can.
+The server's own features import a name from the module that defines it.
 """
 
 from toolpack_server.base.errors import (
+    EvaluationError,
     HttpRefusedError,
     InternalError,
     InvalidParamsError,
@@ -12,6 +13,7 @@ from toolpack_server.base.errors import (
     RequestError,
     SessionNotFoundError,
     SettingsError,
+    StartError,
     TooLargeError,
 )
 from toolpack_server.base.settings import FeatureSettings
@@ -19,8 +21,8 @@ from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.execution.failure import CallFailure
 from toolpack_server.observability.metrics import MetricFamily
-from toolpack_server.protocol.parameters import (CallId, ForkRequest, Parameters, SessionId, SessionRequest)
-from toolpack_server.protocol.results import (AddressPaths, CallRecord, PartFailure, Session)
+from toolpack_server.protocol.parameters import CallId, ForkRequest, Parameters, SessionId, SessionRequest
+from toolpack_server.protocol.results import AddressPaths, CallRecord, PartFailure, Session
 from toolpack_server.protocol.senders import AGENT, CLIENT
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.method import App, Method
@@ -31,7 +33,7 @@ from toolpack_server.sessions.hooks import CreationHook, SessionFilter
 from toolpack_server.sessions.operation import OperationHook, SessionOperation
 from toolpack_server.sessions.recipes import details_of
 from toolpack_server.sessions.record_kinds import RecordKind, Shown
-from toolpack_server.stores.base import (Head, Record, SessionStore, StoredSession)
+from toolpack_server.stores.base import Head, Record, SessionStore, StoredSession
 from toolpack_server.wiring.feature import Feature
 
 FEATURE_API = 1
@@ -51,6 +53,7 @@ __all__ = [
     "CreateSession",
     "CreationHook",
     "Effect",
+    "EvaluationError",
     "Feature",
     "FeatureSettings",
     "ForkRequest",
@@ -83,6 +86,7 @@ __all__ = [
     "SettingsError",
     "Shown",
     "StartClock",
+    "StartError",
     "StoredSession",
     "TooLargeError",
     "details_of",

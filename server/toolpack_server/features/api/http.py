@@ -3,7 +3,7 @@
 The rule: nothing is defined here.
 """
 
-from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest, FeatureSocket
 from toolpack_server.web.endpoints import Gateway
+from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest, FeatureSocket
 
 __all__ = ["FeatureEndpoint", "FeatureRequest", "FeatureSocket", "Gateway"]

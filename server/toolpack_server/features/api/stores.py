@@ -16,7 +16,7 @@ from toolpack_server.base.errors import (
 )
 from toolpack_server.base.forked import in_forked, let_go
 from toolpack_server.base.store_url import SQLITE
-from toolpack_server.features.stores.rows import (RECIPE_CACHE_BYTES, decoder, digest, labels_match, load, undamaged)
+from toolpack_server.features.stores.rows import RECIPE_CACHE_BYTES, decoder, digest, labels_match, load, undamaged
 from toolpack_server.stores.base import (
     HELD_SECONDS,
     NO_HISTORY,
@@ -32,8 +32,18 @@ from toolpack_server.stores.base import (
     StoredSession,
     family_of,
 )
-from toolpack_server.stores.history import (GAP_SECONDS, NOTE_SECONDS, Change, Tip, fitting, follows, parts_at, to_note, trim)
-from toolpack_server.stores.outside import (DIGITS, MARK, MAX_STUB_BYTES, name_of, size_of, stub)
+from toolpack_server.stores.history import (
+    GAP_SECONDS,
+    NOTE_SECONDS,
+    Change,
+    Tip,
+    fitting,
+    follows,
+    parts_at,
+    to_note,
+    trim,
+)
+from toolpack_server.stores.outside import DIGITS, MARK, MAX_STUB_BYTES, name_of, size_of, stub
 
 __all__ = [
     "DIGITS",

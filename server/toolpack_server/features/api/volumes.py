@@ -4,6 +4,6 @@ The rule: nothing is defined here.
 """
 
 from toolpack_server.base.uninterruptible import uninterruptible
-from toolpack_server.volumes.volume import (Body, Key, Limits, Mount, Volume, VolumeContext, WorkingCopy)
+from toolpack_server.volumes.volume import Body, Key, Limits, Mount, Volume, VolumeContext, WorkingCopy
 
 __all__ = ["Body", "Key", "Limits", "Mount", "Volume", "VolumeContext", "WorkingCopy", "uninterruptible"]

@@ -4,8 +4,8 @@ The rule: no other module of the server imports it, as the core knows no feature
 """
 
 from toolpack_server.features.authoring.classes.toolpack import ClassToolpacks
-from toolpack_server.features.protocols.mcp.marks import HeaderMarks
 from toolpack_server.features.evaluation.tasks.task import TaskAuthor
+from toolpack_server.features.protocols.mcp.marks import HeaderMarks
 from toolpack_server.packs.toolpack import Toolpack as CoreToolpack
 
 

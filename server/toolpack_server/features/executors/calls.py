@@ -15,36 +15,23 @@ from typing_extensions import override
 from toolpack_server.base.cache import BoundedCache
 from toolpack_server.base.errors import MAX_SHOWN, ResultError, shown
 from toolpack_server.base.terminal import printable
-from toolpack_server.features.api.core import CallFailure
-from toolpack_server.features.api.runners import (
-    MAX_CHARACTERS,
-    MAX_PLACE,
-    OF_CALLS,
-    SLOTS,
+from toolpack_server.execution.call import Outcome, call_steps
+from toolpack_server.execution.codec import Codec
+from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.failure import OF_CALLS, CallFailure, Failure
+from toolpack_server.execution.operations import (
     BuildEnvironment,
-    Codec,
-    Conditions,
-    ExecutionContext,
     ExportVolumes,
-    Failure,
-    Outcome,
     ParseEnvironment,
     PatchVolumes,
-    Plan,
-    PromiseCheck,
     RunCall,
-    RunnerOperation,
-    SessionRuntime,
-    Snapshot,
-    Stored,
-    call_steps,
-    check_content,
-    is_piece,
-    run_steps,
-    stored_volumes,
-    toolpack_of,
-    wanted,
 )
+from toolpack_server.execution.parts import toolpack_of, wanted
+from toolpack_server.execution.plan import Plan
+from toolpack_server.execution.runner import RunnerOperation
+from toolpack_server.execution.runtime import SessionRuntime
+from toolpack_server.execution.volumes import Stored, stored_volumes
+from toolpack_server.execution.world import ExecutionContext, PromiseCheck, Snapshot
 from toolpack_server.features.executors.channel import Frame
 from toolpack_server.features.executors.transport import (
     Ask,
@@ -61,7 +48,11 @@ from toolpack_server.features.executors.transport import (
     restored,
     written,
 )
+from toolpack_server.functions.content import check_content
+from toolpack_server.functions.steps import run_steps
+from toolpack_server.functions.tracebacks import MAX_CHARACTERS, MAX_PLACE
 from toolpack_server.jsonio.strict import Fragment, dumps
+from toolpack_server.volumes.volume import SLOTS, is_piece
 
 LIVE_BYTES = 4 * 2**20  # of snapshots that an executor keeps; the environments take four to eight times as much
 RUNTIMES = 256

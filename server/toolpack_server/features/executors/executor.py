@@ -20,16 +20,18 @@ from typing import Any, NoReturn
 
 from toolpack_server.base.errors import StartError, TooLargeError
 from toolpack_server.base.forked import in_forked
-from toolpack_server.features.api.runners import (Catalog, PlainCodec, RunnerOperation, VolumeKinds)
-from toolpack_server.features.api.volumes import Limits, Volume, VolumeContext
+from toolpack_server.execution.codec import PlainCodec
+from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.features.executors import system
 from toolpack_server.features.executors.channel import MAX_HEAD_BYTES, Channel, ExecutorGoneError
 from toolpack_server.features.executors.sandbox import Sandbox
 from toolpack_server.features.executors.work import Work, refused
-from toolpack_server.volumes.scratch import Scratch
 from toolpack_server.functions.coroutines import keep_main_loop
 from toolpack_server.functions.leftovers import Watch
+from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
+from toolpack_server.volumes.scratch import Scratch
+from toolpack_server.volumes.volume import Limits, Volume, VolumeContext, VolumeKinds
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """What executors add to the server."""
 
-from toolpack_server.features.api.core import Feature
 from toolpack_server.features.executors.metrics import METRICS
 from toolpack_server.features.executors.requirements import check_isolation, protect
 from toolpack_server.features.executors.settings import ExecutorsSettings
+from toolpack_server.wiring.feature import Feature
 
 
 class ExecutorsFeature(Feature):

@@ -1,6 +1,6 @@
 """The metrics of executors."""
 
-from toolpack_server.features.api.core import MetricFamily
+from toolpack_server.observability.metrics import MetricFamily
 
 EXECUTORS = MetricFamily("executors", "Processes for toolpacks' code.", label="state", values=("busy", "idle"))
 STARTED = MetricFamily("executors_started", "Processes that were started.", counts=True)

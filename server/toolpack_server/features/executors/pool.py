@@ -11,10 +11,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from toolpack_server.base.errors import Interrupted, StartError
+from toolpack_server.base.errors import Interrupted, OverloadedError, StartError
 from toolpack_server.base.settings import Settings
 from toolpack_server.engine.lanes import SPARE_PLACES
-from toolpack_server.features.api.core import OverloadedError
 from toolpack_server.features.executors.channel import ExecutorGoneError
 from toolpack_server.features.executors.child import ExecutorProcess, Zygote
 from toolpack_server.features.executors.metrics import ENDED, EXECUTORS, STARTED

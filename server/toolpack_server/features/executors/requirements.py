@@ -6,8 +6,8 @@ package is imported where there are no executors.
 
 import sys
 
+from toolpack_server.base.errors import SettingsError
 from toolpack_server.base.settings import Settings
-from toolpack_server.features.api.core import SettingsError
 from toolpack_server.features.executors.settings import ExecutorsSettings
 
 

@@ -12,12 +12,13 @@ from functools import partial
 from traceback import format_tb
 from typing import Any, Protocol, TypeVar
 
-from toolpack_server.base.errors import CrashedError, shown
+from toolpack_server.base.errors import CrashedError, InternalError, OverloadedError, shown
 from toolpack_server.base.settings import Settings
 from toolpack_server.base.terminal import printable
-from toolpack_server.features.api.core import InternalError, OverloadedError
-from toolpack_server.features.api.runners import (Codec, Conditions, ExecutionContext, RunnerOperation, Steps)
-from toolpack_server.features.api.volumes import Limits
+from toolpack_server.execution.codec import Codec
+from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.runner import RunnerOperation
+from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.executors.calls import TRANSPORTS
 from toolpack_server.features.executors.channel import ExecutorGoneError, Frame
 from toolpack_server.features.executors.child import ExecutorProcess, Zygote
@@ -26,8 +27,10 @@ from toolpack_server.features.executors.pool import Pool
 from toolpack_server.features.executors.refusals import MAX_TEXT, read_refusal
 from toolpack_server.features.executors.settings import ExecutorsSettings
 from toolpack_server.features.executors.transport import Transport, path_of
+from toolpack_server.functions.steps import Steps
 from toolpack_server.observability.metrics import Metrics
 from toolpack_server.observability.tracing import running_trace
+from toolpack_server.volumes.volume import Limits
 
 T = TypeVar("T")
 

@@ -103,7 +103,7 @@ class Sandbox:
         python += [sys.prefix, sys.executable, os.path.realpath(sys.executable)]
         # The working folder is there only if Python was started with `-m`, and may hold anything.
         python += [path for path in sys.path if Path(path) != Path.cwd()]
-        python += [folder for name in ("server", "toolpacks") for folder in sys.modules[name].__path__]
+        python += [folder for name in ("toolpack_server", "toolpacks") for folder in sys.modules[name].__path__]
         for path in dict.fromkeys(Path(path).resolve() for path in [*_SYSTEM_FILES, *python, *folders] if path):
             for allowed, rights in _readable(path, hidden):
                 self._allow(allowed, rights)

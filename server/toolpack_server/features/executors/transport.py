@@ -19,22 +19,17 @@ from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
 from typing_extensions import override
 
 from toolpack_server.base.errors import RequestError
-from toolpack_server.features.api.runners import (
-    Built,
-    Codec,
-    Conditions,
-    ExecutionContext,
-    MakeEnvironment,
-    PlainCodec,
-    RunnerOperation,
-    Snapshot,
-    Versions,
-    is_piece,
-    toolpack_of,
-)
+from toolpack_server.execution.codec import Codec, PlainCodec
+from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.initial import Built
+from toolpack_server.execution.operations import MakeEnvironment
+from toolpack_server.execution.parts import toolpack_of
+from toolpack_server.execution.runner import RunnerOperation
+from toolpack_server.execution.world import ExecutionContext, Snapshot, Versions
 from toolpack_server.features.executors.channel import Frame
 from toolpack_server.features.executors.refusals import read_refusal, write_refusal
 from toolpack_server.jsonio.strict import dumps, loads
+from toolpack_server.volumes.volume import is_piece
 
 T = TypeVar("T")
 

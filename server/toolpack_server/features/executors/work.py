@@ -12,7 +12,9 @@ from pkgutil import resolve_name
 from typing import Any
 
 from toolpack_server.base.errors import CallError, RequestError
-from toolpack_server.features.api.runners import ExecutionContext, PlainCodec, RunnerOperation
+from toolpack_server.execution.codec import PlainCodec
+from toolpack_server.execution.runner import RunnerOperation
+from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.executors.calls import TRANSPORTS
 from toolpack_server.features.executors.channel import Channel, Frame
 from toolpack_server.features.executors.refusals import write_refusal

@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from toolpack_server.base.errors import StartError
-from toolpack_server.features.api.runners import Catalog, RunnerOperation
+from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.features.executors import system
 from toolpack_server.features.executors.executor import Configuration, run_executor
 from toolpack_server.features.executors.sandbox import Sandbox
-from toolpack_server.volumes.scratch import Scratch, remove_leftovers
 from toolpack_server.jsonio.strict import dumps, loads
+from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import extend_namespace, load_catalog
 from toolpack_server.packs.spawned import let_spawned_import
+from toolpack_server.volumes.scratch import Scratch, remove_leftovers
 
 MAX_CONFIGURATION = 2**17
 

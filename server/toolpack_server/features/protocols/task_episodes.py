@@ -12,7 +12,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from toolpack_server.features.api.core import (AGENT, App, Caller, HttpRefusedError, ReplyError)
+from toolpack_server.base.errors import HttpRefusedError, ReplyError
+from toolpack_server.protocol.senders import AGENT
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.method import App
 
 ALL = "all"  # the split of all tasks
 ANSWER = "submit_answer"

@@ -6,13 +6,17 @@ The rule: its keyed hash is right, but that only says who wrote it. Nothing that
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toolpack_server.base.errors import ClassesChangedError, shown
+from toolpack_server.base.errors import ClassesChangedError, InvalidParamsError, shown
 from toolpack_server.execution.operations import ExportEnvironments
-from toolpack_server.features.api.core import (AGENT, CLIENT, InvalidParamsError, Record, SessionContext)
-from toolpack_server.features.api.runners import Snapshot, is_piece, toolpack_of
+from toolpack_server.execution.parts import toolpack_of
+from toolpack_server.execution.world import Snapshot
 from toolpack_server.features.evaluation.episodes.progress import Recount
 from toolpack_server.features.replay.bundle_format import BundleHead, Line, record_of
+from toolpack_server.protocol.senders import AGENT, CLIENT
+from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.records import stored_call_id
+from toolpack_server.stores.base import Record
+from toolpack_server.volumes.volume import is_piece
 
 
 class Content:

@@ -20,8 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, Strict, ValidationError
 
-from toolpack_server.base.errors import StateDamagedError
-from toolpack_server.features.api.core import InvalidParamsError, TooLargeError
+from toolpack_server.base.errors import InvalidParamsError, StateDamagedError, TooLargeError
 from toolpack_server.jsonio.strict import loads
 from toolpack_server.protocol.parameters import MAX_CALL_ID
 from toolpack_server.sessions.recipes import VERSIONS

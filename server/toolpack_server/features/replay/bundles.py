@@ -13,19 +13,16 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
-from toolpack_server.base.errors import (ClassesChangedError, MissingBlobError, StateDamagedError, VersionNotRetainedError, shown)
-from toolpack_server.features.api.core import (
-    CallId,
-    Head,
+from toolpack_server.base.errors import (
+    ClassesChangedError,
     InvalidParamsError,
+    MissingBlobError,
     OverloadedError,
-    Parameters,
-    Session,
-    SessionContext,
     SessionNotFoundError,
-    StoredSession,
+    StateDamagedError,
     TooLargeError,
-    details_of,
+    VersionNotRetainedError,
+    shown,
 )
 from toolpack_server.features.replay.bundle_content import Content
 from toolpack_server.features.replay.bundle_format import (
@@ -42,15 +39,18 @@ from toolpack_server.features.replay.bundle_format import (
 from toolpack_server.features.replay.code import codes_of
 from toolpack_server.features.replay.seeds import REPLAYS
 from toolpack_server.jsonio.strict import Fragment, dumps, loads
-from toolpack_server.protocol.parameters import Labels, TtlSeconds
+from toolpack_server.protocol.parameters import CallId, Labels, Parameters, TtlSeconds
+from toolpack_server.protocol.results import Session
 from toolpack_server.rpc.in_flight import Reservation
 from toolpack_server.rpc.parsing import has_more_values, is_deeper, parsed_bytes
+from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.factory import SessionFactory, session_template
 from toolpack_server.sessions.identity import Creation
 from toolpack_server.sessions.reader import SessionReader
-from toolpack_server.sessions.recipes import (FORK, VERSIONS, Recipe, began_as_fork)
+from toolpack_server.sessions.recipes import FORK, VERSIONS, Recipe, began_as_fork, details_of
 from toolpack_server.sessions.record_kinds import RecordKinds
 from toolpack_server.snapshots.seal import KeyedHash
+from toolpack_server.stores.base import Head, StoredSession
 
 UNPACKED_FACTOR = 16
 UNPACKED_SHARE = 2  # one part of so many of the memory that requests may take; the rest is for what is made of it

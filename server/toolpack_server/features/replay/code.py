@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from toolpack_server.features.api.runners import Catalog
 from toolpack_server.features.replay.results import Code, CodeOf
+from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.sources import OWN
 
 SERVER = Path(__file__).parents[2]

@@ -14,13 +14,15 @@ from typing import Any
 
 import click
 
+from toolpack_server.base.errors import RequestError
 from toolpack_server.base.terminal import printable
 from toolpack_server.cli.local import look_at, look_options, memory_settings
 from toolpack_server.cli.look import FORMS, show, whole_id
+from toolpack_server.cli.options import packs_options
+from toolpack_server.cli.progress import progress
 from toolpack_server.cli.send import Send, local
-from toolpack_server.features.api.core import Caller, RequestError
-from toolpack_server.features.api.commands import packs_options, progress
 from toolpack_server.features.replay.bundle_format import read_line, sealed, unpack
+from toolpack_server.rpc.caller import Caller
 from toolpack_server.wiring.service import Service
 
 LIMIT = 100_000

@@ -16,12 +16,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from toolpack_server.features.api.volumes import VolumeContext
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.snapshots.classes import ClassTable
 from toolpack_server.snapshots.layouts import UNSET, Layout
 from toolpack_server.snapshots.operators import OperatorTable, operators_of
-from toolpack_server.volumes.volume import SEPARATOR, is_void, read_piece
+from toolpack_server.volumes.volume import SEPARATOR, VolumeContext, is_void, read_piece
 
 MAX_BYTES = 64 * 2**20
 """What an environment may take as text in which shared objects are repeated; a larger one has no digest."""

@@ -1,6 +1,5 @@
 """What replays and bundles add to the server."""
 
-from toolpack_server.features.api.core import (App, CreateSession, Feature, ForkSession, Session)
 from toolpack_server.features.replay.bundles import Bundles
 from toolpack_server.features.replay.digests import ReadEntries
 from toolpack_server.features.replay.methods import METHODS
@@ -10,6 +9,10 @@ from toolpack_server.features.replay.results import SessionSeeds
 from toolpack_server.features.replay.seeding import SeedCreationHook, Seeding
 from toolpack_server.features.replay.seeds import SeedParameters
 from toolpack_server.features.replay.settings import ReplaySettings
+from toolpack_server.protocol.results import Session
+from toolpack_server.rpc.method import App
+from toolpack_server.rpc.methods import CreateSession, ForkSession
+from toolpack_server.wiring.feature import Feature
 
 
 def _replays(app: App) -> Replays:

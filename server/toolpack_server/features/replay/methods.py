@@ -10,13 +10,16 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from toolpack_server.features.api.core import (App, Caller, CallId, InvalidParamsError, Method, Session, SessionId, SessionRequest)
+from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.features.replay.bundle_format import FORMAT, BundleHead
-from toolpack_server.features.replay.bundles import (PAGE_BYTES, Bundles, ImportRequest, Records)
+from toolpack_server.features.replay.bundles import PAGE_BYTES, Bundles, ImportRequest, Records
 from toolpack_server.features.replay.replays import Replays
 from toolpack_server.features.replay.results import Bundle, Replay
-from toolpack_server.protocol.parameters import Labels
+from toolpack_server.protocol.parameters import CallId, Labels, SessionId, SessionRequest
+from toolpack_server.protocol.results import Session
+from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.in_flight import Reservation
+from toolpack_server.rpc.method import App, Method
 from toolpack_server.sessions.manager import may_be_created
 from toolpack_server.sessions.recipes import Recipe
 

@@ -23,10 +23,11 @@ from typing import Any, Self
 from pydantic import BaseModel, TypeAdapter
 from typing_extensions import override
 
-from toolpack_server.features.api.runners import Conditions, unseeded
-from toolpack_server.features.api.volumes import VolumeContext
+from toolpack_server.base.unseeded import unseeded
+from toolpack_server.execution.conditions import Conditions
 from toolpack_server.features.replay.digest import Entries, part_entries, piece_entries
 from toolpack_server.snapshots.classes import ClassTable
+from toolpack_server.volumes.volume import VolumeContext
 
 LOOK_NS = 1000  # by which each look at the clock moves it on
 SECOND_NS = 10**9

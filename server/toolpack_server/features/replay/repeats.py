@@ -10,21 +10,18 @@ from typing import Any
 
 from typing_extensions import override
 
-from toolpack_server.base.errors import CrashedError, shown
-from toolpack_server.features.api.core import (
-    CallFailure,
-    Effect,
-    Record,
-    SessionContext,
-    SessionOperation,
-    SessionState,
-    StartClock,
-    TooLargeError,
-)
-from toolpack_server.features.api.runners import Failure, Outcome, Steps
+from toolpack_server.base.errors import CrashedError, TooLargeError, shown
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
+from toolpack_server.execution.call import Outcome
+from toolpack_server.execution.failure import CallFailure, Failure
+from toolpack_server.functions.steps import Steps
 from toolpack_server.jsonio.strict import dumps
-from toolpack_server.sessions.calls import (CallOperation, CallRequest, failed, timed_out)
+from toolpack_server.sessions.calls import CallOperation, CallRequest, failed, timed_out
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.operation import SessionOperation
 from toolpack_server.sessions.resets import ResetOperation
+from toolpack_server.stores.base import Record
 
 _OWN = {"index", "kind", "version", "started_at", "duration_ms"}  # which each record has of its own
 

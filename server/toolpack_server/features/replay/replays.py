@@ -13,31 +13,32 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from toolpack_server.base.errors import ClassesChangedError
-from toolpack_server.features.api.core import (
-    CLIENT,
-    ForkRequest,
+from toolpack_server.base.errors import (
+    ClassesChangedError,
     InternalError,
     InvalidParamsError,
     OverloadedError,
     RequestError,
-    Session,
-    SessionContext,
     SessionNotFoundError,
-    StoredSession,
-    details_of,
 )
-from toolpack_server.features.api.runners import (Failure, Outcome, cut_error, is_piece)
-from toolpack_server.features.replay.repeats import (CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall)
+from toolpack_server.execution.call import Outcome
+from toolpack_server.execution.failure import Failure, cut_error
+from toolpack_server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall
 from toolpack_server.features.replay.results import Difference, Replay, Versions
 from toolpack_server.features.replay.seeds import REPLAYS
 from toolpack_server.features.replay.writers import has_kind, other_writers
-from toolpack_server.jsonio.strict import (Fragment, cut, dumps, loads)
+from toolpack_server.jsonio.strict import Fragment, cut, dumps, loads
 from toolpack_server.protocol.omission import if_set
+from toolpack_server.protocol.parameters import ForkRequest
+from toolpack_server.protocol.results import Session
+from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.sessions.calls import CallRequest
+from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.identity import Creation
 from toolpack_server.sessions.manager import SessionManager
-from toolpack_server.sessions.recipes import Recipe, began_as_fork
+from toolpack_server.sessions.recipes import Recipe, began_as_fork, details_of
+from toolpack_server.stores.base import StoredSession
+from toolpack_server.volumes.volume import is_piece
 
 KEEP_ALIVE = 4  # how often in its TTL a session is renewed while it is replayed
 AT_ONCE = 2  # replays of one owner that a worker runs

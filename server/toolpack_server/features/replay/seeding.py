@@ -10,25 +10,19 @@ from typing import Any
 
 from typing_extensions import override
 
-from toolpack_server.features.api.core import (
-    CreationHook,
-    Effect,
-    ForkRequest,
-    Head,
-    OperationHook,
-    SessionContext,
-    SessionOperation,
-    SessionRequest,
-    SessionState,
-    StartClock,
-    StoredSession,
-)
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.features.replay.digests import StateDigests
 from toolpack_server.features.replay.pins import Pin
 from toolpack_server.features.replay.seeds import REAL, REPLAYS, Seeds
 from toolpack_server.features.replay.writers import WRITTEN_BY, noted_writers
+from toolpack_server.protocol.parameters import ForkRequest, SessionRequest
 from toolpack_server.sessions.calls import CallOperation
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.hooks import CreationHook
+from toolpack_server.sessions.operation import OperationHook, SessionOperation
 from toolpack_server.sessions.resets import ResetOperation
+from toolpack_server.stores.base import Head, StoredSession
 
 
 class Seeding(OperationHook):

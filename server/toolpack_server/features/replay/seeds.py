@@ -14,9 +14,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.base.settings import Settings
-from toolpack_server.features.api.core import (InvalidParamsError, Parameters, StoredSession, details_of)
 from toolpack_server.features.replay.pins import Pin, start_ns
+from toolpack_server.protocol.parameters import Parameters
+from toolpack_server.sessions.recipes import details_of
+from toolpack_server.stores.base import StoredSession
 
 MAX_STEP_SECONDS = 366 * 86_400
 CLOCK_YEARS = 1900, 9000

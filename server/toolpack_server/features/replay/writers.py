@@ -7,9 +7,8 @@ way. So a digest that was recorded under one version is never compared under ano
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toolpack_server.features.api.core import SessionContext
-from toolpack_server.features.api.runners import is_piece
-from toolpack_server.volumes.volume import kind_of
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.volumes.volume import is_piece, kind_of
 
 WRITTEN_BY = "written_by"  # among the details of a session
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 
-from toolpack_server.features.telemetry.encoding import (MAX_TEXT, SAMPLED, Alike, key_value, key_values)
+from toolpack_server.features.telemetry.encoding import MAX_TEXT, SAMPLED, Alike, key_value, key_values
 from toolpack_server.features.telemetry.spans import SPAN_BYTES, TRACE_BYTES, SpanOfCall
 
 BELOW = ("run", "queue", "commit")  # the spans below that of a call, in the order of their ids

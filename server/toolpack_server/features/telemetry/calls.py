@@ -14,7 +14,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
 from opentelemetry.trace.span import TraceState
 
-from toolpack_server.features.api.core import RequestError
+from toolpack_server.base.errors import RequestError
 from toolpack_server.features.telemetry.call_spans import encode_call, encode_evaluation
 from toolpack_server.features.telemetry.encoding import (
     Alike,

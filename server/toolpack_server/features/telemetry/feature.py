@@ -1,7 +1,7 @@
 """What telemetry adds to the server."""
 
-from toolpack_server.features.api.core import Feature
 from toolpack_server.features.telemetry.switch import Telemetry
+from toolpack_server.wiring.feature import Feature
 
 
 class TelemetryFeature(Feature):

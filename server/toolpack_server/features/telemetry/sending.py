@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from toolpack_server.features.telemetry.environment import (METRICS, TRACES, Destination, number)
+from toolpack_server.features.telemetry.environment import METRICS, TRACES, Destination, number
 from toolpack_server.functions.leftovers import SERVER_THREADS
 
 log = logging.getLogger("toolpack_server")

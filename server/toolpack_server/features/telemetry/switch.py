@@ -8,8 +8,8 @@ import logging
 import os
 import sys
 
-from toolpack_server.features.api.core import App
 from toolpack_server.features.telemetry.environment import SIGNALS, Destination, targets
+from toolpack_server.rpc.method import App
 
 log = logging.getLogger("toolpack_server")
 

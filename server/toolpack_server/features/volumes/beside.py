@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-_OURS = ("server", "pydantic")  # pydantic calls the factories of fields
+_OURS = ("toolpack_server", "pydantic")  # pydantic calls the factories of fields
 
 
 def beside_caller(path: str | os.PathLike[str]) -> Path:

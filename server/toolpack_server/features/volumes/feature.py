@@ -1,9 +1,9 @@
 """What databases and files add to the server."""
 
-from toolpack_server.features.api.core import Feature
 from toolpack_server.features.volumes.databases.database import Database
 from toolpack_server.features.volumes.files.files import Files
 from toolpack_server.volumes.scratch import Scratch, check_folder
+from toolpack_server.wiring.feature import Feature
 
 
 class PartsFeature(Feature):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from toolpack_server.base.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
-from toolpack_server.stores.base import (Commit, ForkPoint, Head, Lease, Record, SessionQuery)
+from toolpack_server.stores.base import Commit, ForkPoint, Head, Lease, Record, SessionQuery
 from toolpack_server.testing.store_contract.model import SharedMemory
 from toolpack_server.testing.store_contract.samples import (
     claim,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from toolpack_server.base.errors import SessionNotFoundError
-from toolpack_server.stores.base import (HELD_SECONDS, Counted, Head, Lease, SessionQuery)
+from toolpack_server.stores.base import HELD_SECONDS, Counted, Head, Lease, SessionQuery
 from toolpack_server.testing.store_contract.samples import (
     change,
     claim,

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from toolpack_server.base.errors import MissingBlobError
-from toolpack_server.stores.base import (Commit, ForkPoint, Record, StoredSession, family_of)
+from toolpack_server.stores.base import Commit, ForkPoint, Record, StoredSession, family_of
 
 numbers = count()
 

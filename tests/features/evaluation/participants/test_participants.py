@@ -15,9 +15,9 @@ from toolpack_server import Task, Toolpack
 from toolpack_server.base.errors import RegistrationError
 from toolpack_server.cli.local import memory_settings
 from toolpack_server.features.evaluation.episodes.progress import Episodes
+from toolpack_server.features.evaluation.tasks.checks import check_tasks
 from toolpack_server.features.replay.bundle_format import pack as packed
 from toolpack_server.features.replay.bundle_format import sealed, unpack
-from toolpack_server.features.evaluation.tasks.checks import check_tasks
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.snapshots.seal import KeyedHash

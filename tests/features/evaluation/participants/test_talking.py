@@ -12,13 +12,13 @@ from market import CATALOG, Played, play
 from serving import Bench, open_store, refused, wait_until
 
 from toolpack_server import Toolpack
-from toolpack_server.features.protocols.mcp.messages import CALL_ID_KEY
-from toolpack_server.features.protocols.mcp.protocol import Mcp
+from toolpack_server.client import AgentClient
 from toolpack_server.features.evaluation.participants.talking import Talking
 from toolpack_server.features.evaluation.participants.waiting import Waits
+from toolpack_server.features.protocols.mcp.messages import CALL_ID_KEY
+from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.sessions import manager
-from toolpack_server.client import AgentClient
 
 THREE = {"buyer": {"answers": True}, "seller": {}}
 

@@ -10,15 +10,15 @@ import mcp_endpoint
 import pytest
 from serving import PACKS, PATIENCE, in_both, refused, wait_until
 
+from toolpack_server import perturbations as p
 from toolpack_server.base.errors import TooLargeError
-from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.features.evaluation.perturbations.altered import Chance, altered
 from toolpack_server.features.evaluation.perturbations.appearance import Appearance
 from toolpack_server.features.evaluation.rules import read_rules
 from toolpack_server.features.evaluation.tasks.variants import HEAD, losses, variants_table
+from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.observability.exposition import exposition
 from toolpack_server.packs.loading import load_catalog
-from toolpack_server import perturbations as p
 
 PAGES = PACKS.parents[2] / "docs"
 CATALOG = load_catalog((PACKS,), ("shop", "ledger"))

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from serving import refused
 
-from toolpack_server import (Depends, TaskEnvironment, Toolpack, reached_solution)
+from toolpack_server import Depends, TaskEnvironment, Toolpack, reached_solution
 from toolpack_server.base.errors import ResultError
 from toolpack_server.jsonio.view import to_json
 from toolpack_server.packs.catalog import Catalog

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import PACKS, Bench, refused
 
-from toolpack_server import (Check, Evaluation, Rollout, Toolpack, reached_solution)
+from toolpack_server import Check, Evaluation, Rollout, Toolpack, reached_solution
 from toolpack_server.base.errors import Interrupted, InvalidParamsError, RegistrationError
 from toolpack_server.features.evaluation.episodes.progress import Recount
-from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.features.evaluation.tasks.evaluation import seen
 from toolpack_server.features.evaluation.tasks.rollouts import verdict as judge
 from toolpack_server.features.evaluation.tasks.task import Task
+from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.jsonio.equality import equal, equal_arguments
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.rpc.caller import Caller

@@ -49,7 +49,7 @@ def python_sdk_auto(url):
 async def python_sdk_stdio(url):
     mcp = mcp_clients.imported("mcp.client.client")
     stdio = mcp_clients.imported("mcp.client.stdio")
-    command = stdio.StdioServerParameters(command=sys.executable, args=["-m", "server", "mcp", "--url", url])
+    command = stdio.StdioServerParameters(command=sys.executable, args=["-m", "toolpack_server", "mcp", "--url", url])
     async with mcp.Client(stdio.stdio_client(command)) as connected:
         assert len((await connected.list_tools()).tools) >= TOOLS
 

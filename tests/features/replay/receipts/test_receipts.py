@@ -464,7 +464,10 @@ def test_without_its_package_receipts_say_what_to_install(made, tmp_path):
 
 
 def test_a_server_imports_nothing_of_receipts():
-    program = "import sys, toolpack_server.web.app, toolpack_server.wiring.installed as i; i.load_features(); print(*sys.modules)"
+    program = (
+        "import sys, toolpack_server.web.app, toolpack_server.wiring.installed as i; "
+        "i.load_features(); print(*sys.modules)"
+    )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "toolpack_server.features.replay.bundles" in ended.stdout.split()
     assert not [name for name in ended.stdout.split() if "receipts" in name or name.startswith("cryptography")]

@@ -7,8 +7,8 @@ import redis_server
 
 from toolpack_server.features.stores.blobs.store import opened
 from toolpack_server.stores.memory import MemoryStore
-from toolpack_server.wiring.stores import open_store
 from toolpack_server.testing.store_contract import *  # noqa: F403 - the tests
+from toolpack_server.wiring.stores import open_store
 
 # Of the contract nearly all blobs are outside then: those but one letter long have ids that are no objects' names.
 FROM_BYTES = 1

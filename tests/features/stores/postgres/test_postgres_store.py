@@ -339,7 +339,7 @@ def test_without_psycopg_the_error_names_the_remedy(monkeypatch):
 def test_a_failover_to_a_synchronous_standby_loses_no_answered_call():
     command = [sys.executable, "-m", "tests.failover", "--rounds", "2"]
     ended = subprocess.run(
-        command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=PATIENCE, check=False
+        command, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 failovers" in ended.stdout

@@ -17,7 +17,7 @@ from serving import RpcError, open_store, wait_until
 
 from toolpack_server.base.errors import MissingBlobError, OverloadedError, SettingsError
 from toolpack_server.features.stores.blobs.store import opened as with_blobs_outside
-from toolpack_server.stores.base import (FAMILY, Counted, SessionQuery, family_of)
+from toolpack_server.stores.base import FAMILY, Counted, SessionQuery, family_of
 from toolpack_server.stores.history import GAP_SECONDS
 from toolpack_server.testing.store_contract.samples import change, claim, commit, fork_of, session, use_and_delete
 

@@ -18,8 +18,8 @@ import click
 from click.core import ParameterSource
 
 from toolpack_server.base.settings import Settings, load_settings, unknown_variables
-from toolpack_server.cli.shadowing import shadowing_files
-from toolpack_server.features.api.commands import echo, packs_options
+from toolpack_server.base.terminal import echo
+from toolpack_server.cli.options import packs_options
 from toolpack_server.features.authoring.checking.findings import Finding, Tried
 from toolpack_server.features.authoring.checking.notes import notes_on
 from toolpack_server.features.authoring.checking.writes import writes
@@ -64,7 +64,7 @@ def check(
     load = partial(catalog_of, settings, build=False)
     looked = _Looked(**run_apart(lambda: _look(settings)._asdict()))
     problems = looked.problems
-    notes = [*unknown_variables(feature_variables()), *shadowing_files([Path.cwd(), *settings.pack_dir]), *looked.notes]
+    notes = [*unknown_variables(feature_variables()), *looked.notes]
     found = [Finding(*finding) for finding in looked.findings]
     if calls and not problems:
         written = {(finding.function, finding.subject) for finding in found}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from toolpack_server.features.api.commands import function_tree
+from toolpack_server.packs.rebinding import function_tree
 
 CHANGES = {
     *("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "appendleft", "popleft", "rotate"),

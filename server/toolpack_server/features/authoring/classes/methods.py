@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from toolpack_server.base.errors import RegistrationError
 from toolpack_server.features.authoring.classes.signatures import read_loosely
-from toolpack_server.functions_runtime import (Depends, Function, error_text, function_of)
+from toolpack_server.functions_runtime import Depends, Function, error_text, function_of
 from toolpack_server.packs.registration import located
 from toolpack_server.snapshots.classes import annotations_of, is_foreign
 

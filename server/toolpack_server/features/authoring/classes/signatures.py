@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from toolpack_server.base.errors import RegistrationError
 from toolpack_server.functions.docstrings import description, parameter_descriptions, parse_docstring
-from toolpack_server.functions.fields import (check_default, default_of, described_outside, field_of, is_required)
+from toolpack_server.functions.fields import check_default, default_of, described_outside, field_of, is_required
 from toolpack_server.functions.signatures import (
     NEEDED,
     FunctionSignature,

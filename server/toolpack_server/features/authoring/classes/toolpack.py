@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Self
 
 from toolpack_server.features.authoring.classes.methods import Methods
-from toolpack_server.features.authoring.classes.worlds import (ClassWorld, Maker, world_of_class, world_of_classes)
+from toolpack_server.features.authoring.classes.worlds import ClassWorld, Maker, world_of_class, world_of_classes
 from toolpack_server.packs.registration import caller_place, located
 from toolpack_server.packs.toolpack import Toolpack
 

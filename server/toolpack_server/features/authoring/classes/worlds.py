@@ -17,14 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, creat
 from pydantic_core import CoreSchema, core_schema
 
 from toolpack_server.base.errors import RegistrationError
-from toolpack_server.features.api.volumes import Volume
-from toolpack_server.features.authoring.classes.methods import (ClassMethods, Methods, check_names, names_of)
+from toolpack_server.features.authoring.classes.methods import ClassMethods, Methods, check_names, names_of
 from toolpack_server.features.authoring.classes.signatures import documented, read_loosely
 from toolpack_server.functions.fields import is_required, with_field_defaults
 from toolpack_server.functions.signatures import FunctionSignature
 from toolpack_server.functions_runtime import Function, TaskEnvironment
 from toolpack_server.snapshots.classes import class_name, is_foreign
 from toolpack_server.snapshots.layouts import layout_of
+from toolpack_server.volumes.volume import Volume
 
 Maker = str | Callable[..., Any]
 """What makes an instance from options: a function that returns it, or the name of a method of a new instance."""

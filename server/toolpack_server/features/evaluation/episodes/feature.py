@@ -1,8 +1,8 @@
 """What the feature `episodes` adds to the server."""
 
-from toolpack_server.features.api.core import Feature
 from toolpack_server.features.evaluation.episodes.messages import MessageKind
 from toolpack_server.features.evaluation.episodes.progress import Episodes
+from toolpack_server.wiring.feature import Feature
 
 
 class EpisodesFeature(Feature):

@@ -9,25 +9,18 @@ from typing import Any
 
 from typing_extensions import override
 
-from toolpack_server.base.errors import shown
-from toolpack_server.features.api.core import (
-    AGENT,
-    CLIENT,
-    Effect,
-    InvalidParamsError,
-    Record,
-    RecordKind,
-    SessionContext,
-    SessionOperation,
-    SessionState,
-    Shown,
-    StartClock,
-    TooLargeError,
-)
+from toolpack_server.base.errors import InvalidParamsError, TooLargeError, shown
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.features.evaluation.episodes.progress import Episodes
 from toolpack_server.features.evaluation.episodes.results import MessageRecord
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.results import SaidMessage
+from toolpack_server.protocol.senders import AGENT, CLIENT
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.operation import SessionOperation
+from toolpack_server.sessions.record_kinds import RecordKind, Shown
+from toolpack_server.stores.base import Record
 
 ALONE = "The session has no other participant: create it with participants."
 

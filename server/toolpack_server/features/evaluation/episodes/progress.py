@@ -10,28 +10,20 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from toolpack_server.base.errors import AnsweredError, CallError
+from toolpack_server.base.errors import AnsweredError, CallError, InvalidParamsError
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.execution.call import Outcome
-from toolpack_server.execution.failure import Failure
-from toolpack_server.features.api.core import (
-    AGENT,
-    CLIENT,
-    Address,
-    CallFailure,
-    Effect,
-    InvalidParamsError,
-    OperationHook,
-    PartFailure,
-    RecordKind,
-    SessionContext,
-    SessionOperation,
-    SessionState,
-    Shown,
-    StartClock,
-    StoredSession,
-)
+from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.jsonio.strict import loads
+from toolpack_server.protocol.results import PartFailure
+from toolpack_server.protocol.senders import AGENT, CLIENT
+from toolpack_server.sessions.addresses import Address
 from toolpack_server.sessions.calls import CallOperation, wrong_arguments
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.operation import OperationHook, SessionOperation
+from toolpack_server.sessions.record_kinds import RecordKind, Shown
+from toolpack_server.stores.base import StoredSession
 
 
 class EpisodeOverError(CallError):

@@ -15,11 +15,12 @@ from typing import Any
 
 import click
 
+from toolpack_server.base.terminal import echo
 from toolpack_server.cli.local import memory_settings
+from toolpack_server.cli.options import packs_options
 from toolpack_server.cli.send import Send, local
-from toolpack_server.features.api.core import Caller
-from toolpack_server.features.api.commands import echo, packs_options
 from toolpack_server.packs.loading import catalog_of
+from toolpack_server.rpc.caller import Caller
 from toolpack_server.wiring.service import Service
 
 _TEMPLATES = Path(__file__).parent / "templates"

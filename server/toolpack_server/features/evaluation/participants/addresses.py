@@ -8,8 +8,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from toolpack_server.features.api.core import (Address, NamedAddresses, SessionContext, StoredSession)
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS, Participants
+from toolpack_server.sessions.addresses import Address, NamedAddresses
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.stores.base import StoredSession
 
 
 class ParticipantAddresses(NamedAddresses):

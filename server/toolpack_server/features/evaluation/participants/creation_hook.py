@@ -11,11 +11,19 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, Field
 from typing_extensions import override
 
-from toolpack_server.base.errors import shown
-from toolpack_server.features.api.core import (CreationHook, InvalidParamsError, SessionContext, SessionRequest)
-from toolpack_server.features.evaluation.episodes.rights import (PARTICIPANTS, Participants, check_kept, check_rights, written_out)
+from toolpack_server.base.errors import InvalidParamsError, shown
+from toolpack_server.features.evaluation.episodes.rights import (
+    PARTICIPANTS,
+    Participants,
+    check_kept,
+    check_rights,
+    written_out,
+)
 from toolpack_server.features.evaluation.participants.addresses import ParticipantAddresses
 from toolpack_server.packs.pack_function import is_offered
+from toolpack_server.protocol.parameters import SessionRequest
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.hooks import CreationHook
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:

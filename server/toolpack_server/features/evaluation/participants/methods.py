@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from toolpack_server.features.api.core import (Address, App, Caller, CallId, Method, Parameters, SessionId)
 from toolpack_server.features.evaluation.participants.played import FailureOperation, TurnOperation
 from toolpack_server.features.evaluation.participants.results import HeardMessages
 from toolpack_server.features.evaluation.participants.talking import Talking
-from toolpack_server.protocol.parameters import MAX_COUNT
-from toolpack_server.sessions.addresses import AddressTool
+from toolpack_server.protocol.parameters import MAX_COUNT, CallId, Parameters, SessionId
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.method import App, Method
+from toolpack_server.sessions.addresses import Address, AddressTool
 
 MAX_WAIT_SECONDS = 30.0
 

@@ -9,20 +9,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from toolpack_server.features.api.core import (
-    Effect,
-    InvalidParamsError,
-    PartFailure,
-    RecordKind,
-    SessionContext,
-    SessionState,
-    Shown,
-    StartClock,
-)
+from toolpack_server.base.errors import InvalidParamsError
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.features.evaluation.episodes.messages import ALONE, Note
 from toolpack_server.features.evaluation.episodes.progress import Episodes
 from toolpack_server.features.evaluation.participants.results import FailureRecord, TurnRecord
 from toolpack_server.jsonio.strict import dumps
+from toolpack_server.protocol.results import PartFailure
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.record_kinds import RecordKind, Shown
 
 MEMBERS = ("participant", "reason", "message", "metadata", "problem")
 

@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from toolpack_server.features.api.core import (App, Head, InvalidParamsError, StoredSession)
+from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.features.evaluation.episodes.messages import ALONE, SayOperation
 from toolpack_server.features.evaluation.episodes.progress import Episodes
 from toolpack_server.features.evaluation.participants.results import HeardMessage, HeardMessages
 from toolpack_server.features.evaluation.participants.waiting import Waits
 from toolpack_server.jsonio.strict import dumps, loads
+from toolpack_server.rpc.method import App
 from toolpack_server.sessions.paths import Said
 from toolpack_server.sessions.reader import SessionReader
+from toolpack_server.stores.base import Head, StoredSession
 from toolpack_server.stores.history import fitting
 
 FIRST_PAUSE_SECONDS = 0.05  # between two looks at a store that other workers share; then it doubles

@@ -5,9 +5,9 @@ The rule: the record is of what has happened; `perturbed` has what the agent hea
 
 from typing_extensions import override
 
-from toolpack_server.features.api.core import Shown
 from toolpack_server.features.evaluation.perturbations.results import Heard
 from toolpack_server.sessions.calls import CallKind
+from toolpack_server.sessions.record_kinds import Shown
 
 
 def heard(shown: Shown) -> Shown:

@@ -7,11 +7,13 @@ from the records of a path, so it can be counted anew for a fork that gets rules
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toolpack_server.features.api.core import (AGENT, Head, RecordKind, Shown, StoredSession, details_of)
 from toolpack_server.features.evaluation.perturbations.session_rules import Functions
 from toolpack_server.jsonio.strict import loads
+from toolpack_server.protocol.senders import AGENT
 from toolpack_server.sessions.paths import Paths
-from toolpack_server.sessions.record_kinds import RecordKinds
+from toolpack_server.sessions.recipes import details_of
+from toolpack_server.sessions.record_kinds import RecordKind, RecordKinds, Shown
+from toolpack_server.stores.base import Head, StoredSession
 
 NAME = "perturbations"  # of the parameter, and among the details of a session
 COUNTS = "counts"  # among the details of a fork: what had been called on its path when it began

@@ -12,24 +12,17 @@ from typing import Any
 from pydantic import Field
 from typing_extensions import override
 
-from toolpack_server.base.errors import shown
-from toolpack_server.features.api.core import (
-    CreationHook,
-    ForkRequest,
-    Head,
-    InvalidParamsError,
-    Parameters,
-    SessionContext,
-    SessionRequest,
-    StoredSession,
-    details_of,
-)
-from toolpack_server.features.evaluation.perturbations.counts import (COUNTS, NAME, Counts, counts_before)
+from toolpack_server.base.errors import InvalidParamsError, shown
+from toolpack_server.features.evaluation.perturbations.counts import COUNTS, NAME, Counts, counts_before
 from toolpack_server.features.evaluation.perturbations.results import Perturbations
 from toolpack_server.features.evaluation.perturbations.session_rules import Functions, SessionRules
 from toolpack_server.features.evaluation.rules import Rule, read_rules
 from toolpack_server.features.evaluation.tasks.finding import find_task
-from toolpack_server.sessions.recipes import Recipe
+from toolpack_server.protocol.parameters import ForkRequest, Parameters, SessionRequest
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.hooks import CreationHook
+from toolpack_server.sessions.recipes import Recipe, details_of
+from toolpack_server.stores.base import Head, StoredSession
 
 _is_omitted = partial(operator.is_, None)
 """What isn't asked for makes no difference to a request, also to one of before there were perturbations: the ids of

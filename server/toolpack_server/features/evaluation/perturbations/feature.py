@@ -1,6 +1,5 @@
 """What perturbations add to the server."""
 
-from toolpack_server.features.api.core import (CallRecord, CreateSession, Feature, ForkSession, Session)
 from toolpack_server.features.evaluation.perturbations.calls import PerturbedCallKind
 from toolpack_server.features.evaluation.perturbations.creation_hook import (
     ForkPerturbations,
@@ -9,6 +8,9 @@ from toolpack_server.features.evaluation.perturbations.creation_hook import (
 )
 from toolpack_server.features.evaluation.perturbations.perturbing import Perturbing
 from toolpack_server.features.evaluation.perturbations.results import CallPerturbed, SessionPerturbations
+from toolpack_server.protocol.results import CallRecord, Session
+from toolpack_server.rpc.methods import CreateSession, ForkSession
+from toolpack_server.wiring.feature import Feature
 
 
 class PerturbationsFeature(Feature):

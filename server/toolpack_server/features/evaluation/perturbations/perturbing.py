@@ -13,35 +13,30 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from toolpack_server.base.errors import ResultError
+from toolpack_server.base.errors import ResultError, TooLargeError
+from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.pool_thread import interruptible
-from toolpack_server.features.api.core import (
-    AGENT,
-    CallFailure,
-    Effect,
-    Head,
-    OperationHook,
-    SessionContext,
-    SessionOperation,
-    SessionState,
-    StartClock,
-    StoredSession,
-    TooLargeError,
-    details_of,
-)
-from toolpack_server.features.api.runners import (Failure, Outcome, Plan, check_content, cut_error)
+from toolpack_server.engine.state import Effect, SessionState
+from toolpack_server.execution.call import Outcome
+from toolpack_server.execution.failure import CallFailure, Failure, cut_error
+from toolpack_server.execution.plan import Plan
 from toolpack_server.features.evaluation.perturbations.altered import Chance, altered, too_large
 from toolpack_server.features.evaluation.perturbations.appearance import Appearance
 from toolpack_server.features.evaluation.perturbations.calls import heard
-from toolpack_server.features.evaluation.perturbations.counts import (COUNTS, NAME, UNKNOWN, Counts, counts_at)
-from toolpack_server.features.evaluation.perturbations.session_rules import (Call, Decision, Functions, SessionRules)
+from toolpack_server.features.evaluation.perturbations.counts import COUNTS, NAME, UNKNOWN, Counts, counts_at
+from toolpack_server.features.evaluation.perturbations.session_rules import Call, Decision, Functions, SessionRules
+from toolpack_server.functions.content import check_content
 from toolpack_server.functions_runtime import not_found
-from toolpack_server.jsonio.strict import (Fragment, cut_if_longer, dumps, loads)
+from toolpack_server.jsonio.strict import Fragment, cut_if_longer, dumps, loads
 from toolpack_server.packs.names import without_dots
+from toolpack_server.protocol.senders import AGENT
 from toolpack_server.sessions.addresses import View
 from toolpack_server.sessions.calls import CallOperation, CallRequest
-from toolpack_server.sessions.recipes import Recipe
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.operation import OperationHook, SessionOperation
+from toolpack_server.sessions.recipes import Recipe, details_of
 from toolpack_server.sessions.records import cut_arguments
+from toolpack_server.stores.base import Head, StoredSession
 
 REMEMBERED = 1000  # sessions' rules
 RECENT = 100  # answers that a session remembers for rules that repeat them: more than wait for one commit

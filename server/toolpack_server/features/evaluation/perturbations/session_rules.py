@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from toolpack_server.features.evaluation.perturbations.appearance import Appearance
-from toolpack_server.features.evaluation.rules import (INSTEAD, OF_LISTS, OF_NESTED, Rule, read_rules)
+from toolpack_server.features.evaluation.rules import INSTEAD, OF_LISTS, OF_NESTED, Rule, read_rules
 from toolpack_server.packs.names import without_dots
 from toolpack_server.packs.pack_function import PackFunction
 

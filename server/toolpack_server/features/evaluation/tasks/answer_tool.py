@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from toolpack_server.features.api.core import Address, Parameters
+from toolpack_server.protocol.parameters import Parameters
+from toolpack_server.sessions.addresses import Address
 
 
 class AnswerParameters(Parameters):

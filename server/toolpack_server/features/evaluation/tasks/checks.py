@@ -12,13 +12,12 @@ from typing import Any
 
 import click
 
-from toolpack_server.base.errors import EvaluationError, for_author
+from toolpack_server.base.errors import EvaluationError, RequestError, for_author
 from toolpack_server.base.settings import Settings
+from toolpack_server.cli.progress import progress
 from toolpack_server.cli.send import local
+from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.nested import read_nested
-from toolpack_server.features.api.core import Caller, RequestError, Session
-from toolpack_server.features.api.commands import progress
-from toolpack_server.features.api.runners import Outcome
 from toolpack_server.features.evaluation.tasks.finding import tasks_of
 from toolpack_server.features.evaluation.tasks.results import Verdict
 from toolpack_server.features.evaluation.tasks.service import Tasks
@@ -27,13 +26,15 @@ from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.pack_function import is_offered
 from toolpack_server.packs.registration import place
 from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.protocol.results import Session
+from toolpack_server.rpc.caller import Caller
 from toolpack_server.wiring.service import Service
 
 UNSTABLE = (
     "a second evaluation gives another verdict: its evaluator isn't pure. It must neither look at the clock, nor draw "
     "random numbers, nor keep anything for the next time."
 )
-_OURS = "server."  # evaluators of this package have no place that helps an author
+_OURS = "toolpack_server."  # evaluators of this package have no place that helps an author
 
 
 async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str] = ()) -> tuple[int, list[str]]:

@@ -15,8 +15,9 @@ import click
 from toolpack_server.base.terminal import echo, printable
 from toolpack_server.cli.local import look_at, look_options
 from toolpack_server.cli.look import label, whole_trace
+from toolpack_server.cli.options import packs_options
+from toolpack_server.cli.progress import progress
 from toolpack_server.cli.send import Send
-from toolpack_server.features.api.commands import packs_options, progress
 from toolpack_server.features.evaluation.tasks.atif import atif
 from toolpack_server.features.evaluation.tasks.export import FORMATS, told_to
 from toolpack_server.features.evaluation.tasks.pass_rates import rates, table

@@ -9,10 +9,13 @@ from typing import Any, cast
 from pydantic import Field
 from typing_extensions import override
 
-from toolpack_server.features.api.core import (CreationHook, InvalidParamsError, SessionContext, SessionRequest)
+from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS, laid_over
 from toolpack_server.features.evaluation.tasks.finding import find_task
 from toolpack_server.features.evaluation.tasks.task import Task
+from toolpack_server.protocol.parameters import SessionRequest
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.hooks import CreationHook
 
 
 class TaskRequest(SessionRequest):

@@ -23,13 +23,27 @@ from toolpack_server.base.errors import (
     ToolpackServerError,
 )
 from toolpack_server.base.uninterruptible import uninterruptible
+from toolpack_server.execution.call import call
+from toolpack_server.execution.runtime import SessionRuntime
 from toolpack_server.execution.views import thawed
 from toolpack_server.execution.volumes import READING, Volumes
-from toolpack_server.features.api.runners import (ExecutionContext, SessionRuntime, Snapshot, Versions, call, is_piece)
+from toolpack_server.execution.world import ExecutionContext, Snapshot, Versions
 from toolpack_server.features.evaluation.tasks.finding import find_task
 from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
-from toolpack_server.features.evaluation.tasks.rollouts import (RewardError, Rollout, RolloutCall, RolloutMessage, Worlds, verdict)
-from toolpack_server.features.evaluation.tasks.solutions import (check_callers, plain_calls, reached_solution, solution_calls)
+from toolpack_server.features.evaluation.tasks.rollouts import (
+    RewardError,
+    Rollout,
+    RolloutCall,
+    RolloutMessage,
+    Worlds,
+    verdict,
+)
+from toolpack_server.features.evaluation.tasks.solutions import (
+    check_callers,
+    plain_calls,
+    reached_solution,
+    solution_calls,
+)
 from toolpack_server.features.evaluation.tasks.task import Task
 from toolpack_server.functions.coroutines import run_coroutine
 from toolpack_server.functions.tracebacks import raised_at
@@ -38,6 +52,7 @@ from toolpack_server.packs.toolpack import as_made
 from toolpack_server.protocol.results import SaidMessage
 from toolpack_server.sessions.paths import PathRecord
 from toolpack_server.sessions.record_kinds import RecordKinds
+from toolpack_server.volumes.volume import is_piece
 
 log = logging.getLogger("toolpack_server")
 

@@ -9,12 +9,18 @@ from typing import Any, NamedTuple
 
 import click
 
+from toolpack_server.base.terminal import echo
 from toolpack_server.cli.local import look_at, look_options
 from toolpack_server.cli.look import whole_id, whole_trace
+from toolpack_server.cli.options import packs_options
 from toolpack_server.cli.send import Send
-from toolpack_server.features.api.commands import echo, packs_options
 from toolpack_server.features.evaluation.tasks.atif import atif
-from toolpack_server.features.evaluation.tasks.trajectories import (Messages, messages, offered_tools, participants_messages)
+from toolpack_server.features.evaluation.tasks.trajectories import (
+    Messages,
+    messages,
+    offered_tools,
+    participants_messages,
+)
 from toolpack_server.protocol.senders import AGENT
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import all_record_kinds

@@ -1,6 +1,5 @@
 """What tasks add to the server."""
 
-from toolpack_server.features.api.core import (CreateSession, Feature, ListSessions, Session)
 from toolpack_server.features.evaluation.tasks.creation_hook import TaskCreationHook, TaskRequest
 from toolpack_server.features.evaluation.tasks.methods import METHODS
 from toolpack_server.features.evaluation.tasks.notes import AnswerKind
@@ -9,6 +8,9 @@ from toolpack_server.features.evaluation.tasks.results import SessionTask
 from toolpack_server.features.evaluation.tasks.service import Tasks
 from toolpack_server.features.evaluation.tasks.summaries import Summaries
 from toolpack_server.features.evaluation.tasks.verdicts import VerdictFilter, VerdictKind, VerdictRequest
+from toolpack_server.protocol.results import Session
+from toolpack_server.rpc.methods import CreateSession, ListSessions
+from toolpack_server.wiring.feature import Feature
 
 
 class TasksFeature(Feature):

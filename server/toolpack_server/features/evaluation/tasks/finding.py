@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from toolpack_server.base.errors import InvalidParamsError, shown
-from toolpack_server.features.evaluation.tasks.task import (SEPARATOR, Task, TaskAuthor, TaskList)
+from toolpack_server.features.evaluation.tasks.task import SEPARATOR, Task, TaskAuthor, TaskList
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.toolpack import Toolpack
 

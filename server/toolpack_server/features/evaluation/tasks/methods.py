@@ -8,14 +8,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from toolpack_server.features.api.core import (App, Caller, CallId, InvalidParamsError, Method, RequestError, SessionId)
-from toolpack_server.features.evaluation.tasks.results import (AgentTask, SessionSummaries, Solution, TaskDescription, TaskPage, Verdict)
+from toolpack_server.base.errors import InvalidParamsError, RequestError
+from toolpack_server.features.evaluation.tasks.results import (
+    AgentTask,
+    SessionSummaries,
+    Solution,
+    TaskDescription,
+    TaskPage,
+    Verdict,
+)
 from toolpack_server.features.evaluation.tasks.service import Tasks, Wanted
 from toolpack_server.features.evaluation.tasks.summaries import Summaries, unless_known
 from toolpack_server.features.evaluation.tasks.summary_order import BY_STORE, Order
 from toolpack_server.features.evaluation.tasks.validity import evaluation_failure
-from toolpack_server.protocol.parameters import (MAX_CALL_ID, MAX_COUNT, Labels, Limit, Version)
+from toolpack_server.protocol.parameters import MAX_CALL_ID, MAX_COUNT, CallId, Labels, Limit, SessionId, Version
 from toolpack_server.protocol.results import Json
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.method import App, Method
 from toolpack_server.sessions.reader import SessionQuery
 
 MAX_TEXT = 1000  # characters of a text that is looked for

@@ -8,21 +8,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from toolpack_server.base.errors import AnsweredError
-from toolpack_server.features.api.core import (
-    CLIENT,
-    Effect,
-    InvalidParamsError,
-    RecordKind,
-    SessionContext,
-    SessionState,
-    Shown,
-    StartClock,
-)
+from toolpack_server.base.errors import AnsweredError, InvalidParamsError
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.features.evaluation.episodes.messages import Note
 from toolpack_server.features.evaluation.episodes.progress import Episodes
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
 from toolpack_server.features.evaluation.tasks.results import AnswerRecord
+from toolpack_server.protocol.senders import CLIENT
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.record_kinds import RecordKind, Shown
 
 
 class AnswerOperation(Note):

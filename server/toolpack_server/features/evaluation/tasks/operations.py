@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from typing_extensions import override
 
-from toolpack_server.features.api.runners import ExecutionContext, RunnerOperation
+from toolpack_server.execution.runner import RunnerOperation
+from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.evaluation.tasks.evaluation import Evidence, evaluate, solve
 from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
 

@@ -24,7 +24,7 @@ from toolpack_server.features.evaluation.tasks.verdicts import VerdictKind
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import all_record_kinds
 
-CONSOLE = Path(__file__).parents[2] / "console"
+CONSOLE = Path(__file__).parents[3] / "console"
 ENTRY = Path(__file__).with_suffix(".js")
 NOT_SHOWN = {"session_id", "version", "state", "started_at", "duration_ms", "call_id"}  # of what isn't a call
 MOST_LINES, MOST_CHARACTERS = 1000, 400  # of a rollout, and of a value in a line

@@ -11,8 +11,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from toolpack_server.base.errors import (ClassesChangedError, EvaluationError, StateDamagedError, shown)
-from toolpack_server.features.api.core import (Address, App, InvalidParamsError, RequestError, StoredSession)
+from toolpack_server.base.errors import (
+    ClassesChangedError,
+    EvaluationError,
+    InvalidParamsError,
+    RequestError,
+    StateDamagedError,
+    shown,
+)
 from toolpack_server.features.evaluation.episodes.messages import MessageOperation
 from toolpack_server.features.evaluation.episodes.progress import Episodes, Progress
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
@@ -21,15 +27,25 @@ from toolpack_server.features.evaluation.tasks.evaluation import Evidence, SeenR
 from toolpack_server.features.evaluation.tasks.finding import all_tasks, find_task
 from toolpack_server.features.evaluation.tasks.notes import AnswerOperation
 from toolpack_server.features.evaluation.tasks.operations import EvaluateTask, SolveTask
-from toolpack_server.features.evaluation.tasks.results import (AgentTask, Solution, TaskDescription, TaskPage, Verdict, VerdictFailure)
+from toolpack_server.features.evaluation.tasks.results import (
+    AgentTask,
+    Solution,
+    TaskDescription,
+    TaskPage,
+    Verdict,
+    VerdictFailure,
+)
 from toolpack_server.features.evaluation.tasks.task import SEPARATOR, Task
 from toolpack_server.features.evaluation.tasks.validity import machine_failure, no_reward, participant_failure
 from toolpack_server.features.evaluation.tasks.verdicts import VerdictOperation
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.protocol.omission import if_set
+from toolpack_server.rpc.method import App
+from toolpack_server.sessions.addresses import Address
 from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.sessions.recipes import Recipe
+from toolpack_server.stores.base import StoredSession
 from toolpack_server.stores.history import fitting
 
 

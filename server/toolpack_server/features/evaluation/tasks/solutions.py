@@ -10,14 +10,14 @@ from typing import Any
 
 import jsonpointer
 
-from toolpack_server.base.errors import (InvalidParamsError, RegistrationError, ResultError, shown)
-from toolpack_server.features.api.volumes import Volume
+from toolpack_server.base.errors import InvalidParamsError, RegistrationError, ResultError, shown
 from toolpack_server.features.evaluation.tasks.rollouts import Evaluator, Rollout
 from toolpack_server.features.evaluation.tasks.text_search import says
 from toolpack_server.jsonio.equality import equal, is_number
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.jsonio.view import KEY, hidden_by_json, to_json
 from toolpack_server.protocol.senders import AGENT
+from toolpack_server.volumes.volume import Volume
 
 MAX_SHOWN = 80
 _LENGTHS = (2, 3)  # of a call that is a tuple

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from toolpack_server.base.errors import StateDamagedError
-from toolpack_server.features.api.core import (App, OverloadedError, RequestError, SessionNotFoundError)
+from toolpack_server.base.errors import OverloadedError, RequestError, SessionNotFoundError, StateDamagedError
 from toolpack_server.features.evaluation.tasks.pass_rates import rates
-from toolpack_server.features.evaluation.tasks.results import (SessionSummaries, SessionSummary, TaskRate, Verdict)
+from toolpack_server.features.evaluation.tasks.results import SessionSummaries, SessionSummary, TaskRate, Verdict
 from toolpack_server.features.evaluation.tasks.service import Tasks
 from toolpack_server.features.evaluation.tasks.summary_order import BY_STORE, Order, in_order
 from toolpack_server.features.evaluation.tasks.validity import evaluation_failure, no_reward
@@ -22,6 +21,7 @@ from toolpack_server.features.evaluation.tasks.verdicts import recorded_verdict
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.protocol.omission import if_set
 from toolpack_server.protocol.results import SessionOutline
+from toolpack_server.rpc.method import App
 from toolpack_server.sessions.reader import SessionQuery
 from toolpack_server.stores.history import fitting
 

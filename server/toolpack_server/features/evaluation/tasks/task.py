@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from typing_extensions import TypedDict, Unpack, override
 
 from toolpack_server.base.doing import doing
-from toolpack_server.base.errors import (EvaluationError, InvalidParamsError, RegistrationError, ResultError, shown)
+from toolpack_server.base.errors import EvaluationError, InvalidParamsError, RegistrationError, ResultError, shown
 from toolpack_server.features.evaluation.episodes.rights import check_rights, is_prompt, laid_over
 from toolpack_server.features.evaluation.rules import read_rules
 from toolpack_server.features.evaluation.tasks.rollouts import Evaluator

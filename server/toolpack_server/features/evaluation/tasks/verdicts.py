@@ -10,23 +10,18 @@ from typing import Any
 from pydantic import Field
 from typing_extensions import override
 
-from toolpack_server.features.api.core import (
-    Effect,
-    OverloadedError,
-    Parameters,
-    RecordKind,
-    SessionContext,
-    SessionFilter,
-    SessionOperation,
-    SessionState,
-    Shown,
-    StartClock,
-    StoredSession,
-    TooLargeError,
-)
+from toolpack_server.base.errors import OverloadedError, TooLargeError
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.features.evaluation.episodes.progress import Episodes
 from toolpack_server.features.evaluation.tasks.results import Verdict, VerdictRecord
 from toolpack_server.jsonio.strict import dumps, loads
+from toolpack_server.protocol.parameters import Parameters
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.hooks import SessionFilter
+from toolpack_server.sessions.operation import SessionOperation
+from toolpack_server.sessions.record_kinds import RecordKind, Shown
+from toolpack_server.stores.base import StoredSession
 
 _SAID = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed")
 _OWN = "verdict"  # marks the record, in the line that only the server writes

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from toolpack_server.base.settings import load_settings
-from toolpack_server.features.api.commands import packs_options
+from toolpack_server.cli.options import packs_options
 from toolpack_server.features.protocols.mcp.stdio.bridge import carry
 from toolpack_server.features.protocols.mcp.stdio.lines import take_standard_streams
 from toolpack_server.features.protocols.mcp.stdio.local import converse

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from toolpack_server.features.api.core import (Caller, HttpRefusedError, InternalError, OverloadedError, RequestError)
+from toolpack_server.base.errors import HttpRefusedError, InternalError, OverloadedError, RequestError
 from toolpack_server.features.protocols.mcp.event_stream import EventStream, event
-from toolpack_server.features.protocols.mcp.headers import (HeaderCheck, check_once, cross_origin, preflight, version_of)
+from toolpack_server.features.protocols.mcp.headers import HeaderCheck, check_once, cross_origin, preflight, version_of
 from toolpack_server.features.protocols.mcp.messages import McpMessage, McpRefusedError
 from toolpack_server.features.protocols.mcp.protocol import Mcp
-from toolpack_server.features.protocols.mcp.results import (Fault, McpReply, failure, refusal_reply, shifted)
+from toolpack_server.features.protocols.mcp.results import Fault, McpReply, failure, refusal_reply, shifted
 from toolpack_server.observability.request_ids import request_id
+from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import describe
 from toolpack_server.rpc.in_flight import Reservation
 from toolpack_server.rpc.parsing import QUICK_BYTES
 from toolpack_server.web.bodies import HEADERS, no_memory, read_body
 from toolpack_server.web.endpoints import CUT_OFF, Gateway
-from toolpack_server.web.refusals import (NO_CONTENT, PIECE_BYTES, refusal, refused, send_response)
+from toolpack_server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response
 
 ACCEPTED, NOT_ALLOWED_STATUS = 202, 405
 SIGN_OF_LIFE = b": still running\n\n"

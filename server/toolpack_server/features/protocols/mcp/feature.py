@@ -1,8 +1,9 @@
 """What MCP adds to the server."""
 
-from toolpack_server.features.api.core import AddressPaths, Feature
 from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.features.protocols.mcp.results import McpPath
+from toolpack_server.protocol.results import AddressPaths
+from toolpack_server.wiring.feature import Feature
 
 
 class McpFeature(Feature):

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from toolpack_server.base.errors import HttpRefusedError, shown
 from toolpack_server.features.protocols.mcp.marks import Path
-from toolpack_server.features.protocols.mcp.messages import (HEADER_MISMATCH, NAMING, VERSION_KEY, McpMessage)
+from toolpack_server.features.protocols.mcp.messages import HEADER_MISMATCH, NAMING, VERSION_KEY, McpMessage
 from toolpack_server.web.auth import names_loopback
 
 VERSION, METHOD, NAME, PARAMETER = b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"mcp-param-"
@@ -39,7 +39,7 @@ def version_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 class HeaderCheck:
-    """Compares a modern request with its headers; see `toolpack_server.features.protocols.mcp.protocol.CheckHeaders`."""
+    """Compare a modern request with its headers; see `CheckHeaders` in `protocol.py`."""
 
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
         self._headers = headers

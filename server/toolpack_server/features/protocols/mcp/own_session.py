@@ -10,10 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from toolpack_server.features.api.core import (Caller, HttpRefusedError, ReplyError, SessionNotFoundError)
+from toolpack_server.base.errors import HttpRefusedError, ReplyError, SessionNotFoundError
 from toolpack_server.features.protocols.mcp.endpoint import Exchange, McpEndpoint
-from toolpack_server.features.protocols.mcp.messages import (CALL_ID_KEY, LEGACY, MODERN, UNSUPPORTED_VERSION, McpMessage, McpRefusedError)
+from toolpack_server.features.protocols.mcp.messages import (
+    CALL_ID_KEY,
+    LEGACY,
+    MODERN,
+    UNSUPPORTED_VERSION,
+    McpMessage,
+    McpRefusedError,
+)
 from toolpack_server.features.protocols.mcp.results import Fault, shifted
+from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST
 from toolpack_server.web.endpoints import CUT_OFF
 from toolpack_server.web.refusals import NO_CONTENT

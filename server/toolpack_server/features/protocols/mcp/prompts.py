@@ -7,9 +7,10 @@ only, so one of the system comes as one of the user.
 from collections.abc import Sequence
 from typing import Any
 
-from toolpack_server.features.api.core import Caller, InvalidParamsError
+from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.features.protocols.mcp.messages import McpMessage
 from toolpack_server.jsonio.strict import dumps
+from toolpack_server.rpc.caller import Caller
 from toolpack_server.sessions.manager import SessionManager
 
 PROMPTS = ("prompts/list", "prompts/get")  # the methods; a session that asks for nothing hasn't them

@@ -6,8 +6,8 @@ is the caller's; whatever a client says of sessions is ignored.
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.execution.failure import Failure
-from toolpack_server.features.api.core import App, Caller, InvalidParamsError
 from toolpack_server.features.protocols.mcp.marks import Path
 from toolpack_server.features.protocols.mcp.messages import (
     CALL_ID_KEY,
@@ -35,8 +35,10 @@ from toolpack_server.jsonio.strict import dumps
 from toolpack_server.observability.trace_context import TRACEPARENT, accept_trace_members
 from toolpack_server.observability.tracing import AskedBy, asked_by
 from toolpack_server.protocol.parameters import MAX_CALL_ID
-from toolpack_server.rpc.codes import (ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR, describe)
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR, describe
 from toolpack_server.rpc.jsonrpc import Reserve, reply_too_large
+from toolpack_server.rpc.method import App
 from toolpack_server.sessions.calls import CallRequest
 
 NESTED = {"$call"}

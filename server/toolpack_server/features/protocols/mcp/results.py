@@ -13,7 +13,14 @@ from toolpack_server.base.errors import SessionNotFoundError
 from toolpack_server.execution.call import Outcome
 from toolpack_server.features.protocols.mcp.messages import McpMessage, McpRefusedError
 from toolpack_server.jsonio.strict import dumps, has_inexact_integer
-from toolpack_server.rpc.codes import (ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, STANDARD, Described, describe, error_reply)
+from toolpack_server.rpc.codes import (
+    ERROR_INVALID_REQUEST,
+    ERROR_METHOD_NOT_FOUND,
+    STANDARD,
+    Described,
+    describe,
+    error_reply,
+)
 
 CODE_SHIFT = -1000  # MCP keeps -32000 to -32099 for itself
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from toolpack_server.base.errors import AnsweredError
-from toolpack_server.features.api.core import Caller, InvalidParamsError, TooLargeError
+from toolpack_server.base.errors import AnsweredError, InvalidParamsError, TooLargeError
 from toolpack_server.features.protocols.mcp.results import tool_error, tool_value
 from toolpack_server.jsonio.strict import dumps
+from toolpack_server.rpc.caller import Caller
 from toolpack_server.sessions.addresses import Addresses, AddressTool
 from toolpack_server.sessions.calls import CallRequest
 from toolpack_server.sessions.manager import SessionManager

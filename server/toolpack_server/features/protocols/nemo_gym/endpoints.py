@@ -19,11 +19,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from toolpack_server.features.api.core import HttpRefusedError, ReplyError
-from toolpack_server.features.api.http import FeatureEndpoint, FeatureRequest, Gateway
+from toolpack_server.base.errors import HttpRefusedError, ReplyError
 from toolpack_server.features.protocols.nemo_gym.episodes import GymEpisodes, GymRow
 from toolpack_server.features.protocols.nemo_gym.feature import COOKIE
-from toolpack_server.features.protocols.task_episodes import (NO_TOOL, REASONS, detail_of, read)
+from toolpack_server.features.protocols.task_episodes import NO_TOOL, REASONS, detail_of, read
+from toolpack_server.web.endpoints import Gateway
+from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest
 
 SERVER_NAME = "toolpack"
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"  # noqa: S105 - a header's name

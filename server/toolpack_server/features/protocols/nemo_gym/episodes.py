@@ -11,8 +11,21 @@ from typing import Any
 
 from pydantic import BaseModel, Field, JsonValue
 
-from toolpack_server.features.api.core import (AGENT, Address, App, Caller, HttpRefusedError, ReplyError)
-from toolpack_server.features.protocols.task_episodes import (ANSWERED, FAILED, INVALID, NOT_FOUND, PAGE, REUSED, TOO_LARGE, failure_text)
+from toolpack_server.base.errors import HttpRefusedError, ReplyError
+from toolpack_server.features.protocols.task_episodes import (
+    ANSWERED,
+    FAILED,
+    INVALID,
+    NOT_FOUND,
+    PAGE,
+    REUSED,
+    TOO_LARGE,
+    failure_text,
+)
+from toolpack_server.protocol.senders import AGENT
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.method import App
+from toolpack_server.sessions.addresses import Address
 
 LABEL = "nemo_gym"
 MAX_SHOWN = 200

@@ -1,7 +1,7 @@
 """What NeMo Gym's resources server adds to the server."""
 
-from toolpack_server.features.api.core import Feature
 from toolpack_server.features.protocols.nemo_gym.episodes import GymEpisodes
+from toolpack_server.wiring.feature import Feature
 
 COOKIE = "toolpack_session"
 

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
-from toolpack_server.features.api.core import Caller, HttpRefusedError, ReplyError
-from toolpack_server.features.api.http import (FeatureEndpoint, FeatureRequest, FeatureSocket, Gateway)
+from toolpack_server.base.errors import HttpRefusedError, ReplyError
 from toolpack_server.features.protocols.openenv.episodes import NO_STATE, OpenEnvEpisodes
 from toolpack_server.features.protocols.openenv.feature import TOOLPACK, OpenEnvFeature
 from toolpack_server.features.protocols.openenv.mcp import PARSE_ERROR, OpenEnvMcp, failure
@@ -38,6 +37,9 @@ from toolpack_server.features.protocols.openenv.messages import (
     read_message,
 )
 from toolpack_server.features.protocols.task_episodes import NOT_FOUND, TaskEpisode, detail_of
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.web.endpoints import Gateway
+from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest, FeatureSocket
 
 UNAVAILABLE = 503
 INVALID = -32602

@@ -1,16 +1,16 @@
 """Episodes as OpenEnv knows them: what a reset, a step and a question for the state are answered.
 
-The rule: what OpenEnv has its own words for is said in them here; all else is in `toolpack_server.features.protocols.task_episodes`. A
-session of OpenEnv's is an id that a client has, before there is an episode and from one to the next: a label. A client
-that goes on with an episode may have another id by then; labels don't change, so a session without toolpacks is made
-that has this id, and says which one is meant.
+The rule: what OpenEnv has its own words for is said in them here; all else is in `task_episodes`. A session of
+OpenEnv's is an id that a client has, before there is an episode and from one to the next: a label. A client that goes
+on with an episode may have another id by then; labels don't change, so a session without toolpacks is made that has
+this id, and says which one is meant.
 """
 
 import random
 import uuid
 from typing import Any
 
-from toolpack_server.features.api.core import Caller, HttpRefusedError, ReplyError
+from toolpack_server.base.errors import HttpRefusedError, ReplyError
 from toolpack_server.features.protocols.openenv.messages import AnswerAction, CallTool, ResetData
 from toolpack_server.features.protocols.openenv.settings import OpenEnvSettings
 from toolpack_server.features.protocols.task_episodes import (
@@ -28,6 +28,7 @@ from toolpack_server.features.protocols.task_episodes import (
     TaskSpec,
     messages_of,
 )
+from toolpack_server.rpc.caller import Caller
 
 EPISODE = "openenv-episode"  # the label that has an episode's id
 PLAYS = "openenv-plays"  # the label of a session that stands for another one

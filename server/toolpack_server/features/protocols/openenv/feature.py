@@ -1,8 +1,8 @@
 """What OpenEnv adds to the server."""
 
-from toolpack_server.features.api.core import Feature
 from toolpack_server.features.protocols.openenv.episodes import OpenEnvEpisodes
 from toolpack_server.features.protocols.openenv.settings import OpenEnvSettings
+from toolpack_server.wiring.feature import Feature
 
 _ENDPOINTS = "toolpack_server.features.protocols.openenv.endpoints"
 TOOLPACK = "/openenv/{toolpack}"

@@ -7,7 +7,7 @@ import json
 import uuid
 from typing import Any
 
-from toolpack_server.features.api.core import Caller, HttpRefusedError, ReplyError
+from toolpack_server.base.errors import HttpRefusedError, ReplyError
 from toolpack_server.features.protocols.openenv.episodes import OpenEnvEpisodes
 from toolpack_server.features.protocols.openenv.messages import (
     OpenEnvCallParams,
@@ -18,6 +18,7 @@ from toolpack_server.features.protocols.openenv.messages import (
     read_message,
 )
 from toolpack_server.features.protocols.task_episodes import PlayedCall, detail_of
+from toolpack_server.rpc.caller import Caller
 
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, SERVER_ERROR = -32700, -32600, -32601, -32602, -32000
 

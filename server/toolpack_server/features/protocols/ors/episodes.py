@@ -1,12 +1,12 @@
 """Episodes as the Open Reward Standard knows them.
 
-The rule: what the standard has its own words for is said in them here; all else is in `toolpack_server.features.protocols.task_episodes`.
+The rule: what the standard has its own words for is said in them here; all else is in `task_episodes`.
 """
 
 import json
 from typing import Any
 
-from toolpack_server.features.api.core import (App, Caller, HttpRefusedError, ReplyError)
+from toolpack_server.base.errors import HttpRefusedError, ReplyError
 from toolpack_server.features.protocols.ors.settings import OrsSettings
 from toolpack_server.features.protocols.task_episodes import (
     ANSWER,
@@ -17,6 +17,8 @@ from toolpack_server.features.protocols.task_episodes import (
     TaskEpisodes,
     TaskSpec,
 )
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.method import App
 
 KNOWN = 10_000  # episodes whose sessions are remembered
 

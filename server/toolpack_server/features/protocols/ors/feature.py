@@ -1,8 +1,8 @@
 """What the Open Reward Standard adds to the server."""
 
-from toolpack_server.features.api.core import Feature
 from toolpack_server.features.protocols.ors.episodes import OrsEpisodes
 from toolpack_server.features.protocols.ors.settings import OrsSettings
+from toolpack_server.wiring.feature import Feature
 
 _ENDPOINTS = "toolpack_server.features.protocols.ors.endpoints"
 

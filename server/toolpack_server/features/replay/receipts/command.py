@@ -17,12 +17,18 @@ from pydantic import ValidationError
 
 from toolpack_server.base.errors import ToolpackServerError
 from toolpack_server.base.settings import THREAD, Settings, read_settings
-from toolpack_server.base.terminal import printable
+from toolpack_server.base.terminal import echo, printable
 from toolpack_server.cli.local import memory_settings
+from toolpack_server.cli.options import packs_options
+from toolpack_server.cli.progress import progress
 from toolpack_server.cli.send import Send, local
-from toolpack_server.features.api.core import Caller, ForkSession, Session
-from toolpack_server.features.api.commands import echo, packs_options, progress
+from toolpack_server.features.evaluation.tasks.pass_rates import rates, table
+from toolpack_server.features.evaluation.tasks.report import RunsPage
 from toolpack_server.features.executors.settings import ExecutorsSettings
+from toolpack_server.features.replay.bundle_format import BundleHead
+from toolpack_server.features.replay.bundles import ImportRequest
+from toolpack_server.features.replay.code import codes_of
+from toolpack_server.features.replay.methods import run_again
 from toolpack_server.features.replay.receipts.entries import bundle_of, difference, entry_of
 from toolpack_server.features.replay.receipts.keys import check_installed, public_key
 from toolpack_server.features.replay.receipts.receipt import (
@@ -35,14 +41,11 @@ from toolpack_server.features.replay.receipts.receipt import (
     canonical,
     read,
 )
-from toolpack_server.features.replay.bundle_format import BundleHead
-from toolpack_server.features.replay.bundles import ImportRequest
-from toolpack_server.features.replay.code import codes_of
-from toolpack_server.features.replay.methods import run_again
-from toolpack_server.features.evaluation.tasks.pass_rates import rates, table
-from toolpack_server.features.evaluation.tasks.report import RunsPage
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import catalog_of
+from toolpack_server.protocol.results import Session
+from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.methods import ForkSession
 from toolpack_server.wiring.service import Service
 
 LIMIT = 100_000  # records of a session

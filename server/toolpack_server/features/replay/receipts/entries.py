@@ -14,8 +14,8 @@ import click
 from toolpack_server.base.settings import Settings
 from toolpack_server.cli.send import Send
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
+from toolpack_server.features.replay.bundle_format import BundleHead, Line, is_blob, pack, read_line, sealed, unpack
 from toolpack_server.features.replay.receipts.receipt import ReceiptEntry, ReceiptPart, Times
-from toolpack_server.features.replay.bundle_format import (BundleHead, Line, is_blob, pack, read_line, sealed, unpack)
 from toolpack_server.features.replay.results import Code
 from toolpack_server.features.replay.writers import WRITTEN_BY
 from toolpack_server.jsonio.strict import dumps

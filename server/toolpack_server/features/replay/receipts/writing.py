@@ -11,12 +11,12 @@ from typing import Any, Self
 import click
 
 from toolpack_server.base.settings import load_settings
+from toolpack_server.base.terminal import echo
 from toolpack_server.base.times import timestamp
 from toolpack_server.cli.send import Send
-from toolpack_server.features.api.commands import echo
 from toolpack_server.features.replay.receipts.entries import entry_of
 from toolpack_server.features.replay.receipts.keys import SigningKey
-from toolpack_server.features.replay.receipts.receipt import (MOST_BYTES, ReceiptEntry, Times, write)
+from toolpack_server.features.replay.receipts.receipt import MOST_BYTES, ReceiptEntry, Times, write
 from toolpack_server.features.replay.results import Code
 
 KEY_FILE = "receipt.key"  # in the data directory

@@ -3,8 +3,10 @@
 The rule: a commit is for many calls, so it waits for no object store if it needn't.
 """
 
-from toolpack_server.features.api.core import (Effect, OperationHook, SessionContext, SessionOperation)
-from toolpack_server.features.api.stores import StoredSession
+from toolpack_server.engine.state import Effect
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.operation import OperationHook, SessionOperation
+from toolpack_server.stores.base import StoredSession
 
 
 class WriteAhead(OperationHook):

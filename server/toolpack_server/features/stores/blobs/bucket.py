@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from toolpack_server.features.api.core import OverloadedError, SettingsError
+from toolpack_server.base.errors import OverloadedError, SettingsError
 
 try:
     import obstore

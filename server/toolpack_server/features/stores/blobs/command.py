@@ -9,8 +9,10 @@ from typing import Any
 
 import click
 
-from toolpack_server.features.api.commands import echo, opened_store
-from toolpack_server.features.api.stores import SessionNotFoundError, SessionQuery, VersionNotRetainedError
+from toolpack_server.base.errors import SessionNotFoundError, VersionNotRetainedError
+from toolpack_server.base.terminal import echo
+from toolpack_server.cli.local import opened_store
+from toolpack_server.stores.base import SessionQuery
 
 SESSIONS_AT_ONCE = 200
 MOST_SHOWN = 10

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from toolpack_server.features.api.core import Feature, SessionStore, SettingsError
+from toolpack_server.base.errors import SettingsError
 from toolpack_server.features.stores.blobs.ahead import WriteAhead
 from toolpack_server.features.stores.blobs.settings import BlobsSettings
+from toolpack_server.stores.base import SessionStore
+from toolpack_server.wiring.feature import Feature
 
 
 def outside(store: SessionStore, settings: Any) -> SessionStore:

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from toolpack_server.features.api.core import FeatureSettings
+from toolpack_server.base.settings import FeatureSettings
 
 
 class BlobsSettings(FeatureSettings, feature="blobs"):

@@ -20,20 +20,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
-from toolpack_server.features.api.core import OverloadedError, SessionStore, SettingsError
-from toolpack_server.features.api.stores import (
-    MARK,
-    NO_HISTORY,
-    BoundedCache,
-    Commit,
-    History,
-    MissingBlobError,
-    StoredSession,
-    name_of,
-    size_of,
-    stub,
-)
+from toolpack_server.base.cache import BoundedCache
+from toolpack_server.base.errors import MissingBlobError, OverloadedError, SettingsError
 from toolpack_server.features.stores.blobs.bucket import Bucket
+from toolpack_server.stores.base import NO_HISTORY, Commit, History, SessionStore, StoredSession
+from toolpack_server.stores.outside import MARK, name_of, size_of, stub
 
 log = logging.getLogger("toolpack_server")
 

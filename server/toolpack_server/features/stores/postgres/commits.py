@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolpack_server.features.api.stores import Commit, size_of
 from toolpack_server.features.stores.postgres import statements as sql
 from toolpack_server.features.stores.postgres.connection import PostgresConnection, PostgresConnections, Statement
+from toolpack_server.stores.base import Commit
+from toolpack_server.stores.outside import size_of
 
 
 def apply(connections: PostgresConnections, commits: Sequence[Commit]) -> list[bool]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from toolpack_server.features.api.stores import OverloadedError, SettingsError, StateDamagedError
+from toolpack_server.base.errors import OverloadedError, SettingsError, StateDamagedError
 from toolpack_server.features.stores.postgres import statements as sql
 from toolpack_server.features.stores.postgres.values import DECODE, decode_row, encode
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
-from toolpack_server.features.api.stores import HELD_SECONDS
 from toolpack_server.features.stores.postgres import statements as sql
-from toolpack_server.features.stores.postgres.connection import (PostgresConnection, PostgresConnections, Rows, Statement)
+from toolpack_server.features.stores.postgres.connection import PostgresConnection, PostgresConnections, Rows, Statement
+from toolpack_server.stores.base import HELD_SECONDS
 
 DELETED_AT_ONCE = 256
 

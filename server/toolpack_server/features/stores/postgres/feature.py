@@ -1,8 +1,10 @@
 """What Postgres adds to the server."""
 
-from toolpack_server.features.api.core import Feature
+from toolpack_server.wiring.feature import Feature
 
 
 class PostgresFeature(Feature):
     name = "postgres"
-    stores = dict.fromkeys(("postgres", "postgresql"), "toolpack_server.features.stores.postgres.store:PostgresStore.from_url")
+    stores = dict.fromkeys(
+        ("postgres", "postgresql"), "toolpack_server.features.stores.postgres.store:PostgresStore.from_url"
+    )

@@ -13,7 +13,7 @@ from typing import Any
 from psycopg import Error, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from toolpack_server.features.api.stores import SettingsError
+from toolpack_server.base.errors import SettingsError
 
 CONNECT_SECONDS = 2.0  # to one address
 DEFAULTS = {

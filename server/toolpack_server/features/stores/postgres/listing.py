@@ -10,9 +10,11 @@ from typing import Any
 
 import orjson
 
-from toolpack_server.features.api.stores import SessionNotFoundError, SessionQuery, labels_match
+from toolpack_server.base.errors import SessionNotFoundError
 from toolpack_server.features.stores.postgres import statements as sql
 from toolpack_server.features.stores.postgres.connection import PostgresConnections
+from toolpack_server.features.stores.rows import labels_match
+from toolpack_server.stores.base import SessionQuery
 
 PAGE = 100  # sessions that are read at a time, at least, if some may have other labels with the same hashes
 _ID, _LABELS = 1, 4  # columns

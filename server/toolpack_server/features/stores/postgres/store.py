@@ -11,36 +11,26 @@ from typing import Any
 
 import orjson
 
-from toolpack_server.features.api.stores import (
+from toolpack_server.base.cache import BoundedCache
+from toolpack_server.base.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
+from toolpack_server.features.stores.postgres import commits, deletion, listing
+from toolpack_server.features.stores.postgres import statements as sql
+from toolpack_server.features.stores.postgres.connection import PostgresConnection, PostgresConnections, Rows
+from toolpack_server.features.stores.rows import RECIPE_CACHE_BYTES, decoder, digest, load, undamaged
+from toolpack_server.stores.base import (
     NO_HISTORY,
-    RECIPE_CACHE_BYTES,
-    BoundedCache,
-    Change,
     Commit,
     Counted,
     ForkPoint,
     Head,
     History,
     Lease,
-    MissingBlobError,
     Record,
-    SessionNotFoundError,
     SessionQuery,
     StoredSession,
-    VersionNotRetainedError,
-    decoder,
-    digest,
-    fitting,
-    load,
-    parts_at,
-    size_of,
-    to_note,
-    trim,
-    undamaged,
 )
-from toolpack_server.features.stores.postgres import commits, deletion, listing
-from toolpack_server.features.stores.postgres import statements as sql
-from toolpack_server.features.stores.postgres.connection import PostgresConnection, PostgresConnections, Rows
+from toolpack_server.stores.history import Change, fitting, parts_at, to_note, trim
+from toolpack_server.stores.outside import size_of
 
 
 class PostgresStore:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from toolpack_server.features.api.stores import OverloadedError, SettingsError
+from toolpack_server.base.errors import OverloadedError, SettingsError
 
 try:
     import redis

@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from toolpack_server.features.api.stores import (Commit, Head, History, Lease, Record, StoredSession, decoder, labels_match, load)
+from toolpack_server.features.stores.rows import decoder, labels_match, load
+from toolpack_server.stores.base import Commit, Head, History, Lease, Record, StoredSession
 
 
 def encode_history(history: History) -> Iterator[str | bytes | float]:

@@ -1,6 +1,6 @@
 """What Redis adds to the server."""
 
-from toolpack_server.features.api.core import Feature
+from toolpack_server.wiring.feature import Feature
 
 
 class RedisFeature(Feature):

@@ -7,8 +7,9 @@ id, and the sessions of all owners newest first, are read whole.
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from toolpack_server.features.api.stores import SessionNotFoundError, SessionQuery
+from toolpack_server.base.errors import SessionNotFoundError
 from toolpack_server.features.stores.redis.connection import RedisConnection
+from toolpack_server.stores.base import SessionQuery
 
 
 class RedisListing:

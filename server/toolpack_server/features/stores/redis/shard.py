@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from toolpack_server.features.api.stores import OverloadedError, SettingsError
+from toolpack_server.base.errors import OverloadedError, SettingsError
 from toolpack_server.features.stores.redis.connection import UNREACHABLE, RedisConnection, is_lost
 from toolpack_server.features.stores.redis.store import PREFIX, RedisStore
 

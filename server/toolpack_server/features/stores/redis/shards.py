@@ -18,29 +18,26 @@ from heapq import merge
 from itertools import islice
 from typing import Any, TypeVar
 
-from toolpack_server.features.api.stores import (
+from toolpack_server.base.cache import BoundedCache
+from toolpack_server.base.errors import MissingBlobError, OverloadedError, SessionNotFoundError, SettingsError
+from toolpack_server.features.stores.redis.connection import UNREACHABLE, unusable
+from toolpack_server.features.stores.redis.shard import EMPTY, NOT_THIS, Shard
+from toolpack_server.features.stores.redis.store import RedisStore
+from toolpack_server.stores.base import (
     NO_HISTORY,
-    BoundedCache,
     Commit,
     Counted,
     Head,
     History,
     Lease,
-    MissingBlobError,
-    OverloadedError,
     Record,
-    SessionNotFoundError,
     SessionQuery,
-    SettingsError,
     SharedStore,
     StoredSession,
     family_of,
-    name_of,
-    to_note,
 )
-from toolpack_server.features.stores.redis.connection import UNREACHABLE, unusable
-from toolpack_server.features.stores.redis.shard import EMPTY, NOT_THIS, Shard
-from toolpack_server.features.stores.redis.store import RedisStore
+from toolpack_server.stores.history import to_note
+from toolpack_server.stores.outside import name_of
 
 T = TypeVar("T")
 

@@ -12,35 +12,13 @@ from typing import Any
 
 import orjson
 
-from toolpack_server.features.api.stores import (
-    GAP_SECONDS,
-    HELD_SECONDS,
-    NO_HISTORY,
-    NOTE_SECONDS,
-    RECIPE_CACHE_BYTES,
-    BoundedCache,
-    Change,
-    Commit,
-    Counted,
-    ForkPoint,
-    Head,
-    History,
-    Lease,
+from toolpack_server.base.cache import BoundedCache
+from toolpack_server.base.errors import (
     MissingBlobError,
     OverloadedError,
-    Record,
     SessionNotFoundError,
-    SessionQuery,
     SettingsError,
-    StoredSession,
     VersionNotRetainedError,
-    decoder,
-    digest,
-    fitting,
-    load,
-    parts_at,
-    trim,
-    undamaged,
 )
 from toolpack_server.features.stores.redis.connection import RedisConnection, unusable
 from toolpack_server.features.stores.redis.encoding import (
@@ -55,6 +33,21 @@ from toolpack_server.features.stores.redis.encoding import (
     pairs,
 )
 from toolpack_server.features.stores.redis.listing import RedisListing
+from toolpack_server.features.stores.rows import RECIPE_CACHE_BYTES, decoder, digest, load, undamaged
+from toolpack_server.stores.base import (
+    HELD_SECONDS,
+    NO_HISTORY,
+    Commit,
+    Counted,
+    ForkPoint,
+    Head,
+    History,
+    Lease,
+    Record,
+    SessionQuery,
+    StoredSession,
+)
+from toolpack_server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, fitting, parts_at, trim
 
 PREFIX = "toolpack:"  # of all keys
 PAGE = 100  # sessions that `list` reads at a time, at least, if it looks for labels, which most may lack

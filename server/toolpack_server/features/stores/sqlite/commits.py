@@ -12,10 +12,12 @@ from typing import Any
 
 import orjson
 
-from toolpack_server.features.api.stores import (MARK, Commit, Tip, follows, size_of)
 from toolpack_server.features.stores.sqlite import statements as sql
 from toolpack_server.features.stores.sqlite.file import SqliteFile
 from toolpack_server.features.stores.sqlite.rows import add_blob, find_blob
+from toolpack_server.stores.base import Commit
+from toolpack_server.stores.history import Tip, follows
+from toolpack_server.stores.outside import MARK, size_of
 
 REMEMBERED = 4000  # sessions
 

@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 
 import orjson
 
-from toolpack_server.features.api.stores import (HELD_SECONDS, Counted, OverloadedError, fitting, to_note)
+from toolpack_server.base.errors import OverloadedError
 from toolpack_server.features.stores.sqlite import statements as sql
 from toolpack_server.features.stores.sqlite.file import SqliteFile
+from toolpack_server.stores.base import HELD_SECONDS, Counted
+from toolpack_server.stores.history import fitting, to_note
 
 T = TypeVar("T")
 

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from toolpack_server.features.api.core import Feature
+from toolpack_server.wiring.feature import Feature
 
 
 class SqliteFeature(Feature):
     name = "sqlite"
-    stores: ClassVar[Mapping[str, str]] = {"sqlite": "toolpack_server.features.stores.sqlite.store:SqliteStore.from_url"}
+    stores: ClassVar[Mapping[str, str]] = {
+        "sqlite": "toolpack_server.features.stores.sqlite.store:SqliteStore.from_url"
+    }

@@ -25,16 +25,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from toolpack_server.features.api.stores import (
-    SQLITE,
-    OverloadedError,
-    SettingsError,
-    StateDamagedError,
-    StoreInUseError,
-    in_forked,
-    let_go,
-    shown,
-)
+from toolpack_server.base.errors import OverloadedError, SettingsError, StateDamagedError, StoreInUseError, shown
+from toolpack_server.base.forked import in_forked, let_go
+from toolpack_server.base.store_url import SQLITE
 from toolpack_server.features.stores.sqlite import statements as sql
 from toolpack_server.features.stores.sqlite.checkpoints import OWN_CHECKPOINT_PAGES, Checkpoints, checkpoint
 

@@ -6,9 +6,11 @@ The rule: a page is one statement that follows one index, so its time doesn't gr
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from toolpack_server.features.api.stores import SessionNotFoundError, SessionQuery, labels_match
+from toolpack_server.base.errors import SessionNotFoundError
+from toolpack_server.features.stores.rows import labels_match
 from toolpack_server.features.stores.sqlite import statements as sql
 from toolpack_server.features.stores.sqlite.file import SqliteFile
+from toolpack_server.stores.base import SessionQuery
 
 
 class SqliteListing:

@@ -9,8 +9,10 @@ from itertools import accumulate
 
 import orjson
 
-from toolpack_server.features.api.stores import (History, MissingBlobError, SessionNotFoundError, StoredSession, size_of)
+from toolpack_server.base.errors import MissingBlobError, SessionNotFoundError
 from toolpack_server.features.stores.sqlite import statements as sql
+from toolpack_server.stores.base import History, StoredSession
+from toolpack_server.stores.outside import size_of
 
 
 def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:

@@ -12,35 +12,33 @@ from typing import Any
 
 import orjson
 
-from toolpack_server.features.api.stores import (
+from toolpack_server.base.cache import BoundedCache
+from toolpack_server.base.errors import (
+    MissingBlobError,
+    SessionNotFoundError,
+    StateDamagedError,
+    VersionNotRetainedError,
+)
+from toolpack_server.features.stores.rows import RECIPE_CACHE_BYTES, digest, load
+from toolpack_server.features.stores.sqlite import deletion
+from toolpack_server.features.stores.sqlite import statements as sql
+from toolpack_server.features.stores.sqlite.commits import Commits
+from toolpack_server.features.stores.sqlite.file import SqliteFile
+from toolpack_server.features.stores.sqlite.listing import SqliteListing
+from toolpack_server.features.stores.sqlite.rows import add_blob, add_history, check_parent, session_row
+from toolpack_server.stores.base import (
     NO_HISTORY,
-    RECIPE_CACHE_BYTES,
-    BoundedCache,
-    Change,
     Commit,
     Counted,
     ForkPoint,
     Head,
     History,
     Lease,
-    MissingBlobError,
     Record,
-    SessionNotFoundError,
     SessionQuery,
-    StateDamagedError,
     StoredSession,
-    VersionNotRetainedError,
-    digest,
-    fitting,
-    load,
-    trim,
 )
-from toolpack_server.features.stores.sqlite import deletion
-from toolpack_server.features.stores.sqlite import statements as sql
-from toolpack_server.features.stores.sqlite.commits import Commits
-from toolpack_server.features.stores.sqlite.file import SqliteFile
-from toolpack_server.features.stores.sqlite.listing import SqliteListing
-from toolpack_server.features.stores.sqlite.rows import (add_blob, add_history, check_parent, session_row)
+from toolpack_server.stores.history import Change, fitting, trim
 
 PAGE = 100  # sessions that `list` reads at a time, at least, if it looks for labels, which most may lack
 

@@ -20,9 +20,9 @@ import orjson
 from typing_extensions import override
 
 from toolpack_server.base.errors import InvalidParamsError, ResultError, shown
-from toolpack_server.features.api.volumes import (Body, Key, Limits, Volume, VolumeContext, uninterruptible)
-from toolpack_server.features.volumes.databases import database_views
+from toolpack_server.base.uninterruptible import uninterruptible
 from toolpack_server.features.volumes.beside import beside_caller
+from toolpack_server.features.volumes.databases import database_views
 from toolpack_server.features.volumes.databases.database_connection import (
     FULL,
     READ_ONLY,
@@ -31,10 +31,17 @@ from toolpack_server.features.volumes.databases.database_connection import (
     explained,
     open_connection,
 )
-from toolpack_server.features.volumes.databases.database_file import (WAL_VERSION, DatabaseFile, normal_pages, set_versions, sizes_of)
-from toolpack_server.features.volumes.databases.database_trees import (Ranges, Roots, Tree, changed_ranges)
+from toolpack_server.features.volumes.databases.database_file import (
+    WAL_VERSION,
+    DatabaseFile,
+    normal_pages,
+    set_versions,
+    sizes_of,
+)
+from toolpack_server.features.volumes.databases.database_trees import Ranges, Roots, Tree, changed_ranges
 from toolpack_server.features.volumes.databases.database_views import Reading
 from toolpack_server.volumes.scratch import Scratch
+from toolpack_server.volumes.volume import Body, Key, Limits, Volume, VolumeContext
 
 Fill = Callable[[sqlite3.Connection], Any]
 

@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 from typing_extensions import override
 
-from toolpack_server.features.api.volumes import Body, WorkingCopy
 from toolpack_server.volumes.scratch import Scratch
+from toolpack_server.volumes.volume import Body, WorkingCopy
 
 MAGIC = b"SQLite format 3\x00"
 HEADER_BYTES = 100

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path as RealPath
 from typing import Any, ClassVar, Self
 
-from toolpack_server.base.errors import (InvalidParamsError, OverloadedError, RegistrationError, shown)
-from toolpack_server.features.api.volumes import (Body, Key, Limits, Volume, VolumeContext, uninterruptible)
-from toolpack_server.features.volumes.files import files_json, files_pieces
+from toolpack_server.base.errors import InvalidParamsError, OverloadedError, RegistrationError, shown
+from toolpack_server.base.uninterruptible import uninterruptible
 from toolpack_server.features.volumes.beside import beside_caller
+from toolpack_server.features.volumes.files import files_json, files_pieces
 from toolpack_server.features.volumes.files.files_directory import Directory, read_folder
 from toolpack_server.features.volumes.files.files_glob import matching
 from toolpack_server.features.volumes.files.files_paths import (
@@ -48,6 +48,7 @@ from toolpack_server.features.volumes.files.files_tree import (
 )
 from toolpack_server.features.volumes.files.files_working import FilesCopy
 from toolpack_server.volumes.scratch import FULL_TEXT, is_full
+from toolpack_server.volumes.volume import Body, Key, Limits, Volume, VolumeContext
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from toolpack_server.features.api.volumes import Limits, uninterruptible
+from toolpack_server.base.uninterruptible import uninterruptible
 from toolpack_server.features.volumes.files.files_paths import check_length, failure, find
 from toolpack_server.features.volumes.files.files_tree import (
     EMPTY,
@@ -39,6 +39,7 @@ from toolpack_server.features.volumes.files.files_tree import (
     walk,
     with_changes,
 )
+from toolpack_server.volumes.volume import Limits
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from toolpack_server.base.errors import shown
 from toolpack_server.features.volumes.files.files_directory import check_links
-from toolpack_server.features.volumes.files.files_paths import (check_length, check_name, from_shown, text_of, to_shown)
+from toolpack_server.features.volumes.files.files_paths import check_length, check_name, from_shown, text_of, to_shown
 from toolpack_server.features.volumes.files.files_text import unified_diff
 from toolpack_server.features.volumes.files.files_tree import (
     SEPARATOR,

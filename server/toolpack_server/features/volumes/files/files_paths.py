@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from toolpack_server.base.errors import shown
-from toolpack_server.features.volumes.files.files_tree import (EMPTY, SEPARATOR, FolderNode, LinkNode, Node)
+from toolpack_server.features.volumes.files.files_tree import EMPTY, SEPARATOR, FolderNode, LinkNode, Node
 
 MAX_CHARACTERS = 1024
 _MAX_BYTES = 4095  # of a path, on Linux

@@ -10,7 +10,6 @@ The rule: an entry says what is there now, whatever the pieces below say. So pie
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from toolpack_server.features.api.volumes import Body, Key
 from toolpack_server.features.volumes.files.files_paths import from_shown, to_shown
 from toolpack_server.features.volumes.files.files_tree import (
     SEPARATOR,
@@ -22,6 +21,7 @@ from toolpack_server.features.volumes.files.files_tree import (
     walk,
     with_changes,
 )
+from toolpack_server.volumes.volume import Body, Key
 
 ENTRY_BYTES = 32  # about what an entry takes beside its path and its content
 

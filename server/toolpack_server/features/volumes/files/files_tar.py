@@ -6,7 +6,7 @@ The rule: equal trees are equal bytes.
 import io
 import tarfile
 
-from toolpack_server.features.volumes.files.files_tree import (FileNode, FolderNode, LinkNode, walk)
+from toolpack_server.features.volumes.files.files_tree import FileNode, FolderNode, LinkNode, walk
 
 
 def to_tar(root: FolderNode) -> bytes:

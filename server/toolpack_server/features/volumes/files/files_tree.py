@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from toolpack_server.features.api.volumes import Limits
+from toolpack_server.volumes.volume import Limits
 
 SEPARATOR = "/"
 

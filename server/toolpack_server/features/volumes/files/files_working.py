@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from toolpack_server.features.api.volumes import Limits, WorkingCopy, uninterruptible
+from toolpack_server.base.uninterruptible import uninterruptible
 from toolpack_server.features.volumes.files.files_directory import Directory
 from toolpack_server.features.volumes.files.files_tree import FolderNode, Size, size_of
+from toolpack_server.volumes.volume import Limits, WorkingCopy
 
 _ENTRY_BYTES = 400  # what a file or a folder takes in memory beside its content
 

@@ -22,12 +22,18 @@ from toolpack_server.base.errors import OverloadedError, SettingsError
 from toolpack_server.base.settings import Settings
 from toolpack_server.features.protocols.mcp.headers import encoded, parameter_headers
 from toolpack_server.features.protocols.mcp.marks import Path, header_parameters
-from toolpack_server.features.protocols.mcp.messages import (CALL_ID_KEY, VERSION_KEY, McpMessage, McpRefusedError, read_message)
+from toolpack_server.features.protocols.mcp.messages import (
+    CALL_ID_KEY,
+    VERSION_KEY,
+    McpMessage,
+    McpRefusedError,
+    read_message,
+)
 from toolpack_server.features.protocols.mcp.results import CODE_SHIFT
 from toolpack_server.features.protocols.mcp.stdio.conversation import Conversation
 from toolpack_server.features.protocols.mcp.stdio.lines import LineReader, LineWriter
 from toolpack_server.jsonio.strict import dumps, loads
-from toolpack_server.rpc.codes import (CODES, ERROR_INTERNAL_ERROR, ERROR_PARSE_ERROR, error_reply)
+from toolpack_server.rpc.codes import CODES, ERROR_INTERNAL_ERROR, ERROR_PARSE_ERROR, error_reply
 
 AWAY_SECONDS = 15.0  # how long a server that doesn't answer is asked again
 PAUSE_SECONDS = 0.2

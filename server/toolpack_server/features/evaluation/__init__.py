@@ -1,0 +1,1 @@
+"""Tasks and what happens in them: episodes, participants, perturbations, verdicts."""

@@ -1,0 +1,1 @@
+"""Protocols by which agents reach a session besides JSON-RPC."""

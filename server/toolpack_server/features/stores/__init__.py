@@ -1,0 +1,1 @@
+"""Stores that last: SQLite, Postgres, Redis, and blobs outside of them."""

@@ -1,0 +1,1 @@
+"""SQLite databases in environments."""
