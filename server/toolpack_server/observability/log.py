@@ -106,7 +106,7 @@ class CallLog:
                 text += f" {call.trace.traceparent}"
             extra = f" {call.kwargs.decode()}" if self._arguments else ""
             if call.raised_at:
-                extra += f" {printable(call.raised_at)}"
+                extra += f" {printable(_without_folder(call.raised_at))}"
             trace = "".join(f"\n  {printable(row)}" for row in (call.traceback or "").splitlines())
             return f"{text}{extra}{trace}".encode("ascii", "backslashreplace")
         if call.trace:
@@ -115,7 +115,7 @@ class CallLog:
             line["kwargs"] = Fragment(call.kwargs)
             line["result"] = Fragment(call.result) if isinstance(call.result, bytes) else call.result
         if call.raised_at:
-            line["raised_at"] = call.raised_at
+            line["raised_at"] = _without_folder(call.raised_at)
         if call.traceback:
             line["traceback"] = call.traceback
         return dumps(line)
@@ -209,3 +209,8 @@ def _traceback(record: logging.LogRecord) -> str:
 def _field(value: Any) -> str:
     text = printable(str(value)) or "-"
     return f'"{text}"' if " " in text else text
+
+
+def _without_folder(place: str) -> str:
+    """Return a place without the folder of its file: a log shows no paths of the machine."""
+    return place.rpartition("/")[2]

@@ -108,7 +108,6 @@ def unknown_methods_and_parameters(target: Target) -> None:
         ("get_session", {}),
         ("get_session", []),
         ("run_function", {"session_id": session.id}),
-        ("run_function", {"session_id": session.id, "function": "add", "kwargs": 5}),
         ("create_session", {"toolpacks": ["no such"]}),
         ("create_session", {"toolpacks": "conform"}),
         ("get_environment", {"session_id": session.id, "pointer": "/no/such"}),

@@ -1010,7 +1010,7 @@ toolpack.add_task(Task("add", "Add.", solution=[("add", {"numbers": [0.1, 0.2, 0
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packs")
-    (folder / "shop.py").write_text(SHOP)
+    (folder / "till.py").write_text(SHOP)
     with Bench(load_catalog((folder,), ("shop",))) as made:
         yield made
 

@@ -561,7 +561,6 @@ def test_what_is_nested_deeply_is_no_fault_of_the_server(player, depth):
 
 
 WRONG_BODIES = [
-    ("/reset", {}, 400, "Which task? Reset with either task, or index and its split."),
     ("/reset", {"task": SAVE, "seed": 1}, 400, "A session with a seed or a clock needs"),
     ("/reset", {"task": 7}, 422, "task: Input should be a valid string. The body may have seed, "),
     ("/step", {}, 422, "action: Field required. The body may have action, episode_id, timeout_s, request_id."),
