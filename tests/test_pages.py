@@ -557,7 +557,6 @@ RUN = {
     ("docs/mcp.md", "Content"),
     ("docs/operate.md", "Tokens"),
     ("docs/operate.md", "Health"),
-    ("docs/operate.md", "A `server.py` of your own"),
     ("docs/protocol.md", "Examples"),
     ("docs/training.md", "A training loop"),
     ("docs/training.md", "An environment"),
@@ -590,6 +589,8 @@ ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints 
     ("docs/internals/develop.md", "How one request travels"),
     ("docs/operate.md", "Metrics"),
     ("docs/operate.md", "Logs"),
+    ("docs/operate.md", "What is slow"),  # queries for Prometheus
+    ("docs/tasks.md", "An evaluator"),  # one line of an evaluator
     ("docs/benchmarks.md", "BFCL"),  # how to install it
     ("docs/benchmarks.md", "tau2"),  # likewise
     ("docs/users.md", "Both sides of a conversation"),  # a script, run as the programs beside it
