@@ -1,7 +1,7 @@
 """What users can rely on, described thing by thing, and what a change has broken of it.
 
-    python -m tests.surface             compare with the last release; exit status 1: a break isn't in CHANGELOG.md
-    python -m tests.surface --release   keep today's description as that of the release
+    python -m tests.surface                   compare with the last release; status 1: a break isn't in CHANGELOG.md
+    python -m tests.surface --release 0.2.0   keep today's description as that of the release
 
 The rule: a description holds no judgement. Each thing, such as a method, a parameter or a setting, has a name, what it
 gives, which must stay, what it asks for, which must not grow, and limits, which must not become narrower. So additions
@@ -54,7 +54,6 @@ PACKAGES = sorted(ROOT.glob("packages/*/pyproject.toml"))
 HEADING = "### Breaking"
 
 MODULES = (
-    "server",
     "toolpack_server.client",
     "toolpack_server.training",
     "toolpack_server.remote_runtime",
@@ -67,7 +66,6 @@ MODULES = (
     "toolpack_server",
     "toolpack_server.environments",
     "toolpack_server.perturbations",
-    "toolpack_server.testing",
 )
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
@@ -442,9 +440,9 @@ def main(release: str | None) -> None:
     found = [*breaks(Surface.read(kept["surface"]), now)]
     names = {name: (f"`{name}`", f"`{name.rpartition('.')[0]}.*`") for name, _ in found}  # the latter: a whole module
     untold = [(name, what) for name, what in found if not any(each in entry for entry in told for each in names[name])]
-    for name, what in untold:
-        click.echo(f"`{name}` {what}")
-    if untold:
+    if untold and release != kept["version"]:  # a release that is made again replaces its own description
+        for name, what in untold:
+            click.echo(f"`{name}` {what}")
         click.echo(
             f"{counted(len(untold), 'break')} since {kept['version']} that CHANGELOG.md doesn't tell: undo it, or "
             f"write an entry with the name as it stands above, under {HEADING!r} in its section `Unreleased`."
@@ -452,6 +450,8 @@ def main(release: str | None) -> None:
         sys.exit(1)
     if release:
         make_release(release, changelog, now)
+        click.echo(f"{counted(len(now), 'thing')}, kept as the surface of {release}.")
+        return
     click.echo(f"{counted(len(now), 'thing')}, {counted(len(found), 'break')} since {kept['version']}.")
 
 

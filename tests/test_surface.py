@@ -363,3 +363,10 @@ def test_a_release_keeps_the_surface_and_begins_a_new_section(files):
     kept = json.loads(files.KEPT.read_text())
     assert kept == {"version": "0.2.0", "surface": {"toolpack_sessions": {"gives": ["is a gauge"]}}}
     assert run().output == "1 thing, 0 breaks since 0.2.0.\n"
+
+
+def test_a_release_made_again_replaces_its_own_surface(files):
+    for _ in range(2):
+        assert run("--release", "0.1.0").output == "1 thing, kept as the surface of 0.1.0.\n"
+        assert files.CHANGELOG.read_text().count("## 0.1.0\n") == 1
+    assert run().output == "1 thing, 0 breaks since 0.1.0.\n"

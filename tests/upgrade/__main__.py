@@ -1,8 +1,8 @@
 """Upgrade a running pair of servers on one store under load: nothing may be lost, done twice or read otherwise.
 
-    python -m tests.upgrade                    from the last release, as far as the repository's history has it
+    python -m tests.upgrade                    from the last release; does nothing while there is no older one
     python -m tests.upgrade --from REF --back  from a commit, or from a wheel, and back again
-    python -m tests.upgrade --store postgres   on Postgres, if the older version has that store
+    python -m tests.upgrade --store postgres   on Postgres
 
 Two servers of the older version begin. They are replaced one after the other, one by a stop and one by kill -9, while
 clients call functions on both and workers are killed. Exit status 1 means that something came out wrong.
@@ -12,7 +12,6 @@ The older version runs with the packages of this environment: its dependencies m
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import subprocess
@@ -53,15 +52,8 @@ def git(*words):
 
 
 def last_release():
-    """Get the last release's tag, or else the commit that kept its surface; None if there is no such history here."""
-    for words in (
-        ("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^"),
-        ("log", "-1", "--format=%H", "--", "schemas/released.json"),
-    ):
-        found = git(*words).stdout.decode().strip()
-        if found:
-            return found
-    return None
+    """Return the last release's tag before this commit, or None if this folder has no older release."""
+    return git("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^").stdout.decode().strip() or None
 
 
 def unpack(source, folder):
@@ -74,7 +66,8 @@ def unpack(source, folder):
     if archive.returncode:
         raise click.UsageError(f"{source!r} is no wheel, and no commit here: {archive.stderr.decode().strip()}")
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
-    # As the wheel has it: the older version's features, which are found before those of this environment.
+    # As the wheel has it: the package at the top, and the features, which are found before those of this environment.
+    (folder / "server" / "toolpack_server").rename(folder / "toolpack_server")
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     about = folder / "toolpack_server-0.dist-info"
     about.mkdir()
@@ -82,13 +75,6 @@ def unpack(source, folder):
     groups = project.get("entry-points", {}).items()
     lines = [line for group, points in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in points.items()))]
     (about / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
-
-
-def exports(code):
-    """Get the names that authors can import from a version."""
-    program = "import json, server; print(json.dumps(server.__all__))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=code, capture_output=True, check=True)
-    return set(json.loads(done.stdout))
 
 
 class Fleet:
@@ -222,14 +208,6 @@ class Waiting:
         return self._problems
 
 
-def offered(fleet):
-    """Get the methods and parameters that the servers have."""
-    document = fleet.ask("rpc.discover")
-    for method in document["methods"]:
-        yield method["name"]
-        yield from (f"{method['name']}({parameter['name']})" for parameter in method["params"])
-
-
 class Upgrade:
     """One run through all stages.
 
@@ -238,15 +216,12 @@ class Upgrade:
     """
 
     def __init__(self, codes, folder, url, workers, seed):
-        names = exports(codes[OLD])
         packs = folder / "packs"
         packs.mkdir()
         for path in [*CROWD_PACKS.glob("*.py"), *PACKS.glob("*.py")]:
-            if path.name != "upgrade_shop.py" or {"Database", "Files"} <= names:
-                (packs / path.name).write_bytes(path.read_bytes())
+            (packs / path.name).write_bytes(path.read_bytes())
         self.problems = []
         self.fleet = Fleet(codes, folder, url, workers, packs, random.Random(seed))
-        self._names = names
         self._seed = seed
         self._sessions = {}  # of the crowd
         self._unanswered_forks = 0
@@ -254,11 +229,7 @@ class Upgrade:
     def begin(self):
         """Start two servers of the older version, and make the scenarios' sessions."""
         self.fleet.become((OLD, OLD))
-        names = {*self._names, *offered(self.fleet)}
-        left_out = [kind.__name__ for kind in SCENARIOS if not kind.needs <= names]
-        if left_out:
-            click.echo(f"left out, as the older version has no such thing: {', '.join(left_out)}")
-        self._scenarios = [kind(self.fleet.ask) for kind in SCENARIOS if kind.needs <= names]
+        self._scenarios = [kind(self.fleet.ask) for kind in SCENARIOS]
         self._waiting = Waiting(self.fleet)
         for scenario in self._scenarios:
             scenario.begin()
@@ -335,7 +306,7 @@ def main(source, back, seconds, workers, store, seed, logs):
     """Upgrade a running pair of servers on one store."""
     source = source or last_release()
     if source is None:
-        click.echo("Nothing was upgraded: this folder has no history with a release. Name one with --from.")
+        click.echo("Nothing was upgraded: there is no older release here. Name a commit or a wheel with --from.")
         return
     seed = random.randrange(2**32) if seed is None else seed
     click.echo(f"from {source}, seed {seed}")
@@ -343,9 +314,6 @@ def main(source, back, seconds, workers, store, seed, logs):
         folder = Path(name)
         codes = {OLD: folder / "older", NEW: ROOT}
         unpack(source, codes[OLD])
-        if store == "postgres" and not (codes[OLD] / "server" / "features" / "postgres").is_dir():
-            click.echo(f"Nothing was upgraded: {source} has no store in Postgres. Name another version with --from.")
-            return
         with STORES[store](folder) as url:
             upgrade = Upgrade(codes, folder, url, workers, seed)
             try:

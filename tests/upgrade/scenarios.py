@@ -21,12 +21,10 @@ class Scenario:
     """Does something in rounds, of which each may meet other servers than the one before.
 
     Attributes:
-        needs: The methods and parameters without which it is left out, as `create_session(task)`.
         pack: The toolpack that it uses.
         sessions: The ids of its sessions, which must read the same from all servers.
     """
 
-    needs = frozenset()
     pack = "errands"
 
     def __init__(self, ask):
@@ -89,8 +87,6 @@ class Notes(Scenario):
 class Moved(Scenario):
     """Bundles and replays."""
 
-    needs = frozenset({"export_bundle", "replay_session(call_id)", "import_bundle(call_id)"})
-
     def begin(self):
         super().begin()
         self.notes = []
@@ -111,8 +107,6 @@ class Moved(Scenario):
 
 class Tasks(Scenario):
     """Tasks, messages, answers and verdicts."""
-
-    needs = frozenset({"create_session(task)", "add_message(call_id)", "evaluate_session(record)"})
 
     def begin(self):
         self.begun = None
@@ -145,7 +139,6 @@ class Tasks(Scenario):
 class Perturbed(Scenario):
     """Rules that count the agent's calls."""
 
-    needs = frozenset({"create_session(perturbations)"})
     error = "ConnectionError: not now"
 
     def begin(self):
@@ -165,8 +158,6 @@ class Perturbed(Scenario):
 
 class Talking(Scenario):
     """Participants, who talk, and of whom one may call nothing."""
-
-    needs = frozenset({"create_session(participants)"})
 
     def begin(self):
         self.session = self.create(toolpacks=["errands"], participants={"user": {"functions": []}})
@@ -188,7 +179,6 @@ class Shop(Scenario):
     """A database and files."""
 
     pack = "shop"
-    needs = frozenset({"get_environment(limit)", "Database", "Files"})
 
     def begin(self):
         super().begin()
