@@ -117,13 +117,6 @@ def redis_url(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def shard_urls(tmp_path_factory):
-    """Three Redis that are there for whoever needs several."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(redis_server.start(tmp_path_factory.mktemp("shard")))[0] for _ in range(3)]
-
-
-@pytest.fixture(scope="session")
 def postgres_url():
     with postgres_server.start(*postgres_server.UNSAFE) as server:
         yield server.url

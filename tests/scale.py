@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import ceil
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -30,7 +29,6 @@ IDLE_SECONDS = 4
 SIZES = (10, 100, 1000)
 BUSY = 0.5  # of each server's processor core
 READS = 0.5  # of the calls
-SHARD_BUSY = 0.7  # of a shard's processor core
 CALL_EVERY_SECONDS = 5.0  # of a session
 CHANGES = 20  # of a session, and as many reads; their records and versions are kept until it is closed
 
@@ -68,19 +66,17 @@ def computed() -> Iterator[str]:
     change, read = REDIS["change on another server"], REDIS["read"]
     call = Cost(*(READS * one + (1 - READS) * other for one, other in zip(read, change, strict=True)))
     of_one = BUSY * 1e6 / call.server  # calls/s
-    yield "| servers | calls/s | sessions | GB kept | MB/s to it | MB/s from it | processors | shards | connections |"
-    yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    yield "| servers | calls/s | sessions | GB kept | MB/s to it | MB/s from it | processors | connections |"
+    yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for servers in SIZES:
         calls = servers * of_one
         sessions = calls * CALL_EVERY_SECONDS
         kept = sessions * (REDIS["new session"].stored + CHANGES * change.stored + CHANGES * read.stored)
         to_store, from_store = calls * call.to_store, calls * call.from_store
-        idle = servers * IDLE.store / 1e6  # on each shard, as each server asks each
-        processors = calls * call.store / 1e6 + idle
-        shards = f"{ceil((processors - idle) / (SHARD_BUSY - idle)):,}" if idle < SHARD_BUSY else "none do"
+        processors = (calls * call.store + servers * IDLE.store) / 1e6
         figures = [f"{servers:,}", f"{calls:,.0f}", f"{sessions:,.0f}", f"{kept / 1e9:,.1f}"]
         figures += [f"{to_store / 1e6:,.1f}", f"{from_store / 1e6:,.1f}", f"{processors:,.1f}"]
-        yield "| " + " | ".join([*figures, shards, f"{servers * CONNECTIONS:,}"]) + " |"
+        yield "| " + " | ".join([*figures, f"{servers * CONNECTIONS:,}"]) + " |"
 
 
 class Pair:

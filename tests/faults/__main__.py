@@ -22,7 +22,7 @@ from tests.faults.clients import RULES, Clients, Connection
 from tests.faults.faults import Faults
 from tests.faults.world import World
 
-STORES = ("sqlite", "redis", "shards", "postgres")
+STORES = ("sqlite", "redis", "postgres")
 MAX_PRINTED = 5
 MANY_CALLS = 2000  # so many meet all rules
 RULE_BY_TEXT = {rule[effect]: rule["name"] for rule in RULES for effect in ("error", "lost") if effect in rule}

@@ -59,8 +59,6 @@ class Faults:
                 self._pause_store: 1,
                 self._kill_worker_beside_cut_wire: 1,
             }
-        if world.shards:
-            self._kinds |= {self._kill_shard: 3}
 
     def start(self):
         self._thread.start()
@@ -222,9 +220,6 @@ class Faults:
 
     def _pause_store(self, _server):
         self._pause(self._world.store_processes(), self._rng.choice([0.5, 3, LONG_SECONDS]))
-
-    def _kill_shard(self, _server):
-        self._world.kill_shard(self._rng.choice([0, 2, LONG_SECONDS]))
 
     def _kill_worker_beside_cut_wire(self, server):
         """A worker must start while the store can't be reached."""

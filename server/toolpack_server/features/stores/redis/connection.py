@@ -37,16 +37,12 @@ TEMPORARY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnl
 class RedisConnection:
     """Connections to one Redis, as many as threads use it at the same time; all keys begin with the prefix.
 
-    Args:
-        patience: Seconds for all attempts, in place of `GIVE_UP_SECONDS`.
-
     Raises:
         SettingsError: The URL is wrong.
     """
 
-    def __init__(self, url: str, prefix: str, patience: float | None = None) -> None:
+    def __init__(self, url: str, prefix: str) -> None:
         self._prefix = prefix
-        self._patience = patience
         try:
             self._client: Any = redis.Redis.from_url(
                 url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
@@ -73,8 +69,7 @@ class RedisConnection:
             raise SettingsError(f"Redis {server['redis_version']} is too old: 6.2 is needed.")
         if server.get("cluster_enabled"):
             raise SettingsError(
-                "Redis Cluster isn't supported: name Redis that are each one primary, as shards "
-                "(redis://first,redis://second), or use postgresql://…"
+                "Redis Cluster isn't supported: name a Redis that is one primary, or use postgresql://…"
             )
         schema = self.command("GET", self.key("schema"))
         if schema is None:
@@ -108,7 +103,7 @@ class RedisConnection:
 
     def _send(self, send: Callable[[], Any]) -> Any:
         """Send, and send again after temporary errors."""
-        give_up = time.monotonic() + (GIVE_UP_SECONDS if self._patience is None else self._patience)
+        give_up = time.monotonic() + GIVE_UP_SECONDS
         pause = 0.0  # an idle connection may have been closed
         while True:
             try:
@@ -122,11 +117,6 @@ class RedisConnection:
                 raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error
             time.sleep(pause)
             pause = min(max(2 * pause, 0.02), 1.0)
-
-
-def is_lost(error: OverloadedError) -> bool:
-    """Whether no answer came, so that nobody knows whether anything was changed."""
-    return isinstance(error.__cause__, TEMPORARY)
 
 
 def unusable(error: OverloadedError) -> SettingsError:

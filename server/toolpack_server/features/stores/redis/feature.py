@@ -5,4 +5,4 @@ from toolpack_server.wiring.feature import Feature
 
 class RedisFeature(Feature):
     name = "redis"
-    stores = dict.fromkeys(("redis", "rediss"), "toolpack_server.features.stores.redis.shards:opened")
+    stores = dict.fromkeys(("redis", "rediss"), "toolpack_server.features.stores.redis.store:RedisStore.from_url")

@@ -13,14 +13,13 @@ from toolpack_server.stores.base import SessionQuery
 
 
 class RedisListing:
-    """Ids of the sessions of a query, whatever their labels; `created_at` is that of a session `after` elsewhere."""
+    """Ids of the sessions of a query, whatever their labels."""
 
-    def __init__(self, redis: RedisConnection, query: SessionQuery, created_at: float | None = None) -> None:
+    def __init__(self, redis: RedisConnection, query: SessionQuery) -> None:
         self._redis = redis
         self._owner = query.owner
         self._parent = query.parent
         self._newest_first = query.newest_first
-        self._elsewhere = None if created_at is None else (created_at, query.after)
 
     def page(self, after: str, limit: int) -> Sequence[str]:
         """Get the ids after a session."""
@@ -38,15 +37,8 @@ class RedisListing:
         if after in ids:
             start = ids.index(after) + 1
         elif after:
-            newer = self._bound(after)
-            start = sum(each > newer for each in created)
-        return ids[start : start + limit]
-
-    def _bound(self, after: str) -> tuple[float, str]:
-        """Get when a session that isn't here was created, and its id."""
-        if self._elsewhere is None or after != self._elsewhere[1]:
             raise SessionNotFoundError
-        return self._elsewhere
+        return ids[start : start + limit]
 
     def _owners(self) -> Sequence[str]:
         return [owner.decode() for owner in self._redis.command("SMEMBERS", self._redis.key("owners"))]
@@ -64,14 +56,10 @@ class RedisListing:
         key, start = self._redis.key(name), 0
         if after:
             place = self._redis.command("ZREVRANK", key, after)
-            start = self._newer(key, after) if place is None else int(place) + 1
+            if place is None:
+                raise SessionNotFoundError
+            start = int(place) + 1
         return [id_.decode() for id_ in self._redis.command("ZREVRANGE", key, start, start + limit - 1)]
-
-    def _newer(self, key: str, after: str) -> int:
-        created_at, _ = self._bound(after)
-        same = self._redis.command("ZRANGEBYSCORE", key, created_at, created_at)
-        newer = self._redis.command("ZCOUNT", key, f"({created_at!r}", "+inf")
-        return sum((int(newer), *(id_.decode() > after for id_ in same)))
 
     def _all(self, name: str) -> Sequence[str]:
         return sorted(id_.decode() for id_ in self._redis.command("ZRANGE", self._redis.key(name), 0, -1))

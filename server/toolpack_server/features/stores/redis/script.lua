@@ -25,8 +25,6 @@
 --   dropped          list    stubs of such blobs that were deleted
 --   beat:<holder>    string  how many heartbeats a worker has sent, or -1
 --   asked:<holder>   set     sessions whose lease other workers ask it for
---   shard            string  the name of this Redis among the shards of a store, if it is one
---   shards           string  the names of all of them, as JSON
 --   noted            string  when the time was counted last, by the clock
 --   uncounted        string  by how many seconds the clock is ahead of the time by which sessions live
 --
@@ -514,13 +512,6 @@ function steps.count_time()
     call('SET', NOTED, string.format('%.17g', now))
   end
   return {string.format('%.17g', now - uncounted), string.format('%.17g', uncounted)}
-end
-
--- Note what was counted elsewhere.
-function steps.note_time()
-  call('DEL', NOTED)
-  call('SET', NOTED, take())
-  call('SET', UNCOUNTED, take())
 end
 
 -- Whether a living worker holds the lease of a session.

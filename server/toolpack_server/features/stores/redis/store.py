@@ -68,34 +68,24 @@ class RedisStore:
     def from_url(cls, url: str, *, exclusive: bool = False) -> "RedisStore":
         """Open the store of a URL like `redis://user:password@host:port/0`, or `rediss://…` for TLS."""
         del exclusive
+        if "," in url:
+            raise SettingsError(
+                "--store names one Redis, so its URL has no comma (one in a password is %2C): for a fleet beyond one "
+                "Redis use postgresql://…"
+            )
         store = cls(RedisConnection(url, PREFIX))
         try:
             store.open()
-            _, others = store.place()
         except BaseException as error:
             store.close()
             if isinstance(error, OverloadedError):
                 raise unusable(error) from None
             raise
-        if others:
-            store.close()
-            raise SettingsError(f"This Redis is one of {len(others)} shards of a store: name all of them in --store.")
         return store
 
     def open(self) -> None:
         """Check that it can be used; raises as `RedisConnection.open`."""
         self._redis.open()
-
-    def place(self) -> tuple[str, Sequence[str]]:
-        """Get the name of this Redis among the shards of a store, and the names of all; empty if it is none."""
-        name, names = self._redis.command("MGET", self._redis.key("shard"), self._redis.key("shards"))
-        return (name or b"").decode(), orjson.loads(names or b"[]")
-
-    def take_place(self, name: str, names: Sequence[str] = ()) -> None:
-        """Note these, where nothing is noted yet."""
-        self._redis.command("SET", self._redis.key("shard"), name, "NX")
-        if names:
-            self._redis.command("SET", self._redis.key("shards"), orjson.dumps([*names]), "NX")
 
     def create(
         self,
@@ -140,17 +130,13 @@ class RedisStore:
         return [bool(committed) for committed in self._redis.run("commit", len(commits), *arguments)]
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
-        found = self.some_blobs(ids)
-        if len(found) < len({*ids}):
-            raise MissingBlobError(*(blob for blob in ids if blob not in found))
-        return found
-
-    def some_blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """Get those of these blobs that are stored."""
         if not ids:
             return {}
         bodies = self._redis.command("MGET", *(self._redis.key(f"blob:{blob}") for blob in ids))
-        return {blob: body for blob, body in zip(ids, bodies, strict=True) if body is not None}
+        found = {blob: body for blob, body in zip(ids, bodies, strict=True) if body is not None}
+        if len(found) < len({*ids}):
+            raise MissingBlobError(*(blob for blob in ids if blob not in found))
+        return found
 
     @decoder
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
@@ -199,13 +185,8 @@ class RedisStore:
     def renew(self, session_id: str, expires_at: float) -> None:
         self._redis.command("ZADD", self._redis.key("expires"), "XX", expires_at, session_id)
 
-    def list(self, query: SessionQuery, created_at: float | None = None) -> Sequence[tuple[StoredSession, int]]:
-        """List sessions as the contract says.
-
-        Args:
-            created_at: When the session `after` was created, where it needn't be in this Redis.
-        """
-        listing = RedisListing(self._redis, query, created_at)
+    def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
+        listing = RedisListing(self._redis, query)
         labels, after, limit = query.labels, query.after, query.limit
         page = max(limit, PAGE) if labels else limit
         found: list[tuple[StoredSession, int]] = []
@@ -236,16 +217,6 @@ class RedisStore:
     def count_time(self, clock: float | None = None) -> Counted:
         found = self._redis.run("count_time", GAP_SECONDS, NOTE_SECONDS, "" if clock is None else clock)
         return Counted(*map(float, found))
-
-    def noted(self) -> tuple[float | None, float, float]:
-        """Get what `count_time` has noted, as `to_note` takes it, and what the clock says."""
-        seconds, parts = self._redis.command("TIME")
-        noted, uncounted = self._redis.command("MGET", self._redis.key("noted"), self._redis.key("uncounted"))
-        return None if noted is None else float(noted), float(uncounted or 0), int(seconds) + int(parts) / 1e6
-
-    def note(self, noted: float, uncounted: float) -> None:
-        """Note these for `count_time`, whatever was noted."""
-        self._redis.run("note_time", noted, uncounted)
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
         kept = pairs(dict.fromkeys(busy, ""))
