@@ -11,6 +11,7 @@ import pytest
 
 import toolpack_server
 from toolpack_server.base import errors
+from toolpack_server.rpc import codes
 
 SERVER = Path(toolpack_server.__file__).parent
 FILES = sorted(SERVER.rglob("*.py"))
@@ -129,6 +130,18 @@ def test_the_core_names_no_feature(nodes):
         if not path.is_relative_to(SERVER / "features") and name(path).split("/")[0] not in OF_ALL_FEATURES:
             used = {each for each in named(nodes[path]) if features.search(each)} - ORDINARY_NAMES
             assert not used, name(path)
+
+
+def test_only_one_module_has_the_numbers_of_errors(nodes):
+    numbers = {*codes.STANDARD, *codes.CODES.values(), *codes.FAILURE_CODES.values(), codes.ERROR_OF_SERVER}
+    for path in FILES:
+        if name(path) == "rpc/codes.py" or path.relative_to(SERVER).parts[0] in BESIDE_THE_SERVER:
+            continue
+        negative = [
+            each.operand for each in nodes[path] if isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.USub)
+        ]
+        found = {-each.value for each in negative if isinstance(each, ast.Constant)}
+        assert not found & numbers, name(path)
 
 
 def test_every_error_is_in_one_tree_and_says_what_it_means():

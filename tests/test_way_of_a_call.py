@@ -48,8 +48,8 @@ MOST = {
     "change in an executor": 310,
 }
 MOST_AT_DOORS = {
-    "episode of ORS": 2771,
-    "call of NeMo Gym": 347,
+    "episode of ORS": 2716,
+    "call of NeMo Gym": 336,
     "call at /mcp": 327,
 }
 TASK, TOOL = "bank/save-300", "get_balance"

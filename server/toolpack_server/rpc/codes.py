@@ -1,7 +1,7 @@
 """The table of error codes: the code, message and data for each exception.
 
-The rule: no other module knows a code. The five codes of the JSON-RPC 2.0 specification (section 5.1) have its messages
-and a sentence in `data.detail`; ours have a sentence as their message.
+The rule: no other module of the server has the number of one. The five codes of the JSON-RPC 2.0 specification
+(section 5.1) have its messages and a sentence in `data.detail`; ours have a sentence as their message.
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ ERROR_INVALID_REQUEST = -32600
 ERROR_METHOD_NOT_FOUND = -32601
 ERROR_INVALID_PARAMS = -32602
 ERROR_INTERNAL_ERROR = -32603
+ERROR_OF_SERVER = -32000  # of what is refused before it reaches JSON-RPC
 
 Described = tuple[int, str, Any]
 """Code, message and data of an error."""
@@ -55,6 +56,9 @@ FAILURE_CODES = {
     Failure.EPISODE_OVER: -32002,
 }
 
+REFUSALS: tuple[type[Exception], ...] = (*CODES, errors.CallFailedError, errors.RpcRefusedError)
+"""The exceptions that have a code, and that `App.invoke` raises."""
+
 # Further details of an error: the attribute of the exception, which is also the member of `data`.
 DETAILS = {
     errors.VersionConflictError: "version",
@@ -81,6 +85,12 @@ def describe(error: Exception) -> Described:
     if detail:
         data[detail] = getattr(error, detail)
     return code, message, data
+
+
+def sentence(error: Exception) -> str:
+    """Return the sentence that says what an exception refuses."""
+    _, message, data = describe(error)
+    return str(data.get("detail") or message)
 
 
 def _failed(failure: CallFailure, toolpack: str) -> Described:

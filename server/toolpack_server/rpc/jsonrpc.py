@@ -14,12 +14,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from toolpack_server.base import errors
-from toolpack_server.jsonio.strict import dumps
+from toolpack_server.jsonio.strict import Fragment, dumps, loads
 from toolpack_server.observability.log import event, shown_id
 from toolpack_server.observability.tracing import AskedBy, asked_by
 from toolpack_server.protocol.omission import Omit, omission
 from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, describe, error_reply, standard
+from toolpack_server.rpc.codes import (
+    ERROR_INVALID_REQUEST,
+    ERROR_METHOD_NOT_FOUND,
+    REFUSALS,
+    describe,
+    error_reply,
+    standard,
+)
 from toolpack_server.rpc.method import App, Method
 from toolpack_server.rpc.parsing import Parser
 
@@ -92,6 +99,34 @@ class JsonRpc:
             return await self._answer_batch(caller, request)
         return await self._answer_one(caller, request, self._max_reply_bytes)
 
+    async def invoke(self, caller: Caller, name: str, params: Mapping[str, Any]) -> Any:
+        """Call a method from within the server, and return its result; what is JSON text in it is parsed.
+
+        Parameters, rights, log lines and limits are those of a request.
+
+        Raises:
+            RequestError: It was refused; or another one of `codes.REFUSALS`.
+        """
+        begin = self._begin.get(name)
+        if begin is None:
+            raise self._no_method(name)
+        if self._app.tracer is not None:
+            asked_by.set(AskedBy("jsonrpc", name, None))
+        try:
+            result = await begin(caller, (), params)
+        except REFUSALS:
+            raise
+        except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
+            describe(error)
+            raise errors.InternalError from None
+        first = result[0] if type(result) is list and result else result
+        if type(first) is not Fragment:
+            return result
+        text = dumps(result)
+        if len(text) > self._max_reply_bytes:
+            raise reply_too_large(len(text), self._max_reply_bytes)
+        return loads(text)
+
     def _check_batch(self, batch: list[Any]) -> None:
         if not batch:
             raise errors.RpcRefusedError(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request.")
@@ -150,11 +185,14 @@ class JsonRpc:
         if not found:
             refused = dispatched._error  # noqa: SLF001 - jsonrpcserver has no public accessor
             if refused.code == ERROR_METHOD_NOT_FOUND:
-                detail = f"There is no method {errors.shown(request['method'])!r} here: {', '.join(self._found)}."
-                raise errors.RpcRefusedError(ERROR_METHOD_NOT_FOUND, detail)
+                raise self._no_method(request["method"])
             raise RuntimeError(f"jsonrpcserver has refused what any method takes: {refused.message}")
         begin, args, kwargs = found
         return begin, args, kwargs
+
+    def _no_method(self, name: str) -> errors.RpcRefusedError:
+        detail = f"There is no method {errors.shown(name)!r} here: {', '.join(self._found)}."
+        return errors.RpcRefusedError(ERROR_METHOD_NOT_FOUND, detail)
 
 
 def _found(begin: Begin) -> Callable[..., Any]:

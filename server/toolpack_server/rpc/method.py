@@ -41,8 +41,15 @@ class App(Protocol):
     tracer: Tracer | None  # set by a feature that traces calls, when the server starts
     at_end: list[Callable[[], None]]  # called when all calls have ended, in a thread; each may take a second or two
 
+    async def invoke(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
+        """Call a method as a client or an agent does, without JSON, and return its result.
+
+        Raises:
+            RequestError: It was refused; or another one of `codes.REFUSALS`.
+        """
+
     async def request(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
-        """Send a request as a client does, or whoever has an address, and get its result.
+        """Call a method with JSON values, and return its result as JSON values.
 
         Raises:
             ReplyError: It was refused.

@@ -15,12 +15,28 @@ from urllib.parse import parse_qsl
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from toolpack_server.base.errors import HttpRefusedError, InternalError, ReplyError, RequestError
+from toolpack_server.base.errors import (
+    DeadlineError,
+    HttpRefusedError,
+    OverloadedError,
+    ReplyError,
+    SessionNotFoundError,
+    TooLargeError,
+)
 from toolpack_server.base.fixed_limits import FixedLimits
 from toolpack_server.jsonio.strict import loads
 from toolpack_server.observability.request_ids import request_id
 from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.codes import describe
+from toolpack_server.rpc.codes import (
+    CODES,
+    ERROR_INVALID_PARAMS,
+    ERROR_INVALID_REQUEST,
+    ERROR_METHOD_NOT_FOUND,
+    REFUSALS,
+    STANDARD,
+    describe,
+    sentence,
+)
 from toolpack_server.rpc.method import App
 from toolpack_server.rpc.parsing import QUICK_BYTES, SMALL_BYTES, has_more_values, is_deeper, parsed_bytes
 from toolpack_server.web.bodies import HEADERS, NOT_READY, has_no_body, is_handshake, read_body
@@ -37,7 +53,15 @@ from toolpack_server.web.web_socket import (
     accept_handshake,
 )
 
-STATUS = {-32600: 400, -32601: 404, -32602: 400, -32001: 404, -32006: 503, -32007: 413, -32010: 504}
+STATUS = {
+    ERROR_INVALID_REQUEST: 400,
+    ERROR_METHOD_NOT_FOUND: 404,
+    ERROR_INVALID_PARAMS: 400,
+    CODES[SessionNotFoundError]: 404,
+    CODES[OverloadedError]: 503,
+    CODES[TooLargeError]: 413,
+    CODES[DeadlineError]: 504,
+}
 """The HTTP statuses that mean what these JSON-RPC codes mean."""
 
 T = TypeVar("T")
@@ -65,7 +89,7 @@ class FeatureRequest:
         query: The query's parameters; of one that is given several times, the last.
         headers: By their names in lower case.
         body: As it was sent; empty if there is none.
-        caller: Who sends it, for `App.request`; nobody, where no token is needed.
+        caller: Who sends it, for `App.invoke`; nobody, where no token is needed.
         holds: Says of how many bytes an answer is that is made piece by piece, so that they are counted until they are
             sent. Those of any other answer, and of a message, are counted without it.
         reserve: Counts the bytes that the body takes with what is parsed out of it, or refuses the request.
@@ -123,7 +147,7 @@ class FeatureEndpoint:
 
         Raises:
             HttpRefusedError: It is refused, with this status and reason.
-            ReplyError: `App.request` was refused.
+            RequestError: A method has refused it.
         """
         raise NotImplementedError
 
@@ -132,7 +156,7 @@ class FeatureEndpoint:
 
         Raises:
             HttpRefusedError: `FeatureRequest.json` or `read` has refused it, or there is no memory for it.
-            ReplyError: There is no thread for it.
+            RequestError: There is no thread for it.
         """
         body = request.body
         if len(body) <= QUICK_BYTES:
@@ -147,11 +171,7 @@ class FeatureEndpoint:
             except HttpRefusedError as error:  # threads pass on what methods raise, and nothing of HTTP
                 return error
 
-        try:
-            found = await self.app.sessions.compute(work, request.caller.owner, "parse")
-        except (RequestError, InternalError) as error:
-            code, message, data = describe(error)
-            raise ReplyError(code, message, data) from None
+        found = await self.app.sessions.compute(work, request.caller.owner, "parse")
         if isinstance(found, HttpRefusedError):
             raise found
         return found
@@ -168,9 +188,10 @@ class FeatureEndpoint:
         """Write a refusal as the feature's protocol does."""
         return refusal_response(status, message)
 
-    def status_of(self, error: ReplyError) -> int:
-        """Get the HTTP status for what a method refused; what only an operator can mend is 500."""
-        return STATUS.get(error.code, 409 if error.code < -32000 and error.code > -32100 else 500)  # noqa: PLR2004
+    def status_of(self, error: Exception) -> int:
+        """Return the HTTP status for what a method refused; what only an operator can mend is 500."""
+        code = error.code if isinstance(error, ReplyError) else describe(error)[0]
+        return STATUS.get(code, 500 if code in STANDARD else 409)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = scope[HEADERS]
@@ -210,9 +231,10 @@ class FeatureEndpoint:
         """Do what a feature does; what a method refuses there refuses the request."""
         try:
             return await work
-        except ReplyError as error:
-            detail = error.data.get("detail") if isinstance(error.data, dict) else None
-            raise HttpRefusedError(self.status_of(error), detail or error.message) from None
+        except REFUSALS as error:
+            raise HttpRefusedError(self.status_of(error), sentence(error)) from None
+        except ReplyError as error:  # of `App.request`
+            raise HttpRefusedError(self.status_of(error), error.data.get("detail") or error.message) from None
 
     @staticmethod
     async def _send(
@@ -267,7 +289,7 @@ class FeatureSocket(FeatureEndpoint):
 
         Raises:
             HttpRefusedError: It is refused, with this status and reason.
-            ReplyError: `App.request` was refused.
+            RequestError: A method has refused it.
         """
 
     async def hear(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
@@ -279,7 +301,7 @@ class FeatureSocket(FeatureEndpoint):
 
         Raises:
             HttpRefusedError: The WebSocket is to be closed, with this reason.
-            ReplyError: `App.request` was refused, so it is, too.
+            RequestError: A method has refused it, so it is, too.
         """
         raise NotImplementedError
 

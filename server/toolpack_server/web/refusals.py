@@ -13,6 +13,7 @@ from starlette.types import Scope, Send
 from toolpack_server.base.errors import HttpRefusedError
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.observability.log import event
+from toolpack_server.rpc.codes import ERROR_OF_SERVER
 
 NO_CONTENT = 204
 HINTS = {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}  # headers, by status
@@ -23,7 +24,7 @@ MAX_LINES = 100  # in a second: whoever floods the server with requests must not
 
 def refusal(status: int, message: str) -> bytes:
     """Get the response body for a request that never reached JSON-RPC."""
-    error = {"code": -32000, "message": message, "data": {"status": status}}
+    error = {"code": ERROR_OF_SERVER, "message": message, "data": {"status": status}}
     return dumps({"jsonrpc": "2.0", "id": None, "error": error})
 
 

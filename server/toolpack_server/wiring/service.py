@@ -35,6 +35,7 @@ from toolpack_server.packs.loading import catalog_of
 from toolpack_server.protocol.extended import ExtendedTypes
 from toolpack_server.protocol.results import Session
 from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import REFUSALS, describe
 from toolpack_server.rpc.in_flight import BytesInFlight
 from toolpack_server.rpc.listings import Listings
 from toolpack_server.rpc.method import Method, agents_methods, clients_methods
@@ -285,13 +286,15 @@ class Service:
         session_id, owner, name = await self.sessions.agent_session(key)
         return Caller(owner, session_id, address=name)
 
-    async def request(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
-        body = dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+    async def invoke(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
         rpc = self.rpc if caller.session_id is None else self.agents
-        reply = loads(await rpc.answer(caller, body) or b"null")
-        if "error" in reply:
-            raise ReplyError(**reply["error"])
-        return reply["result"]
+        return await rpc.invoke(caller, method, params)
+
+    async def request(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
+        try:
+            return loads(dumps(await self.invoke(caller, method, loads(dumps(params)))))
+        except REFUSALS as error:
+            raise ReplyError(*describe(error)) from None
 
     async def call(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
         if caller.session_id is not None:

@@ -1,7 +1,7 @@
 """Episodes of the tasks, as the protocols of trainers know them; each has its own feature, which only translates.
 
-The rule: an episode is a session, and everything that is done with it is a JSON-RPC request as its owner or its agent
-would send it. Nothing is kept here that another worker or a restarted server would miss: the id that a protocol gives
+The rule: an episode is a session, and everything that is done with it is a method that its owner or its agent could
+call. Nothing is kept here that another worker or a restarted server would miss: the id that a protocol gives
 to an episode is a label of the session, and the `call_id` of its creation.
 """
 
@@ -12,9 +12,22 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from toolpack_server.base.errors import HttpRefusedError, ReplyError
+from toolpack_server.base.errors import (
+    AnsweredError,
+    CallError,
+    CallFailedError,
+    CallIdReusedError,
+    DeadlineError,
+    HttpRefusedError,
+    InvalidParamsError,
+    OverloadedError,
+    RequestError,
+    TooLargeError,
+)
+from toolpack_server.execution.failure import Failure
 from toolpack_server.protocol.senders import AGENT
 from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import REFUSALS, sentence
 from toolpack_server.rpc.method import App
 
 ALL = "all"  # the split of all tasks
@@ -31,22 +44,20 @@ ANSWER_SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}},
 NO_TOOL, WRONG_INPUT, OVER = "not_found", "input_validation", "episode_finished"
 """Why a call was not made."""
 
-REASONS = {-32003: NO_TOOL, -32004: WRONG_INPUT, -32600: WRONG_INPUT, -32602: WRONG_INPUT}
-"""The reasons, by the JSON-RPC code; the last two: arguments that are over a limit of requests."""
-
-FAILED = {-32002, -32007, -32010}
-"""The codes of a call that has failed, of which the agent hears."""
-
-DEADLINE = -32010
-OVERLOADED = -32006
-TOO_LARGE = -32007
-NOT_FOUND = -32001
-INVALID = -32602
-REUSED = -32009
-ANSWERED = -32014
+REASONS = {Failure.NOT_FOUND: NO_TOOL, Failure.ARGUMENTS: WRONG_INPUT}
+"""The reasons, by what has made the call fail."""
 
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class EpisodeCallReusedError(CallIdReusedError):
+    """The id of a call was used for another one; clients know it without the label."""
+
+    def __init__(self, call: str) -> None:
+        RequestError.__init__(
+            self, f"The id {call!r} was used for another call, or with other arguments: make a new one."
+        )
 
 
 class TaskSpec(BaseModel):
@@ -118,7 +129,7 @@ class TaskEpisodes:
     async def environments(self, caller: Caller) -> list[str]:
         """Get the toolpacks that have tasks."""
         if not self._environments:
-            toolpacks = await self.app.request(caller, "list_toolpacks", {})
+            toolpacks = await self.app.invoke(caller, "list_toolpacks", {})
             self._environments = [toolpack["name"] for toolpack in toolpacks if toolpack["tasks"]]
         return self._environments
 
@@ -144,7 +155,7 @@ class TaskEpisodes:
         return found[0]
 
     async def splits(self, caller: Caller, env: str) -> list[str]:
-        page = await self.app.request(caller, "list_tasks", {"toolpack": env, "limit": 1})
+        page = await self.app.invoke(caller, "list_tasks", {"toolpack": env, "limit": 1})
         return [ALL, *(split for split in page["splits"] if split and split != ALL)]
 
     async def described_splits(self, caller: Caller, env: str) -> list[dict[str, str]]:
@@ -167,7 +178,7 @@ class TaskEpisodes:
         after = -1
         while True:
             params = {"toolpack": env, "split": split, "after": after, "limit": PAGE}
-            page = (await self.app.request(caller, "list_tasks", params))["tasks"]
+            page = (await self.app.invoke(caller, "list_tasks", params))["tasks"]
             if not page:
                 return names
             names += (task["task"] for task in page)
@@ -181,7 +192,7 @@ class TaskEpisodes:
 
     async def functions_of(self, caller: Caller, env: str) -> list[dict[str, Any]]:
         """Get the functions of a toolpack, before there is an episode; one named as the answer's tool isn't offered."""
-        listed = (await self.app.request(caller, "list_functions", {}))["result"]
+        listed = (await self.app.invoke(caller, "list_functions", {}))["result"]
         return [each for each in listed if each["toolpack"] == env and each["name"] != ANSWER]
 
     # Episodes
@@ -207,17 +218,15 @@ class TaskEpisodes:
             **spec.model_dump(exclude={"rewards"}, exclude_none=True),
         }
         try:
-            session = await self.app.request(caller, "create_session", params)
-        except ReplyError as error:
-            if error.code == REUSED:
-                raise HttpRefusedError(400, f"The episode {episode_id} exists, with another task or seed.") from None
-            raise
+            session = await self.app.invoke(caller, "create_session", params)
+        except CallIdReusedError:
+            raise HttpRefusedError(400, f"The episode {episode_id} exists, with another task or seed.") from None
         return await self._of(caller, session)
 
     async def newest(self, caller: Caller, sid: str) -> TaskEpisode | None:
         """Find the last episode with an id of the protocol's; a fork of one has its label, and is none."""
         params = {"labels": {self.label: sid}, "limit": PAGE, "order": "-created"}
-        for listed in await self.app.request(caller, "list_sessions", params):
+        for listed in await self.app.invoke(caller, "list_sessions", params):
             if "parent" not in listed:
                 session = await self.meant(caller, listed)
                 if session is not None and "task" in session:
@@ -280,13 +289,13 @@ class TaskEpisodes:
                 **limit,
             )
             result = envelope["result"]
-        except ReplyError as error:
-            if error.code not in {*FAILED, *REASONS}:
+        except REFUSALS as error:
+            if isinstance(error, CallFailedError) and error.failure.why is Failure.EPISODE_OVER:
+                return PlayedCall(sentence(error), OVER)
+            reason = reason_of(error)
+            result = sentence(error) if reason else failure_text(error)
+            if result is None:
                 raise
-            if error.data.get("type") == "EpisodeOverError":
-                return PlayedCall(error.message, OVER)
-            reason = REASONS.get(error.code)
-            result = detail_of(error) if reason else failure_text(error)
         if not await self._is_end(caller, episode, call):
             if reason is not None:
                 return PlayedCall(result, reason)
@@ -305,7 +314,7 @@ class TaskEpisodes:
         recorded = f"{self.label}-{call}"
         while True:
             params = {"session_id": episode.session_id, "path": True, "after": after, "limit": PAGE}
-            records = await self.app.request(caller, "get_trace", params)
+            records = await self.app.invoke(caller, "get_trace", params)
             for record in records:
                 if record["kind"] == "call" and record.get("by") == AGENT:
                     left -= 1 + len(record.get("nested", ()))
@@ -330,12 +339,10 @@ class TaskEpisodes:
             return over
         try:
             await self._once(caller, episode.session_id, ANSWER, call, answer=answer)
-        except ReplyError as error:
-            if error.code == ANSWERED:
-                return over
-            if error.code not in {INVALID, TOO_LARGE}:
-                raise
-            return PlayedCall(detail_of(error), WRONG_INPUT)
+        except AnsweredError:
+            return over
+        except (InvalidParamsError, TooLargeError) as error:
+            return PlayedCall(sentence(error), WRONG_INPUT)
         if limited and not await self._is_end(caller, episode, call):
             return over
         return await self._rewarded(caller, episode, HANDED_IN, ended=True)
@@ -355,9 +362,9 @@ class TaskEpisodes:
         params = {"session_id": episode.session_id, "record": record, "raise_on_error": False}
         for attempt in range(ATTEMPTS):
             try:
-                verdict: dict[str, Any] = await self.app.request(caller, "evaluate_session", params)
-            except ReplyError as error:
-                if error.code != OVERLOADED or attempt == ATTEMPTS - 1:
+                verdict: dict[str, Any] = await self.app.invoke(caller, "evaluate_session", params)
+            except OverloadedError:
+                if attempt == ATTEMPTS - 1:
                     raise
             else:
                 return verdict
@@ -369,17 +376,14 @@ class TaskEpisodes:
             await self.verdict(caller, episode, record=True)
 
     async def _as_agent(self, caller: Caller, session_id: str, method: str, **params: Any) -> Any:
-        return await self.app.request(Caller(caller.owner, session_id), method, params)
+        return await self.app.invoke(Caller(caller.owner, session_id), method, params)
 
     async def _once(self, caller: Caller, session_id: str, method: str, call: str, **params: Any) -> Any:
         """Send a request with the id of a call; clients know that without the label."""
         try:
             return await self._as_agent(caller, session_id, method, call_id=f"{self.label}-{call}", **params)
-        except ReplyError as error:
-            if error.code != REUSED:
-                raise
-            text = f"The id {call!r} was used for another call, or with other arguments: make a new one."
-            raise ReplyError(error.code, text, error.data) from None
+        except CallIdReusedError:
+            raise EpisodeCallReusedError(call) from None
 
 
 def read(kind: type[M], given: Any, what: str = "The body", status: int = 400) -> M:
@@ -405,15 +409,21 @@ def messages_of(told: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
 
 
-def detail_of(error: ReplyError) -> str:
-    """Return the sentence of an error: those of JSON-RPC itself have it in their data."""
-    detail = error.data.get("detail") if isinstance(error.data, dict) else None
-    return str(detail or error.message)
+def reason_of(error: Exception) -> str | None:
+    """Return why nothing was called; None if something was, or the request was refused."""
+    if isinstance(error, CallFailedError):
+        return REASONS.get(error.failure.why)
+    return WRONG_INPUT if isinstance(error, InvalidParamsError) else None
 
 
-def failure_text(error: ReplyError) -> str:
-    """Get the text of a failed call, as its record and every other protocol has it."""
-    kind, message = error.data["type"], error.message
-    if error.code == DEADLINE:  # here the error of JSON-RPC names the toolpack first
-        message = message.partition(": ")[2]
+def failure_text(error: Exception) -> str | None:
+    """Return the text of a failed call, as its record has it; None if the agent needn't hear of the error."""
+    if isinstance(error, CallFailedError):
+        kind, message = error.failure.kind, error.failure.message or error.failure.kind
+    elif isinstance(error, CallError | DeadlineError):
+        kind, message = type(error).__name__, sentence(error)
+        if isinstance(error, DeadlineError):  # it names the toolpack first
+            message = message.partition(": ")[2]
+    else:
+        return None
     return kind if message == kind else f"{kind}: {message}"

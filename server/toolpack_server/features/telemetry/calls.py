@@ -30,11 +30,10 @@ from toolpack_server.features.telemetry.spans import IDS_BYTES, SpanOfCall
 from toolpack_server.observability.request_ids import request_id
 from toolpack_server.observability.trace_context import TraceContext, trace_context
 from toolpack_server.observability.tracing import AskedBy, CallTrace, asked_by
-from toolpack_server.rpc.codes import describe
+from toolpack_server.rpc.codes import ERROR_INTERNAL_ERROR, describe
 
 EXECUTOR = "toolpack_server.features.telemetry.executor:traced"
 OK, REFUSED = "ok", "refused"
-INTERNAL = -32603
 _NOBODY = AskedBy("", "run_function", None)
 
 
@@ -125,7 +124,7 @@ class CallTracer:
     def _alike(self, span: SpanOfCall, outcome: str, refusal: BaseException | None, *, is_call: bool) -> Durations:
         code = None
         if refusal is not None:
-            code = describe(refusal)[0] if isinstance(refusal, RequestError) else INTERNAL
+            code = describe(refusal)[0] if isinstance(refusal, RequestError) else ERROR_INTERNAL_ERROR
         protocol, method, _, version = span.asked
         transport = "tcp" if request_id.get() else "pipe"
         key = Alike(protocol, method, version, span.function, transport, outcome, code, is_call)

@@ -10,7 +10,9 @@ import serving
 from raw_websocket import RawWebSocket, frame
 
 from toolpack_server import Task, TaskEnvironment, Toolpack
-from toolpack_server.features.api.core import Caller, ReplyError
+from toolpack_server.base.errors import CallFailedError, DeadlineError
+from toolpack_server.execution.failure import CallFailure, Failure
+from toolpack_server.features.api.core import Caller
 from toolpack_server.features.protocols.openenv.episodes import OpenEnvEpisodes
 from toolpack_server.features.protocols.openenv.messages import AnswerAction, CallTool, ResetData
 from toolpack_server.features.protocols.task_episodes import failure_text
@@ -251,10 +253,14 @@ def test_an_action_with_a_tool_is_a_call_though_it_does_not_say_so(cook):
 
 
 def test_the_text_of_a_failure_is_that_of_its_record():
-    late = ReplyError(-32010, "Toolpack 'a': `f` took longer than 1 s: it was given up", {"type": "TimeoutError"})
-    assert failure_text(late) == "TimeoutError: `f` took longer than 1 s: it was given up"
-    assert failure_text(ReplyError(-32002, "No: x", {"type": "ValueError"})) == "ValueError: No: x"
-    assert failure_text(ReplyError(-32002, "KeyError", {"type": "KeyError"})) == "KeyError"
+    def text(kind, message, why=Failure.RAISED):
+        return failure_text(CallFailedError(CallFailure(kind, message, why), "a"))
+
+    late = "`f` took longer than 1 s: it was given up"
+    assert text("TimeoutError", late, Failure.DEADLINE) == f"TimeoutError: {late}"
+    assert failure_text(DeadlineError(f"Toolpack 'a': {late}")) == f"DeadlineError: {late}"
+    assert text("ValueError", "No: x") == "ValueError: No: x"
+    assert text("KeyError", "") == "KeyError"
 
 
 def test_an_episode_goes_on_on_another_websocket(server, player):

@@ -14,7 +14,7 @@ import server_process
 import serving
 from patience import PATIENCE
 
-from toolpack_server.features.api.core import ReplyError
+from toolpack_server.base.errors import DeadlineError, InvalidParamsError
 from toolpack_server.features.protocols.ors.endpoints import OrsEndpoint, _pieces
 from toolpack_server.features.protocols.ors.episodes import _blocks, block_of
 from toolpack_server.web.app import create_app
@@ -400,7 +400,7 @@ def test_what_is_wrong_is_said_in_a_sentence(player, path, body, status, sentenc
 
 
 def test_what_has_missed_a_deadline_may_be_repeated():
-    late, wrong = (ReplyError(code, "No.", {}) for code in (-32010, -32602))
+    late, wrong = DeadlineError("No."), InvalidParamsError("No.")
     endpoint = object.__new__(OrsEndpoint)
     assert (endpoint.status_of(late), endpoint.status_of(wrong)) == (503, 400)
 

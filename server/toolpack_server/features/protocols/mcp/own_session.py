@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from toolpack_server.base.errors import HttpRefusedError, ReplyError, SessionNotFoundError
+from toolpack_server.base.errors import CallIdReusedError, HttpRefusedError, SessionNotFoundError
 from toolpack_server.features.protocols.mcp.endpoint import Exchange, McpEndpoint
 from toolpack_server.features.protocols.mcp.messages import (
     CALL_ID_KEY,
@@ -22,7 +22,7 @@ from toolpack_server.features.protocols.mcp.messages import (
 )
 from toolpack_server.features.protocols.mcp.results import Fault, shifted
 from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST
+from toolpack_server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, REFUSALS, describe, sentence
 from toolpack_server.web.endpoints import CUT_OFF
 from toolpack_server.web.refusals import NO_CONTENT
 
@@ -30,7 +30,6 @@ SESSION_ID = b"mcp-session-id"
 LABEL = "mcp"
 ASKED = ("packs", "task", "seed", "session")
 MAX_NAME = 64
-REUSED = -32009
 
 WHICH = "Which session? Send the header Mcp-Session-Id, from the answer to initialize, or begin with initialize."
 TOO_NEW = (
@@ -86,10 +85,10 @@ class OwnSessionEndpoint(McpEndpoint):
         if "packs" in asked:
             params["toolpacks"] = asked["packs"].split(",")
         try:
-            session = await self._gateway.service.request(caller, "create_session", params)
-        except ReplyError as error:
-            described = shifted((error.code, error.message, error.data))
-            if error.code == REUSED and name is not None:
+            session = await self._gateway.service.invoke(caller, "create_session", params)
+        except REFUSALS as error:
+            described = shifted(describe(error))
+            if isinstance(error, CallIdReusedError) and name is not None:
                 text = f"The session {name!r} has other packs, another task or seed: give the address another name."
                 described = ERROR_INVALID_PARAMS, f"Invalid params: {text}", {"detail": text}
             raise McpRefusedError(described, malformed=False, request_id=message.id) from None
@@ -112,19 +111,19 @@ class OwnSessionEndpoint(McpEndpoint):
                     self._gateway.answering -= 1
         except SessionNotFoundError as error:
             raise HttpRefusedError(self.status[Fault.NO_SESSION], str(error)) from None
-        except ReplyError as error:
-            raise HttpRefusedError(503, error.data.get("detail") or error.message) from None
+        except REFUSALS as error:
+            raise HttpRefusedError(503, sentence(error)) from None
         except asyncio.CancelledError:  # the server can't wait any longer
             raise HttpRefusedError(503, CUT_OFF) from None
         await exchange.respond(NO_CONTENT, b"")
 
     async def _end(self, owner: Caller, session: dict[str, Any]) -> None:
         service = self._gateway.service
-        if "task" not in await service.request(owner, "get_session", session):
-            await service.request(owner, "close_session", session)
+        if "task" not in await service.invoke(owner, "get_session", session):
+            await service.invoke(owner, "close_session", session)
         else:
             how = {"record": True, "raise_on_error": False}
-            await service.request(owner, "evaluate_session", {**session, **how})
+            await service.invoke(owner, "evaluate_session", {**session, **how})
 
 
 def _asked(exchange: Exchange, message: McpMessage) -> dict[str, str]:

@@ -19,10 +19,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from toolpack_server.base.errors import HttpRefusedError, ReplyError
+from toolpack_server.base.errors import HttpRefusedError
 from toolpack_server.features.protocols.nemo_gym.episodes import GymEpisodes, GymRow
 from toolpack_server.features.protocols.nemo_gym.feature import COOKIE
-from toolpack_server.features.protocols.task_episodes import NO_TOOL, REASONS, detail_of, read
+from toolpack_server.features.protocols.task_episodes import NO_TOOL, read, reason_of
+from toolpack_server.rpc.codes import REFUSALS, sentence
 from toolpack_server.web.endpoints import Gateway
 from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest
 
@@ -73,7 +74,7 @@ class GymEndpoint(FeatureEndpoint):
     def refusal(self, status: int, message: str) -> Response:
         return JSONResponse({"detail": message}, status)
 
-    def status_of(self, error: ReplyError) -> int:
+    def status_of(self, error: Exception) -> int:
         return min(super().status_of(error), UNAVAILABLE)
 
     @staticmethod
@@ -172,11 +173,11 @@ class FunctionEndpoint(GymEndpoint):
             text = await self.episodes.call(
                 request.caller, self.session_id(request), function, await self.parsed(request)
             )
-        except ReplyError as error:
-            reason = REASONS.get(error.code)
-            if reason is not None:
-                raise HttpRefusedError(404 if reason == NO_TOOL else 422, detail_of(error)) from None
-            raise
+        except REFUSALS as error:
+            reason = reason_of(error)
+            if reason is None:
+                raise
+            raise HttpRefusedError(404 if reason == NO_TOOL else 422, sentence(error)) from None
         return PlainTextResponse(text)
 
 

@@ -1,29 +1,33 @@
 """Episodes: sessions with a task, as the agents of NeMo Gym know them.
 
-The rule: an episode is a session, and everything that is done with it is a JSON-RPC request as its owner or its agent
-would send it. Nothing is kept here: the id that an environment server gives to an episode is a label of the session,
+The rule: an episode is a session, and everything that is done with it is a method that its owner or its agent could
+call. Nothing is kept here: the id that an environment server gives to an episode is a label of the session,
 and the `call_id` of its creation; agents bring the session's id in a cookie.
 """
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, Field, JsonValue
 
-from toolpack_server.base.errors import HttpRefusedError, ReplyError
+from toolpack_server.base.errors import (
+    AnsweredError,
+    CallIdReusedError,
+    HttpRefusedError,
+    InvalidParamsError,
+    SessionNotFoundError,
+    TooLargeError,
+)
 from toolpack_server.features.protocols.task_episodes import (
-    ANSWERED,
-    FAILED,
-    INVALID,
-    NOT_FOUND,
     PAGE,
-    REUSED,
-    TOO_LARGE,
     failure_text,
+    reason_of,
 )
 from toolpack_server.protocol.senders import AGENT
 from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import REFUSALS
 from toolpack_server.rpc.method import App
 from toolpack_server.sessions.addresses import Address
 
@@ -47,12 +51,12 @@ class GymEpisodes:
     async def rows(self, caller: Caller, toolpack: str) -> AsyncIterator[dict[str, Any]]:
         """Get a row for each task of a toolpack: its prompt, and its functions as tools, as they are called there."""
         catalog = self._app.context.catalog
-        listed = (await self._app.request(caller, "list_functions", {}))["result"]
+        listed = (await self._app.invoke(caller, "list_functions", {}))["result"]
         described = {(each["toolpack"], each["name"]): each for each in listed}
         after = -1
         while True:
             params = {"toolpack": toolpack, "after": after, "limit": PAGE}
-            page = (await self._app.request(caller, "list_tasks", params))["tasks"]
+            page = (await self._app.invoke(caller, "list_tasks", params))["tasks"]
             for task in page:
                 agent = Address(AGENT, frozenset(task["functions"]) if "functions" in task else None)
                 tools = [
@@ -81,11 +85,9 @@ class GymEpisodes:
             **row.model_dump(include={"task", "seed", "perturbations"}, exclude_none=True),
         }
         try:
-            session: dict[str, Any] = await self._app.request(caller, "create_session", params)
-        except ReplyError as error:
-            if error.code == REUSED:
-                raise HttpRefusedError(409, _over(name)) from None
-            raise
+            session: dict[str, Any] = await self._app.invoke(caller, "create_session", params)
+        except CallIdReusedError:
+            raise HttpRefusedError(409, _over(name)) from None
         if name is not None and await self._has_ended(caller, session["session_id"]):
             raise HttpRefusedError(409, _over(name))
         return session
@@ -96,10 +98,11 @@ class GymEpisodes:
             envelope = await self._as_agent(
                 caller, session_id, "run_function", function=function, kwargs=kwargs, raise_on_error=True
             )
-        except ReplyError as error:
-            if error.code in FAILED:
-                return failure_text(error)
-            raise
+        except REFUSALS as error:
+            text = None if reason_of(error) else failure_text(error)
+            if text is None:
+                raise
+            return text
         result = envelope["result"]
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
@@ -115,10 +118,8 @@ class GymEpisodes:
             verdict = await self._verdict(caller, session_id)
             if not verdict["valid"]:  # which may be recorded nowhere
                 await self._submit(caller, session_id, "")
-        except ReplyError as error:
-            if error.code != NOT_FOUND:
-                raise
-            return _masked("session_lost", error.message)
+        except SessionNotFoundError as error:
+            return _masked("session_lost", str(error))
         shown = {name: verdict[name] for name in ("task", "version", "passed", "checks")}
         about = {"session_id": session_id, **shown}
         if verdict["valid"]:
@@ -135,17 +136,15 @@ class GymEpisodes:
         Raises:
             HttpRefusedError: An episode asks for the end of another one.
         """
-        found = await self._app.request(caller, "list_sessions", {"labels": {LABEL: name}, "limit": PAGE})
+        found = await self._app.invoke(caller, "list_sessions", {"labels": {LABEL: name}, "limit": PAGE})
         episodes = [each for each in found if "parent" not in each and "task" in each]
         if session_id is not None and session_id not in {each["session_id"] for each in episodes}:
             raise HttpRefusedError(403, "An episode closes no other one: send it without the cookie.")
         if not episodes:
             params = {"toolpacks": [], "labels": {LABEL: name}, "call_id": f"{LABEL}-{name}"}
             try:
-                await self._app.request(caller, "create_session", params)
-            except ReplyError as error:
-                if error.code != REUSED:
-                    raise
+                await self._app.invoke(caller, "create_session", params)
+            except CallIdReusedError:
                 raise HttpRefusedError(503, "The episode is just being created: close it again.") from None
         for episode in episodes:
             if not await self._has_ended(caller, episode["session_id"]):
@@ -156,26 +155,24 @@ class GymEpisodes:
         after = -1
         while True:
             params = {"session_id": session_id, "after": after, "limit": PAGE}
-            records = await self._app.request(caller, "get_trace", params)
+            records = await self._app.invoke(caller, "get_trace", params)
             if not records or any(record["kind"] == "verdict" for record in records):
                 return bool(records)
             after += len(records)
 
     async def _submit(self, caller: Caller, session_id: str, answer: str) -> None:
-        try:
+        # The answer that was there first counts, or none.
+        with suppress(AnsweredError, TooLargeError, InvalidParamsError):
             await self._as_agent(caller, session_id, "submit_answer", answer=answer)
-        except ReplyError as error:
-            if error.code not in {ANSWERED, TOO_LARGE, INVALID}:  # the answer that was there first counts, or none
-                raise
 
     async def _verdict(self, caller: Caller, session_id: str) -> dict[str, Any]:
         """Record the verdict on an episode, which ends it."""
         params = {"session_id": session_id, "record": True, "ends": True, "raise_on_error": False}
-        verdict: dict[str, Any] = await self._app.request(caller, "evaluate_session", params)
+        verdict: dict[str, Any] = await self._app.invoke(caller, "evaluate_session", params)
         return verdict
 
     async def _as_agent(self, caller: Caller, session_id: str, method: str, **params: Any) -> Any:
-        return await self._app.request(Caller(caller.owner, session_id), method, params)
+        return await self._app.invoke(Caller(caller.owner, session_id), method, params)
 
 
 def _over(name: str | None) -> str:

@@ -5,6 +5,7 @@ WebSocket a message `error`, after which it goes on. A connection has nothing th
 """
 
 import json
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pkgutil import resolve_name
@@ -13,10 +14,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
-from toolpack_server.base.errors import HttpRefusedError, ReplyError
+from toolpack_server.base.errors import HttpRefusedError, InvalidParamsError, OverloadedError, SessionNotFoundError
 from toolpack_server.features.protocols.openenv.episodes import NO_STATE, OpenEnvEpisodes
 from toolpack_server.features.protocols.openenv.feature import TOOLPACK, OpenEnvFeature
-from toolpack_server.features.protocols.openenv.mcp import PARSE_ERROR, OpenEnvMcp, failure
+from toolpack_server.features.protocols.openenv.mcp import OpenEnvMcp, failure
 from toolpack_server.features.protocols.openenv.messages import (
     ACTION_SCHEMA,
     MAX_ID,
@@ -36,13 +37,13 @@ from toolpack_server.features.protocols.openenv.messages import (
     StepBody,
     read_message,
 )
-from toolpack_server.features.protocols.task_episodes import NOT_FOUND, TaskEpisode, detail_of
+from toolpack_server.features.protocols.task_episodes import TaskEpisode
 from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import ERROR_PARSE_ERROR, REFUSALS, sentence
 from toolpack_server.web.endpoints import Gateway
 from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest, FeatureSocket
 
 UNAVAILABLE = 503
-INVALID = -32602
 
 INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR = "INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR"
 EXECUTION_ERROR, CAPACITY_REACHED, SESSION_ERROR = "EXECUTION_ERROR", "CAPACITY_REACHED", "SESSION_ERROR"
@@ -51,8 +52,12 @@ EXECUTION_ERROR, CAPACITY_REACHED, SESSION_ERROR = "EXECUTION_ERROR", "CAPACITY_
 CODES = {404: SESSION_ERROR, UNAVAILABLE: CAPACITY_REACHED}
 """Those of refusals, by the HTTP status; of any other, that it is invalid."""
 
-REPLY_CODES = {NOT_FOUND: SESSION_ERROR, -32006: CAPACITY_REACHED, INVALID: VALIDATION_ERROR}
-"""Those of what a method refused, by the JSON-RPC code; of any other, that it has failed."""
+REFUSED_CODES = {
+    SessionNotFoundError: SESSION_ERROR,
+    OverloadedError: CAPACITY_REACHED,
+    InvalidParamsError: VALIDATION_ERROR,
+}
+"""Those of what a method refused, by the exception; of any other, that it has failed."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -67,7 +72,7 @@ class OpenEnvEndpoint(FeatureEndpoint):
     def refusal(self, status: int, message: str) -> Response:
         return JSONResponse({"detail": message}, status)
 
-    def status_of(self, error: ReplyError) -> int:
+    def status_of(self, error: Exception) -> int:
         """Get a status that no client takes for an error of this server's code."""
         return min(super().status_of(error), UNAVAILABLE)
 
@@ -108,7 +113,7 @@ class OpenEnvMetadataEndpoint(OpenEnvEndpoint):
 
     async def answer(self, request: FeatureRequest) -> Response:
         env = await self.env(request)
-        listed = await self.app.request(request.caller, "list_toolpacks", {})
+        listed = await self.app.invoke(request.caller, "list_toolpacks", {})
         (found,) = [each for each in listed if each["name"] == env]
         nothing = {"readme_content": None, "author": None, "documentation_url": None}
         told = {"name": env, "description": found["description"], "version": found.get("version")}
@@ -246,7 +251,7 @@ class OpenEnvMcpEndpoint(OpenEnvSocket):
         try:
             given = await self.parsed(request)
         except HttpRefusedError as error:
-            return failure(None, PARSE_ERROR, str(error))
+            return failure(None, ERROR_PARSE_ERROR, str(error))
         return await self.mcp.answer(request.caller, await self.env(request), given, sid)
 
 
@@ -270,8 +275,9 @@ class EpisodeSocket(OpenEnvSocket):
             reply = await self._answered(message, sent, memory)
         except HttpRefusedError as error:
             return _error(CODES.get(error.status, VALIDATION_ERROR), str(error))
-        except ReplyError as error:
-            return _error(REPLY_CODES.get(error.code, EXECUTION_ERROR), detail_of(error))
+        except REFUSALS as error:
+            code = next((code for kind, code in REFUSED_CODES.items() if isinstance(error, kind)), EXECUTION_ERROR)
+            return _error(code, sentence(error))
         return None if reply is None else _text(reply)
 
     async def _answered(self, request: FeatureRequest, sent: BaseModel, memory: dict[str, Any]) -> Any:
@@ -307,11 +313,8 @@ class EpisodeSocket(OpenEnvSocket):
         return await self.episodes.step(caller, episode, action, action.metadata.call_id)
 
     async def _end(self, caller: Caller, episode: TaskEpisode) -> None:
-        try:
+        with suppress(SessionNotFoundError):  # it has expired
             await self.episodes.end(caller, episode)
-        except ReplyError as error:
-            if error.code != NOT_FOUND:  # it has expired
-                raise
 
 
 def _read(given: Any) -> BaseModel | str:

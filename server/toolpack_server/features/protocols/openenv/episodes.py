@@ -10,7 +10,7 @@ import random
 import uuid
 from typing import Any
 
-from toolpack_server.base.errors import HttpRefusedError, ReplyError
+from toolpack_server.base.errors import HttpRefusedError, SessionNotFoundError
 from toolpack_server.features.protocols.openenv.messages import AnswerAction, CallTool, ResetData
 from toolpack_server.features.protocols.openenv.settings import OpenEnvSettings
 from toolpack_server.features.protocols.task_episodes import (
@@ -18,7 +18,6 @@ from toolpack_server.features.protocols.task_episodes import (
     ANSWER_ABOUT,
     ANSWER_SCHEMA,
     NO_TOOL,
-    NOT_FOUND,
     OVER,
     PAGE,
     WRONG_INPUT,
@@ -105,7 +104,7 @@ class OpenEnvEpisodes(TaskEpisodes):
 
     async def _first_sid(self, caller: Caller, episode_id: str) -> str | None:
         """Get the session of OpenEnv that an episode was begun with."""
-        listed = await self.app.request(caller, "list_sessions", {"labels": {EPISODE: episode_id}, "limit": PAGE})
+        listed = await self.app.invoke(caller, "list_sessions", {"labels": {EPISODE: episode_id}, "limit": PAGE})
         return next((each["labels"][self.label] for each in listed if "parent" not in each), None)
 
     async def _play_with(self, caller: Caller, sid: str, episode: TaskEpisode) -> None:
@@ -114,18 +113,16 @@ class OpenEnvEpisodes(TaskEpisodes):
         if newest is None or newest.session_id != episode.session_id:
             labels = {self.label: sid, PLAYS: episode.session_id}
             ttl = self.app.settings.of(OpenEnvSettings).ttl_seconds
-            await self.app.request(caller, "create_session", {"toolpacks": [], "labels": labels, "ttl_seconds": ttl})
+            await self.app.invoke(caller, "create_session", {"toolpacks": [], "labels": labels, "ttl_seconds": ttl})
 
     async def meant(self, caller: Caller, session: dict[str, Any]) -> dict[str, Any] | None:
         if PLAYS not in session["labels"]:
             return session
         try:
-            await self.app.request(caller, "get_session", {"session_id": session["session_id"]})  # which renews it
+            await self.app.invoke(caller, "get_session", {"session_id": session["session_id"]})  # which renews it
             params = {"session_id": session["labels"][PLAYS]}
-            found: dict[str, Any] = await self.app.request(caller, "get_session", params)
-        except ReplyError as error:
-            if error.code != NOT_FOUND:
-                raise
+            found: dict[str, Any] = await self.app.invoke(caller, "get_session", params)
+        except SessionNotFoundError:
             return None
         return found
 

@@ -17,9 +17,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from toolpack_server.base.errors import HttpRefusedError, ReplyError
+from toolpack_server.base.errors import HttpRefusedError
 from toolpack_server.features.protocols.ors.episodes import OrsEpisodes, block_of
 from toolpack_server.features.protocols.task_episodes import ALL, TaskSpec, messages_of, read
+from toolpack_server.rpc.codes import REFUSALS, sentence
 from toolpack_server.web.endpoints import Gateway
 from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest
 
@@ -92,7 +93,7 @@ class OrsEndpoint(FeatureEndpoint):
         starting = {"x-backend-state": "starting"} if status == UNAVAILABLE and not self.is_ready() else {}
         return JSONResponse({"detail": message}, status, starting)
 
-    def status_of(self, error: ReplyError) -> int:
+    def status_of(self, error: Exception) -> int:
         """Get a status that no client takes for an error of this server's code."""
         return min(super().status_of(error), UNAVAILABLE)
 
@@ -301,10 +302,10 @@ class CallEndpoint(OrsEndpoint):
             while not (await asyncio.wait({doing}, timeout=SIGN_SECONDS))[0]:
                 yield b": still running\n\n"
             pieces = _pieces(doing.result())
-        except ReplyError as error:
+        except REFUSALS as error:
             if self.status_of(error) != UNAVAILABLE:
                 self.episodes.forget(request.caller, sid)
-                yield _event("error", error.data.get("detail") or error.message)
+                yield _event("error", sentence(error))
             return
         finally:
             doing.cancel()

@@ -6,13 +6,12 @@ The rule: what the standard has its own words for is said in them here; all else
 import json
 from typing import Any
 
-from toolpack_server.base.errors import HttpRefusedError, ReplyError
+from toolpack_server.base.errors import HttpRefusedError, SessionNotFoundError
 from toolpack_server.features.protocols.ors.settings import OrsSettings
 from toolpack_server.features.protocols.task_episodes import (
     ANSWER,
     ANSWER_ABOUT,
     ANSWER_SCHEMA,
-    NOT_FOUND,
     TaskEpisode,
     TaskEpisodes,
     TaskSpec,
@@ -70,10 +69,8 @@ class OrsEpisodes(TaskEpisodes):
         """Let an episode live for its time to live from now on."""
         episode = await self.find(caller, sid)
         try:
-            await self.app.request(caller, "get_session", {"session_id": episode.session_id})
-        except ReplyError as error:
-            if error.code != NOT_FOUND:
-                raise
+            await self.app.invoke(caller, "get_session", {"session_id": episode.session_id})
+        except SessionNotFoundError:
             self.forget(caller, sid)
             raise _not_found() from None
 

@@ -5,7 +5,7 @@ The rule: it lives as long as the conversation, and nothing of it is kept.
 
 from collections.abc import Sequence
 
-from toolpack_server.base.errors import ReplyError, StartError
+from toolpack_server.base.errors import StartError
 from toolpack_server.base.settings import Settings
 from toolpack_server.features.protocols.mcp.messages import McpMessage
 from toolpack_server.features.protocols.mcp.protocol import Mcp
@@ -14,6 +14,7 @@ from toolpack_server.features.protocols.mcp.stdio.lines import LineReader, LineW
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.protocol.parameters import MAX_TTL_SECONDS
 from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import REFUSALS, sentence
 from toolpack_server.wiring.service import Service
 
 
@@ -44,8 +45,8 @@ async def converse(settings: Settings, catalog: Catalog, source: int, sink: int)
 async def _create(service: Service, toolpacks: Sequence[str] | None) -> str:
     params = {"toolpacks": toolpacks and list(toolpacks), "ttl_seconds": MAX_TTL_SECONDS}
     try:
-        created = await service.request(Caller(), "create_session", params)
-    except ReplyError as error:
-        raise StartError(f"No session can be created: {error.data.get('detail', error.message)}") from None
+        created = await service.invoke(Caller(), "create_session", params)
+    except REFUSALS as error:
+        raise StartError(f"No session can be created: {sentence(error)}") from None
     session_id: str = created["session_id"]
     return session_id
