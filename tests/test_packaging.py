@@ -223,7 +223,7 @@ def files_in(folder):
     if (folder / ".git").exists():
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
         return {name for name in listed.stdout.split("\0") if name and (folder / name).exists()}
-    folders = (".ci", "docs", "packages", "schemas", "server", "tests", "toolpacks")
+    folders = (".ci", "docs", "packages", "schemas", "server", "tests", "tools", "toolpacks")
     found = [path for name in folders for path in (folder / name).rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)) for path in found if "__pycache__" not in path.parts}
 

@@ -598,9 +598,9 @@ ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints 
     ("docs/benchmarks.md", "tau2"),  # likewise
     ("docs/users.md", "Both sides of a conversation"),  # a script, run as the programs beside it
     ("docs/trainers.md", "NeMo Gym"),  # what goes into its configuration
-    # The commands of tests/audits.py, which writes the page, and takes hours.
+    # The commands of tools/audits.py, which writes the page, and takes hours.
     *(("docs/audits.md", collection) for collection in ("Bundled", "AgentDojo", "BFCL", "tau2")),
-    ("docs/operate.md", "Containers"),  # a Dockerfile, which tests/container.py builds
+    ("docs/operate.md", "Containers"),  # a Dockerfile, which tools/container.py builds
 }
 
 

@@ -337,7 +337,7 @@ def test_without_psycopg_the_error_names_the_remedy(monkeypatch):
 
 @pytest.mark.long
 def test_a_failover_to_a_synchronous_standby_loses_no_answered_call():
-    command = [sys.executable, "-m", "tests.failover", "--rounds", "2"]
+    command = [sys.executable, "-m", "tools.failover", "--rounds", "2"]
     ended = subprocess.run(
         command, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=PATIENCE, check=False
     )

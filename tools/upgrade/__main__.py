@@ -1,8 +1,8 @@
 """Upgrade a running pair of servers on one store under load: nothing may be lost, done twice or read otherwise.
 
-    python -m tests.upgrade                    from the last release; does nothing while there is no older one
-    python -m tests.upgrade --from REF --back  from a commit, or from a wheel, and back again
-    python -m tests.upgrade --store postgres   on Postgres
+    python -m tools.upgrade                    from the last release; does nothing while there is no older one
+    python -m tools.upgrade --from REF --back  from a commit, or from a wheel, and back again
+    python -m tools.upgrade --store postgres   on Postgres
 
 Two servers of the older version begin. They are replaced one after the other, one by a stop and one by kill -9, while
 clients call functions on both and workers are killed. Exit status 1 means that something came out wrong.
@@ -31,7 +31,7 @@ from tests.faults.world import PACKS as CROWD_PACKS
 from tests.faults.world import ROOT, Server, send_signal, wait_until
 from tests.postgres_server import start as start_postgres
 from tests.redis_server import start as start_redis
-from tests.upgrade.scenarios import PACKS, SCENARIOS, BrokenError
+from tools.upgrade.scenarios import PACKS, SCENARIOS, BrokenError
 
 REPOSITORY = Path(os.environ.get("REPOSITORY", ROOT))
 OLD, NEW = "old", "new"

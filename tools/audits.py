@@ -1,6 +1,6 @@
-"""Audits collections of tasks, and writes what was found as a page of the docs: `python -m tests.audits`.
+"""Audits collections of tasks, and writes what was found as a page of the docs: `python -m tools.audits`.
 
-    python -m tests.audits --folder FOLDER [--collection NAME]
+    python -m tools.audits --folder FOLDER [--collection NAME]
 
 The rule: whatever the page says comes from reports of `toolpack-server audit --json`, one for each toolpack. They are
 kept in the folder: a toolpack whose report is there is not audited again, and the page has those that are there.
@@ -59,7 +59,7 @@ COLLECTIONS = {
 }
 HEAD = f"""# Audits
 
-What [`audit`](tasks.md#audit) says of the collections of tasks that can be tried here. `python -m tests.audits` writes
+What [`audit`](tasks.md#audit) says of the collections of tasks that can be tried here. `python -m tools.audits` writes
 this page: it runs the commands that are named below, one for each toolpack. *Processor seconds* are those of all
 processes of a command, its start and four hash seeds included, on a machine that was busy with other work, which makes
 them more. No finding is no proof: it says that these attempts were told apart.

@@ -1,13 +1,10 @@
 """Takes the picture of the console that the README shows, with a server and a browser of its own.
 
-python -m tests.console_picture
+python -m tools.console_picture
 """
 
-import sys
 import tempfile
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))  # test modules import each other by bare names, as under pytest
 
 import browser
 import server_process

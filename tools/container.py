@@ -1,6 +1,6 @@
 """Build the image and try it as its user would, where no container engine runs: Debian's `buildah` needs no daemon.
 
-    python -m tests.container
+    python -m tools.container
 
 A small Debian with Python, unpacked by `mmdebstrap`, stands in for the base image that the Dockerfile names. Everything
 else is the real thing: the Dockerfile's own steps, its user, command and health check, volumes that outlive a

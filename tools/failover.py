@@ -1,7 +1,7 @@
 """Failover of Postgres under load: no call that was answered may be lost or done twice, and calls go on soon.
 
-    python -m tests.failover --rounds 20
-    python -m tests.failover --rounds 20 --asynchronous    shows what is lost without a synchronous standby
+    python -m tools.failover --rounds 20
+    python -m tools.failover --rounds 20 --asynchronous    shows what is lost without a synchronous standby
 
 Two real Postgres: a primary, and a standby that follows it by synchronous streaming replication. In each round the
 primary is killed by SIGKILL with all its processes while clients call functions, and the standby is promoted, which up

@@ -1,6 +1,6 @@
 """Run the tests of databases with another SQLite than this Python's: the newest that there is as a wheel.
 
-    python -m tests.newer_sqlite [OPTION …]
+    python -m tools.newer_sqlite [OPTION …]
 
 The options are pytest's. Python's own module `sqlite3` takes its library from the wheel of pysqlite3, which exports all
 of SQLite. Exit status 1 means that a test failed. If this Python has SQLite built in, or no such wheel can be had, it
@@ -46,7 +46,7 @@ def main() -> int:
             click.echo(f"no other SQLite was tried: this Python has SQLite {own} built in")
             return 0
         click.echo(f"with SQLite {other} instead of {own}:")
-        here = Path(__file__).parent
+        here = Path(__file__).parents[1] / "tests"
         tests = [str(here / name) for name in TESTS]
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not heavy", *tests, *sys.argv[1:]]
         return subprocess.run(command, env=environment, check=False).returncode

@@ -1,6 +1,6 @@
 """Build what a release is made of, twice, and try it where nothing else is.
 
-    python -m tests.release --into dist
+    python -m tools.release --into dist
 
 It makes the sdist, the wheel, the wheels of packages/, and a CycloneDX SBOM of what is installed with the server's
 wheel. Everything is made twice, in other folders, at other times, from files of other dates and rights, and must come
@@ -243,7 +243,7 @@ def check_package(environment: Environment) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.release", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__.partition("\n")[0])
     parser.add_argument("--into", type=Path, help="Folder that gets the files.")
     into = parser.parse_args().into
     with tempfile.TemporaryDirectory() as made:
