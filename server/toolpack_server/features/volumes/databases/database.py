@@ -25,6 +25,7 @@ from toolpack_server.features.volumes.beside import beside_caller
 from toolpack_server.features.volumes.databases import database_views
 from toolpack_server.features.volumes.databases.database_connection import (
     FULL,
+    INTERRUPTED,
     READ_ONLY,
     UNKNOWN,
     SessionConnection,
@@ -280,11 +281,11 @@ class Database(Volume):
 
     def _why(self, error: Exception) -> str:
         limits = self._limits
-        if str(error) == "interrupted":
+        rules = self._connection.rules if self._connection else None
+        if str(error) == INTERRUPTED and not (rules and rules.is_over_memory):
             return f"to read it takes more than {limits.view_seconds:g} s"
         if type(error) is ValueError:
             return str(error)
-        rules = self._connection.rules if self._connection else None
         return f"{type(error).__name__}: {explained(error, rules, None, '', limits.max_bytes)}"
 
     @override

@@ -5,14 +5,16 @@ limits, and how the file is opened. The rule: nothing here refers to the call or
 connection which somebody keeps keeps nothing else.
 """
 
+import _sqlite3
 import contextlib
+import ctypes
 import os
 import re
 import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from toolpack_server.base.errors import OverloadedError
 from toolpack_server.features.volumes.databases.database_file import DatabaseFile
@@ -45,6 +47,7 @@ FULL = "database or disk is full"
 UNKNOWN = "what was committed isn't known, as the connection could not be closed"
 _NO_ROOM = (FULL, "disk I/O error", "unable to open database file", UNKNOWN)  # what SQLite makes of a full disk
 CLOSED = "Cannot operate on a closed database."
+INTERRUPTED = "interrupted"
 READ_ONLY = "attempt to write a readonly database"
 _TOO_BIG, _PATTERN_TOO_LONG = "string or blob too big", "LIKE or GLOB pattern too complex"
 
@@ -55,13 +58,24 @@ class _Rules:
     Attributes:
         denied: Why it has refused something; "" if it hasn't.
         script: The SQL that runs now, one statement or several; None if that isn't known.
+        max_memory: A statement is interrupted while SQLite holds more bytes in the process.
+        is_over_memory: A statement was interrupted for that.
+        ends: When a statement is interrupted, on the monotonic clock; None: never.
     """
 
-    __slots__ = ("denied", "script")
+    __slots__ = ("denied", "ends", "is_over_memory", "max_memory", "script")
 
     def __init__(self) -> None:
         self.denied = ""
         self.script: str | None = None
+        self.max_memory = 0
+        self.is_over_memory = False
+        self.ends: float | None = None
+
+    def check_progress(self) -> bool:
+        """Return whether to interrupt the statement. The interpreter raises here when a function's deadline passes."""
+        self.is_over_memory = _memory_used() > self.max_memory
+        return self.is_over_memory or (self.ends is not None and time.monotonic() > self.ends)
 
     def authorize(self, action: int, first: str | None, second: str | None, _name: object, _inner: object) -> int:
         if action == sqlite3.SQLITE_PRAGMA:
@@ -186,14 +200,28 @@ class SessionConnection(sqlite3.Connection):
 
     def look_until(self, ends: float | None) -> None:
         """Interrupt what runs after a time, on the monotonic clock; None: never."""
-        super().set_progress_handler(_look if ends is None else lambda: time.monotonic() > ends, STEPS)
+        self.rules.ends = ends
 
     def set_progress_handler(self, progress_handler: Callable[[], Any] | None, n: int) -> None:
-        """Have a handler called, or none if `n` is below 1, without losing the look at the deadline."""
+        """Have a handler called, or none if `n` is below 1, without losing the look at deadline and memory."""
+        check = self.rules.check_progress
         if progress_handler is None or n < 1:
-            super().set_progress_handler(_look, STEPS)
+            super().set_progress_handler(check, STEPS)
         else:
-            super().set_progress_handler(progress_handler, min(n, STEPS))
+            super().set_progress_handler(lambda: progress_handler() or check(), min(n, STEPS))
+
+
+def _memory_counter() -> Callable[[], int]:
+    """Return SQLite's function that counts the bytes it holds in the process, or 0 where it can't be called."""
+    try:
+        counter = ctypes.CDLL(_sqlite3.__file__).sqlite3_memory_used
+    except (AttributeError, OSError):  # the module is built into the interpreter, or hides the library's names
+        return lambda: 0
+    counter.argtypes, counter.restype = [], ctypes.c_int64
+    return cast("Callable[[], int]", counter)
+
+
+_memory_used = _memory_counter()
 
 
 def value_bytes(max_bytes: int) -> int:
@@ -210,6 +238,9 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
     """Open a connection to a file that nobody else uses, or that nobody changes."""
     how = "mode=ro&immutable=1" if read_only else "mode=rw"
     connection = sqlite3.connect(f"{file.uri}?{how}", uri=True, check_same_thread=False, factory=SessionConnection)
+    # SQLite's limit is the whole process's, and an allocation beyond it fails for anybody, also for the store. So a
+    # statement is interrupted before: others, whose statements are short, have the rest.
+    connection.rules.max_memory = memory_bytes(max_bytes) // 4 * 3
     pragmas = [*_PRAGMAS, f"hard_heap_limit={memory_bytes(max_bytes)}"]
     if not read_only:
         # Alone with its file, SQLite needs no memory that it shares, and waits for nobody.
@@ -230,7 +261,7 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
         if pinned:
             pin_functions(connection, value_bytes(max_bytes))
         sqlite3.Connection.set_authorizer(connection, connection.rules.authorize)
-        sqlite3.Connection.set_progress_handler(connection, _look, STEPS)
+        sqlite3.Connection.set_progress_handler(connection, connection.rules.check_progress, STEPS)
     except BaseException:
         connection.close()  # which would lock the file, for as long as somebody has the error
         raise
@@ -242,7 +273,7 @@ def explained(
 ) -> BaseException:
     """Add to an error of SQLite's why it has happened here."""
     if isinstance(error, MemoryError) and not error.args and rules is not None:
-        error.args = (f"SQLite may hold {memory_bytes(max_bytes)} bytes in a process: ask it for less at once",)
+        error.args = (_memory_text(max_bytes),)
     if not isinstance(error, sqlite3.Error) or len(error.args) != 1 or not isinstance(error.args[0], str):
         return error
     text = error.args[0].replace("authorization denied", "not authorized")  # which it says of VACUUM INTO
@@ -252,6 +283,8 @@ def explained(
         error.args = (f"{text}: {text[14:]} isn't possible in a session's database",)
     elif text == READ_ONLY and read_only:
         error.args = (f"{text}: {read_only}",)
+    elif text == INTERRUPTED and rules is not None and rules.is_over_memory:
+        error.args = (f"{text}: {_memory_text(max_bytes)}",)
     elif text == _TOO_BIG:
         error.args = (f"{text}: a value or a row may have {value_bytes(max_bytes)} bytes",)
     elif text == _PATTERN_TOO_LONG:
@@ -265,17 +298,16 @@ def explained(
     return error
 
 
+def _memory_text(max_bytes: int) -> str:
+    return f"SQLite may hold {memory_bytes(max_bytes)} bytes in a process: ask it for less at once"
+
+
 def _refuse(what: str) -> NoReturn:
     raise sqlite3.NotSupportedError(f"{what} isn't possible in a session's database")
 
 
 def _no_tokenizer(*_arguments: object) -> NoReturn:
     _refuse("fts3_tokenizer")
-
-
-def _look() -> int:
-    """Do nothing: while this runs, the interpreter raises what ends a function that has passed its deadline."""
-    return 0
 
 
 # Pinned time and chance
