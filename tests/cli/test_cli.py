@@ -348,7 +348,7 @@ def holding():
         (a_store_in_use, [], "is in use by another toolpack-server, process "),
         (a_port_in_use, [], "Address already in use. Stop what listens there, such as another toolpack-server, or "),
         (nothing, ["--port", "many"], "Invalid value for '--port': 'many' is not a valid integer."),
-        (nothing, ["--nonsense"], "No such option '--nonsense'."),
+        (nothing, ["--nonsense"], "No such option"),
         (nothing, ["--store", "redis://127.0.0.1:1"], "Correct --store, or start it."),
         (nothing, ["--log", "x"], "No such option"),
     ],

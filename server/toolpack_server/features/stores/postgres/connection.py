@@ -115,7 +115,8 @@ class PostgresConnection:
                 self._libpq.send_prepare(name, text.encode())
                 preparations.append((sent, text))
                 sent += 1
-            values, formats = zip(*map(encode, given), strict=True) if given else ((), ())
+            # psycopg 3.2.0 takes lists alone.
+            values, formats = map(list, zip(*map(encode, given), strict=True)) if given else ([], [])
             self._libpq.send_query_prepared(name, values, formats, result_format=1)
             wanted.append(sent)
             sent += 1
