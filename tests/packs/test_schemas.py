@@ -14,6 +14,7 @@ from schemas import schemas as write_schemas
 from toolpack_server import Toolpack
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.formats import FORMATS, returns_schema
+from toolpack_server.packs.openai_schema import openai_schema
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 
@@ -131,7 +132,14 @@ def test_the_formats_differ_only_in_shape(bench):
             {"name": f["name"], "description": f["description"], key: f["parameters"]} for f in native.values()
         ]
     assert described("openai") == [
-        {"type": "function", "function": {key: f[key] for key in ("name", "description", "parameters")}}
+        {
+            "type": "function",
+            "function": {
+                "name": f["name"],
+                "description": f["description"],
+                "parameters": openai_schema(f["parameters"]),
+            },
+        }
         for f in native.values()
     ]
     assert described("mcp") == [

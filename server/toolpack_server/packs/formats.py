@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter
 
 from toolpack_server.packs.names import without_dots
+from toolpack_server.packs.openai_schema import openai_schema
 from toolpack_server.packs.pack_function import PackFunction
 from toolpack_server.packs.sources import Source
 from toolpack_server.packs.toolpack import Toolpack
@@ -82,7 +83,7 @@ def openai(function: PackFunction) -> dict[str, Any]:
         "function": {
             "name": without_dots(function.name),
             "description": function.function.description,
-            "parameters": parameters_schema(function),
+            "parameters": openai_schema(parameters_schema(function)),
         },
     }
 
