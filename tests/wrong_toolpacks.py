@@ -43,7 +43,7 @@ def assert_said(folder, name, *, called):
         assert re.fullmatch(pattern(said, file), line), f"\n{line}\n{said}"
     assert status == (0 if all(said.startswith("note: ") for said in expected) else 1)
     assert bool(expected) == (output != "1 toolpack with 1 function: no problems.\n")
-    assert "/server/" not in output.replace("from 'server' (", "").partition("ImportError")[0]
+    assert "/toolpack_server/" not in output.partition("ImportError")[0]
     return expected
 
 
