@@ -1,6 +1,6 @@
 """The Python client's methods as source code, written from the methods' classes.
 
-The rule: pure. The code is formatted as all code here is: what doesn't fit into a line has a line for each item.
+Pure. The code is formatted as all code here is: what doesn't fit into a line has a line for each item.
 """
 
 import json

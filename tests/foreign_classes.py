@@ -1,6 +1,6 @@
 """Classes as others write them, who know nothing of Toolpack Server: a file system, a shop's tools, an office.
 
-The rule: nothing here is fitted to the server. Type hints lie, docstrings have gaps, objects refer to each other.
+Nothing here is fitted to the server. Type hints lie, docstrings have gaps, objects refer to each other.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Harbor's validator of trajectories, in a Python of its own: it needs 3.12.
 
-The rule: where there is none the trajectories aren't validated, and a test says how to get it. The variable HARBOR
+Where there is none the trajectories aren't validated, and a test says how to get it. The variable HARBOR
 names a Python that has it.
 """
 

@@ -1,6 +1,6 @@
 """Episodes that a client plays by their solutions, while the server is killed amid each tenth.
 
-The rule: how its client goes on is for each test to say; here is what must hold for all: each episode is one session,
+How its client goes on is for each test to say; here is what must hold for all: each episode is one session,
 in which each call has run once, and whose reward is 1.0 and comes once.
 """
 

@@ -1,6 +1,6 @@
 """A real server whose workers and executors are killed while it is used, behind the face of a `serving.Bench`.
 
-The rule: each request is sent until an answer says what has happened, so whoever uses it sees no difference.
+Each request is sent until an answer says what has happened, so whoever uses it sees no difference.
 """
 
 import contextlib

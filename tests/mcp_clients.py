@@ -1,6 +1,6 @@
 """What the tests with foreign clients of MCP need: the packages of the extra `mcp-clients`, and Node.js.
 
-The rule: where something is missing a test is skipped, and says how to get it; with MCP_CLIENTS=true it fails instead.
+Where something is missing a test is skipped, and says how to get it; with MCP_CLIENTS=true it fails instead.
 """
 
 import importlib

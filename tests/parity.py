@@ -1,6 +1,6 @@
 """Shared by the programs that compare a benchmark's runs on the server with its own: what differs, printed and counted.
 
-The rule: it knows no benchmark. A program makes the runs of an entry, and says of each what it gave in both places.
+It knows no benchmark. A program makes the runs of an entry, and says of each what it gave in both places.
 """
 
 import gc

@@ -1,6 +1,6 @@
 """A real Postgres for the tests, on a free loopback port and in its own folder.
 
-The rule: with CI=true Postgres is required; otherwise tests are skipped without it. It refuses to run as root, so then
+With CI=true Postgres is required; otherwise tests are skipped without it. It refuses to run as root, so then
 it runs as another user, and its folder isn't below the tests', which only root may enter.
 """
 

@@ -1,6 +1,6 @@
 """A real Redis for the tests, on a free loopback port and in its own folder.
 
-The rule: with CI=true Redis is required; otherwise tests are skipped without it.
+With CI=true Redis is required; otherwise tests are skipped without it.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
     python -m tests.scale              prints both tables, the second computed from the first
     python -m tests.scale --measure    measures on a real Redis what the first one has
 
-The rule: `test_deploy.py` compares the page with what is computed here, so its figures follow from each other.
+`test_deploy.py` compares the page with what is computed here, so its figures follow from each other.
 """
 
 import itertools

@@ -2,7 +2,7 @@
 
     python -m tests.schemas [--check]
 
-The rule: files are generated from the code, never edited.
+Files are generated from the code, never edited.
 """
 
 import json

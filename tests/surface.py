@@ -3,7 +3,7 @@
     python -m tests.surface                   compare with the last release; status 1: a break isn't in CHANGELOG.md
     python -m tests.surface --release 0.2.0   keep today's description as that of the release
 
-The rule: a description holds no judgement. Each thing, such as a method, a parameter or a setting, has a name, what it
+A description holds no judgement. Each thing, such as a method, a parameter or a setting, has a name, what it
 gives, which must stay, what it asks for, which must not grow, and limits, which must not become narrower. So additions
 break nothing, and whatever has disappeared does.
 """

@@ -1,6 +1,6 @@
 """Runs the README and the pages of docs/: every command in them, as it is printed there, and compares the output.
 
-The rule: no command is edited. The server takes a free port through `TOOLPACK_PORT`, and that port replaces 8000 in
+No command is edited. The server takes a free port through `TOOLPACK_PORT`, and that port replaces 8000 in
 the addresses that curl is given; ids and times are numbered in the order in which they appear, so that an id that
 occurs twice on the page must occur twice in the output. `.venv` is this very environment.
 

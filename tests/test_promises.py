@@ -1,6 +1,6 @@
 """What the pages for operators guarantee has a test beside it: `promises.txt` names it, below the page's heading.
 
-The rule: every heading of a page is in the list, with the guarantees below it or the reason why there is none. So
+Every heading of a page is in the list, with the guarantees below it or the reason why there is none. So
 whoever adds a section, changes a guarantee or renames a test has to look at the other two.
 """
 

@@ -1,6 +1,6 @@
 """Three real servers on a real Redis, behind a balancer, are replaced one after the other while clients call functions.
 
-The rule: no client here sends anything twice, so a call that is refused or lost fails the test. The balancer knows
+No client here sends anything twice, so a call that is refused or lost fails the test. The balancer knows
 nothing of sessions: each connection goes to the next server whose `/readyz` answers 200.
 """
 

@@ -10,7 +10,7 @@ number is the least between the beginnings of two of them, and the sum of these 
 clock of the deadlines ticks within many of them. However slow the machine is, no call takes so long here that it is no
 quick one: others go a longer way.
 
-The rule: the numbers only fall. One that has to rise needs a line in CHANGELOG.md that says what it buys.
+The numbers only fall. One that has to rise needs a line in CHANGELOG.md that says what it buys.
 """
 
 import contextlib

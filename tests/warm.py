@@ -1,6 +1,6 @@
 """The command `toolpack-server` in processes of its own that begin with the server's modules imported.
 
-Most of what the start of a command costs is imports, and the tests start hundreds. The rule: such a process is forked
+Most of what the start of a command costs is imports, and the tests start hundreds. Such a process is forked
 from one that has imported the server and done nothing else, as workers are, and behaves as if it had been started: its
 module, arguments, variables, folder, session, signals and standard streams are its own. Where variables are to change
 how Python itself starts, or anything else than the command is to be run, it really is started.

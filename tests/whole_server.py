@@ -1,6 +1,6 @@
 """A whole server in this process, HTTP included, whose connections have no sockets: what a call costs, and no noise.
 
-The rule: nothing of the server is replaced but the system's sockets. Its threads and its event loop are those of a
+Nothing of the server is replaced but the system's sockets. Its threads and its event loop are those of a
 worker. What is counted and measured lies between the bytes of a request and those of its answer.
 """
 

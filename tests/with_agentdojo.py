@@ -1,6 +1,6 @@
 """AgentDojo, for the files that import this: where it isn't installed they are skipped.
 
-The rule: it is imported by its toolpacks, which spare the tests the clients of all model vendors.
+It is imported by its toolpacks, which spare the tests the clients of all model vendors.
 """
 
 import pytest

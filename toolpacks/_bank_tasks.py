@@ -1,6 +1,6 @@
 """Tasks for the bank, from easy to hard; most need reading before changing.
 
-The rule: what counts is the state of the accounts and what the agent says, never how it got there. Money is compared
+What counts is the state of the accounts and what the agent says, never how it got there. Money is compared
 exactly; subjects of payments are the agent's own words, unless the prompt gives them.
 """
 

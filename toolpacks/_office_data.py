@@ -1,6 +1,6 @@
 """The company that the office begins with: made by code, the same on every machine.
 
-The rule: whatever is drawn comes from one generator for each list, in a fixed order, so a change of one list leaves the
+Whatever is drawn comes from one generator for each list, in a fixed order, so a change of one list leaves the
 others as they are. Amounts are in cents.
 """
 

@@ -1,6 +1,6 @@
 """The papers that the office begins with: bills, receipts, contracts, price lists and rules.
 
-The rule: where a paper and the books speak of the same thing, both come from `_office_data`.
+Where a paper and the books speak of the same thing, both come from `_office_data`.
 """
 
 from datetime import timedelta

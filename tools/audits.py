@@ -2,7 +2,7 @@
 
     python -m tools.audits --folder FOLDER [--collection NAME]
 
-The rule: whatever the page says comes from reports of `toolpack-server audit --json`, one for each toolpack. They are
+Whatever the page says comes from reports of `toolpack-server audit --json`, one for each toolpack. They are
 kept in the folder: a toolpack whose report is there is not audited again, and the page has those that are there.
 """
 

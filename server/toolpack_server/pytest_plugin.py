@@ -1,6 +1,6 @@
 """The pytest plugin of Toolpack Server: `--pack-dir`, and the fixture `toolpack_session`.
 
-The rule: pytest loads this module in every project that has Toolpack Server installed, so it imports nothing of the
+Pytest loads this module in every project that has Toolpack Server installed, so it imports nothing of the
 server before somebody asks for it.
 """
 

@@ -3,7 +3,7 @@
 `TaskSuite.run_task_with_pipeline(..., runtime_class=RemoteRuntime.bind(client, "agentdojo-workspace"))` runs unchanged:
 AgentDojo's own code creates the local environment, passes it to every call, and evaluates it at the end.
 
-The rule: the local environment equals the session's before and after each call. Types, values, sharing, private
+The local environment equals the session's before and after each call. Types, values, sharing, private
 attributes and `model_fields_set` must be equal (only the order inside sets may differ), else the call is refused with
 the path of the difference.
 """

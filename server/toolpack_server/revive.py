@@ -1,6 +1,6 @@
 """Convert the JSON of a result to what the function returned, by its return annotation: the reverse of `view`.
 
-The rule: the object made has exactly the JSON that was given. A class's validators may refuse or change a value that
+The object made has exactly the JSON that was given. A class's validators may refuse or change a value that
 the server holds, as assignments and appends don't run them; such an object is made here without running them, too.
 """
 

@@ -1,6 +1,6 @@
 """How many attempts `toolpack-server audit` makes in a second of one processor, on a world of 10 KB.
 
-The rule: everything counts, from the start of the command to its end, in all of its processes.
+Everything counts, from the start of the command to its end, in all of its processes.
 """
 
 import json

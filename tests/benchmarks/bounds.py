@@ -1,6 +1,6 @@
 """The performance bounds: throughput, latency, isolation from other sessions' load, cost of sessions, start-up time.
 
-The rule: each function measures one of them. A missed bound is reported, not an error, because it depends on the
+Each function measures one of them. A missed bound is reported, not an error, because it depends on the
 machine.
 """
 

@@ -1,6 +1,6 @@
 """What a call takes of the processor, without sockets: beside bare Starlette, in the same process.
 
-The rule: nothing but the system's sockets is left out. Bursts of calls come to each server in turns, and of hundreds of
+Nothing but the system's sockets is left out. Bursts of calls come to each server in turns, and of hundreds of
 them the one counts that takes more than a twentieth: whatever else runs on the machine only adds to the others, and the
 system's clock of the processor errs now and then.
 """

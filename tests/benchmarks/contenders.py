@@ -1,6 +1,6 @@
 """The contenders: each starts its server or loop, and yields the cases to measure.
 
-The rule: every contender adds to a counter, or to AgentDojo's environments, so that the same work is compared.
+Every contender adds to a counter, or to AgentDojo's environments, so that the same work is compared.
 """
 
 import contextlib

@@ -2,8 +2,8 @@
 
     python crowd.py ours|episodes|answers|door|ors|nemo_gym|mcp|openenv PORT SESSIONS SECONDS [TOKEN]
 
-It prints one line of JSON: how long the sessions took, those that ended, and what went wrong with the others. The rule:
-it takes as little of the processor as it can, as it shares that with the server: prepared bytes, a connection for each
+It prints one line of JSON: how long the sessions took, those that ended, and what went wrong with the others.
+It takes as little of the processor as it can, as it shares that with the server: prepared bytes, a connection for each
 session, no library for HTTP or WebSockets. A session's time runs from the beginning of the whole crowd.
 """
 

@@ -1,6 +1,6 @@
 """Whether costs stay flat as a server fills: with many sessions, long traces, many versions and large environments.
 
-The rule: each cost is measured where there is little and where there is much, in turns, as processor time of the server
+Each cost is measured where there is little and where there is much, in turns, as processor time of the server
 for one request, and the bound is on their ratio. Only what a call touches may cost in proportion to its size.
 """
 

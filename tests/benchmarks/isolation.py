@@ -1,6 +1,6 @@
 """What it costs to run functions in processes of their own, and what it saves the others.
 
-The rule: both ways are measured in turns, so that other load on the machine affects both. What counts is the processor
+Both ways are measured in turns, so that other load on the machine affects both. What counts is the processor
 time of the whole server, executors included.
 """
 

@@ -1,6 +1,6 @@
 """Load and its results: `wrk` sends requests, and the server's state is read before and after.
 
-The rule: every answer is checked, and the state must show as many calls as were answered. `wrk` stops without waiting
+Every answer is checked, and the state must show as many calls as were answered. `wrk` stops without waiting
 for the last answers, so up to one more call per connection may be done.
 """
 

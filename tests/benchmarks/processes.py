@@ -1,6 +1,6 @@
 """Processes that the benchmark starts: their output, end, CPU time and memory.
 
-The rule: each leads its own process group and is stopped by its id, however the benchmark ends. CPU time and memory
+Each leads its own process group and is stopped by its id, however the benchmark ends. CPU time and memory
 include all descendants.
 """
 

@@ -1,6 +1,6 @@
 """Measuring each case alternately with bare Starlette, so that other load on the machine affects both.
 
-The rule: each run of a case comes between two runs of bare Starlette, as pip installs it and on uvloop and httptools,
+Each run of a case comes between two runs of bare Starlette, as pip installs it and on uvloop and httptools,
 and is compared with the mean of each; a row is the median of its runs.
 """
 

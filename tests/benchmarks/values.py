@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.values http://127.0.0.1:8000
 
-The rule: it measures a server that runs already, with the toolpack `bank`. The sessions that it makes are closed.
+It measures a server that runs already, with the toolpack `bank`. The sessions that it makes are closed.
 """
 
 import asyncio

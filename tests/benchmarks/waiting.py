@@ -4,7 +4,7 @@ OpenEnv publishes such a grid. Here both servers meet the same crowds on one mac
 `/rpc` without and with tasks, whose verdicts are recorded, and at the paths of the trainers' protocols and of MCP, as
 their clients play tasks.
 
-The rule: all sessions want to begin at the same moment, and a session's time runs from there. Processor time is counted
+All sessions want to begin at the same moment, and a session's time runs from there. Processor time is counted
 until the server has nothing more to do, so work that is left for later counts, too.
 """
 

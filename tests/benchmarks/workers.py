@@ -1,6 +1,6 @@
 """What a second worker brings: one that computes for itself on Redis or Postgres, and no loss on SQLite.
 
-The rule: the load generator, Redis and Postgres take processor time too. So what counts is calls per second of
+The load generator, Redis and Postgres take processor time too. So what counts is calls per second of
 processor time that was left for the server, with one worker and with two.
 """
 

@@ -1,6 +1,6 @@
 """How contenders are started: the folder, and the virtual environments of the other contenders.
 
-The rule: each runs as pip installs it. Ours and bare Starlette run with this process's packages, bare Starlette also
+Each runs as pip installs it. Ours and bare Starlette run with this process's packages, bare Starlette also
 without uvloop and httptools, which it doesn't require. Each other contender has a virtual environment with pinned
 packages in the cache, installed once; nothing is installed into the project's environment.
 """

@@ -1,6 +1,6 @@
 """What databases and files in a world cost, from 100 KB to 50 MB, compared with an environment of 110 KB of objects.
 
-The rule: "A" is a change in AgentDojo's workspace. Each cost is the server's processor time, measured in turns with A,
+"A" is a change in AgentDojo's workspace. Each cost is the server's processor time, measured in turns with A,
 so that whatever else the machine does is beside both; a bound is on their ratio, but for those of readers, which are in
 milliseconds.
 """

@@ -1,6 +1,6 @@
 """The checks at the end: the servers' data of each session is compared with the clients' records and with a replay.
 
-The rule: a replay runs the trace in this process, on plain objects and in a plain SQLite database, with only the
+A replay runs the trace in this process, on plain objects and in a plain SQLite database, with only the
 server's functions runtime. What follows from resets, rules and participants is told here once more. So its result
 doesn't depend on snapshots, caches, stores or features.
 """

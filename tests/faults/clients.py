@@ -1,6 +1,6 @@
 """The clients: threads that call functions, retry those without an answer, and record every answer.
 
-The rule: a client assumes nothing about the servers. The checks use only what it sent and what was answered.
+A client assumes nothing about the servers. The checks use only what it sent and what was answered.
 """
 
 import http.client

@@ -1,6 +1,6 @@
 """The faults: injected into processes and network connections while clients run, each with a check right after it.
 
-The rule: every fault repairs its damage before it ends, so that the next one starts with everything running.
+Every fault repairs its damage before it ends, so that the next one starts with everything running.
 """
 
 import random

@@ -1,6 +1,6 @@
 """The test system: server processes, Redis or Postgres, the wires (TCP proxies) between them, and ways to break each.
 
-The rule: everything is started here, on free loopback ports and in one temporary folder, and is stopped by its own
+Everything is started here, on free loopback ports and in one temporary folder, and is stopped by its own
 process id.
 """
 

@@ -1,6 +1,6 @@
 """Sends malformed HTTP to a real server: over many raw sockets at once, each until the server closes the connection.
 
-The rule: whatever is sent, the server answers with expected statuses and complete, valid bodies, closes every
+Whatever is sent, the server answers with expected statuses and complete, valid bodies, closes every
 connection in time, and logs only calls.
 """
 

@@ -1,6 +1,6 @@
 """Sends what costs a server much more than its sender, and checks that it costs little for a kilobyte sent.
 
-The rule: what counts is the processor time of the whole server, whatever else the machine does. A request may take a
+What counts is the processor time of the whole server, whatever else the machine does. A request may take a
 fixed time, and more for each kilobyte of it; a method that reads, repeats or moves a session, also for each kilobyte
 that made the session. SQL may compute up to its deadline, so what is sent to it here ends by itself.
 """

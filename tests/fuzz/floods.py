@@ -1,6 +1,6 @@
 """Sends floods: the cheapest unit of a protocol, over and over on one connection, while a neighbour goes on calling.
 
-The rule: what counts is how long the event loop computes between two turns, by its thread's processor time, and how
+What counts is how long the event loop computes between two turns, by its thread's processor time, and how
 much memory the process takes meanwhile. A flood that the server refuses, or reads slowly, has done no harm.
 """
 

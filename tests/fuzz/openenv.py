@@ -1,6 +1,6 @@
 """Sends hostile requests, messages and frames to the paths of OpenEnv, as a client of it would.
 
-The rule: whatever is sent, a request gets an expected status, never 500, and a message an answer or the end of its
+Whatever is sent, a request gets an expected status, never 500, and a message an answer or the end of its
 WebSocket with a reason; the server logs only calls and refusals, and goes on.
 """
 

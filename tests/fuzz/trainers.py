@@ -1,6 +1,6 @@
 """Sends hostile requests to the doors of trainers' protocols: ORS and NeMo Gym, and to MCP's `/mcp`.
 
-The rule: whatever is sent, a door answers in its protocol's form with a sentence, never with 500, and nothing of Python
+Whatever is sent, a door answers in its protocol's form with a sentence, never with 500, and nothing of Python
 is in the answer.
 """
 

@@ -1,6 +1,6 @@
 """Hostile values, and requests that contain them: Hypothesis strategies for malicious bodies.
 
-The rule: about half of each request is valid, so that the other half gets past the first check. Nothing here sends
+About half of each request is valid, so that the other half gets past the first check. Nothing here sends
 anything.
 """
 

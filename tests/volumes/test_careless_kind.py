@@ -1,6 +1,6 @@
 """A kind of volume that writes although it may only be read: what it has written is nobody else's.
 
-The rule: what a kind says when a call ends is believed of calls that only read, too.
+What a kind says when a call ends is believed of calls that only read, too.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Nothing is kept of databases and files that a failed call has changed, whatever breaks while it ends.
 
-The rule: what is looked at afterwards is what anybody could look at: the session, its forks, what the server shows,
+What is looked at afterwards is what anybody could look at: the session, its forks, what the server shows,
 SQLite's own check, another worker, a server that has started again. In threads each step of the end of a call is
 broken; of those in executors' processes, which cost several times as much, every fourth, and all of them if that may
 take long.

@@ -1,6 +1,6 @@
 """What clients do while servers are replaced, and what must come of it exactly.
 
-The rule: each request goes to another server than the one before, and has a `call_id` if it changes something.
+Each request goes to another server than the one before, and has a `call_id` if it changes something.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """OpenEnv finds the graders, has them run, and takes their results, in a Python that has it: TRAINERS names one.
 
-The rule: what is called here is OpenEnv's own; its `openenv validate` 0.10 loads no graders but its own yet.
+What is called here is OpenEnv's own; its `openenv validate` 0.10 loads no graders but its own yet.
 """
 
 import json

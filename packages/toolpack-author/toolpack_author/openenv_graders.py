@@ -2,7 +2,7 @@
 
 A package is a folder with an `openenv.yaml`, whose types have the tag `toolpack-server`, and its toolpacks in `packs`.
 
-The rule: this module is imported by OpenEnv alone, which finds it by the entry points `openenv.validation.graders`. A
+This module is imported by OpenEnv alone, which finds it by the entry points `openenv.validation.graders`. A
 grader follows OpenEnv's protocol `Grader`: it says what was found, and never how bad that is.
 """
 

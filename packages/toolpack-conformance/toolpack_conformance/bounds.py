@@ -1,6 +1,6 @@
 """An HTTP transport whose every wait ends when its request's time is over, however the server trickles its answer.
 
-The rule: httpx's timeouts are for one read each, so a byte now and then keeps a request alive for ever. Here the time
+Httpx's timeouts are for one read each, so a byte now and then keeps a request alive for ever. Here the time
 of a request is one, set by the thread that sends it, and each read and write gets what is left of it.
 """
 

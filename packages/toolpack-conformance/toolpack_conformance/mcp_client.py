@@ -1,6 +1,6 @@
 """A client of MCP for the checks: as few of its messages as can show whether a server speaks it.
 
-The rule: as of the version 2025-06-18 and its Streamable HTTP, which every server of MCP still takes.
+As of the version 2025-06-18 and its Streamable HTTP, which every server of MCP still takes.
 """
 
 import json

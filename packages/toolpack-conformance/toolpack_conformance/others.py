@@ -1,6 +1,6 @@
 """Servers of other protocols, as far as the checks need them: ORS, OpenEnv, and MCP as FastMCP serves it.
 
-The rule: each is asked in the words of its own protocol, and only for what a client of it can ask.
+Each is asked in the words of its own protocol, and only for what a client of it can ask.
 """
 
 import contextlib

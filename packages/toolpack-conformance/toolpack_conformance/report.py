@@ -1,6 +1,6 @@
 """Asks all questions, and says what came of them.
 
-The rule: a server that hangs or falls over doesn't conform. A probe for which there was no time left, as on a busy
+A server that hangs or falls over doesn't conform. A probe for which there was no time left, as on a busy
 machine, says nothing of the server: it has neither passed nor failed.
 """
 

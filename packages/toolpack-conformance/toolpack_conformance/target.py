@@ -1,6 +1,6 @@
 """The server that is asked, and what an answer must look like.
 
-The rule: nothing of our own client is used, which would hide faults by sending requests again. Whatever a server
+Nothing of our own client is used, which would hide faults by sending requests again. Whatever a server
 answers becomes a value or a `Failed`, within bounds of time and size, and nothing is sent to another server.
 """
 

@@ -1,4 +1,4 @@
 """What everything else stands on: errors, settings, and small things without a place of their own.
 
-The rule: nothing here imports another part of the server.
+Nothing here imports another part of the server.
 """

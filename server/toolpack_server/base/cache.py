@@ -1,6 +1,6 @@
 """A bounded cache: for states of sessions, initial environments, recipes, digests, agents' keys.
 
-The rule: what it holds can be had again, so whatever no longer fits is dropped. It is our own and not `cachetools`,
+What it holds can be had again, so whatever no longer fits is dropped. It is our own and not `cachetools`,
 whose caches aren't safe between threads, refuse a value that is too large with an exception, and have no exception for
 the values of the last call, which an executor needs; they would also be the slowest step of a read from memory.
 """

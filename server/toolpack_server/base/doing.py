@@ -1,6 +1,6 @@
 """What a thread is doing, as far as whoever waits for it should know when that takes too long.
 
-The rule: whoever runs an author's code says so with `doing`, wherever it runs.
+Whoever runs an author's code says so with `doing`, wherever it runs.
 """
 
 import threading

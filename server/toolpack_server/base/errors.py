@@ -1,6 +1,6 @@
 """Every exception that this server raises on purpose, in one tree.
 
-The rule: an exception is named for what went wrong. Its text is one sentence that says what, where and what to do. It
+An exception is named for what went wrong. Its text is one sentence that says what, where and what to do. It
 knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` alone maps these classes to codes.
 
 Below `ToolpackServerError` an error's first base says who hears of it:

@@ -1,6 +1,6 @@
 """Limits that are the same on every server, each with the reason for its number.
 
-The rule: what an operator has a reason to change is a setting (`settings.py`). What stands here protects the server, is
+What an operator has a reason to change is a setting (`settings.py`). What stands here protects the server, is
 far from what honest use comes to, or follows from what clients and people do. Only tests give other numbers.
 """
 

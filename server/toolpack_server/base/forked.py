@@ -1,7 +1,7 @@
 """What a process that a function forks keeps of the server: nothing by which the server could be missed.
 
 Such a process may outlive the server. With what it inherits it would keep the port and the lock of the store, so that
-no worker could be replaced and no server started again. The rule: whoever opens what ends with this process, or runs
+no worker could be replaced and no server started again. Whoever opens what ends with this process, or runs
 what must go on in this process alone, says so here. What a library forks in C without telling Python keeps all until
 it starts another program, by which everything of ours is closed.
 """

@@ -1,6 +1,6 @@
 """The server's log, as all of its parts write to it.
 
-The rule: it has one name, which whoever runs the server may configure; how its lines look is for `observability/log.py`
+It has one name, which whoever runs the server may configure; how its lines look is for `observability/log.py`
 to say.
 """
 

@@ -1,6 +1,6 @@
 """The secret key of the hash on stored snapshots; whoever has it can forge snapshots.
 
-The rule: it is a setting, or it is created once in the data directory, readable only by the server's user; where it
+It is a setting, or it is created once in the data directory, readable only by the server's user; where it
 exists, nothing is written. A file that is damaged, or that others can read, is refused rather than repaired. The key is
 never written to a store or a log.
 """

@@ -1,6 +1,6 @@
 """Every setting of the server, in one class.
 
-The rule: a setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate.md lists it with its default
+A setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate.md lists it with its default
 and the first sentence of its description; a test compares the two.
 """
 

@@ -1,6 +1,6 @@
 """What the URL of a store says about it: whether it lasts, who may share it, and which files it has.
 
-The rule: whoever isn't a store asks here and knows no scheme.
+Whoever isn't a store asks here and knows no scheme.
 """
 
 import re

@@ -1,6 +1,6 @@
 """What the commands write: on standard output and standard error, line by line.
 
-The rule: `echo` alone writes, so nothing that an agent, a toolpack or a server has said can move the terminal's cursor,
+`echo` alone writes, so nothing that an agent, a toolpack or a server has said can move the terminal's cursor,
 turn the direction of its text, or forge a line. What it escapes it escapes as JSON does, so JSON stays the same JSON.
 """
 

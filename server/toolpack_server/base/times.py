@@ -1,6 +1,6 @@
 """Times as clients see them (RFC 3339), and when a session expires.
 
-The rule: times inside the server are seconds since the epoch, as `time.time` gives them; they become text here only.
+Times inside the server are seconds since the epoch, as `time.time` gives them; they become text here only.
 """
 
 from datetime import UTC, datetime

@@ -4,7 +4,7 @@ A function that has passed its deadline is ended by an exception between any two
 While it reads its files or its database, these steps are the server's: the exception would leave a store's connection
 with an unread answer, or a working copy with no owner.
 
-The rule: server code that a function can reach, and that uses what outlives the call, runs within `with
+Server code that a function can reach, and that uses what outlives the call, runs within `with
 uninterruptible`. The interruption then waits, and is raised where the block ends.
 """
 

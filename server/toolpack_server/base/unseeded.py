@@ -1,6 +1,6 @@
 """Generators of random numbers that modules make without a seed when they are imported, such as `RNG = Random()`.
 
-The rule: they are chance, as `random`'s own generator is: each process that is forked draws other numbers from them,
+They are chance, as `random`'s own generator is: each process that is forked draws other numbers from them,
 and where chance is pinned, so are they.
 """
 

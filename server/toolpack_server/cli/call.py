@@ -1,6 +1,6 @@
 """`toolpack-server call`: runs functions one after the other in one session, in this process or on a server.
 
-The rule: both send the same JSON-RPC requests.
+Both send the same JSON-RPC requests.
 """
 
 import asyncio

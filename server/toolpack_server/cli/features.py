@@ -1,6 +1,6 @@
 """`toolpack-server features`: which features the server would have, and what each adds.
 
-The rule: what is printed is what `GET /openrpc.json` says under `x-features`.
+What is printed is what `GET /openrpc.json` says under `x-features`.
 """
 
 import click

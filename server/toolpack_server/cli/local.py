@@ -1,6 +1,6 @@
 """Services in this process: of a data directory, for commands that look at sessions where no server runs, or in memory.
 
-The rule: a store that a running server uses is left alone: that server can be asked with `--url`.
+A store that a running server uses is left alone: that server can be asked with `--url`.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """`toolpack-server session list`, `env`, `trace` and `diff`: look at sessions, on a server or in its store.
 
-The rule: they print for people on a terminal, and JSON elsewhere. A store that a running server uses is left alone:
+They print for people on a terminal, and JSON elsewhere. A store that a running server uses is left alone:
 that server can be asked with `--url`.
 """
 

@@ -1,6 +1,6 @@
 """`toolpack-server new`: writes a toolpack to start from, and a test of it that passes; or a package with both.
 
-The rule: no file is ever overwritten. What is written are the files in `templates/`, with the names filled in.
+No file is ever overwritten. What is written are the files in `templates/`, with the names filled in.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """Flags that several subcommands share.
 
-The rule: a flag that is used twice is defined here.
+A flag that is used twice is defined here.
 """
 
 from collections.abc import Callable

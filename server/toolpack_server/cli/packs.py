@@ -1,6 +1,6 @@
 """`toolpack-server list`: the toolpacks, where they come from, and their functions.
 
-The rule: it stops at the first problem, as `serve` does.
+It stops at the first problem, as `serve` does.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """How far a long command is: a bar on a terminal, elsewhere a line now and then.
 
-The rule: it goes to standard error, so that standard output has what the command has found and nothing else.
+It goes to standard error, so that standard output has what the command has found and nothing else.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Requests of commands: to a server that the user has named with `--url`, or to a service in this process.
 
-The rule: a token is sent to that server and to no other, so neither redirects nor paths that name another host are
+A token is sent to that server and to no other, so neither redirects nor paths that name another host are
 followed. What it answers is checked here, so no command meets a result of another shape, or one without an end. The
 standard library sends requests, because the command works without the Python client's package.
 """

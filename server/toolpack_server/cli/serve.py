@@ -1,6 +1,6 @@
 """`toolpack-server serve`: serves toolpacks until interrupted.
 
-The rule: settings, toolpacks and the address are checked before any worker starts.
+Settings, toolpacks and the address are checked before any worker starts.
 """
 
 import contextlib

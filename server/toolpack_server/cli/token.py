@@ -1,6 +1,6 @@
 """`toolpack-server token`: creates a bearer token and its hash.
 
-The rule: the token is printed once, on standard error, and never stored; standard output has the hash.
+The token is printed once, on standard error, and never stored; standard output has the hash.
 """
 
 import click

@@ -1,6 +1,6 @@
 """The Python client: `Client` for a server, `AgentClient` for an agent, both also async, and their results' types.
 
-The rule: it imports the server's result types and errors, and nothing else of it; no part of the server imports it.
+It imports the server's result types and errors, and nothing else of it; no part of the server imports it.
 """
 
 try:

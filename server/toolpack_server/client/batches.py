@@ -1,6 +1,6 @@
 """Batches: several requests that are sent together, at the end of a `with` block.
 
-The rule: a batch has the methods of its client, and each returns a `Reply`, which has the result once the block ends.
+A batch has the methods of its client, and each returns a `Reply`, which has the result once the block ends.
 """
 
 from collections.abc import Callable, Coroutine, Sequence

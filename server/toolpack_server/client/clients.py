@@ -1,6 +1,6 @@
 """The clients: `Client` and `AsyncClient` for a server, `AgentClient` and `AsyncAgentClient` for an agent's address.
 
-The rule: the clients differ only in where they post and how they wait. Their methods are in `methods.py`, and what is
+The clients differ only in where they post and how they wait. Their methods are in `methods.py`, and what is
 sent when is decided in `exchange.py`.
 """
 

@@ -1,6 +1,6 @@
 """One request and its answer, without I/O: what is sent, when it is sent again, and what the answer means.
 
-The rule: when to retry is decided here, once. The clients differ only in how they post and how they wait. Whatever a
+When to retry is decided here, once. The clients differ only in how they post and how they wait. Whatever a
 server answers becomes a result of the promised form or a `ClientError`, within bounds of time and size.
 
 A request is retried if the server certainly didn't handle it (it couldn't be reached, or answered 503 or -32006). If no

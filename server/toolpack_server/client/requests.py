@@ -1,6 +1,6 @@
 """Requests, and the decorator that makes methods of them.
 
-The rule: a method is written once, as a function without a body. `requests` makes it work in all clients, and type
+A method is written once, as a function without a body. `requests` makes it work in all clients, and type
 checkers see that `Client.create_session(...)` returns a `Session`, `AsyncClient.create_session(...)` a coroutine of
 one, and in a batch the same method a `Reply`.
 """

@@ -1,6 +1,6 @@
 """Whether a result has the form that its method promises.
 
-The rule: as docs/stability.md says, a client ignores members, kinds of records and words that it doesn't know. Whatever
+As docs/stability.md says, a client ignores members, kinds of records and words that it doesn't know. Whatever
 else is missing or of another type makes the result no result, so no program meets a `KeyError` far away from the server
 that has caused it.
 """

@@ -1,6 +1,6 @@
 """A client for async code whose requests another one sends, in threads.
 
-The rule: what sends several requests at once is written once, for async code, and `Client` does it with this.
+What sends several requests at once is written once, for async code, and `Client` does it with this.
 """
 
 import asyncio

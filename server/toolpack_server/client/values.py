@@ -1,6 +1,6 @@
 """The values of a rollout's steps: the rewards that forks get which begin there and are played to their end.
 
-The rule: a fork that has ended is noted in the rollout's ledger, a session of its own, and closed. So no more forks are
+A fork that has ended is noted in the rollout's ledger, a session of its own, and closed. So no more forks are
 open than there are slots, and a program that has died goes on: what is noted counts, and a fork that is still open was
 cut off, is closed, and made again.
 """

@@ -1,5 +1,5 @@
 // What an audit has found: a report that is dropped onto a toolpack's page, and its attempts, to be made again.
-// The rule: the report stays in this tab. An attempt is made at the addresses of agents, as it was in the audit.
+// The report stays in this tab. An attempt is made at the addresses of agents, as it was in the audit.
 import { agentsAddress, button, count, fill, go, h, link } from "./dom.js";
 import { change, parse } from "./rpc.js";
 

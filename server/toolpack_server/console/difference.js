@@ -1,5 +1,5 @@
 // What differs between two JSON values, for a tree that shows both.
-// The rule: null means equal. Otherwise a change is "added", "removed" or "changed", with `old` and `now`, or "inside":
+// Null means equal. Otherwise a change is "added", "removed" or "changed", with `old` and `now`, or "inside":
 // then `entries` are all members in the order in which they are shown, each with its own change.
 
 /** A number with its digits: 1.0 isn't 1, nor 1e2 100. */

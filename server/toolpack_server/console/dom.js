@@ -1,5 +1,5 @@
 // Elements, and what several views need of them.
-// The rule: whatever is shown goes through `h`, which makes text of it. Nothing that a session holds becomes markup,
+// Whatever is shown goes through `h`, which makes text of it. Nothing that a session holds becomes markup,
 // and characters that can't be seen, or that turn the direction of a text round, are written as \u202e.
 // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
 const UNSEEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;

@@ -1,5 +1,5 @@
 // Trees of files in a world: folders, the names as they were given, how large a file is, and its content.
-// The rule: what is a tree of files the toolpack says, by the schema of its environment; the JSON has a member a path.
+// What is a tree of files the toolpack says, by the schema of its environment; the JSON has a member a path.
 import { call } from "./rpc.js";
 
 /** Get the pointers of the fields that are trees of files. */

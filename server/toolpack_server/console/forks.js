@@ -1,5 +1,5 @@
 // The family of a session: the session from which all of it comes, and the forks of each, as a tree.
-// The rule: it says how many there are, and which aren't shown. Those that were made to value a session's steps are a
+// It says how many there are, and which aren't shown. Those that were made to value a session's steps are a
 // table below it, not nodes.
 import { count, h, labelsOf, link, short, time } from "./dom.js";
 import { batch, call } from "./rpc.js";

@@ -1,5 +1,5 @@
 // A form made of a JSON Schema: enum → select, boolean → checkbox, date → date field, nested → JSON.
-// The rule: a field that is left empty isn't sent, unless it is required. What is wrong is said at its field.
+// A field that is left empty isn't sent, unless it is required. What is wrong is said at its field.
 import { Exact, isContainer } from "./difference.js";
 import { fill, h } from "./dom.js";
 import { parse, stringify } from "./rpc.js";

@@ -1,5 +1,5 @@
 // The router: each view has an address after the #, so that a link can go into a bug report.
-// The rule: a view is `open(place, ids, query, signal)`. It fills the place, and may give a function that takes another
+// A view is `open(place, ids, query, signal)`. It fills the place, and may give a function that takes another
 // query at the same path. What it still asks for when the person leaves is given up by the signal.
 import { openCompare } from "./compare.js";
 import { arrive, fill, h, keepPlace, link, say, short } from "./dom.js";

@@ -1,5 +1,5 @@
 // Talking to the server: JSON-RPC at /rpc of the page's own origin, with a token where it asks for one.
-// The rule: only public methods, so whatever the console can do, a script can. Numbers stay exactly as they were sent.
+// Only public methods, so whatever the console can do, a script can. Numbers stay exactly as they were sent.
 import { Exact } from "./difference.js";
 import { fill, pause } from "./dom.js";
 

@@ -1,5 +1,5 @@
 // Run a function: its description, a form made of its schema, and what came of it.
-// The rule: to try a function is to run it in a fork that is thrown away, so that the session stays as it is.
+// To try a function is to run it in a fork that is thrown away, so that the session stays as it is.
 import { difference } from "./difference.js";
 import { button, copyButton, fill, go, h, link } from "./dom.js";
 import { schemaForm } from "./form.js";

@@ -1,5 +1,5 @@
 // Summaries of this server's sessions: they are read in pages, and those without a recorded verdict are evaluated.
-// The rule: only what is looked at is evaluated, a few at a time, and no verdict is recorded unless that is asked for.
+// Only what is looked at is evaluated, a few at a time, and no verdict is recorded unless that is asked for.
 // What an evaluator has said is known in this tab until the session goes on, or everything is read again.
 import { batch, call } from "./rpc.js";
 

@@ -1,5 +1,5 @@
 // Small charts of plain SVG.
-// The rule: whoever can't see a chart hears its figures; no meaning is in a colour alone.
+// Whoever can't see a chart hears its figures; no meaning is in a colour alone.
 import { fill, h, visible } from "./dom.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";

@@ -1,5 +1,5 @@
 // Runs in figures: what sessions come to, by task.
-// The rule: pure, so that the console and a file of `evaluate --html` say the same, as does `evaluate` on a terminal.
+// Pure, so that the console and a file of `evaluate --html` say the same, as does `evaluate` on a terminal.
 // A rollout that is invalid, or isn't evaluated, counts in no share and in no mean reward.
 
 export const STATES = { passed: "✓", failed: "✗", invalid: "!", open: "·" };

@@ -1,5 +1,5 @@
 // Runs at a glance: which rollouts of which tasks have passed, what that comes to, and what changed against another.
-// The rule: where the sessions come from is the source's business, so the console and the file that `evaluate --html`
+// Where the sessions come from is the source's business, so the console and the file that `evaluate --html`
 // writes show the same page. A source is
 // `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`; where
 // verdicts can be kept, it has `record(sessions, signal)`, too.

@@ -1,5 +1,5 @@
 // A session as a conversation: what was said, each by the name of who has said it, and between that what was called.
-// The rule: it is what led to the present version, so a fork's begins with its parent's, and what a reset has undone
+// It is what led to the present version, so a fork's begins with its parent's, and what a reset has undone
 // isn't there. A role is called a role: only whoever takes part has a name.
 import { button, count, fill, h, link, time } from "./dom.js";
 import { contentOf, countPath, details, isCall, isMessage, records, title } from "./trace.js";

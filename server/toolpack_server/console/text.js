@@ -1,5 +1,5 @@
 // What differs between two texts: the lines that do, with some around them, and in a line the words.
-// The rule: whatever has changed is shown, however long the texts are; what is equal is counted.
+// Whatever has changed is shown, however long the texts are; what is equal is counted.
 import { count, h } from "./dom.js";
 import { diffLines } from "./vendored/jsdiff/diff/line.js";
 import { diffWordsWithSpace } from "./vendored/jsdiff/diff/word.js";

@@ -1,5 +1,5 @@
 // The timeline of a session: a page of its records, each with what it has changed.
-// The rule: a row is a link, so each step has an address. What steps have changed is asked for in the background, as
+// A row is a link, so each step has an address. What steps have changed is asked for in the background, as
 // long as the answers come quickly: in a large world, a step shows it only when it is chosen.
 import { readable } from "./difference.js";
 import { address, button, count, fill, h, link, oneTabStop, searchField, short, stopAt } from "./dom.js";

@@ -1,5 +1,5 @@
 // Two traces side by side: what is the same in both stands in one line, and the first difference is marked.
-// The rule: compared is what was done and said on the paths that led to both versions; when, and how fast, isn't.
+// Compared is what was done and said on the paths that led to both versions; when, and how fast, isn't.
 import { changesOf, common, difference } from "./difference.js";
 import { button, count, h, link } from "./dom.js";
 import { stringify } from "./rpc.js";

@@ -1,6 +1,6 @@
 // A JSON value as a collapsible tree, with what differs from another one marked. It is a tree as WAI-ARIA describes it:
 // one tab stop, in which the arrow keys move.
-// The rule: elements are made when their node is opened; of many members, groups are shown first.
+// Elements are made when their node is opened; of many members, groups are shown first.
 import { changesOf, isContainer, join } from "./difference.js";
 import { button, count, fill, h } from "./dom.js";
 import { inFolders, nameOf, sizeOf } from "./files.js";

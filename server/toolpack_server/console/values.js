@@ -1,5 +1,5 @@
 // The values of a session's steps, as the client's `values` has noted them in forks of the session.
-// The rule: what was noted is read, and nothing evaluated; a fork that isn't in a mean is counted beside it.
+// What was noted is read, and nothing evaluated; a fork that isn't in a mean is counted beside it.
 import { count, h, labelsOf, link } from "./dom.js";
 import { call } from "./rpc.js";
 

@@ -1,6 +1,6 @@
 """Requests of one sort that are done together with those that wait at the same time, as when a crowd creates sessions.
 
-The rule: none waits for others to come. A thread that is free takes all that wait, up to a number. If what it does with
+None waits for others to come. A thread that is free takes all that wait, up to a number. If what it does with
 them is refused, each is done alone, so that none fails because of another one.
 """
 

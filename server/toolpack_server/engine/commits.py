@@ -1,6 +1,6 @@
 """Commits: what several operations have done goes into the store in one transaction.
 
-The rule: a commit that was refused, or whose outcome isn't known, makes the session's state invalid, so that nothing
+A commit that was refused, or whose outcome isn't known, makes the session's state invalid, so that nothing
 that was built upon it is committed or acknowledged.
 """
 

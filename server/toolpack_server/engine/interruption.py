@@ -4,7 +4,7 @@ The interpreter can raise an exception in another thread (`PyThreadState_SetAsyn
 thread. In the wrong place it would leave a lock held or a transaction open; from Python 3.14 on even a `with` statement
 can be left with its lock held (cpython issue 148874).
 
-The rule: the exception is raised only while the function itself runs, and this module takes no lock. Function and
+The exception is raised only while the function itself runs, and this module takes no lock. Function and
 interrupter race for one token: `list.pop` gives it to exactly one of them. Server code that a function calls, to load
 its files for example, takes the token, too, for as long as it runs (`base/uninterruptible`).
 

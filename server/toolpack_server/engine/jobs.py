@@ -1,6 +1,6 @@
 """What runs on a thread while somebody waits for it: operations on sessions, and other work that blocks.
 
-The rule: `run` only notes its result, and `complete` makes that the answer. A thread that has passed its deadline can
+`run` only notes its result, and `complete` makes that the answer. A thread that has passed its deadline can
 therefore no longer change an answer.
 """
 

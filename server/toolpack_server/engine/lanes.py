@@ -1,6 +1,6 @@
 """Lanes: how many threads jobs of one sort may occupy, and in which order the others wait.
 
-The rule: no owner takes more than its share, and owners take turns: one that submits many jobs delays only its own.
+No owner takes more than its share, and owners take turns: one that submits many jobs delays only its own.
 Within an owner kinds take turns, too, and one that isn't known to wait never waits for those that are. A lane changes
 under the lock of the threads alone.
 

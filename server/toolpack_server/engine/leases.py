@@ -1,6 +1,6 @@
 """Leases: which worker may commit to a session that several processes could commit to.
 
-The rule: a lease only keeps workers from doing each other's work. A commit is safe because it names the record before
+A lease only keeps workers from doing each other's work. A commit is safe because it names the record before
 it, which the store compares, so a mistake here costs time and never data. No clocks of two machines are compared: a
 worker adds to its heartbeat in the store, and whoever waits for its lease watches that number on its own clock. Where
 a supervisor has seen a worker end, another worker says so in the store, and nobody waits.

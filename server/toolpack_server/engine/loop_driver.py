@@ -4,7 +4,7 @@ To wake another thread for such a job, and to be woken by it, would take longer 
 thread runs and finishes the job, and runs the loop again. Should that take longer than a tick, another thread runs the
 loop from then on, and the first one just brings the job to its end.
 
-The rule: whoever has the token runs the loop. While a job runs, the token lies in a list, and `list.pop` gives it to
+Whoever has the token runs the loop. While a job runs, the token lies in a list, and `list.pop` gives it to
 exactly one thread: the one that has finished the job, or one that was started because that takes long.
 """
 

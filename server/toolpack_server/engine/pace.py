@@ -1,6 +1,6 @@
 """How long jobs of one kind take, and whether they wait or compute meanwhile, as far as has been seen.
 
-The rule: it only steers who goes first; being wrong costs time and nothing else. What counts is processor time and how
+It only steers who goes first; being wrong costs time and nothing else. What counts is processor time and how
 often the watcher has looked, never time that has passed: a process that stood still, or got no processor, shows nothing
 of its functions. Kinds are the names of registered functions and a few fixed words, so their number is bounded.
 

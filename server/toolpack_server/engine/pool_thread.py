@@ -1,6 +1,6 @@
 """One thread for jobs.
 
-The rule: it knows its own job and nothing of the other threads; what it should do comes from `threads.py`.
+It knows its own job and nothing of the other threads; what it should do comes from `threads.py`.
 """
 
 import threading

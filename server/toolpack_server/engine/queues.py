@@ -7,7 +7,7 @@ only then answered.
 If other processes may commit to the same sessions, a queue first acquires its session's lease, and releases it with its
 last commit or when other workers should have their turn.
 
-The rule: queues change under the lock of the threads alone, which is held briefly and never while the store is asked.
+Queues change under the lock of the threads alone, which is held briefly and never while the store is asked.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The time by which sessions live, between two looks at the store.
 
-The rule: only the store counts it, by one clock for all servers (`SessionStore.count_time`), and a worker adds what has
+Only the store counts it, by one clock for all servers (`SessionStore.count_time`), and a worker adds what has
 passed on its own monotonic clock since it looked. So this time runs on evenly, whatever happens to a clock, and what
 was written by it needn't be corrected.
 """

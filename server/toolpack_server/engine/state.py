@@ -1,6 +1,6 @@
 """What a worker knows of one session, and how the result of an operation moves it on.
 
-The rule: a state belongs to one operation at a time, and forgetting it changes nothing but speed. It may be ahead of
+A state belongs to one operation at a time, and forgetting it changes nothing but speed. It may be ahead of
 the store by the commits that are on their way; where one of them is refused, the state is invalid.
 
 What a worker believes

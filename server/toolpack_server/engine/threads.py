@@ -6,7 +6,7 @@ isn't known to be quick, or when one takes longer than a tick, another thread ta
 its own job to an end. Such slow jobs are limited by their lanes. A quick job that comes alone needs no leader: the
 event loop's own thread runs it, see `loop_driver`.
 
-The rule: a job does its work in `run`, which touches nothing shared. What follows for others happens in `complete`,
+A job does its work in `run`, which touches nothing shared. What follows for others happens in `complete`,
 called exactly once, briefly and under this module's lock. A thread whose job has passed its deadline is
 *disowned*: whatever it still does reaches nobody.
 """

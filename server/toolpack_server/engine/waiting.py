@@ -1,6 +1,6 @@
 """The calls whose coroutines wait on shared loops, a loop for each function.
 
-The rule: whoever takes a job out of those that wait, under the lock of the threads, decides what becomes of it: the
+Whoever takes a job out of those that wait, under the lock of the threads, decides what becomes of it: the
 thread that goes on with it, or the watcher at its deadline. A function that blocks its loop holds up its own calls
 alone; they are answered at their deadlines, and its next calls run in threads.
 

@@ -1,6 +1,6 @@
 """Run one call, as a pure function of a plan and a snapshot.
 
-The rule: no I/O, no lock, and no clock but the one that measures comparisons. Whatever a function does, the answer is
+No I/O, no lock, and no clock but the one that measures comparisons. Whatever a function does, the answer is
 an `Outcome`; the call has no effect until that is committed.
 """
 

@@ -1,6 +1,6 @@
 """Convert environments of the loaded toolpacks to blobs and back, part by part.
 
-The rule: only this module combines classes, fingerprints and the key. `Codec` decodes nothing before its keyed hash is
+Only this module combines classes, fingerprints and the key. `Codec` decodes nothing before its keyed hash is
 checked; `PlainCodec` is for bytes that come from the same server and never leave it.
 """
 

@@ -1,6 +1,6 @@
 """Conditions under which toolpacks' code runs, if a feature sets any.
 
-The rule: a few values say what they are, so they travel to whatever process runs the code. Under conditions each call
+A few values say what they are, so they travel to whatever process runs the code. Under conditions each call
 reads its environments from their bytes, keeps none for the next one, and lets nobody else await its coroutines.
 """
 

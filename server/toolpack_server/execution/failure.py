@@ -1,6 +1,6 @@
 """Why a call has failed.
 
-The rule: a failure is this object wherever it travels: out of the function, out of an executor, in a record. Only what
+A failure is this object wherever it travels: out of the function, out of an executor, in a record. Only what
 people and agents read is text, and nothing reads that text again.
 """
 

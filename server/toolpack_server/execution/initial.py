@@ -1,6 +1,6 @@
 """The environments that sessions start with: built by their toolpacks once for each set of options, then shared.
 
-The rule: an initial environment that can't be restored exactly is refused. They are cached in memory only, so a restart
+An initial environment that can't be restored exactly is refused. They are cached in memory only, so a restart
 builds them again and an edited toolpack never starts from old data.
 """
 

@@ -1,6 +1,6 @@
 """What fails because of the machine, and is no fact about a function or the agent that has called it.
 
-The rule: it is decided by what the system says, and, where a function may have used something up itself, by what there
+It is decided by what the system says, and, where a function may have used something up itself, by what there
 is after it has let go of that. Such a call is refused: nothing is recorded, and the same request can come again.
 """
 

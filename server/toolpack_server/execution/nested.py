@@ -1,6 +1,6 @@
 """Nested calls: an argument that is exactly `{"$call": {"function": …, "args": {…}}}` is a call of its own.
 
-The rule: nested calls run one after the other, each after those among its own arguments and before the call that it is
+Nested calls run one after the other, each after those among its own arguments and before the call that it is
 an argument of. They are always listed in that order, so the results of those that have run are the first ones.
 """
 

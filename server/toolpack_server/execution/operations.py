@@ -1,6 +1,6 @@
 """The operations of the core: running a function, and making, showing and exporting environments.
 
-The rule: each is one class here and one entry of `OPERATIONS`; features add theirs.
+Each is one class here and one entry of `OPERATIONS`; features add theirs.
 """
 
 import base64

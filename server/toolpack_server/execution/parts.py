@@ -4,7 +4,7 @@ The footprint of a call is known before it runs: the fields that its function de
 when it is created. Fields stay together if they share a mutable object or if one function uses both. No function can
 connect two parts later, as it never gets both.
 
-The rule: if in doubt (a dependency that is a callable or no field, an object that refers back to the environment, a
+If in doubt (a dependency that is a callable or no field, an object that refers back to the environment, a
 class with state of its own kind), the environment stays in one part. A part is an environment of the same class that
 has only some of the fields.
 """

@@ -1,6 +1,6 @@
 """The plan of a call: what is known of it before it runs.
 
-The rule: a plan is made once per call, and all code that runs or stores the call uses that plan.
+A plan is made once per call, and all code that runs or stores the call uses that plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence

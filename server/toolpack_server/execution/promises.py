@@ -3,7 +3,7 @@
 A read-only call isn't frozen. If it changes the environment all the same, the live objects differ from the snapshot:
 the next call sees a change that was never committed. Only a comparison of the two finds that.
 
-The rule: comparing costs little. The first calls of each function are compared, then as many as fit into a share of the
+Comparing costs little. The first calls of each function are compared, then as many as fit into a share of the
 time that its calls take and of the time that passes. A setting has all of them compared.
 """
 

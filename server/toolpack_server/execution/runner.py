@@ -1,6 +1,6 @@
 """Where toolpacks' code runs after its import: in this process, or in one of its own.
 
-The rule: whatever runs it is a `RunnerOperation`, which says what it does and what comes of it. A `Runner` does any,
+Whatever runs it is a `RunnerOperation`, which says what it does and what comes of it. A `Runner` does any,
 wherever; one with processes of its own also knows how each kind travels there and back.
 """
 

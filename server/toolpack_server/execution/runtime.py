@@ -1,6 +1,6 @@
 """The functions of a session.
 
-The rule: what depends on the functions alone is computed once, when the runtime is created.
+What depends on the functions alone is computed once, when the runtime is created.
 """
 
 import copy

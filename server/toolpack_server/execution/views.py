@@ -1,6 +1,6 @@
 """All environments of a session, as JSON for readers or as one exact snapshot.
 
-The rule: nothing of the session changes; its environments are thawed for this and then dropped.
+Nothing of the session changes; its environments are thawed for this and then dropped.
 """
 
 from collections.abc import Iterator, Mapping

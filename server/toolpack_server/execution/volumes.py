@@ -1,6 +1,6 @@
 """The volumes of the environments that one call sees, and those that something reads.
 
-The rule: each is put into its environment as an object that belongs to this call alone, which does nothing until it is
+Each is put into its environment as an object that belongs to this call alone, which does nothing until it is
 used, and is taken out before the environment is written. What it has changed becomes pieces, which are committed as
 ordinary parts of the session, together with all the others.
 """

@@ -1,6 +1,6 @@
 """The environments that one call sees.
 
-The rule: the snapshot is the truth, the live object a cache. A call gets its environments here. If it fails they are
+The snapshot is the truth, the live object a cache. A call gets its environments here. If it fails they are
 dropped; only a commit stores what it has changed.
 """
 

@@ -1,6 +1,6 @@
 """Validators of the values that agents and clients send, made from the schemas that pydantic has for models.
 
-The rule: a value is accepted if it fits the published JSON Schema. A text that spells a JSON number or boolean is read
+A value is accepted if it fits the published JSON Schema. A text that spells a JSON number or boolean is read
 as one, dates and times are ISO 8601 texts, and no float is NaN or infinite, whatever config a nested model has.
 """
 

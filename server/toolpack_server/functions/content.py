@@ -1,6 +1,6 @@
 """Content blocks of the Model Context Protocol, as results of functions: text, images, audio and resources.
 
-The rule: types, and one check of them. A function annotated `-> Content` returns a list of these blocks; clients that
+Types, and one check of them. A function annotated `-> Content` returns a list of these blocks; clients that
 speak MCP get them as they are, all others as JSON.
 """
 

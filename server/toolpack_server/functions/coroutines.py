@@ -1,6 +1,6 @@
 """Run coroutines from synchronous code, each thread on its own event loop.
 
-The rule: a coroutine leaves no task running. Tasks that it started and didn't await are cancelled when it ends. Work
+A coroutine leaves no task running. Tasks that it started and didn't await are cancelled when it ends. Work
 that it left in the event loop's executor can't be cancelled; the next coroutine gets another executor. Nor does it
 leave a loop that was stopped or changed: the next coroutine there may be another session's.
 """

@@ -1,6 +1,6 @@
 """Docstrings of functions: the description and those of the parameters, as agents see them.
 
-The rule: descriptions are AgentDojo's, so sections such as Returns aren't part of them; `check` names those.
+Descriptions are AgentDojo's, so sections such as Returns aren't part of them; `check` names those.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Fields of the model of a function's parameters, made from type hints, defaults and descriptions.
 
-The rule: a default of pydantic's `Field(...)` means what it means in a model, and None as a default is also accepted.
+A default of pydantic's `Field(...)` means what it means in a model, and None as a default is also accepted.
 """
 
 import dataclasses

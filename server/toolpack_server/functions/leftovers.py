@@ -1,7 +1,7 @@
 """Threads and work in executors that a function leaves behind when it returns.
 
-Such work still has the objects of the environment that the call was given, and may change them at any time. The rule:
-objects that leftover work can reach are dropped after the call, so the next call thaws them from the snapshot.
+Such work still has the objects of the environment that the call was given, and may change them at any time.
+Objects that leftover work can reach are dropped after the call, so the next call thaws them from the snapshot.
 """
 
 import sys

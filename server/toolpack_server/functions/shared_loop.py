@@ -1,6 +1,6 @@
 """An event loop on which the coroutines of many calls wait.
 
-The rule: a call meets nothing of another one. It has a context, tasks, timers and an executor of its own; when its
+A call meets nothing of another one. It has a context, tasks, timers and an executor of its own; when its
 coroutine ends, what it has left is cancelled and awaited before anybody hears of it. Of asyncio only what is documented
 is used, but in forked processes. The loop turns while calls wait on it, and at no other time.
 """

@@ -1,6 +1,6 @@
 """Read a plain function's signature and docstring, and refuse functions that agents couldn't use correctly.
 
-The rule: nothing is guessed. The text of a refusal says what to change. `features/authoring/classes/signatures.py`
+Nothing is guessed. The text of a refusal says what to change. `features/authoring/classes/signatures.py`
 reads the methods of classes that weren't written for agents.
 """
 

@@ -1,6 +1,6 @@
 """A call in steps: parts that run on a thread, and between them coroutines, which may be awaited elsewhere.
 
-The rule: a generator yields each coroutine and is *sent* what came of it, also an exception, which the innermost one
+A generator yields each coroutine and is *sent* what came of it, also an exception, which the innermost one
 raises. Nothing is thrown into it: that would close the generators around a function that raises `GeneratorExit`.
 """
 

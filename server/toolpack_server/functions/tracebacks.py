@@ -1,6 +1,6 @@
 """The traceback of a function that raised, for its developer or the operator.
 
-The rule: it shows the toolpack's own code and what that has called, not the server's way to it. It is plain text of
+It shows the toolpack's own code and what that has called, not the server's way to it. It is plain text of
 limited length, and never part of a reply.
 """
 

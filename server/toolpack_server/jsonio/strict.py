@@ -1,6 +1,6 @@
 """Read and write the JSON of requests and records: fast, strict, and exact for integers of up to 308 digits.
 
-The rule: only RFC 8259 is read and written. orjson, unlike `json`, refuses lone surrogates, NaN and invalid UTF-8, but
+Only RFC 8259 is read and written. orjson, unlike `json`, refuses lone surrogates, NaN and invalid UTF-8, but
 it reads integers above 64 bits as floats, so text that may contain one is read again by `json`.
 """
 

@@ -1,6 +1,6 @@
 """The JSON of results and environments that agents and experimenters see: pydantic's, but strict and deterministic.
 
-The rule: JSON is a view; only snapshots are exact. It uses aliases, includes the fields of subclasses, sorts sets by
+JSON is a view; only snapshots are exact. It uses aliases, includes the fields of subclasses, sorts sets by
 their JSON text, and has null for NaN and infinities. A value without a JSON form is a `ResultError`, never a broken
 reply; so is one in which two keys have the same JSON text, such as 7 and "7".
 

@@ -1,6 +1,6 @@
 """Metrics in Prometheus' text format.
 
-The rule: only who shows metrics imports it, as Prometheus' library takes longer to import than most of the server.
+Only who shows metrics imports it, as Prometheus' library takes longer to import than most of the server.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The log, on standard error: calls, events of sessions, refused requests, workers, faults.
 
-The rule: a line is one JSON object, whatever its level and however many lines its traceback has; on a terminal it is
+A line is one JSON object, whatever its level and however many lines its traceback has; on a terminal it is
 formatted for reading. No line has a token, an agent's key, a whole session id or the path of an unknown address, and a
 call's line has arguments and results only if a setting says so.
 

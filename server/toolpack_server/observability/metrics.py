@@ -1,7 +1,7 @@
 """Prometheus metrics, summed over all workers.
 
 All numbers are in memory that the workers share with their supervisor, so that they survive a worker and need no files,
-for which a disk could be too full. The rule: labels come from registered functions and fixed words, never from a
+for which a disk could be too full. Labels come from registered functions and fixed words, never from a
 client, so that each number has its slot before the first worker starts. Only one process writes to a row.
 """
 

@@ -1,6 +1,6 @@
 """The id of a request: what its log lines, its answer's header and whoever has sent it have in common.
 
-The rule: an id that is given is taken only if it is safe to log.
+An id that is given is taken only if it is safe to log.
 """
 
 import re

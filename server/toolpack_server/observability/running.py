@@ -1,7 +1,7 @@
 """Which calls are running, so that the supervisor can say what a worker was running when it ended.
 
 The numbers are in memory that a worker shares with its supervisor, because a process that is killed says nothing any
-more. The rule: noting a call takes no lock and no system call, and has no effect on it.
+more. Noting a call takes no lock and no system call, and has no effect on it.
 """
 
 import mmap

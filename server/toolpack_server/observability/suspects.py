@@ -3,7 +3,7 @@
 A call that ends its process is sent again by its client, and would end one worker after the other. Nobody can tell
 which of a worker's calls has ended it, so each of them is a suspect until it has been run to its end.
 
-The rule: the supervisor alone adds suspects, in memory that it shares with its workers; they last as long as it does,
+The supervisor alone adds suspects, in memory that it shares with its workers; they last as long as it does,
 and so does the code that the workers run. A worker runs its suspects one at a time, so that soon only the one to blame
 is left. All other calls go on beside them. Whoever runs a call says whether its end without harm says anything of the
 next one that has the same number: of calls that an agent may vary at will it doesn't, and their number stays.

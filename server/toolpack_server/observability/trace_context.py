@@ -1,6 +1,6 @@
 """Where a request belongs in a distributed trace: W3C Trace Context (w3.org/TR/trace-context), without any dependency.
 
-The rule: what isn't written as the standard says is ignored, as the standard wants it, and never fails a request; only
+What isn't written as the standard says is ignored, as the standard wants it, and never fails a request; only
 what has been checked is logged, recorded or passed on.
 """
 

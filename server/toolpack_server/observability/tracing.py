@@ -1,6 +1,6 @@
 """What a tracer asks the core to note of a call: when its parts began and ended, and below which span it runs.
 
-The rule: where nobody traces there is no tracer, and a call pays for nothing but the look whether there is one. Noting
+Where nobody traces there is no tracer, and a call pays for nothing but the look whether there is one. Noting
 takes no lock; the tracer reads what was noted when the call has been answered.
 """
 

@@ -1,6 +1,6 @@
 """The toolpacks that a server has loaded, with the classes and fingerprints derived from them.
 
-The rule: everything here is fixed before the first request, and never changes afterwards.
+Everything here is fixed before the first request, and never changes afterwards.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping

@@ -1,6 +1,6 @@
 """Checks of initial environments, which build them.
 
-The rule: what a check builds is discarded. What takes long, or stops no server, is only looked at by `check`.
+What a check builds is discarded. What takes long, or stops no server, is only looked at by `check`.
 """
 
 import inspect

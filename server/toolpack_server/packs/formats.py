@@ -1,6 +1,6 @@
 """Descriptions: of toolpacks for clients, and of functions for agents, in the formats of the common model APIs too.
 
-The rule: pure; a description depends on what is registered alone. `FORMATS` maps names to formats.
+Pure; a description depends on what is registered alone. `FORMATS` maps names to formats.
 """
 
 from collections.abc import Callable

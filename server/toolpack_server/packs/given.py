@@ -1,6 +1,6 @@
 """What an author gives to a toolpack: a name, functions, classes, an environment; refused if it is something else.
 
-The rule: a refusal is a `RegistrationError` that says what was given and what to give instead. No environment is built
+A refusal is a `RegistrationError` that says what was given and what to give instead. No environment is built
 here.
 """
 

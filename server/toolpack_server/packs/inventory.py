@@ -1,6 +1,6 @@
 """Which toolpacks a process has loaded, as it tells another process.
 
-The rule: processes with equal toolpacks here can work on the same sessions.
+Processes with equal toolpacks here can work on the same sessions.
 """
 
 import json

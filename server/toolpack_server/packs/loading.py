@@ -1,6 +1,6 @@
 """Loading toolpacks: finding their modules, importing them and checking them together.
 
-The rule: problems are collected, so that `check` can print all of them; `serve` stops at any. Whatever goes wrong in a
+Problems are collected, so that `check` can print all of them; `serve` stops at any. Whatever goes wrong in a
 module becomes a sentence with file, line and remedy: no module ends the command or keeps it waiting, whatever it does
 when it is imported.
 """

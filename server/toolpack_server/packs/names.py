@@ -1,6 +1,6 @@
 """What functions are called in a session: their names, with a prefix where several toolpacks have one of that name.
 
-The rule: a name stays as it is unless that would be ambiguous in this session. Then the functions of that name are
+A name stays as it is unless that would be ambiguous in this session. Then the functions of that name are
 called `toolpack.function`, all of them, so that none is favoured for being loaded first.
 """
 

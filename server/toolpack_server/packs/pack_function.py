@@ -1,6 +1,6 @@
 """A function as its toolpack has registered it.
 
-The rule: it never changes; in a session that calls it otherwise, a copy has the other name.
+It never changes; in a session that calls it otherwise, a copy has the other name.
 """
 
 import copy

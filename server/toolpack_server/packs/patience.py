@@ -1,6 +1,6 @@
 """A limit on what a toolpack's code does before the server has started: its import and its environment.
 
-The rule: what takes too long is interrupted and named with the line that is running. A clock says little on a busy
+What takes too long is interrupted and named with the line that is running. A clock says little on a busy
 machine, or under a limit of processor time: of the time in which code computes, what it has had of a processor counts,
 and all of the time in which it waits. An import of a large library gets more. Code that holds the interpreter, or
 swallows every exception, can't be interrupted.

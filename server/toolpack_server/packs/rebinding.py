@@ -1,6 +1,6 @@
 """A look at the code of functions that assign to a dependency whose value can't be changed in place.
 
-The rule: such an assignment gives the call's local variable another value and changes nothing in the environment.
+Such an assignment gives the call's local variable another value and changes nothing in the environment.
 """
 
 import ast

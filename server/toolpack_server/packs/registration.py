@@ -1,6 +1,6 @@
 """Reports of problems with toolpacks: with file, line and name, raised at once or collected.
 
-The rule: one sentence says where the problem is, what it is and how to fix it.
+One sentence says where the problem is, what it is and how to fix it.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Where toolpacks come from: modules in folders, and modules that installed distributions name.
 
-The rule: none of these modules is imported here.
+None of these modules is imported here.
 """
 
 import pkgutil

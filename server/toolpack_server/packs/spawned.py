@@ -2,7 +2,7 @@
 
 Such a process is a fresh interpreter, in which `multiprocessing` first runs the main module again and then looks up, by
 the names of their modules, the functions to call. Modules of toolpacks are in folders that only the server knows, and
-its main module is a command that nobody wants there. The rule: in a process that runs functions, this module passes for
+its main module is a command that nobody wants there. In a process that runs functions, this module passes for
 the main one; run as that, it does nothing but find the folders.
 """
 

@@ -1,6 +1,6 @@
 """A toolpack: functions, and the environment they act on.
 
-The rule: it holds what its author registered, and doesn't change after its module has been imported.
+It holds what its author registered, and doesn't change after its module has been imported.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """Work in a process that ends with it, so that whatever it leaves behind in a process is gone.
 
 Native libraries start threads when they are imported or used, and a fork copies none of them: a process that is forked
-after that may wait for them for ever. The rule: what forks workers runs no toolpack code; what it wants to know of
+after that may wait for them for ever. What forks workers runs no toolpack code; what it wants to know of
 toolpacks it asks such a process.
 """
 

@@ -1,6 +1,6 @@
 """A forked process as its parent sees it: a process id, a pipe, and what comes through the pipe.
 
-The rule: nothing here decides anything. It is forked with `os.fork`, not with `multiprocessing`, which leaks open files
+Nothing here decides anything. It is forked with `os.fork`, not with `multiprocessing`, which leaks open files
 if a fork fails, and takes a process for alive as long as one that it has forked itself.
 """
 

@@ -3,7 +3,7 @@
 A worker that is stopped isn't ready any more, and serves as before for `leave_seconds`, in which balancers find that
 out. Then it goes on accepting connections and answers 503, until no call runs or `drain_seconds` are over.
 A worker that is retired leaves new connections to the one that takes its place, and runs what comes on those it has.
-The rule: every request gets an answer, in JSON, and each answer closes its connection. When nothing else is left, idle
+Every request gets an answer, in JSON, and each answer closes its connection. When nothing else is left, idle
 connections get a moment in which a request that is on its way may arrive.
 """
 

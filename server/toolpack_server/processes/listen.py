@@ -1,6 +1,6 @@
 """The socket that all workers listen on.
 
-The rule: it is opened once, before any worker starts, and stays open while workers are replaced.
+It is opened once, before any worker starts, and stays open while workers are replaced.
 """
 
 import errno

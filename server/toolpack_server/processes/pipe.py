@@ -1,7 +1,7 @@
 """The pipe between a worker and its supervisor.
 
 The supervisor must tell a worker that computes for long from one that hangs, and a worker mustn't end before another
-serves in its place. The rule: a message is one of the words below. A worker whose supervisor is gone ends at once.
+serves in its place. A message is one of the words below. A worker whose supervisor is gone ends at once.
 """
 
 import os

@@ -4,7 +4,7 @@ It is the parent of *generations*: processes that each have the toolpacks loaded
 stops only when the next one has found its toolpacks sound. So a broken file stops nothing: its mistake is printed once,
 and the server goes on with the code before. The port stays open, and connections wait from one generation to the next.
 
-The rule: this process imports no toolpack, and starts a generation only when a file has changed.
+This process imports no toolpack, and starts a generation only when a file has changed.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The parent of the worker processes: it starts them, replaces those that die, hang or are unfit, and stops them.
 
-The rule: it has no threads, runs no toolpack code, and knows nothing about sessions. Workers are forked from it, and
+It has no threads, runs no toolpack code, and knows nothing about sessions. Workers are forked from it, and
 load the toolpacks themselves: all of them, replacements included, have those of one inventory, and the same key.
 Whatever goes wrong with one worker, the others go on, and the next attempt to replace it comes after a pause.
 """

@@ -1,6 +1,6 @@
 """Which Python files some folders have, and when they were changed.
 
-The rule: nothing is imported, and a look takes little of the processor.
+Nothing is imported, and a look takes little of the processor.
 """
 
 import os

@@ -1,6 +1,6 @@
 """A process that outlives the server for a moment, to say in the log how it has ended if it couldn't say so itself.
 
-A process that is killed says nothing, and with the supervisor its workers end, too. The rule: the witness is forked
+A process that is killed says nothing, and with the supervisor its workers end, too. The witness is forked
 before the server does anything else, runs no code but this, and ends with the server. It is nobody's child, so that the
 server's children are its workers.
 """

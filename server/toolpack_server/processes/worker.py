@@ -1,6 +1,6 @@
 """One worker process: the HTTP server with the application.
 
-The rule: a worker ends on a signal, or when another serves in its place, and then exits with status 0; `draining` says
+A worker ends on a signal, or when another serves in its place, and then exits with status 0; `draining` says
 how. It never outlives its supervisor, and a process that a function has forked keeps none of its sockets. It was forked
 from one that has run no toolpack code, and loads the toolpacks itself.
 """

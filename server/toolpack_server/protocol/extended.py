@@ -1,6 +1,6 @@
 """The types of results with the members that features add to them.
 
-The rule: a type keeps its name. One to which nothing is added, nor to what is in it, stays the same object.
+A type keeps its name. One to which nothing is added, nor to what is in it, stays the same object.
 """
 
 from collections import defaultdict

@@ -1,6 +1,6 @@
 """Leaving out what isn't set: a member that its type doesn't require is never null, but isn't there.
 
-The rule: the types of results say what may be missing, and this is the one place that leaves it out. So whoever makes a
+The types of results say what may be missing, and this is the one place that leaves it out. So whoever makes a
 result gives all members, and whoever reads one in this process finds them.
 """
 

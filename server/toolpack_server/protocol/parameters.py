@@ -1,6 +1,6 @@
 """The types of parameters that several methods share, and what is asked for when sessions are created.
 
-The rule: a type, its limits and its description are stated once. A request for sessions goes down whole, from the
+A type, its limits and its description are stated once. A request for sessions goes down whole, from the
 method to what creates them, so it is a model of its own here, below both. Features add parameters of theirs to it.
 """
 

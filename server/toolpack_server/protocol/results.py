@@ -1,6 +1,6 @@
 """The shapes of the methods' results: one description for the OpenRPC document, the schemas and the client's types.
 
-The rule: types only. Whatever a method answers is described here and nowhere else; what a feature adds to it, there.
+Types only. Whatever a method answers is described here and nowhere else; what a feature adds to it, there.
 """
 
 from typing import Annotated, Any, Literal, NotRequired

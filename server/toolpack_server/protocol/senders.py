@@ -1,6 +1,6 @@
 """Who sends a request: a client, or whoever has an address of a session, such as its agent.
 
-The rule: names only. What each may do is for features to say.
+Names only. What each may do is for features to say.
 """
 
 AGENT = "agent"

@@ -1,4 +1,4 @@
 """JSON-RPC 2.0: from the bytes of a request to a method of the sessions and back.
 
-The rule: nothing here knows about HTTP.
+Nothing here knows about HTTP.
 """

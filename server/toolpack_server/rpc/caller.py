@@ -1,6 +1,6 @@
 """Who sends a request.
 
-The rule: whoever calls a method has been authenticated before; what the method may touch follows from this alone.
+Whoever calls a method has been authenticated before; what the method may touch follows from this alone.
 """
 
 import asyncio

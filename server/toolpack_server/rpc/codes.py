@@ -1,6 +1,6 @@
 """The table of error codes: the code, message and data for each exception.
 
-The rule: no other module of the server has the number of one. The five codes of the JSON-RPC 2.0 specification
+No other module has an error number; a test checks it. The five codes of the JSON-RPC 2.0 specification
 (section 5.1) have its messages and a sentence in `data.detail`; ours have a sentence as their message.
 """
 

@@ -1,6 +1,6 @@
 """How many bytes of requests are in memory at once, in all and by owner.
 
-The rule: what a request takes is reserved before it is taken, and released when the request is answered. Whoever
+What a request takes is reserved before it is taken, and released when the request is answered. Whoever
 receives requests reserves their bodies; a method that unpacks something reserves what comes out of it, in any thread.
 """
 

@@ -1,6 +1,6 @@
 """JSON-RPC 2.0: bytes in, bytes out. Batches and dispatch.
 
-The rule: follow the specification (jsonrpc.org/specification) in full. `jsonrpcserver` finds the method and its
+Follow the specification (jsonrpc.org/specification) in full. `jsonrpcserver` finds the method and its
 parameters, but not where they are named and the method is there: nearly all requests are so, and the answers are the
 same without it. It gets neither batches, which it would run concurrently, nor exceptions, whose texts it would send.
 """

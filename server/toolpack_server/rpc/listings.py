@@ -1,6 +1,6 @@
 """The functions and toolpacks of a server, listed as JSON.
 
-The rule: a list that many sessions share is written once and kept, up to a limit. An agent sees the functions that its
+A list that many sessions share is written once and kept, up to a limit. An agent sees the functions that its
 address has.
 """
 

@@ -1,6 +1,6 @@
 """What a method is: its parameters' class, which also says its name, its result, who may call it, and answers it.
 
-The rule: a method is declared once. The table that JSON-RPC dispatches by, the OpenRPC document, positional order, the
+A method is declared once. The table that JSON-RPC dispatches by, the OpenRPC document, positional order, the
 methods of agents' addresses, the log line and the Python client's methods all derive from its class.
 """
 

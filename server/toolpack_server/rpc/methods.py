@@ -1,6 +1,6 @@
 """The methods of the core, in the order in which they are listed.
 
-The rule: an operation gets the owner whose sessions the caller may change, or see if it only reads. Methods that aren't
+An operation gets the owner whose sessions the caller may change, or see if it only reads. Methods that aren't
 about sessions and their functions belong to features.
 """
 

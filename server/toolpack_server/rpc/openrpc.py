@@ -1,6 +1,6 @@
 """The document that describes the server: OpenRPC.
 
-The rule: pure. It is generated from the methods' classes and the table of error codes, so that nothing is described
+Pure. It is generated from the methods' classes and the table of error codes, so that nothing is described
 twice.
 """
 

@@ -1,6 +1,6 @@
 """Parsing the bodies of requests, and arguments that come as text, within the limits on their JSON.
 
-The rule: what is over a limit is refused before its values are created, by a few scans of its bytes, which never take
+What is over a limit is refused before its values are created, by a few scans of its bytes, which never take
 longer than parsing. Large bodies aren't parsed on the event loop, which all clients share. Arguments that come as JSON
 text, as models' tool calls carry them, have the same limits. Arguments over a limit, or that aren't a JSON object, are
 the agent's mistake at every door, so they fail the call, like wrong arguments, and don't refuse the request.

@@ -1,5 +1,5 @@
 """Sessions: created, called, read, forked, reset and closed.
 
-The rule: what a session means is decided here; when its operations run is the engine's business, and how requests
+What a session means is decided here; when its operations run is the engine's business, and how requests
 arrive is the business of `rpc` and `web`.
 """

@@ -1,6 +1,6 @@
 """The addresses of a session: who has one, and what may be done there.
 
-The rule: each session has an address of the name `agent`, which by itself has all functions, without a limit. Features
+Each session has an address of the name `agent`, which by itself has all functions, without a limit. Features
 fill in the rest, and may give a session further addresses; whatever serves an address asks it, and no feature.
 """
 

@@ -1,6 +1,6 @@
 """What a call means to a session: recorded once, and committed together with what it changes.
 
-The rule: a record and the environment after it are one commit. Whatever is refused before the function starts leaves
+A record and the environment after it are one commit. Whatever is refused before the function starts leaves
 neither.
 """
 

@@ -1,6 +1,6 @@
-"""What operations on sessions work with: the store, the environments and the functions.
+"""Services that operations on sessions share: the store, the environments and the functions.
 
-The rule: made once, when the server starts, and never changed afterwards.
+The server creates one context at its start; features add to it before the first request.
 """
 
 from collections.abc import Mapping

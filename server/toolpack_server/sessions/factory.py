@@ -1,6 +1,6 @@
 """New sessions: created from toolpacks or forked from a version of another session.
 
-The rule: a new session costs a row and references to blobs; an owner never has more sessions than allowed.
+A new session costs a row and references to blobs; an owner never has more sessions than allowed.
 """
 
 import secrets

@@ -3,7 +3,7 @@
 A reset goes back on the path, so the records of a session are a tree, of which each version's path is one branch.
 Between two resets the records of a path have consecutive indices, so a path is a few ranges, however long it is.
 
-The rule: it only grows, and what is known of a record never changes. So it can be read while another thread adds to it.
+It only grows, and what is known of a record never changes. So it can be read while another thread adds to it.
 """
 
 import re

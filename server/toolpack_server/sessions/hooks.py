@@ -1,6 +1,6 @@
 """What features have to do with sessions besides their operations (`OperationHook`): new ones, lists, what happens.
 
-The rule: a feature changes what is asked for before anything is built; the core doesn't look at what it keeps. Features
+A feature changes what is asked for before anything is built; the core doesn't look at what it keeps. Features
 change a request one after the other, in the order of their parameters. What a request doesn't ask for costs nothing.
 """
 

@@ -8,7 +8,7 @@ The key of another address has twice as many digits. The first half is a keyed h
 address, the second half the session's id, hidden by a keyed hash of the first. So it needn't be stored,
 and whoever has one can neither make another nor learn the id.
 
-The rule: a session is used only if its agent key fits.
+A session is used only if its agent key fits.
 """
 
 import copy

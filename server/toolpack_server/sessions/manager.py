@@ -1,6 +1,6 @@
 """All that can be done with sessions, for the methods of JSON-RPC to call.
 
-The rule: whatever blocks or runs a toolpack's code is done in a thread, with a deadline; the event loop only waits.
+Whatever blocks or runs a toolpack's code is done in a thread, with a deadline; the event loop only waits.
 What is read is what is committed.
 """
 

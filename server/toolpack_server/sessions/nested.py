@@ -1,6 +1,6 @@
 """What the record of a call says of the calls that were nested in it.
 
-The rule: every nested call stands there, whatever was cut of it. One that hasn't returned has the error with which the
+Every nested call stands there, whatever was cut of it. One that hasn't returned has the error with which the
 whole call has ended.
 """
 

@@ -1,6 +1,6 @@
 """What happens for every operation on a session, whatever it does.
 
-The rule: the clock, the answer to a repeated call_id, the record, the quotas and the result are
+The clock, the answer to a repeated call_id, the record, the quotas and the result are
 here and nowhere else. A subclass says what is its own, and features hang on both sides of it. A record and what the
 operation has changed are one commit; what is refused leaves neither.
 """

@@ -1,6 +1,6 @@
 """The bytes of a version's parts, read from the store as far as nobody has them.
 
-The rule: whoever needs the bytes of a part asks here, so nothing depends on what this worker happens to remember.
+Whoever needs the bytes of a part asks here, so nothing depends on what this worker happens to remember.
 """
 
 from collections.abc import Mapping

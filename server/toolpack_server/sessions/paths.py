@@ -5,7 +5,7 @@ belong to the version that they read. A fork's path begins with its parent's, up
 without the answer, as each fork gives its own. The fork only refers to that: it names its parent, the version, and the
 last record that its parent had. The store keeps what forks refer to, also when the parent is closed.
 
-The rule: what is here follows from what has keyed hashes: records, and what never changes in a session. So a fork can't
+What is here follows from what has keyed hashes: records, and what never changes in a session. So a fork can't
 be given another past, neither by whoever can write to the store, nor by a store that has lost its newest records: the
 record that it names would be missing, or be another one.
 """

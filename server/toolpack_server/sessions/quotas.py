@@ -1,6 +1,6 @@
 """Quotas: how many bytes a session and an owner may store.
 
-The rule: all stored data counts towards the quota. What is stored is asked of the store now and then, and estimated in
+All stored data counts towards the quota. What is stored is asked of the store now and then, and estimated in
 between; nothing is refused before the store has been asked again. Where several workers add to what an owner stores,
 each goes beyond the limit by `OWN_SHARE` of it at most.
 """

@@ -1,6 +1,6 @@
 """Reading sessions: descriptions, environments as JSON, differences, traces, exact snapshots.
 
-The rule: all of this blocks and may run a toolpack's code, so it is called in threads only. What is read is what is
+All of this blocks and may run a toolpack's code, so it is called in threads only. What is read is what is
 committed. Whoever reads a session renews it.
 """
 

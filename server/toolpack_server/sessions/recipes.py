@@ -5,7 +5,7 @@ features keep, which every call needs, and the options and environments, which m
 again. The versions of the toolpacks are written among what features keep, as servers that don't know of them ignore
 what is there.
 
-The rule: a recipe is read only after the session's agent key was checked.
+A recipe is read only after the session's agent key was checked.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """What is to be known of a kind of record: how it is shown, repeated, and what it means to the path.
 
-The rule: whoever reads records asks their kind, and knows none by its name. A kind that nobody has registered, such as
+Whoever reads records asks their kind, and knows none by its name. A kind that nobody has registered, such as
 that of a feature which was taken out, is a note that changes nothing.
 """
 

@@ -4,7 +4,7 @@ A record has three lines. The first is what clients see. The second is what only
 digest of the request, why a call failed, and the whole answer if the first line has only a part of it. The third is a
 keyed hash of the other two and of the record's session, index, version, id and call_id, which also says whose it is.
 
-The rule: a record that fails its hash isn't used.
+A record that fails its hash isn't used.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """What a reset means to a session: a new version whose content is that of an older one.
 
-The rule: records and call_ids stay; nothing of the history is rewritten.
+Records and call_ids stay; nothing of the history is rewritten.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Sessions and environments as clients see them: plain JSON values.
 
-The rule: what is here reads no store. A feature adds members to the description of a session by the type of its result.
+What is here reads no store. A feature adds members to the description of a session by the type of its result.
 """
 
 import time

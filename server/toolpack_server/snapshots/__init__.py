@@ -1,4 +1,4 @@
 """Convert object graphs to bytes and back, exactly and safely.
 
-The rule: nothing here knows sessions or toolpacks. Which classes may appear is fixed before the first byte is read.
+Nothing here knows sessions or toolpacks. Which classes may appear is fixed before the first byte is read.
 """

@@ -1,7 +1,7 @@
 """Which classes a snapshot may hold: those that the environments' annotations reach, and no others.
 
 A snapshot names classes, and forged bytes could name any class. So the allowed ones are collected before the first
-snapshot is written, from what the pack authors declared; writer and reader use the same table. The rule: the table is
+snapshot is written, from what the pack authors declared; writer and reader use the same table. The table is
 made once, after all packs are loaded, and never changes; a class that isn't in it is refused.
 
 The walk finds two sets. The *core* is the classes that the annotations reach, and their subclasses defined at module

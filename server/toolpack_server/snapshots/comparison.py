@@ -1,7 +1,7 @@
 """Find where two object graphs differ.
 
 `==` can't show whether a copy behaves like its original: models compare without their private attributes, 1 equals
-True, NaN equals nothing, and `==` doesn't see that two names share one list. The rule: only what `graph` reads is
+True, NaN equals nothing, and `==` doesn't see that two names share one list. Only what `graph` reads is
 compared, and no code of a class runs. An environment may hold millions of objects, so a path is put together only
 where something differs.
 """

@@ -1,6 +1,6 @@
 """Walk object graphs.
 
-The rule: state is read where it is stored (`__dict__`, slots, a container's content), never through properties or
+State is read where it is stored (`__dict__`, slots, a container's content), never through properties or
 methods of a class that isn't a builtin.
 """
 

@@ -1,6 +1,6 @@
 """Where the instances of a class hold their state, and how to read and write it without running the class's code.
 
-The rule: state is read and written through the `__dict__` and `__slots__` descriptors that the interpreter made,
+State is read and written through the `__dict__` and `__slots__` descriptors that the interpreter made,
 collected before the first instance is read. No property, `__getattr__`, `__setattr__`, `__init__` or validator runs.
 """
 

@@ -1,6 +1,6 @@
 """The operators, the only callables that a snapshot's bytes can reach, and the writers that refer to them.
 
-A snapshot fetches operators by name, and can fetch nothing else. The rule: an operator has no state that could be
+A snapshot fetches operators by name, and can fetch nothing else. An operator has no state that could be
 altered, checks the exact types of its arguments, takes a class as a string that it looks up in the `ClassTable`, and
 only creates one object or fills an empty one.
 

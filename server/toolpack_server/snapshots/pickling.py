@@ -1,6 +1,6 @@
 """Environments to bytes and back: the only place where bytes become objects.
 
-Bytes may be forged despite their keyed hash. The rule: what the reader can do is fixed before the first byte is read.
+Bytes may be forged despite their keyed hash. What the reader can do is fixed before the first byte is read.
 Pickle's C implementation does the work, but the only names that it can fetch are those of the operators (see
 `operators.py`), from one dictionary. Nothing is imported, and the bytes can't reach a class. No `__init__`, validator
 or property runs; pickle calls only `__hash__` and `__eq__` of dict keys and set members. The keyed hash is needed all

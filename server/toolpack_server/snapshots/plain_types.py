@@ -1,7 +1,7 @@
 """The fixed list of plain types that every snapshot may hold, and how each is written and read.
 
 Pickle could write most of them itself, but then the bytes would have to name their classes. Here each type has a
-function that gives its constructor arguments and one that creates an instance from them. The rule: reading accepts only
+function that gives its constructor arguments and one that creates an instance from them. Reading accepts only
 the argument types listed, so forged arguments never reach a constructor that does more than construct.
 """
 

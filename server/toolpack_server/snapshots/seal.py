@@ -1,6 +1,6 @@
 """The keyed hash on whatever is stored, checked before a byte of it is used.
 
-The rule: without the key nobody can forge a snapshot, change which classes it claims to be written by, or put it in
+Without the key nobody can forge a snapshot, change which classes it claims to be written by, or put it in
 another's place. The hash is keyed BLAKE2b (RFC 7693).
 """
 

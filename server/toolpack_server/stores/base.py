@@ -1,6 +1,6 @@
 """The protocol of a session store: its rows and its methods.
 
-The rule: a store keeps rows and bytes. It doesn't know what a snapshot or a call means, it is called from several
+A store keeps rows and bytes. It doesn't know what a snapshot or a call means, it is called from several
 threads and may block, and each method is one atomic step. All stores pass one contract test.
 
 A session's environment is stored in *parts*. The content of a part is a *blob*, which is written once and then only

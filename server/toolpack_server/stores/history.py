@@ -1,6 +1,6 @@
 """Whether a commit follows, a session's versions from its changes, which of them to keep, what fits, which time counts.
 
-The rule: nothing here touches a store. Each store keeps one `Change` for each part that a commit changed and calls
+Nothing here touches a store. Each store keeps one `Change` for each part that a commit changed and calls
 these functions, so that all stores agree.
 """
 

@@ -1,6 +1,6 @@
 """A store in the memory of this process, lost when the process ends.
 
-The rule: plain dictionaries behind one lock, exactly as the protocol says, so that tests can compare the other stores
+Plain dictionaries behind one lock, exactly as the protocol says, so that tests can compare the other stores
 with this one.
 """
 

@@ -1,6 +1,6 @@
 """Blobs that are kept outside a store: what stands in their place, and how large they are.
 
-The rule: whoever has put a blob elsewhere stores a *stub* for it, which says its size and its name there. A store
+Whoever has put a blob elsewhere stores a *stub* for it, which says its size and its name there. A store
 counts the bytes of the blob, not those of its stub, and notes the stub of each blob that it deletes.
 """
 

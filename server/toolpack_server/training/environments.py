@@ -1,6 +1,6 @@
 """Environments for trainers: one rollout of a task at a time, with the task's functions as methods.
 
-The rule: a rollout is a session, and the next one begins with another session, so nothing of it is left. Whoever asks
+A rollout is a session, and the next one begins with another session, so nothing of it is left. Whoever asks
 for the reward of a rollout that says nothing of the agent, as the machine or the server has failed, gets None, which
 trainers leave out, and never 0.
 

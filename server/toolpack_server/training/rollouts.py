@@ -1,6 +1,6 @@
 """Rollouts: attempts at tasks, in groups and many at the same time.
 
-The rule: what has happened is asked of the server, so that a program that was ended in the middle goes on where it was
+What has happened is asked of the server, so that a program that was ended in the middle goes on where it was
 when it is started again: finished rollouts are the sessions with a recorded verdict, and half ones begin anew.
 """
 

@@ -1,6 +1,6 @@
 """Environments for trainers that exchange texts with them, as those of SkyRL-gym and GEM do.
 
-The rule: what a model is told of functions and how its calls are read stands here, in the form that Hermes' and Qwen's
+What a model is told of functions and how its calls are read stands here, in the form that Hermes' and Qwen's
 models know; what a rollout is, `environments` says.
 """
 

@@ -1,6 +1,6 @@
 """`toolpack-server user`: plays a participant of a run's sessions, such as the simulated user.
 
-The rule: the last line of standard output says how many were played and how they have ended. Exit status 1: a part has
+The last line of standard output says how many were played and how they have ended. Exit status 1: a part has
 failed, or the program couldn't go on; started again, it goes on where it was.
 """
 

@@ -1,6 +1,6 @@
 """Who decides what a participant does next: a model behind an OpenAI-compatible endpoint, or a script.
 
-The rule: whatever an endpoint answers becomes an `Answer`, or a `ModelError` with the name of the reason. What is wrong
+Whatever an endpoint answers becomes an `Answer`, or a `ModelError` with the name of the reason. What is wrong
 with the command itself, such as its key, ends the program and no session. The key is shown nowhere.
 """
 

@@ -1,6 +1,6 @@
 """Where a participant is in a session, by the records alone: what it has heard, done and used, and whose turn it is.
 
-The rule: pure. Whoever starts again with the same records is at the same place, and so is a fork or a replay. The model
+Pure. Whoever starts again with the same records is at the same place, and so is a fork or a replay. The model
 sees what the participant's trajectory shows.
 """
 

@@ -1,6 +1,6 @@
 """One participant in one session: it looks at the records, and does what is next, until its part is over.
 
-The rule: each thing that it does has the number of its place as `call_id`, so nothing is done twice, however often this
+Each thing that it does has the number of its place as `call_id`, so nothing is done twice, however often this
 is started. Whatever the server refuses was done by another one meanwhile: look again.
 """
 

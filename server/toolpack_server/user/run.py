@@ -1,6 +1,6 @@
 """All sessions of a run: found as they appear, and played at once.
 
-The rule: a session is played by a task of its own, which waits without a thread. What one session meets ends only its
+A session is played by a task of its own, which waits without a thread. What one session meets ends only its
 own part, unless the program must be started in another way.
 """
 

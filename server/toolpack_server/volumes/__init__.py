@@ -1,4 +1,4 @@
 """What an environment holds that is stored by what changes, such as a database: its kinds, working copies and limits.
 
-The rule: what only one kind of volume needs is in the package of its feature.
+What only one kind of volume needs is in the package of its feature.
 """

@@ -1,6 +1,6 @@
 """The scratch folder of a process: where working copies of volumes lie, and which are kept for the next call.
 
-The rule: whatever is here is a cache, and belongs to whoever has its `Place`. A working copy is changed by one call at
+Whatever is here is a cache, and belongs to whoever has its `Place`. A working copy is changed by one call at
 a time, while it isn't here; what comes back is proven (`volumes` has the table). The folder of a process that has ended
 is removed by the next one that starts.
 """

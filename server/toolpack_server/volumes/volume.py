@@ -8,7 +8,7 @@ of volumes. A commit adds one piece; where the chain is full, the newest are mer
 While it is used, a volume is a *working copy*: a file, a folder or an object that equals its chain. Working copies are
 a cache (`volumes/scratch.py`); they may be lost at any time.
 
-The rule: this module and the rest of the core know chains and no kind of volume. A kind is a subclass of `Volume` and
+This module and the rest of the core know chains and no kind of volume. A kind is a subclass of `Volume` and
 one of `WorkingCopy`, listed in the `volumes` of a feature.
 
 The life of a working copy

@@ -1,6 +1,6 @@
 """The HTTP application: the routes from paths to endpoints.
 
-The rule: a request that reaches JSON-RPC is answered 200 with a JSON-RPC body. Every other gets its HTTP status and a
+A request that reaches JSON-RPC is answered 200 with a JSON-RPC body. Every other gets its HTTP status and a
 body of the same shape that says what to do.
 """
 

@@ -1,6 +1,6 @@
 """Authentication: bearer tokens (RFC 6750), or without tokens the Host and Origin headers.
 
-The rule: tokens are compared in constant time and never logged. Without tokens, programs are served, not web pages of
+Tokens are compared in constant time and never logged. Without tokens, programs are served, not web pages of
 others in their browsers: a page can send requests anywhere, and by DNS rebinding it reads the answers, too.
 """
 

@@ -1,6 +1,6 @@
 """The headers and bodies of requests: what is refused before it is read, and how many bytes are in memory at once.
 
-The rule: a byte is counted from the time when it is announced or arrives until its request is answered; once it is
+A byte is counted from the time when it is announced or arrives until its request is answered; once it is
 parsed, with the memory that its values take. What would be over a limit is refused, unread if possible.
 """
 

@@ -1,6 +1,6 @@
 """The connections of a worker: who may hold one, and which of the others ends where there is no room for another.
 
-The rule: a request whose owner is known holds its connection until it is answered; owners and agents' addresses have
+A request whose owner is known holds its connection until it is answered; owners and agents' addresses have
 shares of these. All other connections, silent, idle or of strangers, end when their room is needed, the oldest first.
 So nobody can keep out whoever comes with a token or a key, or asks for `/healthz`.
 """

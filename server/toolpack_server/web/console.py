@@ -1,6 +1,6 @@
 """The console: a page for a browser, served from `console/`, and from folders of features that have views.
 
-The rule: the files hold no data, so they need no token. Whatever the page shows it asks for at `/rpc`, as any client
+The files hold no data, so they need no token. Whatever the page shows it asks for at `/rpc`, as any client
 does; what it has to know of the kinds of records and of features' views are files too, `kinds.json` and `views.json`. A
 file is found by its exact name among those that were read or made at the start, so no request reaches the disk.
 

@@ -1,6 +1,6 @@
 """The endpoints of calls: plain ASGI callables, because creating a `Request` object takes as long as a call.
 
-The rule: cheap checks come first. Headers and token or key are checked before the body is read, its size before it is
+Cheap checks come first. Headers and token or key are checked before the body is read, its size before it is
 parsed.
 """
 

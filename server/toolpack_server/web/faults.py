@@ -1,6 +1,6 @@
 """Faults that the event loop reports: at the limit of open files asyncio reports thousands a second, with tracebacks.
 
-The rule: that the system has run out of something is logged once a minute; any other fault is logged as asyncio does.
+That the system has run out of something is logged once a minute; any other fault is logged as asyncio does.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """What the endpoints of features are made of: requests of owners, admitted and refused as those to `/rpc` are.
 
-The rule: token, sizes, shares and readiness are checked here, before the feature sees anything. A feature says how its
+Token, sizes, shares and readiness are checked here, before the feature sees anything. A feature says how its
 protocol writes a refusal, and answers whatever else it is asked.
 """
 

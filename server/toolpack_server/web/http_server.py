@@ -3,7 +3,7 @@
 uvicorn alone lets a silent or slow client keep a connection open forever, and closes connections on which a request may
 be on its way. Both can be changed only through attributes that it doesn't document.
 
-The rule: only this file knows them, and `tests/test_packaging.py` compares those that it uses with those that uvicorn
+Only this file knows them, and `tests/test_packaging.py` compares those that it uses with those that uvicorn
 has. A client has one time limit to send a request's headers, another for its body, and must keep reading the response.
 The number of connections is limited, and so are the bytes of a request that aren't its body. While a request is being
 answered, those behind it are kept as bytes and not parsed. A refusal has the same shape here as everywhere.

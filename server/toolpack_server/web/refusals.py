@@ -1,6 +1,6 @@
 """HTTP responses, and the body of those to requests that never reach JSON-RPC.
 
-The rule: every refusal has a body of the same shape that says what to do.
+Every refusal has a body of the same shape that says what to do.
 """
 
 import logging

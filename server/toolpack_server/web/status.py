@@ -1,6 +1,6 @@
 """What is asked by GET: whether the server lives and is ready, its metrics, and the document of its methods.
 
-The rule: an endpoint raises what the application answers as a refusal.
+An endpoint raises what the application answers as a refusal.
 """
 
 from starlette.requests import Request

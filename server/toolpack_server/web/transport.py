@@ -1,6 +1,6 @@
 """The transport of a connection: what a response's bytes go through on their way to the socket.
 
-The rule: an answer that is given before its request has arrived is the last one of its connection. It says so, and the
+An answer that is given before its request has arrived is the last one of its connection. It says so, and the
 rest of the request is dropped without being parsed: not even a refusal's reader can make the server work.
 """
 

@@ -1,6 +1,6 @@
 """A WebSocket (RFC 6455), from the end of its handshake on: a connection whose messages are requests.
 
-The rule: a message has the limits of a request. Its bytes are counted as they arrive, it has the time of a body to do
+A message has the limits of a request. Its bytes are counted as they arrive, it has the time of a body to do
 so, and of what comes behind it no more is read than a read-ahead. Frames are parsed a few at a time, and those that
 carry no message are limited in number. `wsproto` parses, because it hands out the pieces of a message as they come,
 where `websockets` keeps them until the message is whole; and it leaves the connection here, so that the limits of

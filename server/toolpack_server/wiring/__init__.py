@@ -1,4 +1,4 @@
 """Where the server is put together: its features are found, and the whole is wired in one place.
 
-The rule: nothing below imports from here.
+Nothing below imports from here.
 """

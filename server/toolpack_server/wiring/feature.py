@@ -1,6 +1,6 @@
 """What a feature adds to the server.
 
-The rule: the core knows no feature by name. Installed distributions name their features (see `installed.py`), and each
+The core knows no feature by name. Installed distributions name their features (see `installed.py`), and each
 adds what its class attributes say; a server without it lacks that and nothing else.
 """
 

@@ -1,6 +1,6 @@
 """Which features the server has: those that installed distributions name, less what `TOOLPACK_FEATURES` leaves out.
 
-The rule: the server's own features come by the same way as anybody else's, the entry points of a distribution, and
+The server's own features come by the same way as anybody else's, the entry points of a distribution, and
 nothing else lists them.
 """
 

@@ -1,7 +1,6 @@
 """The whole server but for HTTP: store, toolpacks, sessions, methods, metrics and call log, wired in one place.
 
-The rule: application, command line and tests all start from here. Nothing is wired anywhere else, and nothing happens
-at import.
+The application, the command line and the tests start from here. Importing it has no effect.
 """
 
 import asyncio

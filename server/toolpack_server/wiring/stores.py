@@ -1,6 +1,6 @@
 """Which store a URL names, and opening it: the one in memory, or one that a feature adds.
 
-The rule: only the store in use is imported.
+Only the store in use is imported.
 """
 
 from collections.abc import Iterable

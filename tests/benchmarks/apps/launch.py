@@ -2,7 +2,7 @@
 
     python launch.py installed|plain MODULE ARGUMENT…
 
-The rule: uvicorn uses uvloop and httptools if they are installed. `plain` hides them, for what pip installs without
+Uvicorn uses uvloop and httptools if they are installed. `plain` hides them, for what pip installs without
 them; nothing else is changed.
 """
 

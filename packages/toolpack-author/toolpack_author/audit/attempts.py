@@ -1,6 +1,6 @@
 """Attempts: wrong tries at a task, made from its solution.
 
-The rule: pure. The attempts of a task follow from the task, its toolpack's solutions and the seed; what other tasks are
+Pure. The attempts of a task follow from the task, its toolpack's solutions and the seed; what other tasks are
 audited makes no difference. Where two are the same calls and answer, there is one.
 """
 

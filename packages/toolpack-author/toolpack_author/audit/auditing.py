@@ -1,6 +1,6 @@
 """The audit of one task: its trials, and what they show.
 
-The rule: what is found of a task follows from its toolpack, the seed and the number of attempts.
+What is found of a task follows from its toolpack, the seed and the number of attempts.
 """
 
 import contextlib

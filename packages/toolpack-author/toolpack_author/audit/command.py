@@ -1,6 +1,6 @@
 """`toolpack-server audit`: can tasks be passed without being done, and does each of their checks measure anything?
 
-The rule: findings go to standard output, progress to standard error. Exit status 1: there are findings; 2: the audit
+Findings go to standard output, progress to standard error. Exit status 1: there are findings; 2: the audit
 itself failed.
 """
 

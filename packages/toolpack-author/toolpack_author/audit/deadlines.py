@@ -1,6 +1,6 @@
 """A deadline for toolpacks' code that runs on the main thread.
 
-The rule: a signal ends what is late, whatever it does.
+A signal ends what is late, whatever it does.
 """
 
 import contextlib

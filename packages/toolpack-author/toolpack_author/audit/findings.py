@@ -1,6 +1,6 @@
 """Findings: what the attempts that have passed say of a task.
 
-The rule: pure. A finding names the attempt that shows it, so that anybody can repeat it. A fault is wrong for certain;
+Pure. A finding names the attempt that shows it, so that anybody can repeat it. A fault is wrong for certain;
 a weakness may be meant so.
 """
 

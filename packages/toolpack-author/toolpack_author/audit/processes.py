@@ -1,6 +1,6 @@
 """Audits tasks in processes of their own: one after the other in one, and a new one where that is ended.
 
-The rule: whatever an author's code does to its process, such as to end it, to take all memory or to wait for ever,
+Whatever an author's code does to its process, such as to end it, to take all memory or to wait for ever,
 costs its task only. No process that forks runs toolpacks' code.
 """
 

@@ -3,7 +3,7 @@
 A task's solution is run in sessions, as agents meet it. Attempts are run on the same snapshots, by the same functions,
 evaluators and limits of the address, but stored nowhere.
 
-The rule: each call and each evaluation has its deadline, and the main thread runs them: a signal ends what is late.
+Each call and each evaluation has its deadline, and the main thread runs them: a signal ends what is late.
 """
 
 import contextlib

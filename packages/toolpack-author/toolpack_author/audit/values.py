@@ -1,6 +1,6 @@
 """Values to try: those of a world and of solutions, by the name of what holds them.
 
-The rule: pure, and drawn in a fixed order, so that the same seed draws the same. Values are JSON; what a task's own
+Pure, and drawn in a fixed order, so that the same seed draws the same. Values are JSON; what a task's own
 solution uses is never drawn.
 """
 

@@ -1,6 +1,6 @@
 """How two worlds differ, as JSON.
 
-The rule: pure. What differs in true and false only, such as what has been read, may be a mere mark.
+Pure. What differs in true and false only, such as what has been read, may be a mere mark.
 """
 
 from collections.abc import Container, Sequence

@@ -1,6 +1,6 @@
 """Calls every function of toolpacks once, in a process of its own that is ended when it takes too long.
 
-The rule: whatever a function does to its process (variables, environment variables, an endless loop, an exit), `check`
+Whatever a function does to its process (variables, environment variables, an endless loop, an exit), `check`
 goes on, with a new process for the next function. Each process loads the toolpacks itself, as a worker does: their
 threads wouldn't survive a fork.
 """

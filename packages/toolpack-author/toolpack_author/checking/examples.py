@@ -1,6 +1,6 @@
 """Arguments to try a function with, made from its JSON Schema.
 
-The rule: an author's examples come first, then defaults, then values from the environment that have the parameter's
+An author's examples come first, then defaults, then values from the environment that have the parameter's
 name, then the simplest value that the schema allows. Nothing is random, so a check finds the same twice.
 """
 

@@ -1,6 +1,6 @@
 """State outside of the environment, compared before and after a call: variables of modules, and some of the process.
 
-The rule: only what can be copied and compared is. What can't (connections, iterators, state inside of libraries) goes
+Only what can be copied and compared is. What can't (connections, iterators, state inside of libraries) goes
 unnoticed here.
 """
 

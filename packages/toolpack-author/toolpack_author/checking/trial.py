@@ -1,6 +1,6 @@
 """Calls functions on a throw-away environment, and says what goes wrong.
 
-The rule: a call goes the way of a call in a session, so what is found here would be found there. What a function raises
+A call goes the way of a call in a session, so what is found here would be found there. What a function raises
 because of the made-up arguments isn't a finding; what is a mistake whatever the arguments are is one.
 """
 

@@ -1,6 +1,6 @@
 """The guarantees that servers of other protocols can have, too.
 
-The rule: a row that a protocol has no words for isn't asked, and no probe asks for more than our own server is asked.
+A row that a protocol has no words for isn't asked, and no probe asks for more than our own server is asked.
 """
 
 import json

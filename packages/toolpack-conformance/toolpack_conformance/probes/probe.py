@@ -1,6 +1,6 @@
 """A probe: one question to a server.
 
-The rule: a probe returns if the server keeps its sentence, and else raises `Failed`.
+A probe returns if the server keeps its sentence, and else raises `Failed`.
 """
 
 from collections.abc import Callable

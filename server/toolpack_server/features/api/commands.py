@@ -1,6 +1,6 @@
 """What a command of another distribution may import besides `api`; it is imported in a moment.
 
-The rule: nothing is defined here.
+Nothing is defined here.
 """
 
 from toolpack_server.base.terminal import echo

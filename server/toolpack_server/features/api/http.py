@@ -1,6 +1,6 @@
 """What a feature with HTTP paths may import besides `api`, which imports no web framework.
 
-The rule: nothing is defined here.
+Nothing is defined here.
 """
 
 from toolpack_server.web.endpoints import Gateway

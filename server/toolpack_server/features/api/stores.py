@@ -1,6 +1,6 @@
 """What a feature with a store may import besides `api`: the contract of stores, and what those that last share.
 
-The rule: nothing is defined here.
+Nothing is defined here.
 """
 
 from toolpack_server.base.cache import BoundedCache

@@ -1,6 +1,6 @@
 """What a feature with a kind of volume may import besides `api`. Executors import it, too, in a moment.
 
-The rule: nothing is defined here.
+Nothing is defined here.
 """
 
 from toolpack_server.base.uninterruptible import uninterruptible

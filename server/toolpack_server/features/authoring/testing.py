@@ -1,6 +1,6 @@
 """Sessions for the tests of toolpacks: real ones, in the process of the test, without a server.
 
-The rule: a session here is one of the server's own, with its store in memory. Only transport and tokens are left out,
+A session here is one of the server's own, with its store in memory. Only transport and tokens are left out,
 so a test sees the atomicity, the snapshots and the refusals that agents will see.
 """
 

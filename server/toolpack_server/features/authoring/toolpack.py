@@ -1,6 +1,6 @@
 """The `Toolpack` of authors: the core's, with what features add to it.
 
-The rule: no other module of the server imports it, as the core knows no feature.
+No other module of the server imports it, as the core knows no feature.
 """
 
 from toolpack_server.features.authoring.classes.toolpack import ClassToolpacks

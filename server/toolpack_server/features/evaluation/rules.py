@@ -1,6 +1,6 @@
 """The rules of perturbations, in requests and in variants of tasks: what each must be, and when one holds.
 
-The rule: pure. A rule is a JSON object with one effect and with what must hold for it; what it says follows from that,
+Pure. A rule is a JSON object with one effect and with what must hold for it; what it says follows from that,
 from a seed and from the agent's calls alone.
 """
 

@@ -6,6 +6,6 @@ A worker starts one *zygote*: a fresh interpreter, which imports the toolpacks a
     zygote:    zygote                               forks executors, and reports how they exited
     executor:  executor → work → sandbox            one request after the other; what it does; what it can't reach
 
-The rule: an executor gets nothing that it could betray: no key, no token, no store, no connection of a client. What
+An executor gets nothing that it could betray: no key, no token, no store, no connection of a client. What
 comes back from it is bytes and plain JSON, which are checked and never unpickled.
 """

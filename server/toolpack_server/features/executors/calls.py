@@ -1,6 +1,6 @@
 """How calls travel to an executor and back, with the environments that it keeps.
 
-The rule: the worker knows best. It says which environments it believes to be in the executor, is asked for those that
+The worker knows best. It says which environments it believes to be in the executor, is asked for those that
 aren't, and checks what it is answered.
 """
 

@@ -1,6 +1,6 @@
 """The frames between a worker and an executor: plain JSON, and pieces of bytes.
 
-The rule: what an executor sends is the input of an attacker. A frame says first how long it is, its JSON says how long
+What an executor sends is the input of an attacker. A frame says first how long it is, its JSON says how long
 each piece is, and nothing is read that is longer than allowed. Each side sends one frame and then waits for one, so no
 byte comes unasked.
 """

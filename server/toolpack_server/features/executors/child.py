@@ -1,6 +1,6 @@
 """A worker's end of its zygote and of one executor.
 
-The rule: an executor is killed through a file descriptor of its process, never by its id, which the system may have
+An executor is killed through a file descriptor of its process, never by its id, which the system may have
 given to another process meanwhile.
 """
 

@@ -1,6 +1,6 @@
 """An executor: a process that handles one request after the other, in its main thread.
 
-The rule: it exits when the worker closes the connection. After each request it reports leftovers (threads, children, a
+It exits when the worker closes the connection. After each request it reports leftovers (threads, children, a
 changed working directory): then the worker replaces it.
 """
 

@@ -1,6 +1,6 @@
 """What an executor prints, which the worker copies into the log.
 
-The rule: an executor has only a pipe, and never the server's own output: it could write lines there that look like the
+An executor has only a pipe, and never the server's own output: it could write lines there that look like the
 server's, or cut the file. Of each request a limited part is kept; the rest is read, so that nobody waits, and dropped.
 """
 

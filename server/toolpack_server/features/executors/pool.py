@@ -1,6 +1,6 @@
 """The executors of a worker: which request gets which, and when they are started and stopped.
 
-The rule: an executor belongs to one request at a time, and is given to none that has ended or is to be replaced. One is
+An executor belongs to one request at a time, and is given to none that has ended or is to be replaced. One is
 kept spare, so that a request needn't wait for a fork. An executor that has run a function may be what that has made of
 it, so it only runs functions from then on.
 """

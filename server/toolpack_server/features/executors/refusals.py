@@ -1,6 +1,6 @@
 """Errors on their way from an executor to the worker.
 
-The rule: whatever may refuse a request, or end a call, crosses as what it is, or a refusal would become the failure of
+Whatever may refuse a request, or end a call, crosses as what it is, or a refusal would become the failure of
 a function. What crosses is the class, the texts and a few plain values; all else is as that class has it by default.
 """
 

@@ -1,6 +1,6 @@
 """Whether this system can keep toolpacks' code apart as the settings want it.
 
-The rule: what can't be done is refused before the server starts; it is never omitted silently. Only this module of the
+What can't be done is refused before the server starts; it is never omitted silently. Only this module of the
 package is imported where there are no executors.
 """
 

@@ -1,6 +1,6 @@
 """Toolpacks' code in executors, as the rest of the server sees it: a `Runner`.
 
-The rule: it drives any operation and knows none. Its transport opens and seals snapshots in this process, with the key
+It drives any operation and knows none. Its transport opens and seals snapshots in this process, with the key
 that executors don't have, and checks what it is answered. No text of an executor is as long in the log or in an error
 as the executor would have it.
 """

@@ -1,7 +1,7 @@
 """What an executor can't reach, by Landlock and seccomp, which need no rights.
 
 Landlock (landlock(7)) lets a process give up access to files permanently, and signals to processes outside;
-`system_calls` holds back the rest. The rule: what isn't allowed is refused. Each executor is alone in its domain, so it
+`system_calls` holds back the rest. What isn't allowed is refused. Each executor is alone in its domain, so it
 reaches other executors no more than the server.
 """
 

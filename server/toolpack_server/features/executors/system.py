@@ -1,6 +1,6 @@
 """What Linux offers to watch and end processes, and Python's standard library doesn't.
 
-The rule: each function is one call of the system; nothing here knows what it is for.
+Each function is one call of the system; nothing here knows what it is for.
 """
 
 import contextlib

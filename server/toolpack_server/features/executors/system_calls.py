@@ -1,6 +1,6 @@
 """Which calls of the system an executor can't make: a filter of seccomp(2).
 
-The rule: a filter sees the number of a call and its arguments, but not what they point to. So a call that can't be told
+A filter sees the number of a call and its arguments, but not what they point to. So a call that can't be told
 apart by that is refused as a whole. What is refused raises `PermissionError`.
 """
 

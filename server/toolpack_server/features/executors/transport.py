@@ -1,6 +1,6 @@
 """How operations travel to an executor and back: what their fields hold, said once for all.
 
-The rule: a snapshot among the fields travels as bytes, but for the pieces of volumes, which are asked for when they are
+A snapshot among the fields travels as bytes, but for the pieces of volumes, which are asked for when they are
 needed, as are the snapshots that a function among the fields gets. What an executor asks for is looked up among what
 the request has named, and nowhere else. An answer may be an attacker's: nothing of it is used before it has proved to
 have the right form and size, and one that is wrong nevertheless harms its own session only.

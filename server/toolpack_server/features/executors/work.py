@@ -1,6 +1,6 @@
 """How an executor handles requests: each is a frame, and so is each answer.
 
-The rule: it knows no operation; those that it can do were named when its zygote was started. Here they work on bytes
+It knows no operation; those that it can do were named when its zygote was started. Here they work on bytes
 without a seal, as an executor has no key.
 """
 

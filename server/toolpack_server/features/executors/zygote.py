@@ -1,6 +1,6 @@
 """The zygote: a fresh interpreter that has imported the toolpacks, from which executors are forked.
 
-It was started by a worker and not forked from it, so that no key, token or connection is in its memory. The rule: it
+It was started by a worker and not forked from it, so that no key, token or connection is in its memory. It
 has one thread, builds no environment, runs no function of a toolpack, and ends with its worker; its executors, and
 whatever processes they have left behind, end with it. Where toolpacks start threads when they are imported, which a
 fork wouldn't copy, it doesn't import them: each executor does.

@@ -1,6 +1,6 @@
 """Episodes of the tasks, as the protocols of trainers know them; each has its own feature, which only translates.
 
-The rule: an episode is a session, and everything that is done with it is a method that its owner or its agent could
+An episode is a session, and everything that is done with it is a method that its owner or its agent could
 call. Nothing is kept here that another worker or a restarted server would miss: the id that a protocol gives
 to an episode is a label of the session, and the `call_id` of its creation.
 """

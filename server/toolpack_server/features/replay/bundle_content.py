@@ -1,6 +1,6 @@
 """What a bundle holds, checked line by line while it is read.
 
-The rule: its keyed hash is right, but that only says who wrote it. Nothing that doesn't fit together is stored.
+Its keyed hash is right, but that only says who wrote it. Nothing that doesn't fit together is stored.
 """
 
 from collections.abc import Callable, Mapping

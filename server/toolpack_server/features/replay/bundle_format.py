@@ -8,7 +8,7 @@ A line with the format's name, a line with a keyed hash of all that follows, the
     {"version": [number, {part: …}]}  for each kept version, the blobs of the parts that differ from the one before
     {"record": [{…}, {…}]}            what clients see of a record, and what only the repeat of its call_id needs
 
-The rule: the hash is checked before anything is unpacked, or nothing but JSON is taken from the lines. Either way a
+The hash is checked before anything is unpacked, or nothing but JSON is taken from the lines. Either way a
 line has a limit, all lines together have one, and what they take is reserved before they are there.
 """
 

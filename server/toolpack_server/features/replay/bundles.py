@@ -1,6 +1,6 @@
 """Bundles: a session leaves the server as one file, and comes back exactly, here or elsewhere.
 
-The rule: a bundle holds what the session is, and nothing by which it is found: no id, agent path, owner or key. What is
+A bundle holds what the session is, and nothing by which it is found: no id, agent path, owner or key. What is
 imported is stored as a whole or not at all, sealed anew with this server's key.
 """
 

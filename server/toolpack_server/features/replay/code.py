@@ -1,6 +1,6 @@
 """The digests of the code that a session's calls run through: the server's, and that of each toolpack.
 
-The rule: they are made when a server starts, as it is the code of that moment that runs. Of a toolpack they cover its
+They are made when a server starts, as it is the code of that moment that runs. Of a toolpack they cover its
 module, or all of its package, and what stands beside it in a folder with a name that begins with `_`; not what these
 import from elsewhere.
 """

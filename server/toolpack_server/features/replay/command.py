@@ -1,6 +1,6 @@
 """`toolpack-server replay` and `session bundle`: run a session again, and write it into a file.
 
-The rule: as in `look`: on a server, or in its store. The bundle of a stranger is run in memory, or on the server that
+As in `look`: on a server, or in its store. The bundle of a stranger is run in memory, or on the server that
 the user names, and nothing but its arguments is used.
 """
 

@@ -4,7 +4,7 @@ Two worlds have the same digest if types, values, the order of lists and dicts, 
 `model_fields_set` agree. The order of sets, the division into parts, and which equal objects are one object make no
 difference.
 
-The rule: what is digested is what a snapshot holds, read by the same layouts; no code of a class runs. An environment
+What is digested is what a snapshot holds, read by the same layouts; no code of a class runs. An environment
 is digested field by field, so that the digest of a part doesn't depend on the others.
 """
 

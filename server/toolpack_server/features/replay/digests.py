@@ -1,6 +1,6 @@
 """The digests of worlds, by which a replay is compared with what was recorded.
 
-The rule: a blob never changes, so each is read once. What is remembered of blobs spares time and nothing else.
+A blob never changes, so each is read once. What is remembered of blobs spares time and nothing else.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The methods that run a session again, and that move one as a bundle.
 
-The rule: whatever a bundle of a stranger holds goes through the checks of a request.
+Whatever a bundle of a stranger holds goes through the checks of a request.
 """
 
 import base64

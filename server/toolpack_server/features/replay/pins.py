@@ -4,7 +4,7 @@ The clock is pinned by time-machine, which replaces the C functions behind `time
 taken at import follow it, and types stay the real ones. Chance comes from BLAKE2b over the seed and the tick; no
 generator is kept from one call to the next.
 
-The rule: only in a process that runs one call at a time, as everything in the process sees what is pinned. After
+Only in a process that runs one call at a time, as everything in the process sees what is pinned. After
 it real time and chance are back. docs/replay.md lists what isn't pinned.
 """
 

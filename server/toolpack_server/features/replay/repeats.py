@@ -1,6 +1,6 @@
 """The operations of a replay: what is done again for each kind of record.
 
-The rule: they are the operations of the records' own methods, with all their checks, and each notes the record that it
+They are the operations of the records' own methods, with all their checks, and each notes the record that it
 has made. A call that can't be run again has a record all the same, so that those after it keep their index. What such a
 record says is this server's, whatever the one that is repeated says.
 """

@@ -1,6 +1,6 @@
 """Replay: the records of a session are run again, in order, in a new session, until one comes out differently.
 
-The rule: the new session is an ordinary session and its calls are ordinary calls, with the code that is loaded, their
+The new session is an ordinary session and its calls are ordinary calls, with the code that is loaded, their
 own deadlines and all limits. Nothing of the session that is replayed changes.
 
 A replay that can be repeated gives each of its records a call_id, which follows from the record's place. So the same

@@ -1,6 +1,6 @@
 """The shapes of replays and bundles.
 
-The rule: types only, as in `server/toolpack_server/protocol/results.py`.
+Types only, as in `server/toolpack_server/protocol/results.py`.
 """
 
 from typing import Literal, NotRequired

@@ -1,6 +1,6 @@
 """What seeded sessions do around their operations.
 
-The rule: a call's environments are read from their bytes, its clock and chance are pinned, and its record has the
+A call's environments are read from their bytes, its clock and chance are pinned, and its record has the
 digest of the world after it. Calls themselves know nothing of that.
 """
 

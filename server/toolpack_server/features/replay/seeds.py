@@ -1,6 +1,6 @@
 """Seeded sessions: what is pinned while their calls run.
 
-The rule: what a seeded session does follows from its seed, its clock, its records and the code alone. So its
+What a seeded session does follows from its seed, its clock, its records and the code alone. So its
 environments are read from their bytes before every call, and nothing of it is kept alive in between.
 """
 

@@ -1,6 +1,6 @@
 """What lays out the volumes of a seeded session, such as a version of SQLite, and what follows for a replay.
 
-The rule: a digest of a world covers the bytes of its volumes, and another version may lay out equal content in another
+A digest of a world covers the bytes of its volumes, and another version may lay out equal content in another
 way. So a digest that was recorded under one version is never compared under another.
 """
 

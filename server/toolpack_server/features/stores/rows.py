@@ -1,6 +1,6 @@
 """The columns of a session that the stores in files and servers have in common: recipes, and JSON that may be damaged.
 
-The rule: all forks of a session have the same recipe, so a store keeps it once, under its digest.
+All forks of a session have the same recipe, so a store keeps it once, under its digest.
 """
 
 import hashlib

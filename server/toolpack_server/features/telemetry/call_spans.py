@@ -3,7 +3,7 @@
 Making each with the generated classes of protobuf would take a tenth of a call, with the SDK's spans a quarter. So they
 make the spans of one call for all calls of its form, and the values that differ are put into these bytes.
 
-The rule: only the generated classes know the format. Whatever has no fixed form is made by them alone.
+Only the generated classes know the format. Whatever has no fixed form is made by them alone.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Spans of calls and of evaluations.
 
-The rule: on the way of a call a few values are noted, and when it is answered they become bytes at once: so no work is
+On the way of a call a few values are noted, and when it is answered they become bytes at once: so no work is
 piled up that would keep others from the interpreter, and what waits to be sent is small. Nothing waits for anybody.
 """
 

@@ -1,6 +1,6 @@
 """Requests of OTLP, what spans and metrics of calls have in common, and the spans that executors tell.
 
-The rule: what an executor has told of its function's spans is nothing but a claim: it gets into the trace of that call,
+What an executor has told of its function's spans is nothing but a claim: it gets into the trace of that call,
 in its form and size, or nowhere.
 """
 

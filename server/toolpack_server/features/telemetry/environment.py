@@ -1,6 +1,6 @@
 """OpenTelemetry's environment variables for exporters: opentelemetry.io/docs/specs/otel/protocol/exporter.
 
-The rule: pure. A variable for one signal goes before the one for all; what can't be kept is refused in a sentence.
+Pure. A variable for one signal goes before the one for all; what can't be kept is refused in a sentence.
 """
 
 import os

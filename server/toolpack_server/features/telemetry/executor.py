@@ -1,6 +1,6 @@
 """In an executor: the spans that a function makes hang below its call, and are told to the worker.
 
-The rule: an executor sends nothing itself, as it may have no network; nor does it import the SDK, unless a toolpack has
+An executor sends nothing itself, as it may have no network; nor does it import the SDK, unless a toolpack has
 imported OpenTelemetry's API.
 """
 

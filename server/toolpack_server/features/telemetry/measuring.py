@@ -1,6 +1,6 @@
 """How long calls have taken, as the standard's metrics.
 
-The rule: labels are registered functions and fixed words, so their number has a limit.
+Labels are registered functions and fixed words, so their number has a limit.
 """
 
 from bisect import bisect_left

@@ -1,6 +1,6 @@
 """The SDK's provider, for the spans that toolpacks make themselves, and its samplers.
 
-The rule: a provider that somebody else has set stays. Ids are never drawn from the generator that functions use: a
+A provider that somebody else has set stays. Ids are never drawn from the generator that functions use: a
 seeded session would differ when it is traced.
 """
 

@@ -1,6 +1,6 @@
 """A queue of what has ended, and the thread that sends it.
 
-The rule: whoever puts something in never waits. What doesn't fit into the queue, or can't be sent, is lost, and the log
+Whoever puts something in never waits. What doesn't fit into the queue, or can't be sent, is lost, and the log
 says so at most once a minute. Each wait for the receiver has a limit, also when the server stops. The headers, which
 may hold a key, are sent to the receiver that was configured and to no other: redirects aren't followed.
 """

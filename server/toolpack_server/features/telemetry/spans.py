@@ -1,6 +1,6 @@
 """What is noted of a call until its spans are encoded.
 
-The rule: plain values. On the way of a call there is nothing else, because each microsecond here is one of every call.
+Plain values. On the way of a call there is nothing else, because each microsecond here is one of every call.
 """
 
 from typing import Any

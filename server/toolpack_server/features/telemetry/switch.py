@@ -1,6 +1,6 @@
 """Whether there is telemetry, which the standard's own environment variables decide.
 
-The rule: nothing of OpenTelemetry is imported unless an endpoint is set. A server whose telemetry can't work says so in
+Nothing of OpenTelemetry is imported unless an endpoint is set. A server whose telemetry can't work says so in
 its log, and serves.
 """
 

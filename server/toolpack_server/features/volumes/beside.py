@@ -1,6 +1,6 @@
 """Where the relative paths begin that an author gives to a database or to files: at his module.
 
-The rule: the working folder doesn't matter, so a toolpack is the same wherever the server is started. It is taken only
+The working folder doesn't matter, so a toolpack is the same wherever the server is started. It is taken only
 where there is no module, as in an interactive session.
 """
 

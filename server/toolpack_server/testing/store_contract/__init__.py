@@ -11,7 +11,7 @@ A file of tests imports all of it, and says how a store is opened:
 `new_store` gives a function that opens one empty store, and opens it again when it is called again; each call of
 `new_store` is for another store. A store without `claim` belongs to one process: tests of leases are skipped.
 
-The rule: a test looks at a store through its methods alone. It needs pytest and hypothesis.
+A test looks at a store through its methods alone. It needs pytest and hypothesis.
 """
 
 import pytest

@@ -1,6 +1,6 @@
 """The unmodified agent of NeMo Gym 0.7 plays all tasks of the bank, through kills of the server, on two workers.
 
-The rule: it runs in a Python of its own, which NEMO_GYM names; without it these tests are skipped, and say what to do.
+It runs in a Python of its own, which NEMO_GYM names; without it these tests are skipped, and say what to do.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The unmodified clients of OpenEnv 0.10 play the bundled tasks, on two workers that are killed.
 
-The rule: they run in a Python of their own, which TRAINERS names; where they aren't installed a test is skipped.
+They run in a Python of their own, which TRAINERS names; where they aren't installed a test is skipped.
 """
 
 import subprocess

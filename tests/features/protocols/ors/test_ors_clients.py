@@ -1,6 +1,6 @@
 """The unmodified clients of the Open Reward Standard play all tasks, through kills of the server, on two workers.
 
-The rule: they run in a Python of their own, which TRAINERS names; where they aren't installed a test is skipped, and
+They run in a Python of their own, which TRAINERS names; where they aren't installed a test is skipped, and
 with TRAINERS=true, which is this Python, it fails instead.
 """
 

@@ -1,6 +1,6 @@
 """Blobs in a real S3: the server of moto, behind a proxy that fails on purpose.
 
-The rule: S3 names a Python in which `toolpack-server[blobs-s3]` is installed; without it the tests are skipped.
+S3 names a Python in which `toolpack-server[blobs-s3]` is installed; without it the tests are skipped.
 """
 
 import contextlib

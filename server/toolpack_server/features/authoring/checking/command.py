@@ -1,6 +1,6 @@
 """`toolpack-server check`: finds the mistakes in toolpacks.
 
-The rule: every problem is printed, not only the first. Problems go to standard error and make the exit status 1; notes
+Every problem is printed, not only the first. Problems go to standard error and make the exit status 1; notes
 are about what may be meant so. Toolpacks are loaded and their code is read here; what runs it comes with other
 distributions, which name functions for that.
 """

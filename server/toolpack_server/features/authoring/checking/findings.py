@@ -1,6 +1,6 @@
 """What a check has found.
 
-The rule: one sentence says where it is, what it is and how to fix it. A problem is certainly wrong; a note may be
+One sentence says where it is, what it is and how to fix it. A problem is certainly wrong; a note may be
 intentional.
 """
 

@@ -1,6 +1,6 @@
 """Notes on toolpacks that can be used, by looking at them and by building their environments.
 
-The rule: a note may be intentional, so it stops no server.
+A note may be intentional, so it stops no server.
 """
 
 import inspect

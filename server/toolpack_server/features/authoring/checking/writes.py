@@ -1,7 +1,7 @@
 """A look at the code of functions: what they write outside of the environment.
 
 All sessions share the variables of a module and the state of the process, and no fork, reset or failed call restores
-them. The rule: only what is certain by the code alone is reported. What is hidden is found only by calling the function
+them. Only what is certain by the code alone is reported. What is hidden is found only by calling the function
 (see `shared_state`), or not at all: what a library changes, or a function that is chosen while the program runs.
 """
 

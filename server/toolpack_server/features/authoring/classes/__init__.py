@@ -1,4 +1,4 @@
 """Class worlds: toolpacks of classes that weren't written for agents, whose environment is instances of them.
 
-The rule: nothing of this touches the classes.
+Nothing of this touches the classes.
 """

@@ -1,6 +1,6 @@
 """The public methods of a class as functions.
 
-The rule: nothing of this touches the class, and a function looks its method up in the instance when it is called. A
+Nothing of this touches the class, and a function looks its method up in the instance when it is called. A
 problem's text names the method, and the argument of `from_class` that omits it.
 """
 

@@ -1,6 +1,6 @@
 """Read the signatures of methods, constructors and factories of classes that weren't written for agents.
 
-The rule: such code can't always be edited, so what an agent can do without may be missing: type hints, descriptions,
+Such code can't always be edited, so what an agent can do without may be missing: type hints, descriptions,
 an exact docstring. What would make a call fail is refused.
 """
 

@@ -1,6 +1,6 @@
 """Toolpacks of any classes: `Toolpack.from_class` and `Toolpack.from_classes`.
 
-The rule: what they make is a toolpack like any other; only how its environment is built differs.
+What they make is a toolpack like any other; only how its environment is built differs.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """Environments that are instances of any Python class, whose public methods are the functions.
 
-The rule: nothing of this touches the class. The environment holds each instance in a field, and each function calls a
+Nothing of this touches the class. The environment holds each instance in a field, and each function calls a
 method of that instance.
 """
 

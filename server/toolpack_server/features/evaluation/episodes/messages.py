@@ -1,6 +1,6 @@
 """Messages of a session's conversation: what a client records, and what participants say to each other.
 
-The rule: a note changes no environment and no version. It is refused before it is recorded, or kept. What a client
+A note changes no environment and no version. It is refused before it is recorded, or kept. What a client
 records is for evaluators and trajectories: no participant hears it.
 """
 

@@ -1,6 +1,6 @@
 """How far a session is: how many calls each of its addresses has used, and whether its answer was submitted.
 
-The rule: this is known from the last record of a session, which says it of all before, and from nothing else. Whoever
+This is known from the last record of a session, which says it of all before, and from nothing else. Whoever
 makes the next record writes it down again. Sessions whose addresses have all functions, without a limit, have none of
 it.
 """

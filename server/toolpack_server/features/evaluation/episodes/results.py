@@ -1,6 +1,6 @@
 """The shape of a message's record.
 
-The rule: types only, as in `server/toolpack_server/protocol/results.py`.
+Types only, as in `server/toolpack_server/protocol/results.py`.
 """
 
 from typing import Literal, NotRequired

@@ -3,7 +3,7 @@
 They are given by name, as `{name: {"functions", "max_calls", "prompt", "answers"}}`, without those that are as by
 default.
 
-The rule: pure. Rights are checked wherever they come from, a request, a task or a bundle, with the same sentences. A
+Pure. Rights are checked wherever they come from, a request, a task or a bundle, with the same sentences. A
 session keeps them written out whole, so edited code changes nothing that has begun.
 """
 

@@ -1,6 +1,6 @@
 """`toolpack-server tasks --harbor DIR`: writes tasks as Harbor's folders.
 
-The rule: what an agent may not see, the solution and the secret of the verdict, never comes into its container; the
+What an agent may not see, the solution and the secret of the verdict, never comes into its container; the
 verifier has one of its own, so an agent with a shell can't prepare it. No folder is ever overwritten.
 """
 

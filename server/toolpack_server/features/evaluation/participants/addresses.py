@@ -1,6 +1,6 @@
 """The addresses of a session with participants: one of each, with the rights that the session keeps.
 
-The rule: rights were written out when the session was created; here they are only read.
+Rights were written out when the session was created; here they are only read.
 """
 
 from collections.abc import Mapping

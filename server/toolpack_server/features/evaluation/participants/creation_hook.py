@@ -1,6 +1,6 @@
 """Who takes part in a new session.
 
-The rule: rights are checked before anything is built, and written out, so that nothing changes them later.
+Rights are checked before anything is built, and written out, so that nothing changes them later.
 """
 
 import operator

@@ -1,6 +1,6 @@
 """The methods by which participants talk, at their addresses, and the same as tools of MCP.
 
-The rule: both ways do the same, with the same parameters. A client at `/rpc` is no participant, and has none of them;
+Both ways do the same, with the same parameters. A client at `/rpc` is no participant, and has none of them;
 what it has to record of one that it plays, it alone records.
 """
 

@@ -1,6 +1,6 @@
 """What a program that plays a participant leaves in the record: a model's turns, and that it has failed.
 
-The rule: only a client records it, never who is evaluated: a failure ends the session for all, and makes its verdicts
+Only a client records it, never who is evaluated: a failure ends the session for all, and makes its verdicts
 invalid. Neither changes an environment.
 """
 

@@ -1,6 +1,6 @@
 """What participants say to each other: said, heard, and waited for.
 
-The rule: a participant hears what it has said and was told itself, on the session's path, and nothing that tells of
+A participant hears what it has said and was told itself, on the session's path, and nothing that tells of
 others: the index of a message counts only these.
 """
 

@@ -1,6 +1,6 @@
 """Who waits for something to be said.
 
-The rule: a wait is a future: it takes no thread and no place in a queue. Each address has one; a second ends the first.
+A wait is a future: it takes no thread and no place in a queue. Each address has one; a second ends the first.
 All of this runs on the event loop.
 """
 

@@ -1,6 +1,6 @@
 """What effects make of a result.
 
-The rule: pure. A result is a JSON value; what comes out is a new one of the same kind, or the same if there was nothing
+Pure. A result is a JSON value; what comes out is a new one of the same kind, or the same if there was nothing
 to change. Chance is drawn for each place in it, by its JSON Pointer. No effect makes more than a result may have: what
 can multiply one is counted before it is made.
 """

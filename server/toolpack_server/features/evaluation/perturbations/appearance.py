@@ -1,6 +1,6 @@
 """How functions appear to an agent while some rules hold: which are hidden, and how the others are described.
 
-The rule: pure. Only names and descriptions differ; what is called is the function as it is.
+Pure. Only names and descriptions differ; what is called is the function as it is.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """What authors of tasks write rules with: each function returns one, as JSON.
 
-The rule: whatever is here can be written as a plain dict as well. `when` is `name`, `functions`, `calls`, `rate`,
+Whatever is here can be written as a plain dict as well. `when` is `name`, `functions`, `calls`, `rate`,
 `after` and `where`.
 """
 

@@ -1,6 +1,6 @@
 """Calls of which the agent has heard something else than what happened, as their records say it.
 
-The rule: the record is of what has happened; `perturbed` has what the agent heard where that differs.
+The record is of what has happened; `perturbed` has what the agent heard where that differs.
 """
 
 from typing_extensions import override

@@ -1,6 +1,6 @@
 """What an agent has called so far on a session's path, by which rules count.
 
-The rule: it is written with each record of a session that has rules, and is known from the last one alone. It follows
+It is written with each record of a session that has rules, and is known from the last one alone. It follows
 from the records of a path, so it can be counted anew for a fork that gets rules which its parent hasn't.
 """
 

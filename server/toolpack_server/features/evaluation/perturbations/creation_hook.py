@@ -1,6 +1,6 @@
 """The rules of a new session: those of a variant of its task, and those that are given.
 
-The rule: they are written out when the session begins, so that edited code changes nothing that has begun. What can't
+They are written out when the session begins, so that edited code changes nothing that has begun. What can't
 be used is refused before anything is stored.
 """
 

@@ -1,6 +1,6 @@
 """What rules do around the calls of a session's agent.
 
-The rule: a call that is perturbed isn't run, or does exactly what it would have done. What has happened is recorded as
+A call that is perturbed isn't run, or does exactly what it would have done. What has happened is recorded as
 always; what the agent has heard instead stands beside it.
 """
 

@@ -1,6 +1,6 @@
 """The rules of one session: which hold for a call, and how functions appear to its agent.
 
-The rule: pure. What follows from the rules and the functions alone is computed once.
+Pure. What follows from the rules and the functions alone is computed once.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """The tool by which an agent whose protocol has only functions submits its answer.
 
-The rule: it does what the method does, at an address that may answer.
+It does what the method does, at an address that may answer.
 """
 
 from collections.abc import Awaitable, Callable

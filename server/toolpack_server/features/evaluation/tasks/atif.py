@@ -1,6 +1,6 @@
 """Trajectories in the Agent Trajectory Interchange Format (ATIF), version 1.8, which Harbor and others read.
 
-The rule: pure. What a client has told of a message goes into the member of the format that is made for it, if its type
+Pure. What a client has told of a message goes into the member of the format that is made for it, if its type
 is right; else it stays beside it, so nothing is lost and the trajectory is valid.
 """
 

@@ -1,6 +1,6 @@
 """The checks of tasks for `toolpack-server check --tasks`.
 
-The rule: tasks are checked as agents meet them, in sessions of a service in memory. Doing nothing must not pass, unless
+Tasks are checked as agents meet them, in sessions of a service in memory. Doing nothing must not pass, unless
 the task says that it does; the solution must run without an error, and pass. What was done is evaluated first, then
 nothing done, and then both again: what an evaluator keeps of one evaluation shows in the next, and isn't blamed on the
 solution.

@@ -1,6 +1,6 @@
 """`toolpack-server evaluate`: evaluates sessions that have a task, and says how often tasks were done.
 
-The rule: the report goes to standard output, progress and invalid rollouts to standard error. An invalid rollout, whose
+The report goes to standard output, progress and invalid rollouts to standard error. An invalid rollout, whose
 verdict says nothing of the agent, counts nowhere, and makes the exit status 1.
 """
 

@@ -1,6 +1,6 @@
 """What a task says about the session that is created for it.
 
-The rule: what a client gives counts more than what the task says.
+What a client gives counts more than what the task says.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Evaluate what a session has left: its first environments, those of one version, and the records that led there.
 
-The rule: pure, as `call` is. The verdict follows from bytes, records and the task's name; everything is thawed anew,
+Pure, as `call` is. The verdict follows from bytes, records and the task's name; everything is thawed anew,
 and what an evaluator does to it reaches nobody. Whatever goes wrong in an author's code is an `EvaluationError`.
 """
 

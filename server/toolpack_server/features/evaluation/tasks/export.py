@@ -1,6 +1,6 @@
 """`toolpack-server session export`: writes the trajectory of a session, in a format that others read.
 
-The rule: it says what an agent has seen and done, and judges nothing; `evaluate` adds the verdict.
+It says what an agent has seen and done, and judges nothing; `evaluate` adds the verdict.
 """
 
 import json

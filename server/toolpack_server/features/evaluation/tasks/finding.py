@@ -1,6 +1,6 @@
 """Finding tasks among the loaded toolpacks.
 
-The rule: the order of tasks is fixed. Whatever finds them may run a toolpack's loaders.
+The order of tasks is fixed. Whatever finds them may run a toolpack's loaders.
 """
 
 from collections.abc import Sequence

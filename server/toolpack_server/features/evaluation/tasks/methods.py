@@ -1,6 +1,6 @@
 """The methods for tasks.
 
-The rule: evaluators, solutions, rewards and names of tasks are for whoever runs the experiment; an agent's address has
+Evaluators, solutions, rewards and names of tasks are for whoever runs the experiment; an agent's address has
 none of them.
 """
 

@@ -1,6 +1,6 @@
 """What is recorded of an episode besides calls and messages: its answer.
 
-The rule: there is one answer on a path, and each fork gives its own.
+There is one answer on a path, and each fork gives its own.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The operations on tasks: to evaluate one, and to get its solution.
 
-The rule: an executor gets the evidence as bytes; an older version of the session when an evaluator looks at it.
+An executor gets the evidence as bytes; an older version of the session when an evaluator looks at it.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """How often tasks are done: the share that passed, and what that says of k attempts.
 
-The rule: pure, and unbiased: all choices of k among the n rollouts of a task count alike.
+Pure, and unbiased: all choices of k among the n rollouts of a task count alike.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,5 @@
 // The page in a file that `evaluate --html` writes: the console's page of runs, with all that it shows in the file.
-// The rule: it asks no server for anything. A rollout opens below the figures, with its prompt, checks and calls.
+// It asks no server for anything. A rollout opens below the figures, with its prompt, checks and calls.
 import { fill, h, labelsOf, link, time } from "./dom.js";
 import { stateOf } from "./runs_model.js";
 import { tag } from "./runs_parts.js";

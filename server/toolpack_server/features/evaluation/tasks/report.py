@@ -1,6 +1,6 @@
 """The file that `evaluate --html` writes: the console's page of runs, with all that it shows, as one HTML file.
 
-The rule: the file needs no server and no network. It has the console's own modules, one after the other as functions,
+The file needs no server and no network. It has the console's own modules, one after the other as functions,
 in one script; its Content-Security-Policy allows this script and nothing else. Whatever comes from a session is JSON in
 it, and becomes text.
 """

@@ -1,6 +1,6 @@
 """The shapes of tasks, answers, verdicts, summaries of sessions and solutions.
 
-The rule: types only, as in `server/toolpack_server/protocol/results.py`.
+Types only, as in `server/toolpack_server/protocol/results.py`.
 """
 
 from typing import Literal, NotRequired

@@ -1,6 +1,6 @@
 """What an evaluator gets, and what it may answer: a `Rollout`, its checks, and an `Evaluation`.
 
-The rule: nothing here runs a function or reads bytes; `evaluation` hands in what does. An answer that means
+Nothing here runs a function or reads bytes; `evaluation` hands in what does. An answer that means
 nothing is the evaluator's fault and never a reward.
 """
 

@@ -1,6 +1,6 @@
 """Tasks as clients and agents meet them: listed, begun, answered and evaluated.
 
-The rule: whatever runs an author's code, a loader, a solution or an evaluator, takes its owner's turn among such code
+Whatever runs an author's code, a loader, a solution or an evaluator, takes its owner's turn among such code
 and has a deadline. Nothing here changes an environment.
 """
 

@@ -1,6 +1,6 @@
 """Solutions of tasks: their calls in one form, and the evaluator that compares a world with what they make of it.
 
-The rule: a solution is one way to do a task. The calls are given as a client would send them, so their arguments are
+A solution is one way to do a task. The calls are given as a client would send them, so their arguments are
 JSON values.
 """
 

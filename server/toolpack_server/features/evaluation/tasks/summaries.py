@@ -1,6 +1,6 @@
 """Summaries: what has happened in each of many sessions, in a few words, and how often their tasks were done.
 
-The rule: a summary is read off the records and renews nothing; an evaluator runs only if that is asked for. An answer
+A summary is read off the records and renews nothing; an evaluator runs only if that is asked for. An answer
 takes a part of a second, or with evaluators about as long as one call may; whoever wants more sessions asks again.
 Sessions that the console has made to look at another one are no rollouts.
 """

@@ -1,6 +1,6 @@
 """In which order summaries can be had, and how the next ones of such an order are found.
 
-The rule: what has no value comes last, whether the order goes up or down, and what is equal is sorted by session_id: so
+What has no value comes last, whether the order goes up or down, and what is equal is sorted by session_id: so
 an order is the same each time, and the page after a session begins where the last one ended.
 """
 

@@ -1,6 +1,6 @@
 """Tasks: what there is to do in a toolpack's environment, and how they are registered and loaded.
 
-The rule: a task says nothing about sessions. What a loader gives is fixed after its first use in a process; a mistake
+A task says nothing about sessions. What a loader gives is fixed after its first use in a process; a mistake
 is reported with the place where the task, or its loader, is defined.
 """
 

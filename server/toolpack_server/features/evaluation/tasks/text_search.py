@@ -5,7 +5,7 @@ punctuation, currency signs and Markdown make no difference. A number counts by 
 neither 95200 nor -5200 does. The English spelling is read, with a comma between thousands, and the others where they
 are unambiguous: `5 200`, `5.200,00`, `64,50`.
 
-The rule: the text is a stranger's, so all patterns take time in proportion to its length.
+The text is a stranger's, so all patterns take time in proportion to its length.
 """
 
 import calendar

@@ -1,6 +1,6 @@
 """Trajectories: what was said and called on a session's path, as messages of OpenAI's chat completions.
 
-The rule: pure. A trajectory shows what an agent has seen: the prompt, its own messages, calls and their results.
+Pure. A trajectory shows what an agent has seen: the prompt, its own messages, calls and their results.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Whether a verdict says anything of the agent, or only of the evaluator or the machine.
 
-The rule: a verdict is invalid for one of a few reasons, each of which has a name. What isn't known yet, as the server
+A verdict is invalid for one of a few reasons, each of which has a name. What isn't known yet, as the server
 has too much to do, or never will be, as there is no such session, is an error and no verdict.
 """
 

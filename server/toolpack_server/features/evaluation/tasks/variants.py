@@ -1,6 +1,6 @@
 """How agents fare with each variant of their tasks: the table that `evaluate` prints for perturbed rollouts.
 
-The rule: pure. What an answer that was lost has led to is seen from the path of its session.
+Pure. What an answer that was lost has led to is seen from the path of its session.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

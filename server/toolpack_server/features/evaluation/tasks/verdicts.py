@@ -1,6 +1,6 @@
 """Verdicts that are kept: as records of their sessions, by which lists can be filtered.
 
-The rule: a verdict holds for as long as it is the session's last record: whatever comes after it may change what an
+A verdict holds for as long as it is the session's last record: whatever comes after it may change what an
 evaluator says. Only this server's evaluators make one; a record that a replay has copied is none.
 """
 

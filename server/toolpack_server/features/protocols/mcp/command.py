@@ -1,6 +1,6 @@
 """`toolpack-server mcp`: MCP on standard input and output, for clients that launch their servers.
 
-The rule: standard input and output are put aside before a toolpack is loaded: nothing else may write to the client.
+Standard input and output are put aside before a toolpack is loaded: nothing else may write to the client.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """`/mcp/<key>`: MCP over Streamable HTTP; the key is the permission, and implies the session.
 
-The rule: nothing is kept between two requests, so any worker can answer the next one. A client that asks for a stream
+Nothing is kept between two requests, so any worker can answer the next one. A client that asks for a stream
 or a sign-in gets none of them: it has all that in the path.
 """
 

@@ -1,6 +1,6 @@
 """An answer that becomes an event stream if it takes long: signs of life, then the answer.
 
-The rule: an answer that comes soon is sent as it is, and costs no more than a timer.
+An answer that comes soon is sent as it is, and costs no more than a timer.
 """
 
 import asyncio

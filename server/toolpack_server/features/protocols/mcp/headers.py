@@ -1,6 +1,6 @@
 """The headers of MCP over HTTP: what a modern client repeats of its message, and which web pages may send one.
 
-The rule: a proxy may go by a header and this server by the body, so the two must say the same.
+A proxy may go by a header and this server by the body, so the two must say the same.
 """
 
 import base64

@@ -2,7 +2,7 @@
 
     region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})]
 
-The rule: MCP lets clients drop a tool whose marks are wrong without a word, so a wrong mark is refused when the
+MCP lets clients drop a tool whose marks are wrong without a word, so a wrong mark is refused when the
 function is registered.
 """
 

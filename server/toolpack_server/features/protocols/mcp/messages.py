@@ -3,7 +3,7 @@
 A message of the modern era (2026-07-28) carries its version and the client's capabilities in `_meta`; the legacy era
 (2025-11-25 and before) begins with `initialize`. Both come to the same address, message by message.
 
-The rule: pure. A message that is refused raises an error, which says why.
+Pure. A message that is refused raises an error, which says why.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """`/mcp`: MCP for clients that have one address and no session; the first message makes it.
 
-The rule: whoever has a token makes sessions here as `create_session` does, with its limits, and no others are reached.
+Whoever has a token makes sessions here as `create_session` does, with its limits, and no others are reached.
 What the address asks for stands in its query: `packs`, `task`, `seed`, and `session`, a name. Where there is a name, it
 finds the session with each message. Else `initialize` makes one, and its id is the key of its `mcp_path`.
 """

@@ -1,6 +1,6 @@
 """What the agent is asked to do, for clients of MCP: as a prompt, and as the server's instructions.
 
-The rule: a session that asks for nothing has no prompts, nor their methods. MCP has messages of users and assistants
+A session that asks for nothing has no prompts, nor their methods. MCP has messages of users and assistants
 only, so one of the system comes as one of the user.
 """
 

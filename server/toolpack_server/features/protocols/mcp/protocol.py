@@ -1,6 +1,6 @@
 """The methods of MCP: from a message to the methods of a session, and back.
 
-The rule: a tool is called by the same code as at the agents' address, so both are two doors of one world. The session
+A tool is called by the same code as at the agents' address, so both are two doors of one world. The session
 is the caller's; whatever a client says of sessions is ignored.
 """
 

@@ -1,6 +1,6 @@
 """The answers to MCP's messages as JSON: results of tools, and errors with their codes.
 
-The rule: pure. A result that is JSON text already is never parsed.
+Pure. A result that is JSON text already is never parsed.
 """
 
 from enum import Enum

@@ -1,6 +1,6 @@
 """The tools of an address besides its functions: what other features offer there.
 
-The rule: where a toolpack has a function of a tool's name, that one is meant.
+Where a toolpack has a function of a tool's name, that one is meant.
 """
 
 from typing import Any

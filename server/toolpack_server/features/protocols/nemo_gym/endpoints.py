@@ -1,6 +1,6 @@
 """The paths of a resources server of NeMo Gym, as its version 0.7 asks for them.
 
-The rule: a path only translates; what an episode is and does is in `episodes.py`. A refusal is `{"detail": …}`, and
+A path only translates; what an episode is and does is in `episodes.py`. A refusal is `{"detail": …}`, and
 none is 500. A path that is none of the server's is a function's, but only for whoever brings the cookie of an episode.
 """
 

@@ -1,6 +1,6 @@
 """Episodes: sessions with a task, as the agents of NeMo Gym know them.
 
-The rule: an episode is a session, and everything that is done with it is a method that its owner or its agent could
+An episode is a session, and everything that is done with it is a method that its owner or its agent could
 call. Nothing is kept here: the id that an environment server gives to an episode is a label of the session,
 and the `call_id` of its creation; agents bring the session's id in a cookie.
 """

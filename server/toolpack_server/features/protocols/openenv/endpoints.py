@@ -1,6 +1,6 @@
 """The paths of OpenEnv 0.10: HTTP, WebSockets, and the tasks.
 
-The rule: a path only translates; what an episode is and does is in `episodes.py`. A refusal is `{"detail": …}`, or on a
+A path only translates; what an episode is and does is in `episodes.py`. A refusal is `{"detail": …}`, or on a
 WebSocket a message `error`, after which it goes on. A connection has nothing that another one couldn't go on with.
 """
 

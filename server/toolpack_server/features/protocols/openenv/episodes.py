@@ -1,6 +1,6 @@
 """Episodes as OpenEnv knows them: what a reset, a step and a question for the state are answered.
 
-The rule: what OpenEnv has its own words for is said in them here; all else is in `task_episodes`. A session of
+What OpenEnv has its own words for is said in them here; all else is in `task_episodes`. A session of
 OpenEnv's is an id that a client has, before there is an episode and from one to the next: a label. A client that goes
 on with an episode may have another id by then; labels don't change, so a session without toolpacks is made that has
 this id, and says which one is meant.

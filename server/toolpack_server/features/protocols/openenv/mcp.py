@@ -1,6 +1,6 @@
 """OpenEnv's MCP: its tools by JSON-RPC, for clients that step without rewards.
 
-The rule: an error is JSON-RPC's, in a response; a function that fails is a result, with the error as its text.
+An error is JSON-RPC's, in a response; a function that fails is a result, with the error as its text.
 """
 
 import json

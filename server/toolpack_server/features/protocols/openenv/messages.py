@@ -1,6 +1,6 @@
 """What clients of OpenEnv 0.10 send: requests, messages of a WebSocket, and actions.
 
-The rule: a shape is that of `openenv.core.env_server`; what it leaves open, such as the parameters of a reset, is said
+A shape is that of `openenv.core.env_server`; what it leaves open, such as the parameters of a reset, is said
 here. What nobody would look at is refused, so that no parameter is taken and does nothing. Arguments and answers may be
 anything, as a model has written them: what is wrong with them is an observation.
 """

@@ -1,6 +1,6 @@
 """The paths of the Open Reward Standard, as the `openreward` SDK 0.1 asks for them.
 
-The rule: a path only translates; what an episode is and does is in `episodes.py`. A refusal is `{"detail": …}`. An
+A path only translates; what an episode is and does is in `episodes.py`. A refusal is `{"detail": …}`. An
 overload, or a server that starts or stops, is 503, which clients repeat, and never 500, which they don't.
 """
 

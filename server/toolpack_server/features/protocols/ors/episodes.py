@@ -1,6 +1,6 @@
 """Episodes as the Open Reward Standard knows them.
 
-The rule: what the standard has its own words for is said in them here; all else is in `task_episodes`.
+What the standard has its own words for is said in them here; all else is in `task_episodes`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`toolpack-server verify`: runs the sessions of a receipt again, and says whether all comes out equal.
 
-The rule: whoever has made the receipt is a stranger. All that can be checked without running anything is checked first;
+Whoever has made the receipt is a stranger. All that can be checked without running anything is checked first;
 then each session is run in a service of its own in this process, its functions in processes in a sandbox. The exit
 status is 0 if all is equal, 1 if something differs, 2 if the receipt can't be verified.
 """

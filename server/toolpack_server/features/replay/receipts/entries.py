@@ -1,6 +1,6 @@
 """What a receipt has of a session, taken from the session's bundle; and the bundle that an entry stands for.
 
-The rule: a receipt is verified by making it again, with this very code, from sessions that were run again. So whatever
+A receipt is verified by making it again, with this very code, from sessions that were run again. So whatever
 an entry has is compared, to the last byte, and what can't be the same again isn't in it: times, `call_id`s, ids,
 snapshots, and which server and Python have written the bundle, which the receipt says once for all.
 """

@@ -1,6 +1,6 @@
 """Keys of receipts: Ed25519 (RFC 8032), as 64 hexadecimal digits each.
 
-The rule: the private key is in a file that only its user can read, made when it is first needed. A public key is so
+The private key is in a file that only its user can read, made when it is first needed. A public key is so
 short that it is its own fingerprint. The package `cryptography` is imported when a key is used.
 """
 

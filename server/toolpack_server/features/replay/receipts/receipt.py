@@ -5,7 +5,7 @@
 What depends on the machine or the moment is in `times` and nowhere else, and what is drawn anew by each server, such as
 ids, is left out. So two receipts of the same run are the same bytes, but for `times`, `key` and `signature`.
 
-The rule: a receipt is a stranger's. It is text, so nothing in it unpacks; how much there is of it is known before it is
+A receipt is a stranger's. It is text, so nothing in it unpacks; how much there is of it is known before it is
 parsed, and no other bytes than the canonical ones are taken, so there are no two readings of one.
 """
 

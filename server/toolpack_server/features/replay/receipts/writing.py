@@ -1,6 +1,6 @@
 """`evaluate --receipt FILE`: the sessions that were evaluated, as a signed receipt.
 
-The rule: a receipt has all sessions that the report counts, or none is written.
+A receipt has all sessions that the report counts, or none is written.
 """
 
 import time

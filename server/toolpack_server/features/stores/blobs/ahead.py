@@ -1,6 +1,6 @@
 """Large blobs are written in the thread of the call that has made them.
 
-The rule: a commit is for many calls, so it waits for no object store if it needn't.
+A commit is for many calls, so it waits for no object store if it needn't.
 """
 
 from toolpack_server.engine.state import Effect

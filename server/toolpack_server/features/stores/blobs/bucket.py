@@ -1,6 +1,6 @@
 """A folder or an object store, by obstore, in which each blob is an object.
 
-The rule: an object is written once, under a name that nobody has used or will use, and acknowledged by the object store
+An object is written once, under a name that nobody has used or will use, and acknowledged by the object store
 before anything refers to it. Each request has a deadline, then it ends with `OverloadedError`. Several go at once.
 
 A folder may be unmounted while the server runs, and then takes and lacks everything. So an object counts as written, or

@@ -1,6 +1,6 @@
 """`toolpack-server blobs`: whether the objects outside the store are those that it names.
 
-The rule: it only counts, and asks a store that others may be using: what has no name yet may get it.
+It only counts, and asks a store that others may be using: what has no name yet may get it.
 """
 
 from collections.abc import Iterator

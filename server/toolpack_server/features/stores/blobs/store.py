@@ -1,6 +1,6 @@
 """A store around another one, of which the large blobs are objects elsewhere.
 
-The rule: the store stays what says which blobs there are. In the place of a large one it has a stub, with the name of
+The store stays what says which blobs there are. In the place of a large one it has a stub, with the name of
 an object that was written before. Each object has a name of its own, never used again, also if it has the same content:
 so an object whose stub was dropped can be deleted, whatever others write meanwhile. The name ends with a checksum: what
 was read wrong isn't kept, so it is right as soon as the object is. An object to which no stub leads, as after a crash

@@ -1,6 +1,6 @@
 """Batches of commits: mostly one statement, so one round trip and one write of Postgres' log for all of them.
 
-The rule: whether a commit follows is checked by the statement that writes it. `history.follows` says the same.
+Whether a commit follows is checked by the statement that writes it. `history.follows` says the same.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """The connections of the Postgres store: what it requires of the server, how it sends, and how it retries.
 
-The rule: what is sent together is one transaction and takes one round trip, and it is safe to repeat. So it is sent
+What is sent together is one transaction and takes one round trip, and it is safe to repeat. So it is sent
 again if its answer was lost, for some seconds; then it ends with `OverloadedError`.
 
 This speaks through libpq, which psycopg brings along, and not through psycopg's cursors: these take three times as much

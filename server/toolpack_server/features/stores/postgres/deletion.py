@@ -1,6 +1,6 @@
 """Delete sessions from the Postgres store.
 
-The rule: up to 256 sessions in one transaction, with all that belongs to them. Only one transaction at a time deletes
+Up to 256 sessions in one transaction, with all that belongs to them. Only one transaction at a time deletes
 members of families, sessions that are forks or have forks: what one of them keeps, the other one may have to delete.
 """
 

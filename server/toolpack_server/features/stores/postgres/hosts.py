@@ -1,6 +1,6 @@
 """The hosts of a Postgres, and connecting to the one of them that is the primary.
 
-The rule: the wait for a connection is here and not in libpq, as psycopg holds the interpreter's lock while libpq waits:
+The wait for a connection is here and not in libpq, as psycopg holds the interpreter's lock while libpq waits:
 so a machine that was lost, and answers nothing, would stop all threads of this process for as long.
 """
 

@@ -1,6 +1,6 @@
 """Which sessions a list of the Postgres store has, and in what order.
 
-The rule: a page is one statement that follows an index, so its time doesn't grow with the number of sessions. Labels
+A page is one statement that follows an index, so its time doesn't grow with the number of sessions. Labels
 are found by hashes, which have an index; whoever reads the rows compares the labels themselves.
 """
 

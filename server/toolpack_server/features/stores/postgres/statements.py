@@ -1,6 +1,6 @@
 """The tables of the Postgres store, and all its statements.
 
-The rule: locks are taken in one order: sessions, heads, blobs, each by key, so two transactions seldom wait for each
+Locks are taken in one order: sessions, heads, blobs, each by key, so two transactions seldom wait for each
 other; where they do, one is done again. What changes with every commit is in `heads`, which has one more index than its
 key: so most commits write to no index of sessions. A blob, or a recipe, counts how many rows of `changes`, or sessions,
 refer to it, and goes with the last.

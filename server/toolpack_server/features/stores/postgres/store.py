@@ -1,6 +1,6 @@
 """A store in Postgres, for several machines; with a synchronous standby it loses nothing when a machine is lost.
 
-The rule: a read is one statement; a change is one transaction, and mostly one round trip. What must not be compared
+A read is one statement; a change is one transaction, and mostly one round trip. What must not be compared
 with what has passed meanwhile is compared in the statement that writes.
 """
 

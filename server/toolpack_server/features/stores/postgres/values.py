@@ -1,6 +1,6 @@
 """Parameters and results of statements, as bytes of Postgres' protocol.
 
-The rule: pure functions; nothing here talks to Postgres. Texts go as their UTF-8 bytes, into columns of type bytea:
+Pure functions; nothing here talks to Postgres. Texts go as their UTF-8 bytes, into columns of type bytea:
 Postgres' text can't hold the character NUL, and its order depends on the locale.
 """
 

@@ -1,6 +1,6 @@
 """The connection of the Redis store: what it requires of the server, and how it retries.
 
-The rule: every command and script sent here is atomic and safe to repeat. So it is sent again if its answer was lost,
+Every command and script sent here is atomic and safe to repeat. So it is sent again if its answer was lost,
 for some seconds; then it ends with `OverloadedError`.
 """
 

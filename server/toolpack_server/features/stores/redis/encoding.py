@@ -1,6 +1,6 @@
 """What is sent to the scripts of the Redis store, and what they answer.
 
-The rule: pure functions; nothing here talks to Redis.
+Pure functions; nothing here talks to Redis.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

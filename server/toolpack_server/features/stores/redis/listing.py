@@ -1,6 +1,6 @@
 """Which sessions a list of the Redis store has, and in what order.
 
-The rule: ids only. A page of an owner's sessions takes the same time however many there are; the forks of a session by
+Ids only. A page of an owner's sessions takes the same time however many there are; the forks of a session by
 id, and the sessions of all owners newest first, are read whole.
 """
 

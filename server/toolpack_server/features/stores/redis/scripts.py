@@ -1,6 +1,6 @@
 """Runs the store's script in Redis.
 
-The rule: on connections of its own, each for one thread while it runs, so a connection is where the last answer ended.
+On connections of its own, each for one thread while it runs, so a connection is where the last answer ended.
 The client of redis-py would check the connection, its health, and the type of each of a commit's many arguments: that
 takes three times as much of the processor as this.
 """

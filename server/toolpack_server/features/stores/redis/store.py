@@ -1,6 +1,6 @@
 """A store in Redis, or a compatible server, for several machines.
 
-The rule: every change is one script (`script.lua`) or one command, so it is atomic.
+Every change is one script (`script.lua`) or one command, so it is atomic.
 
 It needs a connection to one primary, 6.2 or newer; Redis Cluster isn't supported, as a script touches keys of several
 sessions. What survives a crash of Redis depends on its persistence (appendonly, appendfsync) and its replicas.

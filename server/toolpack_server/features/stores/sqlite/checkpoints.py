@@ -1,6 +1,6 @@
 """Checkpoints: what has been appended to the write-ahead log is copied back into the database.
 
-The rule: commits don't wait for it. SQLite would checkpoint within a commit, for as long as many MB take. So a thread
+Commits don't wait for it. SQLite would checkpoint within a commit, for as long as many MB take. So a thread
 copies nearly all while commits go on, then blocks them for the few pages that came meanwhile. SQLite's own checkpoint
 remains for a log that grows faster than it is copied.
 

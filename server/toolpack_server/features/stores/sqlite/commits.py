@@ -1,6 +1,6 @@
 """Batches of commits, each batch in one transaction with few statements.
 
-The rule: a commit that is refused has written nothing, so the rest of its batch goes on. What the last record of
+A commit that is refused has written nothing, so the rest of its batch goes on. What the last record of
 a session is was mostly written by the transaction before this one, so it is remembered; that is used only if nothing
 else has been written since, by this process or another.
 """

@@ -1,6 +1,6 @@
 """Delete sessions from the SQLite store, and give the space back.
 
-The rule: a deleted session disappears at once. Its other rows are deleted by `clean_up`, in short transactions, limited
+A deleted session disappears at once. Its other rows are deleted by `clean_up`, in short transactions, limited
 by rows and by bytes, so that commits in between wait only briefly; if that is interrupted, the next one continues. That
 is done at once where it can be seen: of sessions that are forks or have forks.
 """

@@ -1,6 +1,6 @@
 """The file behind the SQLite store: its path, its lock, its connections and its schema version.
 
-The rule: one connection writes, behind a lock, in transactions that begin IMMEDIATE; each read has its own connection
+One connection writes, behind a lock, in transactions that begin IMMEDIATE; each read has its own connection
 while it runs, so no reader waits for a writer. What makes a file unusable is an error on opening: a wrong URL, a folder
 that can't be written, a file that another process has locked or that another program or a newer version wrote.
 

@@ -1,6 +1,6 @@
 """Which sessions a list of the SQLite store has, and in what order.
 
-The rule: a page is one statement that follows one index, so its time doesn't grow with the number of sessions.
+A page is one statement that follows one index, so its time doesn't grow with the number of sessions.
 """
 
 from collections.abc import Iterator, Sequence

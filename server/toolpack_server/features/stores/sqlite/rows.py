@@ -1,6 +1,6 @@
 """Write sessions, blobs and histories as rows of the SQLite store.
 
-The rule: this runs inside a transaction.
+This runs inside a transaction.
 """
 
 import sqlite3

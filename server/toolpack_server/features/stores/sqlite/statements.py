@@ -1,6 +1,6 @@
 """The tables of the SQLite store, and all its statements.
 
-The rule: a read is one statement, so it sees one consistent state. Keys of sessions and recipes are never reused
+A read is one statement, so it sees one consistent state. Keys of sessions and recipes are never reused
 (AUTOINCREMENT), so the rows of a deleted session can be deleted later and a recipe can be cached by its key; the key of
 a blob may be reused once no row refers to it. Large rows are appended and found through small indices, which writes
 fewer pages than keeping them in order.

@@ -1,6 +1,6 @@
 """A store in one SQLite file: embedded, durable, for one process or several on one machine.
 
-The rule: a read is one statement, a change is one short transaction. A commit is a compare-and-swap on the unique place
+A read is one statement, a change is one short transaction. A commit is a compare-and-swap on the unique place
 of its record: the insert fails if another commit was first.
 
 References aren't counted: a blob or a recipe is deleted when no row refers to it.

@@ -1,6 +1,6 @@
 """A SQLite database that is a field of an environment.
 
-The rule: SQLite does what it always does. What differs is where its file comes from, what is kept of it when the call
+SQLite does what it always does. What differs is where its file comes from, what is kept of it when the call
 ends, and what SQL can't reach; see `database_file` and `database_connection`.
 """
 

@@ -1,7 +1,7 @@
 """The connection that a call has to its database, and what SQL can't do there.
 
 Agents may send SQL, so the rules hold whoever wrote it. They are enforced by SQLite itself: by its authorizer, its
-limits, and how the file is opened. The rule: nothing here refers to the call or to the database's object, so that a
+limits, and how the file is opened. Nothing here refers to the call or to the database's object, so that a
 connection which somebody keeps keeps nothing else.
 """
 

@@ -4,7 +4,7 @@ A call works on the file in WAL mode, without checkpoints, so that SQLite's writ
 has committed (https://www.sqlite.org/fileformat2.html#the_write_ahead_log). When the connection is closed, SQLite moves
 these pages into the file.
 
-The rule: pages are the truth. Nothing here understands what is in them, but for the counters in the first one.
+Pages are the truth. Nothing here understands what is in them, but for the counters in the first one.
 """
 
 import array

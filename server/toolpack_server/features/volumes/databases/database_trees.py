@@ -4,7 +4,7 @@ A table is a tree of pages, whose inner pages say where the rowids of each leaf 
 (https://www.sqlite.org/fileformat2.html#b_tree_pages). A row in a leaf that both files have at the same place with the
 same bytes is the same in both, unless a page that its large values overflow to has changed.
 
-The rule: whoever asks compares in full what isn't found out here, so that a file that is read wrongly costs no row.
+Whoever asks compares in full what isn't found out here, so that a file that is read wrongly costs no row.
 """
 
 import mmap

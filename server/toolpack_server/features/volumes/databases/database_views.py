@@ -1,6 +1,6 @@
 """A database as JSON: its tables as objects, whose rows have their primary key as name.
 
-The rule: JSON is a view, which shows rows and nothing of how they are kept: no index, trigger, view, shadow table of a
+JSON is a view, which shows rows and nothing of how they are kept: no index, trigger, view, shadow table of a
 virtual table, nor SQLite's own tables.
 """
 

@@ -1,6 +1,6 @@
 """Files: a tree of files that is a field of an environment.
 
-The rule: what a method does, and what it raises, is what `pathlib.Path` would do in a Linux directory. A tree is kept
+What a method does, and what it raises, is what `pathlib.Path` would do in a Linux directory. A tree is kept
 as a value (`files_tree.py`), so that copies of it share what they haven't changed.
 """
 

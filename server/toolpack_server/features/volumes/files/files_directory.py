@@ -3,7 +3,7 @@
 What is there is recognised without reading it: by its inode and the time of its last change, which the kernel alone
 sets. That clock moves in steps, so what has changed within the last step is read again.
 
-The rule: anybody may have used the directory between two looks at it, so each look is at all of it. A tree says what is
+Anybody may have used the directory between two looks at it, so each look is at all of it. A tree says what is
 kept; the rest is set back when a tree is laid out again, so that it makes no difference whether a directory is new.
 """
 

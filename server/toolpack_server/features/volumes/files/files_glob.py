@@ -1,6 +1,6 @@
 """Which paths of a tree fit a pattern: as `pathlib.Path.glob` of Python 3.13 says, on every version.
 
-The rule: `**` stands for any number of folders, and at the end of a pattern for all that is in them; it doesn't go
+`**` stands for any number of folders, and at the end of a pattern for all that is in them; it doesn't go
 through links. What can't be reached fits nothing.
 """
 

@@ -1,6 +1,6 @@
 """A tree of files as JSON: an object with a value for each file, link and empty folder, by its path.
 
-The rule: the contents of files are shown up to 1 MiB in all, in the order of their paths; of others the size. What
+The contents of files are shown up to 1 MiB in all, in the order of their paths; of others the size. What
 `shown_tree` shows, `parsed_tree` reads, but for the permission to execute.
 """
 

@@ -1,6 +1,6 @@
 """Where a path leads in a tree of files: what Linux would find, with the same errors.
 
-The rule: a path is resolved step by step, through links and `..`, and can't lead out of the tree.
+A path is resolved step by step, through links and `..`, and can't lead out of the tree.
 """
 
 import errno

@@ -4,7 +4,7 @@ A piece has an entry for each path that has changed: what is there now, or that 
 a new folder, which begins empty; what has changed in a folder that was there before has entries of its own. The
 contents follow each other in the order of the entries.
 
-The rule: an entry says what is there now, whatever the pieces below say. So pieces are merged by uniting their paths.
+An entry says what is there now, whatever the pieces below say. So pieces are merged by uniting their paths.
 """
 
 import os

@@ -1,6 +1,6 @@
 """A tree of files as a tar file, for other programs.
 
-The rule: equal trees are equal bytes.
+Equal trees are equal bytes.
 """
 
 import io

@@ -1,6 +1,6 @@
 """Two versions of a text as a unified diff.
 
-The rule: what both texts begin and end with isn't compared, and neither are very many lines: to find the smallest
+What both texts begin and end with isn't compared, and neither are very many lines: to find the smallest
 difference may take the square of their number.
 """
 

@@ -1,6 +1,6 @@
 """A tree of files as a value: versions of it share what they have in common.
 
-The rule: nothing in a tree ever changes; whoever writes a file makes new folders along its path. So a copy costs
+Nothing in a tree ever changes; whoever writes a file makes new folders along its path. So a copy costs
 nothing, what two trees share is recognised without reading it, and trees can be used by several sessions at once.
 """
 

@@ -1,6 +1,6 @@
 """The working copy of files: their tree in memory and, once somebody has asked for it, a real directory.
 
-The rule: the tree never changes, so several calls can read a copy. A directory serves one block at a time.
+The tree never changes, so several calls can read a copy. A directory serves one block at a time.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,5 +1,5 @@
 // The runs of this server, as a page of the console.
-// The rule: what is drawn is the same as in the file of `evaluate --html`; only where it comes from is another.
+// What is drawn is the same as in the file of `evaluate --html`; only where it comes from is another.
 import { link } from "../../dom.js";
 import { forget, judge, record, sessions } from "../../runs.js";
 import { openRuns } from "../../runs_view.js";

@@ -1,5 +1,5 @@
 """MCP on standard input and output, for clients that launch their servers.
 
-The rule: one process is one client and one session. Only messages of MCP go to the client's end of standard output,
+One process is one client and one session. Only messages of MCP go to the client's end of standard output,
 whatever functions print.
 """

@@ -1,6 +1,6 @@
 """Carries a client's messages to a session on a server, with the headers of their era.
 
-The rule: a call happens once, whatever happens to the connection: each gets a call_id, if the client gave none, and is
+A call happens once, whatever happens to the connection: each gets a call_id, if the client gave none, and is
 sent again with it until it is answered, the server stays away, or it is overloaded again and again. Calls are sent one
 after the other, so that they run in the order in which they came. Nothing that the server sends is trusted to end.
 """

@@ -1,6 +1,6 @@
 """A conversation with one client: its messages in order, its requests side by side.
 
-The rule: every request gets one answer, unless the client has cancelled it. Nothing else is ever written, but the
+Every request gets one answer, unless the client has cancelled it. Nothing else is ever written, but the
 progress of requests that ask for it.
 """
 

@@ -1,6 +1,6 @@
 """Lines from one descriptor and to another, each in a thread, because a pipe can block for as long as it likes.
 
-The rule: no line is held that is longer than allowed, and the next one is taken only when the last was.
+No line is held that is longer than allowed, and the next one is taken only when the last was.
 """
 
 import asyncio

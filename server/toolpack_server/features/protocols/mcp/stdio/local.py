@@ -1,6 +1,6 @@
 """A session in this process, in memory, for one client.
 
-The rule: it lives as long as the conversation, and nothing of it is kept.
+It lives as long as the conversation, and nothing of it is kept.
 """
 
 from collections.abc import Sequence
