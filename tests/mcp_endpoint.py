@@ -58,13 +58,13 @@ class Mcp:
     def send(self, era, method, /, **given):
         return (self.modern if era == MODERN else self.legacy)(method, **given)
 
-    def call(self, era, name, /, _headers=(), _meta=(), **arguments):
+    def call(self, era, name, /, _meta=(), **arguments):
         """Call a tool, and get the result."""
         meta = {"_meta": dict(_meta)} if _meta else {}
         if era != MODERN:
-            reply = self.legacy("tools/call", _headers, name=name, arguments=arguments, **meta)
+            reply = self.legacy("tools/call", name=name, arguments=arguments, **meta)
         else:
-            reply = self.modern("tools/call", _headers, dict(_meta), name=name, arguments=arguments)
+            reply = self.modern("tools/call", _meta=dict(_meta), name=name, arguments=arguments)
         assert reply.status_code == 200, reply.text
         return reply.json()["result"]
 

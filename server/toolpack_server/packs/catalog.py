@@ -3,7 +3,7 @@
 Everything here is fixed before the first request, and never changes afterwards.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from functools import lru_cache
 
@@ -99,13 +99,12 @@ class Catalog:
         """Get the functions of some toolpacks, as they are registered."""
         return [function for name in names for function in self.toolpacks[name].functions.values()]
 
-    def spellings(self, chosen: Callable[[PackFunction], bool] = lambda _function: True) -> frozenset[str]:
-        """Get all names by which functions, or the chosen ones, can be called in any session."""
+    def spellings(self) -> frozenset[str]:
+        """Return all names by which functions can be called in any session."""
         return frozenset(
             spelling
             for toolpack, pack in self.toolpacks.items()
-            for name, function in pack.functions.items()
-            if chosen(function)
+            for name in pack.functions
             for spelling in (name, f"{toolpack}.{name}", without_dots(f"{toolpack}.{name}"))
         )
 

@@ -4,8 +4,7 @@ It never changes; in a session that calls it otherwise, a copy has the other nam
 """
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -17,8 +16,6 @@ class PackFunction:
     toolpack: str
     read_only: bool = False  # it promises to leave the environment unchanged
     timeout_seconds: float | None = None  # its own deadline in seconds; None means the server's default
-    # What `Toolpack.read_marks` found in the schema of its parameters.
-    marks: Mapping[Any, str] = field(default_factory=dict)
     registered_name: str = ""  # the name with which it was registered; in a session it may be called otherwise
 
     def __post_init__(self) -> None:

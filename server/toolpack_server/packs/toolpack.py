@@ -134,17 +134,8 @@ class Toolpack:
                 check_dependency(self.environment_class, parameter, getattr(dependency, "env_dependency", None))
             if ready.dependencies and not read_only and not is_ready(function):
                 check_assignments(function, ready.dependencies, self.environment_class)
-            marks = self.read_marks(ready.parameters.model_json_schema())
-            self.functions[ready.name] = PackFunction(ready, self.name, read_only, timeout_seconds, marks)
+            self.functions[ready.name] = PackFunction(ready, self.name, read_only, timeout_seconds)
         return function
-
-    def read_marks(self, schema: dict[str, Any]) -> Mapping[Any, str]:  # noqa: ARG002 - for those who override it
-        """Get what a feature wants to keep of the JSON Schema of a function's parameters.
-
-        Raises:
-            RegistrationError: The schema has marks of that feature, which are wrong.
-        """
-        return {}
 
     @property
     def factory(self) -> Any:

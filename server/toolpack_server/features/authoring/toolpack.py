@@ -5,9 +5,8 @@ No other module of the server imports it, as the core knows no feature.
 
 from toolpack_server.features.authoring.classes.toolpack import ClassToolpacks
 from toolpack_server.features.evaluation.tasks.task import TaskAuthor
-from toolpack_server.features.protocols.mcp.marks import HeaderMarks
 from toolpack_server.packs.toolpack import Toolpack as CoreToolpack
 
 
-class Toolpack(TaskAuthor, ClassToolpacks, HeaderMarks, CoreToolpack):
+class Toolpack(TaskAuthor, ClassToolpacks, CoreToolpack):
     __doc__ = CoreToolpack.__doc__

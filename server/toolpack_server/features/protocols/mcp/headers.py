@@ -7,17 +7,15 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from starlette.types import Scope
 
 from toolpack_server.base.errors import HttpRefusedError, shown
-from toolpack_server.features.protocols.mcp.marks import Path
 from toolpack_server.features.protocols.mcp.messages import HEADER_MISMATCH, NAMING, VERSION_KEY, McpMessage
 from toolpack_server.web.auth import names_loopback
 
-VERSION, METHOD, NAME, PARAMETER = b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"mcp-param-"
+VERSION, METHOD, NAME = b"mcp-protocol-version", b"mcp-method", b"mcp-name"
 
 _ENCODED = re.compile(r"=\?base64\?(.*)\?=")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(.+)", re.IGNORECASE)
@@ -44,14 +42,11 @@ class HeaderCheck:
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
         self._headers = headers
 
-    def __call__(self, message: McpMessage, parameters: Mapping[Path, str]) -> None:
+    def __call__(self, message: McpMessage) -> None:
         self._compare(message, VERSION, message.meta[VERSION_KEY])
         self._compare(message, METHOD, message.method)
         if message.method in NAMING:
             self._compare(message, NAME, message.named)
-            for path, header in parameters.items():
-                given = _value(message.params.get("arguments"), path)
-                self._compare(message, PARAMETER + header.lower().encode(), given)
 
     def _compare(self, message: McpMessage, name: bytes, value: Any) -> None:
         header = self._headers.get(name)
@@ -60,38 +55,17 @@ class HeaderCheck:
         if header is None and value is None:
             return
         if header is None:
-            problem = f"is missing: send it with the value {shown(_text(value))!r}"
+            problem = f"is missing: send it with the value {shown(str(value))!r}"
         elif value is None:
             problem = "has no counterpart in the message: omit it"
         elif said is None:
             problem = "is not valid base64 of UTF-8: correct it"
-        elif _same(said, value):
+        elif said == str(value):
             return
         else:
-            problem = f"says {shown(said)!r}, but the message {shown(_text(value))!r}: send the same"
+            problem = f"says {shown(said)!r}, but the message {shown(str(value))!r}: send the same"
         described = (HEADER_MISMATCH, f"The header {shown_name} {problem}.", {"header": shown_name})
         raise message.refusal(described)
-
-
-def _value(arguments: Any, path: Path) -> Any:
-    for name in path:
-        arguments = arguments.get(name) if isinstance(arguments, dict) else None
-    return arguments
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
-def _same(said: str, value: Any) -> bool:
-    if type(value) is int or type(value) is float:
-        try:
-            return Decimal(said) == Decimal(repr(value))
-        except InvalidOperation:
-            return False
-    return said == _text(value)
 
 
 def _decoded(header: str) -> str | None:
@@ -111,11 +85,6 @@ def encoded(text: str) -> str:
     if text.isascii() and text.isprintable() and text == text.strip() and not _ENCODED.fullmatch(text):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
-
-
-def parameter_headers(marked: Mapping[Path, str], arguments: Any) -> dict[str, str]:
-    values = {header: _value(arguments, path) for path, header in marked.items()}
-    return {f"Mcp-Param-{header}": encoded(_text(value)) for header, value in values.items() if value is not None}
 
 
 def cross_origin(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:

@@ -4,11 +4,10 @@ A tool is called by the same code as at the agents' address, so both are two doo
 is the caller's; whatever a client says of sessions is ignored.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.execution.failure import Failure
-from toolpack_server.features.protocols.mcp.marks import Path
 from toolpack_server.features.protocols.mcp.messages import (
     CALL_ID_KEY,
     LEGACY,
@@ -43,7 +42,7 @@ from toolpack_server.sessions.calls import CallRequest
 
 NESTED = {"$call"}
 
-CheckHeaders = Callable[[McpMessage, Mapping[Path, str]], None]
+CheckHeaders = Callable[[McpMessage], None]
 """Checks what came beside a modern request; gets the parameters that must have come as headers, too.
 
 Raises `McpRefusedError`.
@@ -71,7 +70,6 @@ class Mcp:
         }
         self._legacy = {"initialize": self._initialize, "ping": self._ping, **both}
         self._modern = {"server/discover": self._discover, **both}
-        self._with_headers = app.sessions.catalog.spellings(lambda function: bool(function.marks))
 
     async def read(
         self, body: bytes, name: str, reserve: Reserve | None = None, header_version: str | None = None
@@ -96,7 +94,7 @@ class Mcp:
             if message.modern:
                 message.check_meta()
                 if check is not None:
-                    check(message, await self._header_parameters(caller, message))
+                    check(message)
             message.check_version()
             handlers = self._modern if message.modern else self._legacy
             handler = handlers.get(message.method)
@@ -110,20 +108,6 @@ class Mcp:
         if len(reply.body) > self._max_bytes:
             return failure(message, reply_too_large(len(reply.body), self._max_bytes))
         return reply
-
-    async def _header_parameters(self, caller: Caller, message: McpMessage) -> Mapping[Path, str]:
-        """Get the parameters of a request that must have come as headers, too."""
-        name = message.params.get("name")
-        if message.method != "tools/call" or not isinstance(name, str):
-            return {}
-        if name not in self._with_headers:
-            return {}
-        function = self._sessions.catalog.functions(await self._toolpacks(caller)).get(name)
-        arguments, problem = await self._app.parser.arguments(message.params.get("arguments"), caller.owner)
-        if problem is None:
-            message.params["arguments"] = arguments
-        address = await self._sessions.address(caller.session_id or "", caller.owner, caller.address)
-        return function.marks if function is not None and address.has(function) else {}
 
     async def _toolpacks(self, caller: Caller) -> tuple[str, ...]:
         """Look the session up, which renews it, and get the names of its toolpacks."""

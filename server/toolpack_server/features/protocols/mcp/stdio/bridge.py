@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 
 from toolpack_server.base.errors import OverloadedError, SettingsError
 from toolpack_server.base.settings import Settings
-from toolpack_server.features.protocols.mcp.headers import encoded, parameter_headers
-from toolpack_server.features.protocols.mcp.marks import Path, header_parameters
+from toolpack_server.features.protocols.mcp.headers import encoded
 from toolpack_server.features.protocols.mcp.messages import (
     CALL_ID_KEY,
     VERSION_KEY,
@@ -65,15 +64,12 @@ class Bridge:
         self._closed = False
         self._turn = asyncio.Lock()
         self._version: str | None = None  # that initialize has agreed on
-        self._marked: dict[str, dict[Path, str]] | None = None
         self._threads = ThreadPoolExecutor(REQUESTS, "bridge")
 
     async def answer(self, message: McpMessage) -> bytes:
         """Get a server's answer to a request; cancelled, close its connection, which cancels modern ones."""
         if message.method != "tools/call":
             return await self._carried(message)
-        if message.modern and self._marked is None:
-            self._marked = await self._marks(message)
         message.meta.setdefault(CALL_ID_KEY, secrets.token_hex(16))
         message.params["_meta"] = message.meta
         async with self._turn:
@@ -85,15 +81,6 @@ class Bridge:
         for exchange in [*self._exchanges]:
             exchange.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _marks(self, message: McpMessage) -> dict[str, dict[Path, str]]:
-        """Get the parameters of each tool that a modern client sends as headers, too."""
-        listing = McpMessage("tools", "tools/list", {"_meta": message.meta}, message.meta, None, modern=True)
-        try:
-            tools = _object(await self._carried(listing))["result"]["tools"]
-            return {tool["name"]: header_parameters(tool["inputSchema"]) for tool in tools}
-        except (KeyError, TypeError):  # an error, or no list of tools
-            return {}
 
     async def _carried(self, message: McpMessage) -> bytes:
         exchange = BridgedRequest(
@@ -125,10 +112,7 @@ class Bridge:
         headers |= {"MCP-Protocol-Version": encoded(message.meta[VERSION_KEY]), "Mcp-Method": encoded(message.method)}
         name = message.named
         if isinstance(name, str):
-            marked = (self._marked or {}).get(name, {}) if message.method == "tools/call" else {}
-            arguments = message.params.get("arguments")
-            arguments = _object(arguments) if isinstance(arguments, str) else arguments
-            headers |= {"Mcp-Name": encoded(name), **parameter_headers(marked, arguments)}
+            headers["Mcp-Name"] = encoded(name)
         return headers
 
 
