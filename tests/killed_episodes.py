@@ -9,8 +9,9 @@ import functools
 import httpx
 import pytest
 import serving
-from faults.world import Server
 from patience import PATIENCE
+
+from tools.faults.world import Server
 
 TOKEN = "token-of-ann"
 STORES = ["sqlite", pytest.param("redis", marks=pytest.mark.long)]

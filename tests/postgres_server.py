@@ -19,7 +19,7 @@ from pathlib import Path
 try:
     from redis_server import free_port
 except ModuleNotFoundError:  # so programs that use this file find it
-    from tests.redis_server import free_port
+    from redis_server import free_port
 
 UNSAFE = ("-c", "fsync=off", "-c", "full_page_writes=off")  # faster; a computer that fails isn't tested
 PATIENCE = 120  # as `patience.PATIENCE`, which programs that use this file wouldn't find

@@ -4,7 +4,7 @@ import json
 import socket
 import struct
 
-from tests.patience import PATIENCE
+from patience import PATIENCE
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 MASK = b"\x01\x02\x03\x04"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import http_server
 import httpx
-import scale
 import serving
 import yaml
 
 from toolpack_server.base.settings import Settings
 from toolpack_server.cli.serve import serve
 from toolpack_server.processes.supervisor import STOP_SECONDS
+from tools import scale
 
 ROOT = Path(__file__).parent.parent
 DEVELOP = (ROOT / "docs/internals/develop.md").read_text(encoding="utf-8")

@@ -1,15 +1,16 @@
 """No hostile client causes an internal error, a hang, a leak or a refused change: a short run of the fuzz test.
 
-The examples here are the same every time; `python -m tests.fuzz --seconds 600` draws others.
+The examples here are the same every time; `python -m tools.fuzz --seconds 600` draws others.
 """
 
 import pytest
 import server_process
-from fuzz.bodies import fuzz_bodies, fuzz_heavy
-from fuzz.conversations import LIMITS, fuzz_conversations
-from fuzz.costs import fuzz_costs
-from fuzz.openenv import fuzz_openenv
-from fuzz.trainers import fuzz_trainers
+
+from tools.fuzz.bodies import fuzz_bodies, fuzz_heavy
+from tools.fuzz.conversations import LIMITS, fuzz_conversations
+from tools.fuzz.costs import fuzz_costs
+from tools.fuzz.openenv import fuzz_openenv
+from tools.fuzz.trainers import fuzz_trainers
 
 pytestmark = pytest.mark.heavy
 

@@ -7,15 +7,15 @@ from typing import Any, Literal, NotRequired
 
 import click
 import pytest
-import surface
 from click.testing import CliRunner
 from pydantic import Field, create_model
-from surface import Surface, Thing, breaks, told_breaks
 from typing_extensions import TypedDict, Unpack
 
 from toolpack_server.base.settings import _FromEnvironment
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import all_methods, openrpc
+from tools import surface
+from tools.surface import Surface, Thing, breaks, told_breaks
 
 DOCUMENT = openrpc(all_methods(load_features()), load_features())
 

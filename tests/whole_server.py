@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.patience import PATIENCE
+from patience import PATIENCE
+
 from toolpack_server.base.settings import Settings
 from toolpack_server.observability.exposition import exposition
 from toolpack_server.packs.catalog import Catalog

@@ -1,4 +1,4 @@
-"""Programs for developers that aren't tests; they may import the tests' helpers by bare names."""
+"""Programs for developers that aren't tests. They import helpers of the tests by bare names, and no tests."""
 
 import sys
 from pathlib import Path

@@ -27,8 +27,7 @@ from pathlib import Path
 import httpx
 import redis
 import yaml
-
-from tests.redis_server import find, free_port
+from redis_server import find, free_port
 
 ROOT = Path(__file__).parents[1]
 IMAGE = "toolpack-server"

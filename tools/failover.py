@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 
 import click
+from postgres_server import Postgres, ask, folder
 
-from tests.faults.clients import Connection, NeverAnsweredError
-from tests.faults.world import Server, Wire, wait_until
-from tests.postgres_server import Postgres, ask, folder
+from tools.faults.clients import Connection, NeverAnsweredError
+from tools.faults.world import Server, Wire, wait_until
 
 RESUMED_SECONDS = 5.0  # after the promotion, calls go on within
 ANSWERED_SECONDS = 120.0

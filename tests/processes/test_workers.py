@@ -19,9 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 import postgres_server
 import pytest
 import redis
-from faults.clients import Connection
-from faults.world import Server, is_alive, send_signal, wait_until
 from patience import PATIENCE
+
+from tools.faults.clients import Connection
+from tools.faults.world import Server, is_alive, send_signal, wait_until
 
 pytestmark = pytest.mark.heavy
 FORKS = 1000

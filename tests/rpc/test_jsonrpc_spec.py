@@ -5,7 +5,6 @@ import json
 
 import pytest
 import serving
-from fuzz.values import Target, bodies
 from hypothesis import HealthCheck, given, settings
 from serving import RpcError
 
@@ -14,6 +13,7 @@ from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import describe
 from toolpack_server.rpc.jsonrpc import JsonRpc
 from toolpack_server.rpc.method import Method
+from tools.fuzz.values import Target, bodies
 
 PARSE = {"code": -32700, "message": "Parse error"}
 INVALID = {"code": -32600, "message": "Invalid Request"}

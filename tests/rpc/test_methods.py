@@ -4,7 +4,6 @@ import json
 from typing import Literal
 
 import pytest
-from client_code import client_code
 from pydantic import Field
 from serving import FEATURES, refused, result_of
 
@@ -15,6 +14,7 @@ from toolpack_server.rpc.method import Method
 from toolpack_server.rpc.openrpc import openrpc_document
 from toolpack_server.wiring.feature import Feature
 from toolpack_server.wiring.service import all_methods
+from tools.client_code import client_code
 
 
 class TouchSession(Method, result=Literal[True], agents="Renew the session.", positional=("why",), repeatable=False):

@@ -1,11 +1,11 @@
-"""A flood on one connection neither blocks the event loop nor fills the memory: `python -m tests.fuzz` sends more."""
+"""A flood on one connection neither blocks the event loop nor fills the memory: `python -m tools.fuzz` sends more."""
 
 import pytest
-from fuzz.floods import BODIES, FRAME_FLOODS, HTTP_FLOODS, TOKEN, WRAPPED, Flood
 from http_endpoint import PROTOCOLS, served
 from serving import PACKS
 
 from toolpack_server.packs.loading import load_catalog
+from tools.fuzz.floods import BODIES, FRAME_FLOODS, HTTP_FLOODS, TOKEN, WRAPPED, Flood
 
 CATALOG = load_catalog((PACKS,), ("bank", "chores"))
 SIZE = 300_000

@@ -24,13 +24,13 @@ import zipfile
 from pathlib import Path
 
 import click
+from postgres_server import start as start_postgres
+from redis_server import start as start_redis
 
-from tests.faults.checks import check_all
-from tests.faults.clients import OVERLOADED, Clients, Connection, RefusedError, UnknownError
-from tests.faults.world import PACKS as CROWD_PACKS
-from tests.faults.world import ROOT, Server, send_signal, wait_until
-from tests.postgres_server import start as start_postgres
-from tests.redis_server import start as start_redis
+from tools.faults.checks import check_all
+from tools.faults.clients import OVERLOADED, Clients, Connection, RefusedError, UnknownError
+from tools.faults.world import PACKS as CROWD_PACKS
+from tools.faults.world import ROOT, Server, send_signal, wait_until
 from tools.upgrade.scenarios import PACKS, SCENARIOS, BrokenError
 
 REPOSITORY = Path(os.environ.get("REPOSITORY", ROOT))

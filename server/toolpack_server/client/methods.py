@@ -1,6 +1,6 @@
 """The methods of the clients: their parameters, and the types of their results.
 
-Written by `python -m tests.schemas` from the server's methods: don't edit it. What is done to send a request is in
+Written by `python -m tools.schemas` from the server's methods: don't edit it. What is done to send a request is in
 `requests`; the functions here have no bodies.
 """
 # mypy: disable-error-code="empty-body"

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import database_histories
 import pytest
 from command_line import run
 from serving import ISOLATIONS, PACKS, PATIENCE, Bench, refused, wait_until
@@ -31,6 +30,7 @@ from toolpack_server.testing import Session
 from toolpack_server.testing.store_contract.model import SharedMemory
 from toolpack_server.volumes.scratch import PREFIX, Scratch, remove_leftovers
 from toolpack_server.volumes.volume import Limits
+from tools import database_histories
 
 CATALOG = load_catalog((PACKS,), ("stall",))
 ALONE = "a session's database stands alone: ATTACH, DETACH and VACUUM INTO aren't possible"

@@ -10,9 +10,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from faults.clients import Connection
-from faults.world import Server
 from serving import PACKS, PATIENCE
+
+from tools.faults.clients import Connection
+from tools.faults.world import Server
 
 pytestmark = pytest.mark.heavy
 

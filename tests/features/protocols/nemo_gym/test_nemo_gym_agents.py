@@ -14,8 +14,9 @@ import httpx
 import pytest
 import server_process
 import serving
-from faults.world import Server
 from patience import PATIENCE
+
+from tools.faults.world import Server
 
 PYTHON = os.environ.get("NEMO_GYM")
 ADVICE = "no NeMo Gym: python3.13 -m venv X && X/bin/pip install --ignore-requires-python nemo-gym==0.7.0, NEMO_GYM=…"

@@ -1,0 +1,41 @@
+"""How many attempts `toolpack-server audit` makes in a second of one processor, on a world of 10 KB.
+
+Everything counts, from the start of the command to its end, in all of its processes.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.benchmarks.bounds import Bound
+from tools.benchmarks.workshop import Workshop
+
+PACKS = Path(__file__).parent / "packs"
+WANTED = 500.0
+RUNS = 3
+
+
+def auditing(workshop: Workshop) -> Iterator[Bound]:
+    """Audit the tasks of a toolpack, several times: the best run counts, as others slow a processor down."""
+    report = workshop.folder / "audit.json"
+    found = []
+    for _ in range(RUNS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "toolpack_server", "audit", "--pack-dir", str(PACKS), "--packs", "bazaar"]
+        subprocess.run(
+            [*command, "--no-hash-seeds", "--fail-on", "never", "--json", str(report)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")},
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        found.append((json.loads(report.read_text())["attempts"] / seconds, seconds))
+    rate, seconds = max(found)
+    detail = f"{rate * seconds:.0f} attempts in {seconds:.2f} s"
+    yield Bound("attempts of an audit on 10 KB", rate, WANTED, at_least=True, unit="/s", detail=detail)

@@ -1,0 +1,156 @@
+"""Whether costs stay flat as a server fills: with many sessions, long traces, many versions and large environments.
+
+Each cost is measured where there is little and where there is much, in turns, as processor time of the server
+for one request, and the bound is on their ratio. Only what a call touches may cost in proportion to its size.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from tools.benchmarks.bounds import Bound
+from tools.benchmarks.ours import Server, serving
+from tools.benchmarks.wire import jsonrpc
+from tools.benchmarks.workshop import Workshop
+
+ONE = {"amount": 1}
+FEW, MANY, BATCH = 10, 100_000, 200
+TRACE, VERSIONS = 10_000, 100
+MEASURED, ROUNDS = 200, 3
+FLAT = 1.5  # what noise can make of 1
+FIRST_PAGE = 0.1
+DEEP = 50
+SMALL, LARGE = 1024, 10 * 2**20
+
+Action = Callable[[int], object]
+
+
+def growth(workshop: Workshop) -> Iterator[Bound]:
+    """Measure all of it, on SQLite, the default store."""
+    yield from _sessions(workshop)
+    with serving(workshop) as server:
+        yield from _records(server)
+    with serving(workshop) as server:
+        yield from _touched(server)
+
+
+def costs(pairs: Sequence[tuple[Server, Action]], times: int = MEASURED) -> list[float]:
+    """Get the server's processor time of each action in milliseconds: the least of several rounds.
+
+    The actions take turns, so that whatever else the machine does is beside each of them.
+    """
+    found: list[list[float]] = [[] for _ in pairs]
+    for _ in range(ROUNDS):
+        for (server, action), took in zip(pairs, found, strict=True):
+            before = server.process.cpu_seconds()
+            for number in range(times):
+                action(number)
+            time.sleep(0.05)  # what follows an answer counts too
+            took.append((server.process.cpu_seconds() - before) / times * 1000)
+    return [min(took) for took in found]
+
+
+def _ratio(name: str, before: float, after: float, limit: float = FLAT) -> Bound:
+    return Bound(name, after / before, limit, detail=f"CPU {after:.2f} / {before:.2f} ms")
+
+
+def _sessions(workshop: Workshop) -> Iterator[Bound]:
+    """Beside 100,000 sessions each request costs what it does beside 10, on another server."""
+    other = replace(workshop, folder=workshop.folder / "few")
+    other.folder.mkdir()
+    with serving(other) as few, serving(workshop) as many:
+        actions = [_beside_others(few), _beside_others(many)]
+        for _ in range(MANY // BATCH - 10):  # the server allows as many, and counts every second
+            many.client.post([jsonrpc("create_session", {"toolpacks": ["counter"]}, n) for n in range(BATCH)])
+        for name in actions[0]:
+            before, after = costs([(few, actions[0][name]), (many, actions[1][name])])
+            yield _ratio(f"{name} beside {MANY:,} sessions, compared with {FEW}", before, after)
+
+
+def _beside_others(server: Server) -> dict[str, Action]:
+    """Create some sessions, and get actions on them."""
+    first = [server.create("counter") for _ in range(FEW)]
+    call = server.client.call
+    return {
+        "call": lambda n: call("run_function", {"session_id": first[n % FEW], "function": "add", "kwargs": ONE}),
+        "create and close": lambda _: call("close_session", {"session_id": server.create("counter")}),
+        "fork and close": lambda n: _fork(server, first[n % FEW]),
+        "list of 10": lambda _: call("list_sessions", {"limit": 10}),
+    }
+
+
+def _fork(server: Server, session_id: str) -> None:
+    (fork,) = server.client.call("fork_session", {"session_id": session_id})
+    server.client.call("close_session", {"session_id": fork["session_id"]})
+
+
+def _records(server: Server) -> Iterator[Bound]:
+    """In a session of 10,000 records, of which 100 versions are kept, each request costs what it does in one of 100.
+
+    The first page of the path is measured alone, because it reads all of them. The next ones read only what is new.
+    """
+    few, many = (_after_records(server, count) for count in (VERSIONS, TRACE))
+    deep = _deep(server)
+    deep(0)
+    started = server.process.cpu_seconds()
+    many["page of the path"](0)
+    first = (server.process.cpu_seconds() - started) / TRACE * 1000
+    for name in few:
+        before, after = costs([(server, few[name]), (server, many[name])])
+        yield _ratio(f"{name} after {TRACE:,} records, compared with {VERSIONS}", before, after)
+        if name == "call":
+            yield _ratio(
+                f"first page of {TRACE:,} records' path, for each, compared with a call", after, first, FIRST_PAGE
+            )
+    before, after = costs([(server, few["page of the path"]), (server, deep)])
+    yield _ratio(f"page of a path through {DEEP} sessions, compared with one", before, after)
+
+
+def _deep(server: Server) -> Action:
+    """Create a fork of a fork of …, each with two records, and get an action that reads a page of its path."""
+    call, session_id = server.client.call, server.create("counter")
+    for _ in range(DEEP):
+        for _ in range(VERSIONS // DEEP):
+            call("run_function", {"session_id": session_id, "function": "add", "kwargs": ONE})
+        (fork,) = call("fork_session", {"session_id": session_id})
+        session_id = fork["session_id"]
+    return lambda _: call("get_trace", {"session_id": session_id, "after": 50, "limit": 20, "path": True})
+
+
+def _after_records(server: Server, count: int) -> dict[str, Action]:
+    """Create a session with so many records, and get actions on it."""
+    session = {"session_id": server.create("counter")}
+    call = server.client.call
+    change = {**session, "function": "add", "kwargs": ONE}
+    for start in range(0, count, BATCH):
+        numbers = range(min(BATCH, count - start))
+        server.client.post([jsonrpc("run_function", change, number) for number in numbers])
+    page = {**session, "after": 50, "limit": 20}
+
+    def change_and_fork(_: int) -> None:
+        call("run_function", change)
+        _fork(server, session["session_id"])
+
+    return {
+        "call": lambda _: call("run_function", {**session, "function": "get"}),
+        "page of the trace": lambda _: call("get_trace", page),
+        "page of the path": lambda _: call("get_trace", {**page, "path": True}),
+        "fork and close": lambda _: _fork(server, session["session_id"]),
+        "change, fork and close": change_and_fork,
+    }
+
+
+def _touched(server: Server) -> Iterator[Bound]:
+    """A call on 10 MB costs no more for each byte than one on 1 KB, whose fixed cost is larger than that."""
+    took = {}
+    for size in (SMALL, SMALL * 100, LARGE):
+        session = server.create("counter", {"padding": size})
+        call = {"session_id": session, "function": "add", "kwargs": ONE}
+        times = 5 if size == LARGE else MEASURED
+        (took[size],) = costs([(server, lambda _, call=call: server.client.call("run_function", call))], times)
+        with suppress(RuntimeError):
+            server.client.call("close_session", {"session_id": session})
+    middle, large = ((took[size] - took[SMALL]) / size for size in (SMALL * 100, LARGE))
+    detail = ", ".join(f"{size / 1024:,.0f} KB {cost:.2f} ms" for size, cost in took.items())
+    yield Bound("CPU of a touched byte at 10 MB, compared with 100 KB", large / middle, 2, detail=detail)

@@ -1,0 +1,56 @@
+"""What it takes to value the steps of many rollouts, by forks that are finished at once or as the solution says.
+
+    python -m tools.benchmarks.values http://127.0.0.1:8000
+
+It measures a server that runs already, with the toolpack `bank`. The sessions that it makes are closed.
+"""
+
+import asyncio
+import time
+
+import click
+
+from toolpack_server import AsyncClient, rollouts
+
+TASK = "bank/save-300"
+LABELS = {"run": "benchmark-of-values"}
+
+
+async def play(agent, _session):
+    for _ in range(9):  # and with its start a rollout has ten steps
+        await agent.run_function("move_to_savings", {"amount": "1.00"})
+
+
+async def measure(url, group, k):
+    async with AsyncClient(url) as client:
+        sessions = [
+            each.session async for found in rollouts(client, [TASK], play, labels=LABELS, group=group) for each in found
+        ]
+        try:
+            for finish in (None, "solution"):
+                began, used = time.monotonic(), time.process_time()
+                tree = {"k": k, "finish": finish}
+                async for found in rollouts(client, [TASK], play, labels=LABELS, group=group, tree=tree):
+                    errors = [each.error for each in found if each.error]
+                    forks = sum(step.n for each in found if each.values for step in each.values.steps)
+                seconds, own = time.monotonic() - began, time.process_time() - used
+                print(
+                    f"{finish}: {forks} forks in {seconds:.0f} s, {forks / seconds:.0f}/s; client {own:.0f} s; {errors}"
+                )
+        finally:
+            for session in sessions:
+                await client.close_session(labels={"values": session["session_id"]})
+            await client.close_session(labels=LABELS)
+
+
+@click.command()
+@click.argument("url")
+@click.option("--rollouts", "group", default=200, show_default=True)
+@click.option("--forks", "k", default=8, show_default=True, help="Of each step.")
+def main(url, group, k):
+    """Measure, and print the results."""
+    asyncio.run(measure(url, group, k))
+
+
+if __name__ == "__main__":
+    main()

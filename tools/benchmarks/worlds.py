@@ -1,0 +1,161 @@
+"""What databases and files in a world cost, from 100 KB to 50 MB, compared with an environment of 110 KB of objects.
+
+"A" is a change in AgentDojo's workspace. Each cost is the server's processor time, measured in turns with A,
+so that whatever else the machine does is beside both; a bound is on their ratio, but for those of readers, which are in
+milliseconds.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from itertools import count
+
+from tools.benchmarks.bounds import Bound
+from tools.benchmarks.growth import Action, costs
+from tools.benchmarks.ours import AGENTDOJO, Server, serving
+from tools.benchmarks.workshop import Workshop
+
+SIZES = {"100 KB": 10**5, "1 MB": 10**6, "10 MB": 10**7, "50 MB": 5 * 10**7}
+FIRST_CHANGE = {"100 KB": 2.5, "1 MB": 2.5, "10 MB": 6, "50 MB": 25}
+READERS_MS = {"100 KB": 15, "1 MB": 20, "10 MB": 150, "50 MB": 500}
+MEASURED, FEW, FORKED = 200, 5, 5
+VERSIONS, OLD = 60, 300
+FORKS = 1000
+PAPERS = 1000
+
+SUITE, FUNCTION, KWARGS = AGENTDOJO["110 KB"]
+
+
+def worlds(workshop: Workshop) -> Iterator[Bound]:
+    """Measure all of it, on SQLite, the default store."""
+    with serving(workshop) as server:
+        objects = _Session(server, server.create(f"agentdojo-{SUITE}"), FUNCTION, KWARGS)
+        for name, size in SIZES.items():
+            yield from _database(server, objects, name, size)
+        yield from _files(server, objects)
+
+
+class _Session:
+    """A session, and a change that is made in it."""
+
+    def __init__(self, server: Server, session_id: str, function: str, kwargs: dict[str, object]) -> None:
+        self.server = server
+        self.id = session_id
+        self._change = {"function": function, "kwargs": kwargs}
+
+    def change(self, _: int = 0) -> None:
+        self.server.client.call("run_function", {"session_id": self.id, **self._change})
+
+    def call(self, function: str, _: int = 0, **kwargs: object) -> None:
+        self.server.client.call("run_function", {"session_id": self.id, "function": function, "kwargs": kwargs})
+
+    def forks(self, number: int) -> list[str]:
+        found = self.server.client.call("fork_session", {"session_id": self.id, "count": number})
+        return [fork["session_id"] for fork in found]
+
+    def close(self, session_ids: list[str]) -> None:
+        for session_id in session_ids:
+            self.server.client.call("close_session", {"session_id": session_id})
+
+
+def _compared(name: str, objects: _Session, action: Action, limit: float, times: int = MEASURED) -> Bound:
+    one, other = costs([(objects.server, objects.change), (objects.server, action)], times)
+    return Bound(name, other / one, limit, unit=" A", detail=f"CPU {other:.2f} / {one:.2f} ms")
+
+
+def _database(server: Server, objects: _Session, name: str, size: int) -> Iterator[Bound]:
+    books = _Session(server, server.create("books", {"size": size}), "order", {"product": 7})
+    yield _new_forks(f"{FORKS:,} forks of {name}, new", objects, books, 1.8)
+    yield _bytes(f"bytes of a new fork of {name}", server, partial(books.forks, 50), 50, 1.6)
+    changes = partial(_repeated, books.change, VERSIONS)
+    yield _bytes(f"bytes of a version of {name}", server, changes, VERSIONS, 12)
+    yield _bytes(f"bytes of a fork of {name} after {VERSIONS} changes", server, partial(books.forks, 50), 50, 2.7)
+    yield _compared(f"change of two rows in {name}", objects, books.change, 1.25)
+    yield _compared(f"read in {name}", objects, partial(books.call, "stock", product=7), 0.7)
+    yield _compared(f"failed call in {name}", objects, partial(books.call, "order", product=7, fails=True), 1)
+    yield _first_changes(f"first change in a fork of {name}", objects, books, FIRST_CHANGE[name])
+    _repeated(books.change, OLD)
+    _repeated(objects.change, OLD)
+    yield _new_forks(f"{FORKS:,} forks of {name}, after {OLD} changes", objects, books, 2.6)
+    yield from _readers(name, books)
+    books.close([books.id])
+
+
+def _repeated(action: Action, times: int, _: int = 0) -> None:
+    for number in range(times):
+        action(number)
+
+
+def _new_forks(name: str, objects: _Session, books: _Session, limit: float) -> Bound:
+    """Measure making many forks; they are closed beside the measurement, as far as that is possible."""
+
+    def made(session: _Session, _: int) -> None:
+        forks[session].append(session.forks(FORKS // FEW))
+
+    forks: dict[_Session, list[list[str]]] = {objects: [], books: []}
+    one, other = costs([(books.server, partial(made, session)) for session in forks], FEW)
+    for session, found in forks.items():
+        for some in found:
+            session.close(some)
+    return Bound(name, other / one, limit, detail=f"CPU {other * FEW:.0f} / {one * FEW:.0f} ms, A's / its session")
+
+
+def _first_changes(name: str, objects: _Session, books: _Session, limit: float) -> Bound:
+    """Measure the first change in each of some forks, that read what all of them share before."""
+    forks = [_Session(books.server, fork, "order", {"product": 7}) for fork in books.forks(3 * FORKED)]
+    forks[0].call("stock", product=7)
+    waiting = iter(forks)
+    actions = [partial(_repeated, objects.change, 20), lambda _: next(waiting).change()]
+    one, other = costs([(books.server, action) for action in actions], FORKED)
+    books.close([fork.id for fork in forks])
+    return Bound(name, other / (one / 20), limit, unit=" A", detail=f"CPU {other:.2f} / {one / 20:.2f} ms")
+
+
+def _bytes(name: str, server: Server, action: Callable[[], object], number: int, limit: float) -> Bound:
+    """Measure what some versions or forks add to what the store holds."""
+    before = _stored(server)
+    made = action()
+    added = (_stored(server) - before) / number / 1000
+    if isinstance(made, list):
+        for session_id in made:
+            server.client.call("close_session", {"session_id": session_id})
+    return Bound(name, added, limit, unit=" KB")
+
+
+def _stored(server: Server) -> int:
+    """Get how many bytes the store's pages take that are in use."""
+    with closing(sqlite3.connect(f"{(server.data / 'sessions.db').as_uri()}?mode=ro", uri=True)) as store:
+        pages, free, size = (
+            store.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+    return (pages - free) * size
+
+
+def _readers(name: str, books: _Session) -> Iterator[Bound]:
+    session = books.server.client.call("get_session", {"session_id": books.id})
+    versions = {"session_id": books.id, "from_version": session["version"] - 1}
+    row = {"session_id": books.id, "pointer": "/books/db/orders/17"}
+    call = books.server.client.call
+    for what, method, params in (("diff of one row", "diff_environment", versions), ("row", "get_environment", row)):
+        call(method, params)
+        (took,) = costs([(books.server, lambda _, method=method, params=params: call(method, params))], FEW * 4)
+        yield Bound(f"{what} in {name}", took, READERS_MS[name], unit=" ms")
+
+
+def _files(server: Server, objects: _Session) -> Iterator[Bound]:
+    papers = _Session(server, server.create("books", {"papers": PAPERS}), "note", {})
+    texts = map(str, count())
+    papers.call("note", number=1, text="")
+    yield _compared(
+        f"write of one of {PAPERS:,} files",
+        objects,
+        lambda n: papers.call("note", number=n, text=next(texts)),
+        0.8,
+    )
+    papers.call("run")
+    plain, inside = costs(
+        [(server, partial(papers.call, "run_elsewhere")), (server, partial(papers.call, "run"))], MEASURED // 4
+    )
+    name = f"command in the directory of {PAPERS:,} files, beside its own time"
+    yield Bound(name, inside - plain, 9, unit=" ms", detail=f"CPU {inside:.2f} - {plain:.2f} ms")

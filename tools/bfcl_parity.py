@@ -1,0 +1,107 @@
+"""BFCL's entries on the server are judged as BFCL judges them: `python -m tools.bfcl_parity` compares all 800.
+
+For each entry: the ground truth, nothing done, and mutations of the ground truth. What the calls return is compared,
+and then the verdicts.
+"""
+
+import copy
+import json
+import random
+
+import serving
+from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
+from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
+
+from toolpack_server.packs.loading import load_catalog
+from toolpacks import bfcl
+from tools import parity
+
+MUTANTS = 3
+
+
+def runs(entry, mutants=MUTANTS):
+    """The turns of calls to try, by name."""
+    truth = entry["ground_truth"]
+    yield "ground truth", truth
+    yield "nothing", [[] for _ in truth]
+    chance = random.Random(entry["id"])
+    for number in range(mutants):
+        turns = copy.deepcopy(truth)
+        turn = chance.choice([turn for turn in turns if turn])
+        kind = chance.choice(("omit", "twice", "argument"))
+        place = chance.randrange(len(turn))
+        if kind == "omit":
+            del turn[place]
+        elif kind == "twice":
+            turn.insert(place, turn[place])
+        else:
+            name, kwargs = bfcl.read_call(turn[place])
+            turn[place] = bfcl.written(name, {key: other(value) for key, value in kwargs.items()})
+        yield f"{kind} {number}", turns
+
+
+def other(value):
+    """Another value of the same type."""
+    if isinstance(value, str):
+        return f"{value} too"
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int | float) else type(value)()  # a list or an object
+
+
+def in_process(entry, turns, name):
+    """BFCL's own verdict, and what its execution of the calls gives."""
+    results, _ = multi_turn_utils.execute_multi_turn_func_call(
+        [call for turn in turns for call in turn],
+        entry["initial_config"],
+        entry["involved_classes"],
+        f"{name}_results",
+        entry["id"],
+        long_context="long_context" in entry["id"],
+    )
+    calls = [[[call] for call in turn] for turn in turns]
+    return bool(multi_turn_checker(calls, entry["ground_truth"], entry, "", name)["valid"]), results
+
+
+def on_server(bench, entry, turns):
+    """The server's verdict, and what its calls return, as BFCL writes it."""
+    session = bench.rpc("create_session", task=f"bfcl/{entry['id']}")["session_id"]
+    results = []
+    for number, turn in enumerate(turns):
+        if number:
+            bench.rpc("run_function", session_id=session, function="next_turn")
+        for call in turn:
+            function, kwargs = bfcl.read_call(call)
+            envelope = bench.rpc("run_function", session_id=session, function=function, kwargs=kwargs)
+            results.append(envelope)
+    verdict = bench.rpc("evaluate_session", session_id=session)
+    bench.rpc("close_session", session_id=session)
+    return verdict["passed"], results
+
+
+def same(envelope, result):
+    """Whether an envelope says what BFCL's execution gives: its results are texts, of JSON where it can be."""
+    if envelope["error"] is not None:
+        return result.startswith("Error during execution: ")
+    return envelope["result"] == result or json.dumps(envelope["result"]) == result or str(envelope["result"]) == result
+
+
+def compared(bench, entry, mutants=MUTANTS):
+    """Make the runs of an entry in both places."""
+    for name, turns in runs(entry, mutants):
+        run = parity.Run(name)
+        expected, results = in_process(entry, turns, name.replace(" ", "_"))
+        passed, envelopes = on_server(bench, entry, turns)
+        run.compare_verdicts(passed, expected)
+        run.compare_results(envelopes, results, same)
+        yield run
+
+
+def main():
+    entries = bfcl._entries()
+    with serving.Bench(load_catalog((), ("bfcl",)), timeout_seconds=600) as bench:
+        parity.compare_all("bfcl", entries, lambda name: compared(bench, entries[name]))
+
+
+if __name__ == "__main__":
+    main()

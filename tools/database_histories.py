@@ -1,0 +1,290 @@
+"""Random histories of a session's database, beside plain `sqlite3`: results, errors and tables must be equal.
+
+    python -m tools.database_histories --histories 2000 --store sqlite --isolation process
+    python -m tools.database_histories --histories 500 --store redis --isolation thread --kills 2
+
+Exit status 1 means that they weren't; what is printed has the seed that shows it again.
+"""
+
+import contextlib
+import random
+import sqlite3
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+import redis_server
+import serving
+
+from toolpack_server.packs.loading import load_catalog
+from tools import killed_server
+
+VALUES = ["NULL", "1", "-7", "9007199254740993", "1.5", "1e300", "'a'", "'x/y~z'", "'it''s'", "''", "'né€'", "x'00ff'"]
+TYPES = ["INTEGER", "TEXT", "REAL", "BLOB", "", "NUMERIC"]
+KEYS = ["", "PRIMARY KEY", "UNIQUE", "NOT NULL", "DEFAULT 3", "CHECK (a IS NOT 9)"]
+
+
+class Statements:
+    """Makes up SQL that fits together often enough."""
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def table(self):
+        return self.rng.choice(["t", "u", "v", '"we ird"'])
+
+    def value(self):
+        if self.rng.random() < 0.1:
+            return f"zeroblob({self.rng.randrange(20_000)})"
+        if self.rng.random() < 0.1:
+            return f"'{self.rng.choice('abc') * self.rng.randrange(9000)}'"
+        return self.rng.choice(VALUES)
+
+    def create(self):
+        rng = self.rng
+        kind = rng.randrange(6)
+        first = f"a {rng.choice(TYPES)} {rng.choice(KEYS)}"
+        columns = f"{first}, b {rng.choice(TYPES)}, c"
+        if kind == 0:
+            return f"CREATE TABLE {self.table()} (a {rng.choice(TYPES)} PRIMARY KEY, b, c) WITHOUT ROWID"
+        if kind == 1:
+            return f"CREATE TABLE {self.table()} (a INTEGER PRIMARY KEY AUTOINCREMENT, b, c)"
+        if kind == 2:
+            return f"CREATE TABLE {self.table()} (a INTEGER, b TEXT, c ANY, PRIMARY KEY (a, b)) STRICT"
+        if kind == 3:
+            return f"CREATE TABLE {self.table()} ({columns}, d AS (typeof(a) || typeof(b)) STORED)"
+        if kind == 4:
+            return f"CREATE TABLE {self.table()} ({first}, b REFERENCES t (a) ON DELETE CASCADE, c)"
+        return f"CREATE TABLE IF NOT EXISTS {self.table()} ({columns})"
+
+    def insert(self):
+        rows = ", ".join(f"({self.value()}, {self.value()}, {self.value()})" for _ in range(self.rng.choice([1, 1, 3])))
+        verb = self.rng.choice(["INSERT", "INSERT", "INSERT OR REPLACE", "INSERT OR IGNORE", "REPLACE"])
+        ending = self.rng.choice(["", "", " RETURNING a, typeof(b)", " ON CONFLICT DO UPDATE SET b = excluded.b"])
+        return f"{verb} INTO {self.table()} (a, b, c) VALUES {rows}{ending}"
+
+    def many(self):
+        return (
+            f"WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < {self.rng.randrange(400)}) "
+            f"INSERT OR IGNORE INTO {self.table()} (a, b, c) SELECT x, 'row ' || x, {self.value()} FROM n"
+        )
+
+    def change(self):
+        where = self.rng.choice(["", "WHERE a = 1", "WHERE a % 3 = 0", "WHERE b LIKE 'row%'", "WHERE c IS NULL"])
+        if self.rng.random() < 0.5:
+            return f"DELETE FROM {self.table()} {where}"
+        return f"UPDATE {self.table()} SET {self.rng.choice('abc')} = {self.value()} {where}"
+
+    def schema(self):
+        table = self.table()
+        return self.rng.choice(
+            [
+                f"DROP TABLE {table}",
+                f"ALTER TABLE {table} ADD COLUMN e DEFAULT 5",
+                f"ALTER TABLE {table} RENAME COLUMN c TO f",
+                f"ALTER TABLE {table} RENAME TO w",
+                f"CREATE INDEX IF NOT EXISTS i ON {table} (b, c)",
+                "DROP INDEX i",
+                f"CREATE TRIGGER g AFTER INSERT ON {table} BEGIN UPDATE u SET c = 'by trigger'; END",
+                "DROP TRIGGER g",
+                f"CREATE VIEW s AS SELECT count(*) AS n FROM {table}",
+                "SELECT n FROM s",
+                "CREATE VIRTUAL TABLE fts USING fts5(body)",
+                "INSERT INTO fts VALUES ('some words here')",
+                "SELECT rowid, body FROM fts WHERE fts MATCH 'words'",
+                "ANALYZE",
+                "REINDEX",
+                "PRAGMA user_version = 7",
+                "PRAGMA integrity_check",
+                "SELECT nothing",
+                "VACUUM",
+            ]
+        )
+
+    def one(self):
+        return self.rng.choices([self.create, self.insert, self.many, self.change, self.schema], [2, 6, 2, 4, 3])[0]()
+
+    def script(self):
+        inside = "; ".join(self.one() for _ in range(self.rng.randrange(1, 4)))
+        return self.rng.choice(
+            [
+                inside,
+                f"BEGIN; {inside}; COMMIT",
+                f"BEGIN; {inside}; ROLLBACK",
+                f"SAVEPOINT p; {inside}; ROLLBACK TO p; {self.insert()}; RELEASE p",
+                f"BEGIN; {inside}",  # which nobody ends
+                f"SAVEPOINT q; {inside}",
+            ]
+        )
+
+
+class Plain:
+    """A database as plain `sqlite3` has it, in memory."""
+
+    def __init__(self, content=None):
+        if content is None:
+            made = sqlite3.connect(":memory:")
+            made.execute("PRAGMA user_version = 1")  # without a page it can't be serialized
+            made.execute("PRAGMA user_version = 0")
+            content = made.serialize()
+            made.close()
+        self.content = content
+
+    def opened(self):
+        connection = sqlite3.connect(":memory:")
+        connection.deserialize(self.content)
+        connection.execute("PRAGMA foreign_keys=ON")
+        return connection
+
+    def run(self, sql, *, script, fails):
+        """Run SQL as a call does; get the answer, and the database after it."""
+        connection = self.opened()
+        try:
+            rows = connection.executescript(sql).fetchall() if script else connection.execute(sql).fetchall()
+            if fails:
+                raise ValueError("on purpose")
+            connection.commit()
+            return [[repr(value) for value in row] for row in rows], None, Plain(connection.serialize())
+        except Exception as error:  # noqa: BLE001 - the same must come out of the call
+            return "", f"{type(error).__name__}: {error}", self
+        finally:
+            connection.close()
+
+    def everything(self):
+        connection = self.opened()
+        try:
+            return everything(lambda sql: [[repr(value) for value in row] for row in connection.execute(sql)])
+        finally:
+            connection.close()
+
+
+def everything(query):
+    """All that a database holds, as far as SQL shows it."""
+    schema = query("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name")
+    found = {"schema": schema, "check": query("PRAGMA integrity_check"), "version": query("PRAGMA user_version")}
+    for kind, name, _, _ in schema:
+        if kind == "'table'" and not name.startswith("'fts"):
+            quoted = '"' + name[1:-1] + '"'
+            found[name] = sorted(query(f"SELECT * FROM {quoted}"))
+    return found
+
+
+def history(bench, seed, steps=25):
+    """Let random things happen to a family of sessions."""
+    rng = random.Random(seed)
+    statements = Statements(rng)
+    first = bench.create("stall", environment={"stall": {"db": "", "notes": []}})
+    empty = Plain()
+    sessions = {first: [empty]}  # the databases of each version
+    for step in range(steps):
+        where = f"seed {seed}, step {step}"
+        session = rng.choice([*sessions])
+        versions = sessions[session]
+        chance = rng.random()
+        if chance < 0.08 and len(sessions) < 4:
+            version = rng.randrange(len(versions))
+            (fork,) = bench.rpc("fork_session", session_id=session, version=version)
+            sessions[fork["session_id"]] = [versions[version]]
+            continue
+        if chance < 0.16:
+            version = rng.randrange(len(versions))
+            bench.rpc("reset_session", session_id=session, version=version)
+            versions.append(versions[version])
+            continue
+        script, fails = rng.random() < 0.3, rng.random() < 0.15
+        sql = statements.script() if script else statements.one()
+        result, error, after = versions[-1].run(sql, script=script, fails=fails)
+        envelope = bench.call(session, "run_sql", sql=sql, script=script, fails=fails)
+        assert envelope == {"result": result, "error": error}, (where, sql, envelope, result, error)
+        if error is None:
+            versions.append(after)
+    for session, versions in sessions.items():
+        found = everything(lambda sql, session=session: bench.result(session, "query", sql=sql))
+        assert found == versions[-1].everything(), (f"seed {seed}", session)
+        check_diff(bench, session, rng.randrange(len(versions)))
+    return sessions
+
+
+def check_diff(bench, session, version):
+    """A patch leads from the JSON of one version to that of the current one, and a pointer to what is there."""
+    import jsonpatch  # noqa: PLC0415 - of the server's
+
+    before = bench.rpc("get_environment", session_id=session, version=version)
+    after = bench.rpc("get_environment", session_id=session)
+    if "$rows" not in str(before) + str(after):
+        patch = bench.rpc("diff_environment", session_id=session, from_version=version)
+        assert jsonpatch.apply_patch(before, patch) == after, (session, version, patch)
+    for name, rows in after["stall"]["db"].items():
+        where = f"/stall/db/{name.replace('~', '~0').replace('/', '~1')}"
+        assert bench.rpc("get_environment", session_id=session, pointer=where) == rows
+        seen = {}
+        while page := bench.rpc(
+            "get_environment", session_id=session, pointer=where, after=next(reversed(seen), None), limit=50
+        ):
+            assert not page.keys() & seen.keys()
+            seen |= page
+        if "$rows" not in rows:
+            assert [*seen.items()] == [*rows.items()], (session, name)
+        for key in [*seen][:3]:
+            row = f"{where}/{key.replace('~', '~0').replace('/', '~1')}"
+            assert bench.rpc("get_environment", session_id=session, pointer=row) == seen[key]
+
+
+def options(command):
+    """Add the options that a program with histories has."""
+    for option in (
+        click.option("--histories", default=2000, show_default=True),
+        click.option("--seed", default=0, show_default=True, help="Of the first one; each adds 1."),
+        click.option("--store", default="memory", type=click.Choice(["memory", "sqlite", "redis"]), show_default=True),
+        click.option("--isolation", default="thread", type=click.Choice(["thread", "process"]), show_default=True),
+        click.option("--kills", default=0.0, help="Kill a worker or an executor each so many seconds.  [default: no]"),
+    ):
+        command = option(command)
+    return command
+
+
+def run(history, pack, histories, seed, store, isolation, kills):
+    """Run histories, each with its seed; with kills several at once, so that one that waits stops no other."""
+    bench = killed_server.KilledServer(store, isolation, pack, kills, seed) if kills else None
+    with contextlib.ExitStack() as stack:
+        if bench is None:
+            bench = stack.enter_context(unkilled(pack, store, isolation))
+        else:
+            stack.callback(bench.close)
+
+        def one(number):
+            for session in history(bench, number):
+                bench.rpc("close_session", session_id=session)
+
+        with ThreadPoolExecutor(8 if kills else 1) as pool:
+            for done, _ in enumerate(pool.map(one, range(seed, seed + histories)), 1):
+                if done % 100 == 0:
+                    click.echo(f"{done} histories")
+    killed = f", {bench.kills} kills" if kills else ""
+    click.echo(f"{histories} histories on {store}, isolation {isolation}{killed}: no difference")
+
+
+@contextlib.contextmanager
+def unkilled(pack, store, isolation):
+    """Have a server in this process."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        url = {"memory": "memory:", "sqlite": f"sqlite:///{folder}/sessions.db"}.get(store)
+        if url is None:
+            url, _ = stack.enter_context(redis_server.start(Path(folder)))
+        given = {"keep_versions": 1000, "max_result_bytes": 2**26}
+        if isolation == "process":
+            given |= {"isolation": "process", "packs": (pack,), "pack_dir": (serving.PACKS,)}
+        yield stack.enter_context(serving.Bench(load_catalog((serving.PACKS,), (pack,)), url, **given))
+
+
+@click.command()
+@options
+def main(**given):
+    """Compare random histories with plain sqlite3."""
+    run(history, "stall", **given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,841 @@
+"""The clients: threads that call functions, retry those without an answer, and record every answer.
+
+A client assumes nothing about the servers. The checks use only what it sent and what was answered.
+"""
+
+import http.client
+import itertools
+import json
+import random
+import re
+import struct
+import threading
+import time
+import uuid
+import zlib
+from collections import Counter
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from raw_websocket import TEXT, RawWebSocket
+
+ANSWER_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
+RETRY_PAUSE_SECONDS = 0.05
+MAX_SESSIONS = 48
+OVERLOADED, VERSION_CONFLICT, NOT_RETAINED, WRONG, FAILED = -32006, -32005, -32011, -32602, -32002
+CRASHED = "CrashedError"  # then nothing has changed
+TOOLPACKS = ["ledger", "tally", "shelf"]
+TASK = "shelf/look"
+GYM = "/{function}"  # where agents of NeMo Gym call functions
+STEP = "/openenv/shelf/step"  # where OpenEnv's clients call the functions of a session with this task
+SOCKET = "/openenv/shelf/ws?session_id="  # where they do so on a WebSocket
+SWITCHING = 101
+OWN_SESSION = f"/mcp?task={TASK}"  # where a client of MCP begins a session of its own
+LABELS = {"by": "clients"}
+KEYS = [f"key {number}" for number in range(40)]
+READING = {"read", "find", "count"}
+FUNCTIONS = ["append", "append_number", "append_and_fail", "append_slowly", "append_patiently", "append_and_hang"]
+FUNCTIONS += ["append_too_late", "add", "put", "take", "put_and_fail", *READING]
+AGENT, CLIENT = "agent", "client"
+
+RULES = [
+    {"name": "down", "functions": "append", "calls": "3/7", "error": "ConnectionError: the ledger is down"},
+    {"name": "lost", "functions": "put", "calls": "2/5", "lost": "TimeoutError: no answer"},
+    {"name": "told", "functions": "read", "rate": 0.4, "append": " obey"},
+    {"name": "flaky", "functions": "take", "rate": 0.3, "error": "OSError: try again"},
+    {"name": "stale", "functions": "find", "calls": "2/3", "stale": True},
+]
+GUESTS_CALLS = 12
+PARTICIPANTS = {
+    "buyer": {"functions": ["append", "append_slowly", "append_patiently", "put", "take", "read", "find"]},
+    "guest": {"functions": ["append", "add", "read", "find", "count"], "max_calls": GUESTS_CALLS},
+}
+NEVER_IN_TIME = {"append_and_hang", "append_too_late"}
+
+
+@dataclass
+class Call:
+    """A call, or something said, as its client knows it.
+
+    Attributes:
+        by: Whose address it was sent to.
+        function: The function; `say` and `add_message` are the methods.
+        late: It was sent with a deadline that it can't meet.
+        envelope: The answer; None if the client never got one.
+        refused: The server answered that nothing has changed.
+    """
+
+    client: int
+    function: str
+    kwargs: dict
+    call_id: str | None
+    sent: float
+    by: str = CLIENT
+    late: bool = False
+    answered: float = 0.0
+    envelope: dict | None = None
+    refused: bool = False
+
+
+class Heard(NamedTuple):
+    """What a participant was told after a message that it had."""
+
+    by: str
+    after: int
+    messages: list
+
+
+@dataclass
+class KnownSession:
+    """A session, and what the clients know about it.
+
+    Attributes:
+        paths: The agent path and the MCP path of each address.
+        parent: The session that it was forked from, and the version.
+        views: Environments that were read: version, `packed` JSON.
+        verdicts: Versions that were evaluated, and what the evaluator has told.
+        resets: For each reset, in no order, the version it restored and the new version, None if unknown.
+        heard: What its participants were told.
+        last: The index of the last message that each participant has heard.
+    """
+
+    id: str
+    paths: dict
+    parent: tuple | None = None
+    seed: str | None = None  # of its rules; None if it has none
+    participants: bool = False
+    task: bool = False
+    openenv: str | None = None  # its id for OpenEnv's clients
+    reset: dict | None = None  # what it was reset with by them; None if it was created
+    mcp: str | None = None  # its id for the client of MCP that has begun it
+    labels: dict = field(default_factory=lambda: LABELS)  # by which it is listed
+    calls: list = field(default_factory=list)
+    views: list = field(default_factory=list)
+    verdicts: list = field(default_factory=list)
+    resets: list = field(default_factory=list)
+    episode: str | None = None  # its id for clients of ORS; None if it is none of theirs
+    heard: list = field(default_factory=list)
+    last: dict = field(default_factory=dict)
+
+    @property
+    def is_settled(self):
+        """Whether no reset is on its way."""
+        return all(version is not None for _, version in self.resets)
+
+
+KINDS = [{}, {"task"}, {"rules"}, {"participants"}, {"rules", "participants", "task"}, {"rules", "task"}]
+KINDS += [{"task", "ors"}]
+"""What the sessions at the start have, in turn."""
+
+
+def beginning(number, episode):
+    """Get the parameters that create a session, and what a `KnownSession` says of that.
+
+    Args:
+        number: Of the session, which says what it has.
+        episode: What trainers' protocols call it; no other session has that name.
+    """
+    kind = KINDS[number % len(KINDS)]
+    params = {"toolpacks": TOOLPACKS, "labels": LABELS}
+    known = {"task": "task" in kind, "participants": "participants" in kind}
+    if "ors" in kind:
+        known["episode"] = episode
+        params["labels"] = LABELS | {"ors": known["episode"]}
+    if "rules" in kind:
+        known["seed"] = f"seed {number % 4}"
+        params["perturbations"] = {"rules": RULES, "seed": known["seed"]}
+    if "participants" in kind:
+        params["participants"] = PARTICIPANTS
+    if "task" in kind:
+        params["task"] = TASK
+        if "participants" not in kind:
+            known["openenv"] = episode
+            params["labels"] = params["labels"] | dict.fromkeys(("openenv", "openenv-episode"), known["openenv"])
+    return params, known
+
+
+def allowed(by):
+    """Get the functions that an address has."""
+    return PARTICIPANTS.get(by, {}).get("functions", FUNCTIONS)
+
+
+def is_unrecorded(envelope):
+    """Whether an answer is to a call that leaves no record."""
+    error = str(envelope["error"])
+    return error.startswith(UNRECORDED) or SUSPECTED in error
+
+
+def packed(value):
+    """Get JSON in few bytes, the same for equal values."""
+    return zlib.compress(json.dumps(value, sort_keys=True).encode(), 1)
+
+
+UNRECORDED = "EpisodeOverError"  # the answer to calls beyond the last one
+SUSPECTED = "has ended its process 3 times"  # in the answer to a call that isn't run any more, nor recorded
+MCP_SHIFT = 1000  # between the codes of MCP and of JSON-RPC
+
+
+class UnknownError(Exception):
+    """No answer came, so the outcome of the request is unknown."""
+
+
+class NeverAnsweredError(UnknownError):
+    """No answer came for so long that the server must have one."""
+
+
+class RefusedError(Exception):
+    """The server answered with a JSON-RPC error."""
+
+    def __init__(self, error):
+        super().__init__(f"{error['code']}: {error['message']} {error.get('data')}")
+        self.code = error["code"]
+        self.message = error["message"]
+        # If the outcome of a commit is unknown, the server's message doesn't say this.
+        self.nothing_changed = self.code != OVERLOADED or "nothing was changed" in error["message"]
+
+
+def _tool_call(function, kwargs, call_id=None):
+    """Get the parameters of MCP's tools/call that stand for those of run_function."""
+    meta = {} if call_id is None else {"toolpack-server/call_id": call_id}
+    return {"name": function, "arguments": kwargs, "_meta": meta}
+
+
+def _envelope(result):
+    """Get the envelope that stands for the result of a tool."""
+    (block,) = result["content"]
+    if result["isError"]:
+        return {"result": "", "error": block["text"]}
+    try:
+        return {"result": json.loads(block["text"]), "error": None}
+    except ValueError:
+        return {"result": block["text"], "error": None}
+
+
+def _step(function, kwargs, call_id, episode):
+    """Get the body of OpenEnv's step that stands for run_function."""
+    action = {"type": "call_tool", "tool_name": function, "arguments": kwargs}
+    return {"action": action, "episode_id": episode, "request_id": call_id}
+
+
+def _is_recorded_crash(function, text):
+    """Whether a call's process has ended, as it is recorded; one that ended while a task was evaluated is not."""
+    return text.startswith(f"{CRASHED}: `{function}` ")
+
+
+def _stepped(response, function):
+    """Get the envelope that stands for the answer to OpenEnv's step."""
+    if "detail" in response:
+        raise RefusedError({"code": "a step was refused", "message": response["detail"]})
+    error, result = response["observation"]["error"], response["observation"]["result"]
+    if error is not None:
+        over = f"{UNRECORDED}: " if error["error_type"] == "execution_error" else ""
+        return {"result": "", "error": over + error["message"]}
+    if not isinstance(result, str) or not re.match(r"\w+Error: ", result):
+        return {"result": result, "error": None}
+    if result.startswith(CRASHED) and not _is_recorded_crash(function, result):
+        raise RefusedError({"code": FAILED, "message": result})
+    return {"result": "", "error": result}
+
+
+def _gym_envelope(text):
+    """Get the envelope that stands for what NeMo Gym's agents hear of a call."""
+    if text.startswith('{"detail":'):
+        raise RefusedError({"code": "a call of NeMo Gym was refused", "message": json.loads(text)["detail"]})
+    if re.match(r"\w+Error: ", text):
+        return {"result": "", "error": text}
+    try:
+        return {"result": json.loads(text), "error": None}
+    except ValueError:
+        return {"result": text, "error": None}
+
+
+class Connection:
+    """Sends JSON-RPC requests to some servers, on one connection at a time.
+
+    Attributes:
+        overloaded: How often each message came with code -32006, which asks to retry.
+        mcp_session_id: What the last answer has in this header.
+    """
+
+    def __init__(self, ports, rng):
+        self.overloaded = Counter()
+        self.mcp_session_id = None
+        self._ports = ports
+        self._rng = rng
+        self._connection = None
+
+    def send(self, method, params, path="/rpc", seconds=ANSWER_SECONDS):
+        """Send one request, once."""
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection("127.0.0.1", self._rng.choice(self._ports), timeout=seconds)
+        elif self._connection.sock is not None:
+            self._connection.sock.settimeout(seconds)
+        if path == GYM:
+            headers = {"Content-Type": "application/json", "Cookie": f"toolpack_session={params['session_id']}"}
+            body = json.dumps(params["kwargs"])
+            return _gym_envelope(self._post(path.format(**params), body, headers).decode())
+        speaks_mcp, headers = path.startswith("/mcp"), {"Content-Type": "application/json"}
+        calls = path.startswith("/mcp/")
+        if calls:
+            method, params = "tools/call", _tool_call(**params)
+            if self._rng.random() < 0.5:  # the key is the id of the session that a client of /mcp has
+                path, headers["Mcp-Session-Id"] = "/mcp", path.removeprefix("/mcp/")
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        body = json.dumps(_step(**params) if path == STEP else request)
+        response = json.loads(self._post(path, body, headers))
+        if path == STEP:
+            return _stepped(response, params["function"])
+        if "error" in response:
+            error = response["error"]
+            raise RefusedError(error | {"code": error["code"] + MCP_SHIFT} if speaks_mcp else error)
+        return _envelope(response["result"]) if calls else response["result"]
+
+    def leave(self, session_id):
+        """End a session of MCP's, once."""
+        if self._connection is None:
+            port = self._rng.choice(self._ports)
+            self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+        if text := self._post("/mcp", None, {"Mcp-Session-Id": session_id}, "DELETE"):
+            raise RuntimeError(f"the end of {session_id} was answered {text[:500]}")
+
+    def _post(self, path, body, headers, verb="POST"):
+        try:
+            self._connection.request(verb, path, body, headers)
+            reply = self._connection.getresponse()
+            text = reply.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise UnknownError(repr(error)) from error
+        if reply.status == 503:
+            self.close()
+            raise UnknownError("503")
+        if reply.status >= 500:
+            raise RuntimeError(f"{path} was answered {reply.status}: {text[:500]}")
+        self.mcp_session_id = reply.headers["Mcp-Session-Id"]
+        return text
+
+    def play(self, episode, function, kwargs, task_id, until):
+        """Call a function as a client of ORS does, which resumes a stream that ends too soon; get the envelope."""
+        body = json.dumps({"name": function, "input": kwargs, "task_id": task_id})
+        headers = {"Content-Type": "application/json", "X-Session-ID": episode}
+        while True:
+            if self._connection is None:
+                port = self._rng.choice(self._ports)
+                self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+            with suppress(UnknownError):
+                events = self._post("/call", body, headers).decode().split("\n\n")
+                found = [
+                    event.partition("data: ")[2] for event in events if event.startswith(("event: chunk", "event: end"))
+                ]
+                if any(event.startswith("event: error") for event in events):
+                    raise RuntimeError(f"{episode} {function}: {events}")
+                if any(event.startswith("event: end") for event in events):
+                    result = json.loads("".join(found))
+                    if not result["ok"]:
+                        raise RuntimeError(f"{episode} {function}: {result}")
+                    text = result["output"]["blocks"][0]["text"]
+                    if _is_recorded_crash(function, text):
+                        return {"result": "", "error": text}
+                    if not text.startswith(CRASHED):
+                        return {"result": json.loads(text), "error": None}
+            if until():
+                raise NeverAnsweredError(f"{episode} {function}")
+            self.close()
+            time.sleep(RETRY_PAUSE_SECONDS)
+
+    def insist(self, method, params, until, path="/rpc", first_seconds=ANSWER_SECONDS):
+        """Send a request, with retries until an answer says what its outcome is.
+
+        Args:
+            until: When to give up, as `time.monotonic` tells it, or a function that says whether to.
+        """
+        is_over = until if callable(until) else lambda: time.monotonic() > until
+        seconds = first_seconds
+        while True:
+            try:
+                return self.send(method, params, path, seconds)
+            except UnknownError as error:
+                if is_over():
+                    raise NeverAnsweredError(str(error)) from error
+            except RefusedError as refused:
+                if refused.code != OVERLOADED and not (refused.code == FAILED and CRASHED in refused.message):
+                    raise
+                self.overloaded[refused.message] += 1
+                if is_over():
+                    raise NeverAnsweredError(str(refused)) from refused
+                if self._rng.random() < 0.5:
+                    self.close()  # a new connection may reach another worker
+            seconds = ANSWER_SECONDS
+            time.sleep(RETRY_PAUSE_SECONDS)
+
+    def close(self):
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class Socket(Connection):
+    """Sends OpenEnv's messages on a WebSocket, and on a new one when it breaks."""
+
+    def send(self, method, params, path, seconds=ANSWER_SECONDS):
+        """Send one message, once, and get what was observed, of a step as an envelope."""
+        try:
+            if self._connection is None:
+                self._connection = RawWebSocket(self._rng.choice(self._ports), path, seconds=seconds)
+            if self._connection.status == SWITCHING:
+                self._connection.connection.settimeout(seconds)
+                self._connection.say({"type": method, "data": params})
+                opcode, text = self._connection.read()
+                reply = json.loads(text) if opcode == TEXT else None
+        except (OSError, TypeError, ValueError, IndexError, struct.error) as error:  # it ended, perhaps amid a frame
+            self.close()
+            raise UnknownError(repr(error)) from error
+        status = self._connection.status
+        if status != SWITCHING or reply is None:
+            refused = self._connection.body
+            self.close()
+            if status not in {SWITCHING, 503}:
+                raise RuntimeError(f"{path} was answered {status}: {refused[:500]}")
+            raise UnknownError("closed" if status == SWITCHING else "503")
+        data = reply["data"]
+        if reply["type"] == "error":
+            code = OVERLOADED if data["code"] == "CAPACITY_REACHED" else data["code"]
+            raise RefusedError({"code": code, "message": data["message"]})
+        return _stepped(data, params["tool_name"]) if method == "step" else data
+
+    def close(self):
+        if self._connection is not None:
+            self._connection.__exit__()
+            self._connection = None
+
+
+class Clients:
+    """Client threads on shared sessions.
+
+    Attributes:
+        sessions: The sessions, by id.
+        surprises: Answers that should never come.
+        counts: How often each action was done.
+        overloaded: See `Connection`.
+    """
+
+    def __init__(self, ports, clients, sessions, seed):
+        self.sessions = {}
+        self.surprises = []
+        self.counts = Counter()
+        self.overloaded = Counter()
+        self._ports = ports
+        self._stopped = threading.Event()
+        self._until = float("inf")
+        self._entries = itertools.count()
+        self._first = [*range(64)]  # the choices that are still to be made once, whatever the shares
+        self._first_kinds = [*range(64)]
+        rng = random.Random(seed)
+        connection = Connection(ports, rng)
+        for number in range(sessions):
+            params, known = beginning(number, f"episode-{_new_id(rng)}")
+            params["call_id"] = _new_id(rng)
+            self._add(connection.insist("create_session", params, time.monotonic() + PATIENCE_SECONDS), **known)
+        connection.close()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, random.Random(f"{seed}/{number}")), daemon=True)
+            for number in range(clients)
+        ]
+
+    def start(self):
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self):
+        """Send no new requests, and wait for the running ones."""
+        self._until = time.monotonic() + PATIENCE_SECONDS
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(PATIENCE_SECONDS + 2 * ANSWER_SECONDS)
+            if thread.is_alive():
+                self.surprises.append("a client did not finish")
+
+    def _is_over(self):
+        """Whether whoever still waits for an answer gives up."""
+        return time.monotonic() > self._until
+
+    def _add(self, session, parent=None, **known):
+        participants = session.get("participants") or {AGENT: session}
+        paths = {name: (each["agent_path"], each["mcp_path"]) for name, each in participants.items()}
+        self.sessions[session["session_id"]] = KnownSession(session["session_id"], paths, parent, **known)
+
+    def _run(self, number, rng):
+        connection = Connection(self._ports, rng)
+        kinds = {
+            self._call: 74,
+            self._call_impatiently: 4,
+            self._call_once: 4,
+            self._call_expecting: 3,
+            self._note: 1,
+            self._say: 4,
+            self._listen: 4,
+            self._view: 2,
+            self._evaluate: 2,
+            self._play: 6,
+            self._call_as_gym: 4,
+            self._step_on_socket: 6,
+            self._begin_on_socket: 0.5,
+            self._begin_over_mcp: 0.5,
+            self._leave: 0.5,
+            self._fork: 1,
+            self._reset: 1,
+            self._reconnect: 1,
+        }
+        while not self._stopped.is_set():
+            kind = rng.choices(list(kinds), list(kinds.values()))[0]
+            first = None
+            with suppress(IndexError):
+                first = self._first_kinds.pop()
+                kind = [*kinds][first % len(kinds)]
+            need = {
+                self._say: "participants",
+                self._listen: "participants",
+                self._evaluate: "task",
+                self._play: "episode",
+                self._step_on_socket: "openenv",
+                self._leave: "mcp",
+            }.get(kind, "id")
+            able = [each for each in list(self.sessions.values()) if getattr(each, need)]
+            if not able:  # none has begun yet
+                if first is not None:
+                    self._first_kinds.insert(0, first)
+                kind, able = self._call, list(self.sessions.values())
+            session = rng.choice(able)
+            try:
+                kind(connection, rng, session, number)
+            except NeverAnsweredError as error:
+                self.surprises.append(f"{session.id} {kind.__name__}: never answered: {error}")
+            except UnknownError:
+                self.counts["never answered"] += 1
+            except RefusedError as refused:
+                self.surprises.append(f"{session.id} {kind.__name__}: {refused}")
+            except Exception as error:  # noqa: BLE001 - a client's failure must be reported
+                self.surprises.append(f"{session.id} {kind.__name__}: {error!r}")
+        connection.close()
+        self.overloaded += connection.overloaded
+
+    def _call(self, connection, rng, session, number, *, with_id=True, first_seconds=ANSWER_SECONDS):
+        function, kwargs, *deadline = self._choice(rng)
+        by = rng.choice([CLIENT, *session.paths])
+        with_id = with_id or "entry" not in kwargs or deadline  # without it, some are alike
+        call_id = _new_id(rng) if with_id else None
+        call = Call(number, function, kwargs, call_id, time.monotonic(), by, late=bool(deadline))
+        params = {"function": function, "kwargs": kwargs}
+        params |= ({"call_id": call_id} if with_id else {}) | ({"timeout_seconds": deadline[0]} if deadline else {})
+        path = "/rpc"
+        if by == CLIENT:
+            params["session_id"] = session.id
+        else:
+            path, mcp_path = session.paths[by]
+            # MCP takes no nested calls and no deadlines, and knows no function that an address hasn't.
+            fits = not deadline and "$call" not in json.dumps(kwargs) and function in allowed(by)
+            if fits and rng.random() < 0.5:
+                path = mcp_path
+            elif fits and with_id and session.openenv and by == AGENT:
+                path, params["episode"] = STEP, session.openenv
+                call.call_id = f"openenv-{call_id}"
+                self.counts["steps of OpenEnv"] += 1
+        session.calls.append(call)
+        if not with_id:
+            try:
+                call.envelope = connection.send("run_function", params, path)
+            except RefusedError as refused:
+                call.refused = refused.nothing_changed
+                if refused.code != OVERLOADED:
+                    raise
+            call.answered = time.monotonic()
+            self.counts["calls"] += 1
+            return
+        call.envelope = connection.insist("run_function", params, self._is_over, path, first_seconds)
+        call.answered = time.monotonic()
+        self.counts["calls"] += 1
+        if rng.random() < 0.05 and not is_unrecorded(call.envelope):
+            self.counts["sent twice"] += 1
+            again = connection.insist("run_function", params, self._is_over, path)
+            if again != call.envelope:
+                self.surprises.append(f"{session.id}: {params} was answered {call.envelope}, then {again}")
+
+    def _play(self, connection, rng, session, number):
+        """Append an entry through the door of ORS, and at times once more with the same id."""
+        kwargs, task_id = {"entry": self._entry()}, _new_id(rng)
+        call = Call(number, "append", kwargs, f"ors-{task_id}", time.monotonic(), AGENT)
+        session.calls.append(call)
+        call.envelope = connection.play(session.episode, "append", kwargs, task_id, self._is_over)
+        call.answered = time.monotonic()
+        self.counts["calls over ORS"] += 1
+        if rng.random() < 0.2:
+            again = connection.play(session.episode, "append", kwargs, task_id, self._is_over)
+            if again != call.envelope:
+                self.surprises.append(f"{session.id}: {kwargs} was answered {call.envelope}, then {again}")
+
+    def _call_as_gym(self, connection, rng, session, number):  # noqa: ARG002
+        """Append an entry once, as NeMo Gym's agents do, which have no ids of calls."""
+        kwargs = {"entry": self._entry()}
+        call = Call(number, "append", kwargs, None, time.monotonic(), AGENT)
+        session.calls.append(call)
+        params = {"function": "append", "kwargs": kwargs, "session_id": session.id}
+        call.envelope = connection.send("run_function", params, GYM)
+        call.answered = time.monotonic()
+        self.counts["calls of NeMo Gym"] += 1
+
+    def _step_on_socket(self, connection, rng, session, number):  # noqa: ARG002
+        """Append entries on one WebSocket after the other, as OpenEnv's clients do, and at times once more."""
+        sid = f"sid-{_new_id(rng)}" if session.reset and rng.random() < 0.3 else session.openenv
+        socket = Socket(self._ports, rng)
+        with closing(socket):
+            if sid != session.openenv:
+                begun = socket.insist("reset", session.reset, self._is_over, SOCKET + sid)
+                if begun["metadata"]["session_id"] != session.id:
+                    self.surprises.append(f"{session.id}: {session.reset} gave {begun}")
+                self.counts["episodes in another session"] += 1
+            for _ in range(rng.randrange(1, 4)):
+                kwargs, call_id = {"entry": self._entry()}, _new_id(rng)
+                call = Call(number, "append", kwargs, f"openenv-{call_id}", time.monotonic(), AGENT)
+                session.calls.append(call)
+                action = {"type": "call_tool", "tool_name": "append", "arguments": kwargs}
+                asked = "step", action | {"metadata": {"call_id": call_id}}, self._is_over, SOCKET + sid
+                call.envelope = socket.insist(*asked)
+                call.answered = time.monotonic()
+                self.counts["steps on WebSockets"] += 1
+                if rng.random() < 0.2:
+                    again = socket.insist(*asked)
+                    if again != call.envelope:
+                        self.surprises.append(f"{session.id}: {kwargs} was answered {call.envelope}, then {again}")
+        self.overloaded += socket.overloaded
+
+    def _begin_on_socket(self, connection, rng, _session, _number):
+        """Begin an episode as OpenEnv's clients do, in their own session; the same message again makes no other."""
+        if len(self.sessions) >= MAX_SESSIONS:
+            return
+        name = f"episode-{_new_id(rng)}"
+        socket = Socket(self._ports, rng)
+        with closing(socket):
+            reset = {"task": TASK, "episode_id": name}
+            begun = socket.insist("reset", reset, self._is_over, SOCKET + name)
+        self.overloaded += socket.overloaded
+        session = self._only(connection, {"openenv-episode": name})
+        if begun["metadata"]["session_id"] != session["session_id"]:
+            self.surprises.append(f"{begun} isn't {session}")
+        self._add(session, task=True, openenv=name, reset=reset, labels={"openenv-episode": name})
+        self.counts["episodes begun on WebSockets"] += 1
+
+    def _begin_over_mcp(self, connection, rng, _session, _number):
+        """Begin a session as a client of MCP does that has one address; the same message again makes no other."""
+        if len(self.sessions) >= MAX_SESSIONS:
+            return
+        name = f"client-{_new_id(rng)}"
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": name, "version": "1"}}
+        hello["_meta"] = {"toolpack-server/call_id": name}
+        connection.insist("initialize", hello, self._is_over, OWN_SESSION)
+        mcp = connection.mcp_session_id
+        session = self._only(connection, {"mcp": name})
+        if session["mcp_path"] != f"/mcp/{mcp}":
+            self.surprises.append(f"{name} has the session {mcp}, not {session}")
+        self._add(session, task=True, mcp=mcp, labels={"mcp": name})
+        self.counts["sessions begun over MCP"] += 1
+
+    def _only(self, connection, labels):
+        """Get the session that was begun, of which there must be one."""
+        listed = connection.insist("list_sessions", {"labels": labels}, self._is_over)
+        if len(listed) != 1:
+            self.surprises.append(f"{labels} were to be one session: {listed}")
+        return listed[0]
+
+    def _leave(self, connection, _rng, session, _number):
+        """End a session of MCP's: it is evaluated, and others may go on with it."""
+        connection.leave(session.mcp)
+        self.counts["sessions left over MCP"] += 1
+
+    def _call_impatiently(self, connection, rng, session, number):
+        """Retry a call while the first attempt may still run."""
+        self._call(connection, rng, session, number, first_seconds=rng.choice([0.001, 0.01, 0.1]))
+
+    def _call_once(self, connection, rng, session, number):
+        """Send a call without a call_id, and therefore without retries."""
+        self._call(connection, rng, session, number, with_id=False)
+
+    def _call_expecting(self, connection, rng, session, number):
+        version = connection.insist("get_session", {"session_id": session.id}, self._is_over)["version"]
+        kwargs = {"entry": self._entry()}
+        call = Call(number, "append", kwargs, _new_id(rng), time.monotonic())
+        session.calls.append(call)
+        params = {"session_id": session.id, "function": "append", "kwargs": kwargs, "call_id": call.call_id}
+        try:
+            call.envelope = connection.insist("run_function", params | {"expected_version": version}, self._is_over)
+            call.answered = time.monotonic()
+        except RefusedError as refused:
+            if refused.code != VERSION_CONFLICT:
+                raise
+            call.refused = True
+        self.counts["calls"] += 1
+
+    def _note(self, connection, rng, session, number):
+        """Record a message, for evaluators alone."""
+        kwargs = {"role": rng.choice(["user", "assistant"]), "content": self._entry()}
+        self._tell(connection, rng, session, Call(number, "add_message", kwargs, None, time.monotonic()))
+
+    def _tell(self, connection, rng, session, call):
+        call.call_id = _new_id(rng)
+        session.calls.append(call)
+        params, path = call.kwargs | {"call_id": call.call_id}, "/rpc"
+        if call.by == CLIENT:
+            params["session_id"] = session.id
+        else:
+            path, _ = session.paths[call.by]
+        call.envelope = connection.insist(call.function, params, self._is_over, path)
+        call.answered = time.monotonic()
+        if rng.random() < 0.1:
+            self.counts["sent twice"] += 1
+            connection.insist(call.function, params, self._is_over, path)
+
+    def _say(self, connection, rng, session, number):
+        """Say something to another participant, who must hear it at once, unless it was undone."""
+        by, other = rng.sample(list(session.paths), 2)
+        kwargs = {"text": self._entry(), "to": rng.choice([None, other])}
+        resets, was_settled = len(session.resets), session.is_settled
+        after = len(self._hear(connection, session, other, {"after": -1})) - 1
+        self._tell(connection, rng, session, Call(number, "say", kwargs, None, time.monotonic(), by))
+        found = self._hear(connection, session, other, {"after": after})
+        is_settled = was_settled and session.is_settled and len(session.resets) == resets
+        if found is not None and is_settled:
+            self.counts["messages expected"] += 1
+            if kwargs["text"] not in found:
+                self.surprises.append(f"{session.id}: {other} has not heard {kwargs}, which {by} has said")
+
+    def _listen(self, connection, rng, session, _number):
+        """Wait until somebody says something."""
+        by = rng.choice(list(session.paths))
+        after = rng.choice([-1, *[session.last.get(by, -1)] * 9])
+        self._hear(connection, session, by, {"after": after, "wait_seconds": rng.choice([0, 0.5, 2])})
+
+    def _hear(self, connection, session, by, params):
+        """Get the texts that a participant is told; None if what it had heard was undone."""
+        path, _ = session.paths[by]
+        try:
+            messages = connection.insist("listen", params, self._is_over, path)["messages"]
+        except RefusedError as refused:
+            if refused.code != WRONG or "the session was reset" not in str(refused):
+                raise
+            session.last[by] = -1
+            return None
+        self.counts["messages heard"] += len(messages)
+        if messages:
+            session.heard.append(Heard(by, params["after"], messages))
+            session.last[by] = messages[-1]["index"]
+        return [message["content"] for message in messages]
+
+    def _view(self, connection, rng, session, _number):
+        version = self._some_version(connection, rng, session)
+        params = {"session_id": session.id, "version": version}
+        try:
+            environment = connection.insist("get_environment", params, self._is_over)
+        except RefusedError as refused:
+            if refused.code != NOT_RETAINED:
+                raise
+            return
+        session.views.append((version, packed(environment)))
+        self.counts["views"] += 1
+
+    def _evaluate(self, connection, rng, session, _number):
+        params = {"session_id": session.id}
+        try:
+            if rng.random() < 0.3:  # it is refused if the session goes on meanwhile
+                verdict = connection.send("evaluate_session", params | {"record": True})
+            else:
+                params["version"] = self._some_version(connection, rng, session)
+                verdict = connection.insist("evaluate_session", params, self._is_over)
+        except RefusedError as refused:
+            killed = refused.code == FAILED and "ended its process (signal 9)" in refused.message  # by a fault
+            if refused.code not in {NOT_RETAINED, OVERLOADED} and not killed:
+                raise
+            return
+        session.verdicts.append((verdict["version"], verdict))
+        self.counts["verdicts"] += 1
+
+    def _fork(self, connection, rng, session, _number):
+        if len(self.sessions) >= MAX_SESSIONS:
+            return
+        version = self._some_version(connection, rng, session)
+        params = {"session_id": session.id, "version": version, "count": 2, "call_id": _new_id(rng)}
+        known = {name: getattr(session, name) for name in ("seed", "participants", "task", "labels")}
+        try:
+            forks = connection.insist("fork_session", params, self._is_over)
+        except UnknownError:
+            self.counts["forks without an answer"] += 1
+            raise
+        except RefusedError as refused:
+            if refused.code != NOT_RETAINED:
+                raise
+            return
+        for fork in forks:
+            self._add(fork, (session.id, version), **known)
+        self.counts["forks"] += 1
+
+    def _reset(self, connection, rng, session, _number):
+        version = self._some_version(connection, rng, session)
+        reset = [version, None]
+        session.resets.append(reset)
+        params = {"session_id": session.id, "version": version}
+        try:
+            if rng.random() < 0.7:
+                answer = connection.insist("reset_session", params | {"call_id": _new_id(rng)}, self._is_over)
+            else:
+                answer = connection.send("reset_session", params)
+            reset[1] = answer["version"]
+            self.counts["resets"] += 1
+        except RefusedError as refused:
+            if refused.code not in {NOT_RETAINED, OVERLOADED}:
+                raise
+            if refused.nothing_changed:
+                session.resets.remove(reset)
+
+    def _reconnect(self, connection, _rng, _session, _number):
+        connection.close()
+
+    def _some_version(self, connection, rng, session):
+        version = connection.insist("get_session", {"session_id": session.id}, self._is_over)["version"]
+        return rng.choice([0, version, max(0, version - rng.randrange(20))])
+
+    def _entry(self):
+        return f"entry {next(self._entries)}"
+
+    def _choice(self, rng):
+        entry = self._entry()
+        added = {"$call": {"function": "add", "args": {"name": rng.choice("abc"), "amount": rng.randrange(9)}}}
+        key = rng.choice(KEYS)
+        choices = [
+            (30, "append", {"entry": entry}),
+            (10, "append_number", {"entry": entry, "number": added}),
+            (10, "read", {"entry": entry}),
+            (6, "append_and_fail", {"entry": entry}),
+            (4, "append_and_fail", {"entry": entry, "number": added}),
+            (4, "append_slowly", {"entry": entry, "seconds": round(rng.uniform(0.005, 0.3), 3)}),
+            (1, "append_patiently", {"entry": entry, "seconds": round(rng.uniform(0.3, 4), 3)}),
+            (0.4, "append_patiently", {"entry": entry, "seconds": 2}, 0.3),
+            (0.3, "append_and_hang", {"entry": entry, "seconds": rng.choice([0, 2])}),
+            (0.3, "append_too_late", {"entry": entry, "seconds": rng.choice([1, 3])}),
+            (5, "add", {"name": f"name {rng.randrange(50)}", "amount": 1}),
+            (
+                10,
+                "put",
+                {"entry": entry, "key": key, "quantity": rng.randrange(9), "size": rng.choice([1, 1, 20, 200])},
+            ),
+            (8, "take", {"entry": entry, "key": key, "quantity": rng.randrange(9)}),
+            (3, "put_and_fail", {"entry": entry, "key": key}),
+            (4, "find", {"key": key}),
+            (3, "count", {"entry": entry}),
+        ]
+        with suppress(IndexError):  # at first, each once
+            return choices[self._first.pop() % len(choices)][1:]
+        return rng.choices(choices, [choice[0] for choice in choices])[0][1:]
+
+
+def _new_id(rng):
+    return str(uuid.UUID(int=rng.getrandbits(128)))

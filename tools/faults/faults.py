@@ -1,0 +1,231 @@
+"""The faults: injected into processes and network connections while clients run, each with a check right after it.
+
+Every fault repairs its damage before it ends, so that the next one starts with everything running.
+"""
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+
+from toolpack_server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS
+from tools.faults.clients import CRASHED, Connection, UnknownError
+from tools.faults.world import age, children, is_alive, send_signal, wait_until
+
+YOUNG_SECONDS = 20.0  # until then a worker may not serve yet, on a machine that is busy
+TAKEOVER_SECONDS = 7.0  # beyond the start of workers, which takes long on a machine that is busy
+LONG_SECONDS = 6.5  # longer than a lease lasts, and than a worker may send no heartbeat
+REPLACED_SECONDS = 120
+
+
+class Faults:
+    """A thread that injects one fault after another.
+
+    Attributes:
+        injected: The number of faults, by kind.
+        waits: For each killed call, the seconds that the next call on its session waited.
+        violations: Failed checks after a fault.
+    """
+
+    def __init__(self, world, seed):
+        self.injected = Counter()
+        self.waits = []
+        self.violations = []
+        self._world = world
+        self._rng = random.Random(seed)
+        self._probe = Connection([server.port for server in world.servers], self._rng)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._kinds = {
+            self._kill_worker: 4,
+            self._kill_lease_holder: 1,
+            self._pause_worker: 3,
+            self._pause_worker_long: 1,
+            self._pause_worker_and_supervisor: 1,
+            self._hog_worker: 1,
+            self._kill_server: 2,
+            self._stop_server: 2,
+        }
+        if world.isolated:
+            self._kinds |= {self._kill_executor: 4, self._kill_zygote: 1}
+        if world.wires:
+            self._kinds |= {
+                self._cut_wire: 3,
+                self._cut_all_wires: 1,
+                self._mute_wire: 3,
+                self._cut_wire_long: 1,
+                self._pause_store: 1,
+                self._kill_worker_beside_cut_wire: 1,
+            }
+
+    def start(self):
+        self._thread.start()
+
+    def stop(self):
+        """Wait for the running fault, and inject no more."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self):
+        bag = []
+        while not self._stopped.wait(self._rng.uniform(0.2, 1.2)):
+            if not bag:  # each kind gets its share in a short run too
+                bag = [kind for kind, share in self._kinds.items() for _ in range(share)]
+                self._rng.shuffle(bag)
+            fault = bag.pop()
+            try:
+                fault(self._rng.choice(self._world.servers))
+            except Exception as error:  # noqa: BLE001 - any exception is a violation
+                self.violations.append(f"{fault.__name__.strip('_')}: {error}")
+                self._repair()
+            self.injected[fault.__name__.strip("_").replace("_", " ")] += 1
+
+    def _repair(self):
+        for server in self._world.servers:
+            if server.process.poll() is not None:
+                server.start()
+            for pid in [server.process.pid, *server.workers()]:
+                send_signal(pid, signal.SIGCONT)
+
+    def _worker(self, server):
+        wait_until(server.workers, 10, "a worker")
+        return self._rng.choice(server.workers())
+
+    def _kill_worker(self, server):
+        pid = self._worker(server)
+        send_signal(pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid), 5, "the end of a killed worker")
+        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for a killed one")
+
+    def _kill_executor(self, server):
+        executors = [pid for zygote in children(self._worker(server)) for pid in children(zygote)]
+        if executors:
+            send_signal(self._rng.choice(executors), signal.SIGKILL)
+
+    def _kill_zygote(self, server):
+        """Executors end with the process that they are forked from, and so does its worker or not: it is replaced."""
+        zygotes = children(self._worker(server))
+        for pid in zygotes:
+            send_signal(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, zygotes)), 5, "the end of a killed zygote")
+        wait_until(server.is_up, REPLACED_SECONDS, "a new zygote for a killed one")
+
+    def _kill_lease_holder(self, server):
+        """Kill the worker that runs a call, and measure how long the next call waits."""
+        session = {"session_id": self._probe.insist("create_session", {}, time.monotonic() + 30)["session_id"]}
+        slow = Connection([server.port], self._rng)
+        lost = {"function": "append_slowly", "kwargs": {"entry": "lost", "seconds": 20}} | session
+        with suppress(UnknownError):
+            slow.send("run_function", lost, seconds=1)
+        for pid in server.workers():
+            send_signal(pid, signal.SIGKILL)
+        killed, up = time.monotonic(), []
+        watch = threading.Thread(target=lambda: (self._wait_for(server), up.append(time.monotonic())), daemon=True)
+        watch.start()
+        call = {"function": "append", "kwargs": {"entry": "next"}, "call_id": "next"} | session
+        envelope = self._probe.insist("run_function", call, killed + REPLACED_SECONDS)
+        self.waits.append(time.monotonic() - killed)
+        if not envelope["result"] or envelope["result"]["length"] != 1:
+            self.violations.append(f"after a killed call the next one on its session gave {envelope}")
+        took = up[0] - killed if up else self.waits[-1]
+        if self.waits[-1] > took + TAKEOVER_SECONDS:
+            self.violations.append(f"after a kill the next call on that session waited {self.waits[-1]:.1f} s")
+        watch.join()
+        self._wait_for(server)
+
+    @staticmethod
+    def _wait_for(server):
+        wait_until(server.is_up, REPLACED_SECONDS, "new workers for killed ones")
+
+    def _hog_worker(self, server):
+        """Run a function that blocks the whole process, which must be killed."""
+        if self._world.isolated:
+            self._hog_executor()
+            return
+        before = set(server.workers())
+        session = self._probe.insist("create_session", {}, time.monotonic() + 30)
+        hog = Connection([server.port], self._rng)
+        call = {"function": "append_and_hog", "kwargs": {"entry": "lost"}}
+        with suppress(UnknownError):
+            hog.send("run_function", call, session["agent_path"], 0.5)
+        # The supervisor counts the worker's processor time, of which a busy machine gives it little.
+        wait_until(lambda: before - set(server.workers()), REPLACED_SECONDS, "the end of a worker that computes in C")
+        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for one that computed in C")
+
+    def _hog_executor(self):
+        """Run a function that blocks its executor, which ends with it at its deadline."""
+        session = self._probe.insist("create_session", {}, time.monotonic() + 30)
+        call = {"function": "append_and_hog", "kwargs": {"entry": "lost"}, "call_id": "hog", "timeout_seconds": 0.5}
+        envelope = self._probe.insist("run_function", call, time.monotonic() + 30, session["agent_path"])
+        if not str(envelope["error"]).startswith(("TimeoutError", CRASHED)):
+            self.violations.append(f"a call that computes in C was answered {envelope}")
+
+    def _pause(self, pids, seconds):
+        for pid in pids:
+            send_signal(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        for pid in reversed(pids):
+            send_signal(pid, signal.SIGCONT)
+
+    def _pause_worker(self, server):
+        self._pause([self._worker(server)], self._rng.uniform(0.1, 3))
+
+    def _pause_worker_long(self, server):
+        pid = self._worker(server)
+        # One that still imports toolpacks is given more time, as an import may hold the interpreter.
+        patience = HANG_SECONDS if age(pid) > YOUNG_SECONDS else LOADING_SECONDS
+        send_signal(pid, signal.SIGSTOP)
+        wait_until(lambda: not is_alive(pid), patience + 3, "the end of a paused worker")
+        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for a paused one")
+
+    def _pause_worker_and_supervisor(self, server):
+        """The worker isn't killed, and resumes when others have its leases."""
+        self._pause([server.process.pid, self._worker(server)], LONG_SECONDS)
+
+    def _kill_server(self, server):
+        server.kill()
+        server.start()
+
+    def _stop_server(self, server):
+        status = server.stop()
+        if status != 0:
+            self.violations.append(f"a stopped server ended with status {status}")
+        server.start()
+
+    def _cut(self, wires, seconds):
+        for wire in wires:
+            wire.cut()
+        time.sleep(seconds)
+        for wire in wires:
+            wire.restore()
+
+    def _cut_wire(self, _server):
+        self._cut([self._rng.choice(self._world.wires)], self._rng.uniform(0, 2))
+
+    def _cut_all_wires(self, _server):
+        self._cut(self._world.wires, self._rng.uniform(0, 2))
+
+    def _cut_wire_long(self, _server):
+        self._cut([self._rng.choice(self._world.wires)], LONG_SECONDS)
+
+    def _mute_wire(self, _server):
+        """Commits arrive, but their confirmations don't."""
+        wire = self._rng.choice(self._world.wires)
+        wire.mute()
+        time.sleep(self._rng.uniform(0.05, 1))
+        self._cut([wire], self._rng.choice([0, 0.5, LONG_SECONDS]))
+
+    def _pause_store(self, _server):
+        self._pause(self._world.store_processes(), self._rng.choice([0.5, 3, LONG_SECONDS]))
+
+    def _kill_worker_beside_cut_wire(self, server):
+        """A worker must start while the store can't be reached."""
+        wire = self._world.wires[self._world.servers.index(server)]
+        wire.cut()
+        send_signal(self._worker(server), signal.SIGKILL)
+        time.sleep(LONG_SECONDS)
+        wire.restore()
+        wait_until(server.is_up, REPLACED_SECONDS, "a new worker once the store is back")

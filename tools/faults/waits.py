@@ -1,0 +1,225 @@
+"""Calls that wait by the thousand: their worker is killed, or stands still while a quick function is called beside it.
+
+    python -m tools.faults.waits killed --calls 10000
+    python -m tools.faults.waits sleepers --rounds 20
+
+Exit status 1 means that a guarantee was violated; what it was is printed.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from tools.faults.world import Server, wait_until
+
+PACKS = Path(__file__).parents[1] / "benchmarks" / "packs"
+AT_ONCE, CHECKED_AT_ONCE = 500, 2000  # connections that are being opened, sessions that are checked
+ACKNOWLEDGED = 0.3  # share of the calls that are acknowledged before the kill
+STOP_SECONDS, STOPS_A_ROUND = 0.06, 3
+QUICK_SECONDS = 0.01  # between two calls of the quick function
+P99_FACTOR, P99_MORE_SECONDS = 3.0, 0.05
+
+
+class Connection:
+    """A connection with one request at a time; it knows as little of HTTP as it can, to leave the processor alone."""
+
+    def __init__(self, port):
+        self.port = port
+
+    async def __aenter__(self):
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return self
+
+    async def __aexit__(self, *_):
+        self.writer.close()
+
+    async def rpc(self, method, **params):
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+        head = f"POST /rpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        self.writer.write(head.encode() + b"\r\n\r\n" + body)
+        head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
+        reply = json.loads(await self.reader.readexactly(length))
+        if "error" in reply:
+            raise RuntimeError(reply["error"]["message"])
+        return reply["result"]
+
+    async def call(self, session_id, function, call_id=None, **kwargs):
+        envelope = await self.rpc(
+            "run_function", session_id=session_id, function=function, kwargs=kwargs, call_id=call_id
+        )
+        if envelope["error"] is not None:
+            raise RuntimeError(envelope["error"])
+        return envelope["result"]
+
+
+async def create(port, count):
+    async def some(number):
+        async with Connection(port) as connection:
+            created = [await connection.rpc("create_session", toolpacks=["waiter"]) for _ in range(number)]
+        return [session["session_id"] for session in created]
+
+    share = -(-count // 50)
+    made = await asyncio.gather(*(some(share) for _ in range(50)))
+    return [session_id for some_ids in made for session_id in some_ids][:count]
+
+
+async def kill_amid_waits(server, count):
+    """Kill the worker while calls wait; get what was violated, and how many calls were acknowledged before."""
+    sessions = await create(server.port, count)
+    acknowledged, opening = {}, asyncio.Semaphore(AT_ONCE)
+    seconds = {session_id: random.uniform(1, 10) for session_id in sessions}
+    enough = asyncio.Event()
+
+    async def wait(session_id):
+        connection = Connection(server.port)
+        with contextlib.suppress(OSError, EOFError, RuntimeError):
+            async with opening:
+                await connection.__aenter__()
+            acknowledged[session_id] = await connection.call(session_id, "wait", "one", seconds=seconds[session_id])
+            connection.writer.close()
+            if len(acknowledged) >= ACKNOWLEDGED * count:
+                enough.set()
+
+    waiting = [asyncio.create_task(wait(session_id)) for session_id in sessions]
+    worker = server.workers()[0]
+    async with asyncio.timeout(300):
+        await enough.wait()
+    os.kill(worker, signal.SIGKILL)
+    await asyncio.gather(*waiting)
+    await asyncio.to_thread(wait_until, lambda: worker not in server.workers() and server.is_up(), 60, "a new worker")
+    problems, checking = [], asyncio.Semaphore(CHECKED_AT_ONCE)
+
+    async def check(session_id):
+        async with checking, Connection(server.port) as connection:
+            try:
+                trace = await connection.rpc("get_trace", session_id=session_id)
+                if session_id in acknowledged and [record["result"] for record in trace] != [1]:
+                    problems.append(f"{session_id}: was acknowledged, but its trace is {trace}")
+                if len(trace) > 1:
+                    problems.append(f"{session_id}: was called once, but its trace is {trace}")
+                again = await connection.call(session_id, "wait", "one", seconds=seconds[session_id])
+                after = await connection.call(session_id, "quick")
+                if (again, after) != (1, 2):
+                    problems.append(f"{session_id}: the call that was sent again gives {again}, the next one {after}")
+            except (OSError, EOFError, RuntimeError) as error:
+                problems.append(f"{session_id}: {error!r}")
+
+    await asyncio.gather(*map(check, sessions))
+    return problems, len(acknowledged)
+
+
+async def round_of_sleepers(server, sessions, seconds, stop):
+    """Let calls sleep beside a quick one; get how long each call of the quick one took, sorted."""
+    process = server.workers()[0]
+    took, over = [], asyncio.Event()
+
+    async def sleep(session_id):
+        async with Connection(server.port) as connection:
+            with contextlib.suppress(RuntimeError):  # in executors few run at a time, and the last ones don't start
+                await connection.call(session_id, "sleep", seconds=seconds)
+
+    async def hiccups():
+        for _ in range(STOPS_A_ROUND if stop else 0):
+            await asyncio.sleep(random.uniform(0, seconds / STOPS_A_ROUND))
+            os.kill(process, signal.SIGSTOP)
+            await asyncio.sleep(STOP_SECONDS)
+            os.kill(process, signal.SIGCONT)
+
+    async def quick():
+        async with Connection(server.port) as connection:
+            while not over.is_set():
+                began = time.perf_counter()
+                await connection.call(sessions[0], "quick")
+                took.append(time.perf_counter() - began)
+                await asyncio.sleep(QUICK_SECONDS)
+
+    quick_calls = asyncio.create_task(quick())
+    sleepers = [asyncio.create_task(sleep(session_id)) for session_id in sessions[1:]]
+    stops = asyncio.create_task(hiccups())
+    await asyncio.sleep(seconds)
+    await stops
+    over.set()
+    await quick_calls
+    await asyncio.gather(*sleepers)
+    return sorted(took)
+
+
+def p99(times):
+    return times[len(times) * 99 // 100]
+
+
+def serve(folder, **settings):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    server = Server(folder, None, 1, pack_dir=PACKS, packs="waiter", log_calls="off", **settings)
+    server.start()
+    return server
+
+
+def stop(server):
+    server.process.terminate()
+    server.process.wait()
+
+
+@click.group()
+def main():
+    """Look for what calls that wait could lose, or hold up."""
+
+
+@main.command()
+@click.option("--calls", default=10_000, show_default=True, help="Calls that wait, each in a session of its own.")
+def killed(calls):
+    """Kill the worker (SIGKILL) while calls wait: nothing acknowledged is lost, and nothing is done twice."""
+    with tempfile.TemporaryDirectory(prefix="toolpack-waits-") as folder:
+        server = serve(folder, max_connections=2 * calls, max_waiting=2 * calls, max_sessions=2 * calls)
+        try:
+            problems, acknowledged = asyncio.run(kill_amid_waits(server, calls))
+        finally:
+            stop(server)
+    click.echo(f"{calls} calls waited, {acknowledged} were acknowledged before the kill; {len(problems)} violations")
+    for problem in problems[:10]:
+        click.echo(f"VIOLATION: {problem}")
+    sys.exit(bool(problems))
+
+
+@main.command()
+@click.option("--rounds", default=20, show_default=True, help="Rounds, in each isolation.")
+@click.option("--sleepers", default=400, show_default=True, help="Calls that sleep in each round.")
+@click.option("--seconds", default=8.0, show_default=True, help="How long they sleep.")
+@click.option("--isolation", "isolations", multiple=True, type=click.Choice(["thread", "process"]))
+def sleepers(rounds, sleepers, seconds, isolations):
+    """Stop the worker for 60 ms now and then while calls sleep: a quick function never waits behind them."""
+    late = Counter()
+    for isolation in isolations or ("thread", "process"):
+        with tempfile.TemporaryDirectory(prefix="toolpack-waits-") as folder:
+            server = serve(folder, isolation=isolation, timeout_seconds=2 * seconds, queue_timeout_seconds=1)
+            try:
+                sessions = asyncio.run(create(server.port, sleepers + 1))
+                asyncio.run(round_of_sleepers(server, sessions[:1], 1, stop=False))
+                for number in range(rounds):
+                    quiet = p99(asyncio.run(round_of_sleepers(server, sessions[:1], 2, stop=True)))
+                    beside = p99(asyncio.run(round_of_sleepers(server, sessions, seconds, stop=True)))
+                    allowed = P99_FACTOR * quiet + P99_MORE_SECONDS
+                    late[isolation] += beside > allowed
+                    times = f"p99 {beside * 1000:.0f} ms, quiet {quiet * 1000:.0f} ms, allowed {allowed * 1000:.0f} ms"
+                    click.echo(f"{isolation} {number + 1}: {times}{' LATE' if beside > allowed else ''}")
+            finally:
+                stop(server)
+    click.echo(", ".join(f"{isolation}: {count} of {rounds} rounds late" for isolation, count in late.items()))
+    sys.exit(late.total() > 0)
+
+
+if __name__ == "__main__":
+    main()

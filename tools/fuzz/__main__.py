@@ -1,0 +1,107 @@
+"""The long fuzz test: hostile bodies, requests that cost much, malformed HTTP and very many connections.
+
+    python -m tools.fuzz --seconds 600
+
+Exit status 1 means that a guarantee was violated; the details are printed, with the seed that reproduces it.
+"""
+
+import asyncio
+import random
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import click
+import server_process
+
+from tools.fuzz import crowd
+from tools.fuzz.bodies import fuzz_bodies, fuzz_heavy
+from tools.fuzz.conversations import LIMITS, fuzz_conversations
+from tools.fuzz.costs import fuzz_costs
+from tools.fuzz.floods import fuzz_floods
+from tools.fuzz.openenv import fuzz_openenv
+from tools.fuzz.trainers import fuzz_trainers
+from tools.fuzz.values import HEAVY_BYTES
+
+BODIES_PER_ROUND = 500
+HTTP_EXAMPLES = 3
+TRAINERS_PER_ROUND = 300
+
+
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="Duration, for bodies and HTTP together.")
+@click.option("--seed", type=int, help="Seed of the first round; each round adds 1.")
+@click.option("--connections", default=0, show_default=True, help="At the end, open this many connections, in steps.")
+@click.option("--heavy/--no-heavy", default=True, show_default=True, help="First send 10 MB, and what costs much.")
+def main(seconds, seed, connections, heavy):
+    """Attack servers in every way that the tests have."""
+    number = random.randrange(2**32) if seed is None else seed
+    bodies, statuses, rounds = Counter(), Counter(), 0
+    try:
+        if heavy:
+            stalls = fuzz_heavy(HEAVY_BYTES)
+            name = max(stalls, key=stalls.get)
+            click.echo(
+                f"{len(stalls)} heavy bodies; the event loop was blocked for {stalls[name]:.2f} s at most: {name}"
+            )
+            spent = fuzz_costs()
+            name = max(spent, key=spent.get)
+            took, size = spent[name]
+            click.echo(f"{len(spent)} methods and functions; {size:.1f} KB cost {took:.2f} s at most: {name}")
+        for http in ("httptools", "h11"):
+            if heavy:
+                stalls = fuzz_floods(http)
+                name = max(stalls, key=stalls.get)
+                click.echo(f"{len(stalls)} floods; the event loop was blocked for {stalls[name]:.2f} s at most: {name}")
+            end = time.monotonic() + seconds / 2
+            with tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder, server(Path(folder), http) as running:
+                while time.monotonic() < end:
+                    statuses += fuzz_conversations(running, Path(folder) / "server.log", HTTP_EXAMPLES, number)
+                    statuses += fuzz_openenv(running, Path(folder) / "server.log", BODIES_PER_ROUND, number)
+                    statuses += fuzz_trainers(running.url, TRAINERS_PER_ROUND, number)
+                    bodies += fuzz_bodies(BODIES_PER_ROUND, number, agent=rounds % 4 == 3)
+                    number, rounds = number + 1, rounds + 1
+        if connections:
+            click.echo(f"{connections} connections; the slowest answer meanwhile: {crowded(connections):.2f} s")
+    except Exception as error:
+        click.echo(f"seed {number}: {error}")
+        raise SystemExit(1) from error
+    finally:
+        report(bodies, statuses)
+
+
+def server(folder, http):
+    """Start a server that reads HTTP with this library."""
+    return server_process.served(folder, **LIMITS, **server_process.http_on(http, folder))
+
+
+def crowded(connections):
+    """Open connections to a server that allows 500 fewer."""
+    crowd.allow_files(2 * connections + 1000)
+    limits = crowd.LIMITS | {"TOOLPACK_MAX_CONNECTIONS": str(connections - 500)}
+    with (
+        tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder,
+        server_process.served(Path(folder), **limits) as running,
+    ):
+        return asyncio.run(crowd.crowd(int(running.url.rpartition(":")[2]), connections))
+
+
+def report(bodies, statuses):
+    """Print how often each code and status was answered."""
+    click.echo(f"{sum(bodies.values())} answers to bodies, by code:")
+    by_code = Counter()
+    for (_, code), times in bodies.items():
+        by_code[code] += times
+    click.echo("  " + ", ".join(f"{code or 'result'}: {times}" for code, times in by_code.most_common()))
+    methods = Counter()
+    for (method, code), times in bodies.items():
+        methods[method] += times if code == 0 else 0
+    answered = ", ".join(f"{method!a} {times}" for method, times in methods.most_common() if times)
+    click.echo(f"  results by method: {answered}")
+    click.echo(f"{sum(statuses.values())} answers over HTTP, by status:")
+    click.echo("  " + ", ".join(f"{status}: {times}" for status, times in statuses.most_common()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Very many connections at once, most of them silent: the server keeps answering, and the oldest make room."""
+
+import asyncio
+import resource
+import time
+
+from tools.fuzz.oracle import require, strict
+
+STEP = 1000
+LIMITS = {"TOOLPACK_RECEIVE_SECONDS": "900", "TOOLPACK_LOG_CALLS": "off"}
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+
+
+def allow_files(wanted):
+    """Raise the limit of open files of this process and the servers that it starts; get the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return max(soft, limit)
+
+
+async def crowd(port, connections):
+    """Open more connections than allowed, in steps; get the time of the slowest answer meanwhile, in seconds."""
+    held, slowest = [], 0.0
+    try:
+        while len(held) < connections:
+            opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(STEP)))
+            held += opened
+            began = time.monotonic()
+            require(b" 200 OK" in await _answer(port), "a server with many connections doesn't answer", len(held))
+            slowest = max(slowest, time.monotonic() - began)
+        async with asyncio.timeout(10):
+            refused = await held[0][0].read()
+        require(b" 503 " in refused, "the oldest connection doesn't make room", refused)
+        error = strict(refused.partition(b"\r\n\r\n")[2])["error"]
+        require(error["data"] == {"status": 503}, "a refusal has another shape", refused)
+    finally:
+        for _, writer in held:
+            writer.transport.abort()
+    return slowest
+
+
+async def _answer(port):
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST)
+        try:
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.transport.abort()

@@ -1,0 +1,204 @@
+"""Sends floods: the cheapest unit of a protocol, over and over on one connection, while a neighbour goes on calling.
+
+What counts is how long the event loop computes between two turns, by its thread's processor time, and how
+much memory the process takes meanwhile. A flood that the server refuses, or reads slowly, has done no harm.
+"""
+
+import contextlib
+import functools
+import re
+import socket
+import struct
+import threading
+from pathlib import Path
+
+from http_endpoint import HEAD, PING, answer, request, served
+from raw_websocket import CLOSE, PONG, RawWebSocket, frame
+from raw_websocket import PING as PING_FRAME
+from serving import PACKS
+
+from toolpack_server.packs.loading import load_catalog
+from tools.fuzz.bodies import Pulse
+from tools.fuzz.oracle import BrokenError, require
+
+STALL_SECONDS = 0.15
+MOST_MEMORY = 160  # MiB, besides what is sent: values take much more than their text
+MIN_CALLS, MAX_CALLS = 10, 60  # of the neighbour, during a flood
+TOKEN = "token-of-ann"
+NEIGHBOUR = HEAD.replace(b"Host", b"Authorization: Bearer %b\r\nHost" % TOKEN.encode())
+NEIGHBOUR += b"Content-Length: %d\r\n\r\n" % len(PING) + PING
+
+_POST = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+_CHUNKED = HEAD.replace(b"Host", b"Authorization: Bearer %b\r\nHost" % TOKEN.encode())
+_CHUNKED += b"Transfer-Encoding: chunked\r\n\r\n"
+
+HTTP_FLOODS = {
+    "requests to nothing": (b"", b"GET / HTTP/1.1\r\n\r\n"),
+    "requests of health": (b"", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+    "requests without a token": (b"", _POST % b"/rpc" + b"Content-Length: 1\r\n\r\n1"),
+    "requests to an unknown key": (b"", _POST % b"/agents/x" + b"Content-Length: 1\r\n\r\n1"),
+    "requests to an unknown key of MCP": (b"", _POST % b"/mcp/x" + b"Content-Length: 1\r\n\r\n1"),
+    "requests in chunks": (b"", _POST % b"/rpc" + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+    "requests that upgrade": (b"", b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"),
+    "handshakes": (b"", b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"),
+    "empty lines": (b"", b"\r\n"),
+    "headers": (b"GET / HTTP/1.1\r\n", b"a:\r\n"),
+    "a path": (b"GET /", b"a"),
+    "a query": (b"GET /healthz?", b"a&"),
+    "chunks": (_CHUNKED, b"1\r\n \r\n"),
+    "an extension of a chunk": (_CHUNKED + b"1;", b"a"),
+    "trailers": (_CHUNKED + b"0\r\n", b"a:\r\n"),
+    "chunks of empty lines": (_CHUNKED, b"200\r\n" + b"\r\n" * 256 + b"\r\n"),
+}
+"""What each begins with, and the unit that follows; no token is needed for most."""
+
+FRAME_FLOODS = {
+    "pings": (b"", frame(b"", PING_FRAME)),
+    "pongs": (b"", frame(b"", PONG)),
+    "empty messages": (b"", frame(b"")),
+    "messages": (b"", frame(b"{}")),
+    "empty continuations": (frame(b"", last=False), frame(b"", 0, last=False)),
+    "continuations of one byte": (frame(b"x", last=False), frame(b"x", 0, last=False)),
+    "closes": (b"", frame(struct.pack("!H", 1000), CLOSE)),
+}
+
+
+def _members(text):
+    return b"{%b}" % b",".join(b'"%d":%b' % (number, text) for number in range(120_000))
+
+
+BODIES = {
+    "members": _members(b"0"),
+    "a list": b"[%b0]" % (b"0," * 240_000),
+    "nested": b"[" * 120 + b"[0]," * 100_000 + b"0" + b"]" * 120,
+    "nested without end": b"[" * 2_000_000,
+    "a text": b'"%b"' % (b"\\n" * 1_000_000),
+    "spaces": b" " * 4_000_000,
+}
+CALL_TOOL = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":%b}}'
+WRAPPED = {
+    "/rpc": [b"%b", b'{"jsonrpc":"2.0","id":1,"method":"run_function","params":%b}'],
+    "/agents/{key}": [b"%b", b'{"jsonrpc":"2.0","id":1,"method":"run_function","params":{"function":"x","kwargs":%b}}'],
+    "/mcp/{key}": [b"%b", CALL_TOOL],
+    "/create": [b"%b", b'{"task_spec":%b}', b'{"task_spec":{"task":"bank/save-300","perturbations":%b}}'],
+    "/call": [b"%b", b'{"name":"get_balance","input":%b}'],
+    "/openenv/bank/reset": [b"%b", b'{"perturbations":%b}'],
+    "/openenv/bank/step": [b"%b", b'{"episode_id":"x","action":{"tool_name":"get_balance","arguments":%b}}'],
+    "/openenv/bank/mcp": [b"%b", CALL_TOOL],
+    "/seed_session": [b"%b", b'{"task":"bank/save-300","x":%b}'],
+    "/verify": [b"%b", b'{"response":{"output":%b}}'],
+    "/aggregate_metrics": [b"%b", b'{"verify_responses":%b}'],
+}
+"""The doors to which bodies are sent, and what the bodies stand in."""
+
+
+def _best_of_three(pour):
+    """Send a flood again if it held somebody up: what another process did doesn't do that three times."""
+
+    @functools.wraps(pour)
+    def poured(*arguments):
+        for _ in range(2):
+            with contextlib.suppress(BrokenError):
+                return pour(*arguments)
+        return pour(*arguments)
+
+    return poured
+
+
+class Flood:
+    """Sends floods to a server in this process, each on a connection of its own."""
+
+    def __init__(self, endpoint):
+        self._endpoint = endpoint
+
+    @_best_of_three
+    def http(self, name, size):
+        """Send a flood of requests, or of parts of one; get the longest stall, in seconds, and the memory, in MiB."""
+        begin, unit = HTTP_FLOODS[name]
+        with self._endpoint.connect() as connection:
+            return self._pour(name, connection, begin + unit * (size // len(unit)))
+
+    @_best_of_three
+    def frames(self, name, size, path):
+        """Send a flood of frames on a WebSocket."""
+        begin, unit = FRAME_FLOODS[name]
+        with RawWebSocket(self._endpoint.port, path, TOKEN) as one:
+            require(one.status == 101, "no handshake", one.status, one.body)
+            return self._pour(name, one.connection, begin + unit * (size // len(unit)))
+
+    @_best_of_three
+    def body(self, name, body, path):
+        """Send a body of many values, instead of a flood of requests."""
+        if "{key}" in path:
+            asked = {"Authorization": f"Bearer {TOKEN}"}
+            made = self._endpoint.http.post("/rpc", json=request("create_session", toolpacks=["bank"]), headers=asked)
+            path = path.format(key=made.json()["result"]["agent_path"].rpartition("/")[2])
+        head = NEIGHBOUR.partition(b"Content-Length")[0].replace(b"/rpc", path.encode(), 1)
+        head += b"Accept: application/json, text/event-stream\r\nX-Session-ID: x\r\nConnection: close\r\n"
+        with self._endpoint.connect() as connection:
+            return self._pour(name, connection, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    def _pour(self, name, connection, data):
+        clear_peak()
+        before, pulse = peak(), Pulse(self._endpoint.loop)
+        sender = threading.Thread(target=_send, args=(connection, data), daemon=True)
+        reader = threading.Thread(target=_drain, args=(connection,), daemon=True)
+        sender.start()
+        reader.start()
+        calls = 0
+        with self._endpoint.connect() as neighbour:
+            while calls < MIN_CALLS or (calls < MAX_CALLS and reader.is_alive()):
+                neighbour.sendall(NEIGHBOUR)
+                require(answer(neighbour)[0] == 200, "the neighbour wasn't answered", name)
+                calls += 1
+        stall, memory = pulse.stop(), peak() - before - len(data) / 2**20
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        sender.join()
+        reader.join()
+        require(stall < STALL_SECONDS, f"the event loop was blocked for {stall:.2f} s of the processor", name)
+        require(memory < MOST_MEMORY, f"the server took {memory:.0f} MiB", name)
+        return stall, memory
+
+
+def fuzz_floods(http, size=2**20):
+    """Send every flood, each of this size, and every body to every door; get the stall of each.
+
+    Raises:
+        AssertionError: A flood has held up others, or has taken much memory.
+    """
+    stalls = {}
+    catalog = load_catalog((PACKS,), ("bank", "chores"))
+    with served(http, catalog=catalog, tokens={"ann": TOKEN}, log_calls="off") as endpoint:
+        flood = Flood(endpoint)
+        for name in HTTP_FLOODS:
+            stalls[name] = flood.http(name, size)[0]
+        for name in FRAME_FLOODS:
+            stalls[name] = flood.frames(name, size, "/openenv/bank/ws")[0]
+        for path, wraps in WRAPPED.items():
+            for wrap in wraps:
+                for name, body in BODIES.items():
+                    about = f"{name} in {wrap.decode()} at {path}"
+                    stalls[about] = flood.body(about, wrap.replace(b"%b", body), path)[0]
+    return stalls
+
+
+def _send(connection, data):
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+
+
+def _drain(connection):
+    with contextlib.suppress(OSError):
+        while connection.recv(2**16):
+            pass
+
+
+def clear_peak():
+    """Begin to measure the peak of this process's memory anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak():
+    """Return the largest resident memory of this process since then, in MiB."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024

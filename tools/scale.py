@@ -1,0 +1,174 @@
+"""What a fleet needs of its store, computed from what one call and one session cost: the tables of docs/scale.md.
+
+    python -m tools.scale              prints both tables, the second computed from the first
+    python -m tools.scale --measure    measures on a real Redis what the first one has
+
+`test_deploy.py` compares the page with what is computed here, so its figures follow from each other.
+"""
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import click
+import redis
+from redis_server import start
+
+from tools.faults.clients import Connection
+from tools.faults.world import Server, children
+
+SESSIONS, TURNS, CALLERS = 200, 10, 8
+FOLDERS = ("archive", "inbox")
+IDLE_SECONDS = 4
+SIZES = (10, 100, 1000)
+BUSY = 0.5  # of each server's processor core
+READS = 0.5  # of the calls
+CALL_EVERY_SECONDS = 5.0  # of a session
+CHANGES = 20  # of a session, and as many reads; their records and versions are kept until it is closed
+
+
+class Cost(NamedTuple):
+    """What a call costs, or a new session: bytes, and µs of the processor."""
+
+    to_store: float
+    from_store: float
+    stored: float
+    store: float
+    server: float
+
+
+REDIS = {
+    "new session": Cost(763, 30, 2695, 242, 700),
+    "change": Cost(11670, 202, 12967, 180, 610),
+    "change on another server": Cost(11742, 10418, 13197, 244, 1050),
+    "read": Cost(1984, 760, 1770, 129, 460),
+}
+IDLE = Cost(426, 687, 0, 1021, 10000)  # a worker without calls, a second
+CONNECTIONS = 12  # of a worker to Redis, with 8 calls at once
+
+
+def measured() -> Iterator[str]:
+    """Get the rows of the table of costs."""
+    yield "| Redis | bytes to it | bytes from it | bytes kept | its µs | server's µs |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for name, cost in [*REDIS.items(), ("one server without calls, a second", IDLE)]:
+        yield f"| {name} | " + " | ".join(f"{figure:,.0f}" for figure in cost) + " |"
+
+
+def computed() -> Iterator[str]:
+    """Get the rows of the table of what fleets need."""
+    change, read = REDIS["change on another server"], REDIS["read"]
+    call = Cost(*(READS * one + (1 - READS) * other for one, other in zip(read, change, strict=True)))
+    of_one = BUSY * 1e6 / call.server  # calls/s
+    yield "| servers | calls/s | sessions | GB kept | MB/s to it | MB/s from it | processors | connections |"
+    yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for servers in SIZES:
+        calls = servers * of_one
+        sessions = calls * CALL_EVERY_SECONDS
+        kept = sessions * (REDIS["new session"].stored + CHANGES * change.stored + CHANGES * read.stored)
+        to_store, from_store = calls * call.to_store, calls * call.from_store
+        processors = (calls * call.store + servers * IDLE.store) / 1e6
+        figures = [f"{servers:,}", f"{calls:,.0f}", f"{sessions:,.0f}", f"{kept / 1e9:,.1f}"]
+        figures += [f"{to_store / 1e6:,.1f}", f"{from_store / 1e6:,.1f}", f"{processors:,.1f}"]
+        yield "| " + " | ".join([*figures, f"{servers * CONNECTIONS:,}"]) + " |"
+
+
+class Pair:
+    """Two servers of one worker each, on one Redis that writes each commit to its disk, and what they have cost."""
+
+    def __init__(self, folder: str, url: str, store: Any) -> None:
+        self._store = store
+        self._servers = [
+            Server(folder, url, 1, f"server-{n}", log_level="warning", packs="workspace") for n in range(2)
+        ]
+        self._ids: list[str] = []
+
+    def start(self) -> None:
+        for server in self._servers:
+            server.start()
+
+    def end(self) -> None:
+        for server in self._servers:
+            server.end()
+
+    def so_far(self) -> Cost:
+        about, ticks = self._store.info(), 0
+        for server in self._servers:
+            for pid in [server.process.pid, *children(server.process.pid)]:
+                fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        used = 1e6 * (about["used_cpu_user"] + about["used_cpu_sys"])
+        sent, got = about["total_net_output_bytes"], about["total_net_input_bytes"]
+        return Cost(got, sent, about["used_memory"], used, 1e6 * ticks / os.sysconf("SC_CLK_TCK"))
+
+    def each(self, count: float, do: Callable[[], object]) -> Cost:
+        """Get what each of so many costs that something does."""
+        before = self.so_far()
+        do()
+        return Cost(*((after - first) / count for first, after in zip(before, self.so_far(), strict=True)))
+
+    def create(self) -> None:
+        (one, _), *_ = self._connections(1)
+        self._ids = [one.send("create_session", {"toolpacks": ["workspace"]})["session_id"] for _ in range(SESSIONS)]
+
+    def call(self, function: str, *, moving: bool = False) -> None:
+        """Call a function in each session in turn, eight at once; `moving`: each time on the other server."""
+
+        def run(share: range, connections: Sequence[Any]) -> None:
+            for turn, session in itertools.product(range(TURNS), share):
+                kwargs = {"query": "a"} if function == "search_files" else {"mail_id": 41, "folder": FOLDERS[turn % 2]}
+                params = {"session_id": self._ids[session], "function": function, "kwargs": kwargs}
+                envelope = connections[(turn + session // CALLERS) % 2 if moving else 0].send("run_function", params)
+                if envelope["error"]:
+                    raise click.ClickException(envelope["error"])
+
+        shares = [range(start, SESSIONS, CALLERS) for start in range(CALLERS)]
+        with ThreadPoolExecutor(CALLERS) as pool:
+            list(pool.map(run, shares, self._connections(CALLERS)))
+
+    def connections(self) -> float:
+        """Get how many connections to Redis each server has."""
+        return (self._store.info()["connected_clients"] - 1) / len(self._servers)
+
+    def _connections(self, number: int) -> list[list[Any]]:
+        return [[Connection([server.port], Random(seed)) for server in self._servers] for seed in range(number)]
+
+
+def measure() -> Iterator[str]:
+    """Measure the costs; get a line for each."""
+    durable = ("--appendonly", "yes", "--appendfsync", "always")
+    with (
+        tempfile.TemporaryDirectory(prefix="toolpack-scale-") as folder,
+        start(Path(folder), *durable) as (url, _),
+        redis.Redis.from_url(url) as store,
+    ):
+        pair, calls = Pair(folder, url, store), SESSIONS * TURNS
+        try:
+            pair.start()
+            yield f"one server without calls, a second: {pair.each(2 * IDLE_SECONDS, lambda: time.sleep(IDLE_SECONDS))}"
+            yield f"new session: {pair.each(SESSIONS, pair.create)}"
+            pair.call("move_mail")
+            yield f"change: {pair.each(calls, lambda: pair.call('move_mail'))}"
+            yield f"change on another server: {pair.each(calls, lambda: pair.call('move_mail', moving=True))}"
+            yield f"read: {pair.each(calls, lambda: pair.call('search_files'))}"
+            yield f"connections of a server: {pair.connections():g}"
+        finally:
+            pair.end()
+
+
+@click.command()
+@click.option("--measure", "anew", is_flag=True, help="Measure what a call and a session cost.")
+def main(anew):
+    """Compute what 10, 100 and 1,000 servers need."""
+    for line in measure() if anew else [*measured(), "", *computed()]:
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    main()

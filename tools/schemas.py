@@ -1,0 +1,74 @@
+"""Writes the JSON Schemas, the OpenRPC document and the client's methods, or checks them.
+
+    python -m tools.schemas [--check]
+
+Files are generated from the code, never edited.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import TypeAdapter
+
+from toolpack_server.packs.formats import native
+from toolpack_server.packs.loading import load_catalog
+from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.protocol.results import Envelope
+from toolpack_server.wiring.installed import load_features
+from toolpack_server.wiring.service import all_methods, openrpc
+from tools.client_code import client_code
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+BUNDLED = ("bank", "workspace")  # their schemas are in the repository: these toolpacks need no optional package
+ROOT = Path(__file__).parents[1]
+CLIENT = ROOT / "server" / "toolpack_server" / "client" / "methods.py"
+
+
+@click.command()
+@click.option("--check", "only_check", is_flag=True, help="Fail if the files differ from the code; write nothing.")
+@click.option("--directory", type=Path, default=ROOT / "schemas", help="Where the files are.")
+def schemas(only_check: bool, directory: Path) -> None:
+    """Write the JSON Schemas, the OpenRPC document and the client's methods, or check them."""
+    packs = load_catalog((), BUNDLED).toolpacks.values()
+    features = load_features([])
+    methods = all_methods(features)
+    wanted = {"openrpc.json": _json(openrpc(methods, features)), "envelope.json": _json(_envelope_schema())}
+    wanted |= {f"toolpacks/{pack.name}.json": _json(_toolpack_schema(pack)) for pack in packs}
+    paths = {directory / name: (name, text) for name, text in wanted.items()}
+    paths[CLIENT] = "client/methods.py", client_code(methods)
+    drifted = []
+    for path, (name, text) in paths.items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        drifted.append(name)
+        if not only_check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    if only_check and drifted:
+        raise click.ClickException(f"{', '.join(drifted)} drifted from the code: run `python -m tools.schemas`.")
+    click.echo(f"{len(paths)} files, {len(drifted)} {'drifted' if only_check else 'written'}.")
+
+
+def _envelope_schema() -> dict[str, Any]:
+    return {"$schema": DIALECT, **TypeAdapter(Envelope).json_schema()}
+
+
+def _toolpack_schema(toolpack: Toolpack) -> dict[str, Any]:
+    options = toolpack.options
+    return {
+        "toolpack": toolpack.name,
+        "opt_in": toolpack.opt_in,
+        "options": options.model_json_schema() if options else None,
+        "environment": toolpack.environment_class.model_json_schema(mode="serialization"),
+        "functions": [native(function) for function in toolpack.functions.values()],
+    }
+
+
+def _json(document: Any) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    schemas()
