@@ -226,3 +226,27 @@ def test_modules_import_nothing_that_takes_long_and_is_not_needed():
 def test_whoever_imports_a_module_of_the_server_waits_for_that_one_alone():
     imported = [name for name in imported_by("toolpack_server.base.errors") if name.startswith("toolpack_server")]
     assert imported == ["toolpack_server", "toolpack_server.base", "toolpack_server.base.errors"]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module)):
+                yield module
+
+
+def test_programs_import_only_helpers_that_import_no_program():
+    tests = Path(__file__).parent
+    modules = {path.stem: path for path in tests.rglob("*.py")}
+    waiting = {*(tests.parent / "tools").rglob("*.py")}
+    programs, helpers = set(waiting), set()
+    while waiting:
+        path = waiting.pop()
+        imported = {*imports(path)}
+        assert path in programs or not any(name.partition(".")[0] == "tools" for name in imported), path
+        used = {modules[name] for name in imported if name in modules}
+        assert not any(helper.name.startswith("test_") for helper in used), path
+        waiting |= used - helpers
+        helpers |= used
