@@ -66,7 +66,7 @@ def test_an_answer_has_an_end(ask, answers, why, monkeypatch):
 
 @pytest.mark.parametrize(("ask", "answers"), [(ask_sync, trickle), (ask_async, trickle), (ask_async, trickled_head)])
 def test_an_answer_that_trickles_is_late(ask, answers):
-    with server_that(answers) as url, pytest.raises(NoReplyError, match="the answer doesn't end"):
+    with server_that(answers) as url, pytest.raises(NoReplyError, match="the answer didn't end"):
         ask(url, timeout_seconds=0.3)
 
 
@@ -123,7 +123,7 @@ def test_an_agents_path_is_one_of_this_server(path):
     with Client("http://there", transport=httpx.MockTransport(answer)) as client:
         with pytest.raises(ReplyError):
             client.agent(client.create_session())
-        with pytest.raises(ReplyError, match="no path"):
+        with pytest.raises(ReplyError, match="isn't a path"):
             client.agent({"agent_path": path})
     assert set(seen) == {"there"}
 
@@ -192,7 +192,7 @@ def test_an_outage_is_told_once(caplog):
         client.run_function("s", "f")
     said = [record.getMessage() for record in caplog.records if record.name == "toolpack_server.client"]
     assert said == [
-        "http://there doesn't answer. Requests that can be repeated are sent again.",
+        "http://there doesn't answer. Idempotent requests are retried.",
         "The server answers again.",
     ]
 

@@ -373,12 +373,12 @@ def test_a_rollout_of_texts_is_cut_off_after_its_last_turn_and_the_next_begins_a
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("<tool_call>{", "JSON object with a name"),
-        ('<tool_call>["get_balance"]</tool_call>', "JSON object with a name"),
+        ("<tool_call>{", "JSON object with `name`"),
+        ('<tool_call>["get_balance"]</tool_call>', "JSON object with `name`"),
         ('<tool_call>{"name": "get_balance"}</tool_call>', "arguments"),
-        ('<tool_call>{"name": 7, "arguments": {}}</tool_call>', "a name, which is a text"),
-        ('<tool_call>{"name": "get_balance", "arguments": null}</tool_call>', "arguments, which are an object."),
-        ('<tool_call>{"name": "get_balance", "arguments": {"x": NaN}}</tool_call>', "JSON object with a name"),
+        ('<tool_call>{"name": 7, "arguments": {}}</tool_call>', "`name`, a string"),
+        ('<tool_call>{"name": "get_balance", "arguments": null}</tool_call>', "`arguments`, an object."),
+        ('<tool_call>{"name": "get_balance", "arguments": {"x": NaN}}</tool_call>', "JSON object with `name`"),
         ('<tool_call>{"name": "get_balance", "arguments": {"x": "\\ud800"}}</tool_call>', "no low surrogate"),
         (call("get_balance", x=json.loads("[" * 200 + "]" * 200)), "nested more than 128 deep"),
         ("<tool_call>" + "[" * 100_000, "nested too deeply"),

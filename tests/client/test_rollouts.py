@@ -223,10 +223,10 @@ def test_who_stops_listening_ends_what_still_runs(run):
 def test_a_run_needs_labels_and_a_task_that_there_is(run):
     with pytest.raises(ValueError, match="labels must name the run"):
         run(lambda client, _labels: groups(client, do_the_dishes, {}))
-    with pytest.raises(ValueError, match="labels can't have 'rollout'"):
+    with pytest.raises(ValueError, match="labels can't contain 'rollout'"):
         run(lambda client, _labels: groups(client, do_the_dishes, {"rollout": "first"}))
     for wrong in ("group", "concurrency"):
-        with pytest.raises(ValueError, match=f"{wrong} must be a number from 1 on, not 0"):
+        with pytest.raises(ValueError, match=f"{wrong} must be a whole number, at least 1, not 0"):
             run(lambda client, labels, wrong=wrong: groups(client, do_the_dishes, labels, **{wrong: 0}))
     with pytest.raises(ReplyError, match="There is no task 'chores/none'"):
         run(lambda client, labels: groups(client, do_the_dishes, labels, ["chores/none"]))
@@ -328,5 +328,5 @@ def test_a_kill_of_the_server_ends_no_rollout(tmp_path, caplog):
     assert [each.verdict["valid"] for each in found] == [True] * 4
     assert [[each["kwargs"]["chore"] for each in trace if each["kind"] == "call"] for trace in traces] == [chores] * 4
     assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
-        f"http://127.0.0.1:{flags[1]} doesn't answer. Requests that can be repeated are sent again."
+        f"http://127.0.0.1:{flags[1]} doesn't answer. Idempotent requests are retried."
     ]

@@ -285,25 +285,25 @@ def test_what_is_wrong_is_one_sentence(client, url):
 
     session_id = played(client, DISHES)
     for wrong, said in {
-        "k must be a number from 1 on, not 0": {"k": 0},
-        "concurrency must be a number from 1 on, not 0": {"concurrency": 0},
+        "k must be a whole number, at least 1, not 0": {"k": 0},
+        "concurrency must be a whole number, at least 1, not 0": {"concurrency": 0},
         "finish must be a function, 'solution' or None, not 'soluton'": {"finish": "soluton"},
-        "labels can't have 'step', which the forks have already": {"labels": {"step": "1"}},
-        f"version 7 is no step of session {session_id}: they are 0, 1": {"steps": [0, 7]},
+        "labels can't contain 'step', which the forks already have": {"labels": {"step": "1"}},
+        f"version 7 isn't a step of session {session_id}: use 0, 1": {"steps": [0, 7]},
     }.items():
         with pytest.raises(ValueError, match=wrong):
             client.values(session_id, **said)
-    with pytest.raises(TypeError, match="finish is a coroutine function: await `values` of an AsyncClient"):
+    with pytest.raises(TypeError, match=r"finish is a coroutine function: use AsyncClient\.values"):
         client.values(session_id, finish=coroutine_function)
     with pytest.raises(TypeError, match="finish must be a coroutine function"):
         in_async_code(url, lambda other: other.values(session_id, finish=lambda _agent, _fork: None))
-    with pytest.raises(ValueError, match="has no task, so nothing gives a reward: create it with one"):
+    with pytest.raises(ValueError, match="has no task, so it has no reward: create the session with a task"):
         client.values(client.create_session(["chores"])["session_id"])
 
     async def waits(_client):
         client.values(session_id)
 
-    with pytest.raises(ValueError, match="await `values` of an AsyncClient"):
+    with pytest.raises(ValueError, match=r"use AsyncClient\.values"):
         in_async_code(url, waits)
     client.close_session(session_id)
     with pytest.raises(ReplyError, match="it is unknown, closed or expired"):

@@ -1,10 +1,10 @@
-"""The Python client: `Client` for a server, `AgentClient` for an agent, both also async, and their results' types.
+"""The Python client: `Client` for a server, `AgentClient` for an agent, their async forms, and the result types.
 
-It imports the server's result types and errors, and nothing else of it; no part of the server imports it.
+It imports only the result types and errors from the server. No part of the server imports it.
 """
 
 try:
-    import httpx  # noqa: F401 - imported here to say clearly what is missing
+    import httpx  # noqa: F401 - imported here, so that the error names the missing extra
 except ImportError:
     raise ImportError("The Python client needs httpx: pip install 'toolpack-server[client]'.", name="httpx") from None
 

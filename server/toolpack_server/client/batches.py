@@ -1,6 +1,6 @@
-"""Batches: several requests that are sent together, at the end of a `with` block.
+"""Batches: requests that are collected in a `with` block and sent together at its end.
 
-A batch has the methods of its client, and each returns a `Reply`, which has the result once the block ends.
+A batch has the methods of its client. Each returns a `Reply`, which has the result after the block.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,7 +14,7 @@ from toolpack_server.client.requests import Request
 T = TypeVar("T")
 
 BATCH_SIZE = 100
-"""How many requests are sent at once; more are sent one after the other. The server allows as many."""
+"""Maximum number of requests in one JSON-RPC batch, as the server allows. A larger batch is sent in several."""
 
 Responses = list[Any]
 
@@ -28,11 +28,11 @@ class Reply(Generic[T]):
         self._error: ClientError | None = NoReplyError(f"{request.method} is sent when the `with` block ends.")
 
     def result(self) -> T:
-        """Get the result.
+        """Return the result.
 
         Raises:
             ReplyError: The server answered with an error.
-            NoReplyError: It didn't answer, or the batch isn't sent yet.
+            NoReplyError: The server didn't answer, or the batch isn't sent yet.
         """
         if self._error is not None:
             raise self._error
@@ -40,13 +40,13 @@ class Reply(Generic[T]):
         return result
 
     def receive(self, response: Any) -> None:
-        """Note the response; None if there is none, though others of the batch got theirs."""
-        found = checked(response, self._request)
-        if found is None:
+        """Store the response. None means that only other requests of the batch were answered."""
+        valid = checked(response, self._request)
+        if valid is None:
             self._error = NoReplyError(f"{self._request.method} got no answer, though others of its batch did.")
         else:
-            self._response = found
-            self._error = reply_error(found["error"]) if "error" in found else None
+            self._response = valid
+            self._error = reply_error(valid["error"]) if "error" in valid else None
 
     def fail(self, error: ClientError) -> None:
         self._error = error
@@ -60,7 +60,7 @@ class _Part:
         self.replies = [reply for _, reply in collected]
 
     def receive(self, responses: Responses) -> None:
-        """Pass the responses, which may come in any order, on to the replies."""
+        """Give each reply its response. Responses may come in any order."""
         answered = [each for each in responses if isinstance(each, dict) and isinstance(each.get("id"), int)]
         by_id = {response["id"]: response for response in answered}
         for number, reply in enumerate(self.replies, 1):
@@ -68,11 +68,13 @@ class _Part:
 
 
 class Collection:
+    """Requests that wait to be sent together."""
+
     def __init__(self) -> None:
         self._collected: list[tuple[Request[Any], Reply[Any]]] = []
 
     def add(self, request: Request[T]) -> Reply[T]:
-        """Add a request, which is sent when the `with` block ends."""
+        """Add a request. It is sent when the `with` block ends."""
         reply = Reply(request)
         self._collected.append((request, reply))
         return reply
@@ -89,7 +91,7 @@ def _fail(parts: list[_Part], error: ClientError) -> None:
 
 
 class Sending(Collection):
-    """Sends what it has collected at the end of a `with` block that raises nothing."""
+    """Sends its requests at the end of a `with` block. If the block raises, nothing is sent."""
 
     def __init__(self, send: Callable[[Request[Responses]], Responses]) -> None:
         super().__init__()
@@ -109,6 +111,8 @@ class Sending(Collection):
 
 
 class AsyncSending(Collection):
+    """The same for `async with`."""
+
     def __init__(self, send: Callable[[Request[Responses]], Coroutine[Any, Any, Responses]]) -> None:
         super().__init__()
         self._send = send

@@ -1,7 +1,7 @@
 """The clients: `Client` and `AsyncClient` for a server, `AgentClient` and `AsyncAgentClient` for an agent's address.
 
-The clients differ only in where they post and how they wait. Their methods are in `methods.py`, and what is
-sent when is decided in `exchange.py`.
+The clients differ only in the address that they post to and in how they wait. `methods.py` has their methods;
+`exchange.py` decides when a request is sent again.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ class _HttpxArguments(TypedDict):
 
 @cache
 def _tls(*, is_used: bool) -> ssl.SSLContext:
-    """Get the TLS context of all clients: to read the certificates takes longer than a hundred calls.
+    """Return the TLS context that all clients share. Reading the certificates takes longer than a hundred calls.
 
-    Clients of http:// addresses get one without certificates, which would trust nobody.
+    Clients of http:// addresses don't need certificates; their context trusts no server.
     """
     return httpx.create_ssl_context() if is_used else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -70,11 +70,11 @@ def _timeout(seconds: float, request: Request[Any]) -> httpx.Timeout:
 
 
 def _agent_url(rpc_url: str, session: Session) -> str:
-    """Get the address of a session's agent.
+    """Return the URL of a session's agent.
 
     Raises:
-        TypeError: It is no session.
-        ReplyError: The path that the server has named isn't one of this server.
+        TypeError: `session` isn't a session.
+        ReplyError: The session's `agent_path` isn't a path.
     """
     if not isinstance(session, Mapping):
         raise TypeError("agent() takes a session as create_session and get_session return it, not its id")
@@ -82,44 +82,44 @@ def _agent_url(rpc_url: str, session: Session) -> str:
     if isinstance(path, str) and path.startswith("/") and path.isascii() and path.isprintable():
         with suppress(ValueError):
             return _checked(rpc_url.removesuffix("/rpc") + path)
-    raise reply_error(no_json_rpc("The server's agent_path is no path: is this a Toolpack Server?")["error"])
+    raise reply_error(no_json_rpc("The session's agent_path isn't a path: is this a Toolpack Server?")["error"])
 
 
 def _checked(url: str) -> str:
-    """Get a URL as it is, if a server can be there. It may hold an agent's key, so the error doesn't show it.
+    """Return the URL unchanged if it can be a server's. It may contain an agent's key, so errors don't show it.
 
     Raises:
-        ValueError: It isn't complete.
+        ValueError: The URL is incomplete, or has a query or a fragment.
     """
     try:
-        found = httpx.URL(url)
+        parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise ValueError(f"The server's URL can't be read: {str(error).removesuffix('.')}.") from None
-    if found.query or found.fragment:
-        raise ValueError("A server's URL has no query and no fragment: omit what begins with ? or #.")
-    if found.scheme not in {"http", "https"} or not found.host:
+    if parsed.query or parsed.fragment:
+        raise ValueError("A server's URL has no query and no fragment: remove the part from ? or # on.")
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
         raise ValueError(
-            "A server's URL begins with http:// or https:// and a host, such as http://127.0.0.1:8000; that of an "
-            "agent has the session's agent_path behind it."
+            "A server's URL begins with http:// or https:// and a host, such as http://127.0.0.1:8000. For an agent, "
+            "append the session's agent_path."
         )
     return url
 
 
-def _check_patience(timeout_seconds: float, retries: int) -> None:
+def _check_limits(timeout_seconds: float, retries: int) -> None:
     if not (isinstance(timeout_seconds, int | float) and 0 < timeout_seconds <= threading.TIMEOUT_MAX):
         raise ValueError(f"timeout_seconds must be a number of seconds above 0, not {timeout_seconds!r}")
     if not isinstance(retries, int) or retries < 0:
-        raise ValueError(f"retries must be a number from 0 on, not {retries!r}")
+        raise ValueError(f"retries must be a whole number, at least 0, not {retries!r}")
 
 
 def _authorization(token: str | None) -> dict[str, str]:
-    """Get the header with a token, which isn't one of httpx's client: agents may share that.
+    """Return the header with a token. It is set per request, because agents may share the httpx client.
 
     Raises:
-        ValueError: It can be no token; the error doesn't show it.
+        ValueError: The token has characters that no token has. The error doesn't show it.
     """
     if token and not (isinstance(token, str) and re.fullmatch("[!-~]+", token)):
-        raise ValueError("A token has visible ASCII characters only: give it without blanks and line ends.")
+        raise ValueError("A token consists of visible ASCII characters: remove blanks and line ends.")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
@@ -133,7 +133,7 @@ class _SyncClient:
         transport: httpx.BaseTransport | None,
         shared: tuple[httpx.Client, Outage] | None = None,
     ) -> None:
-        _check_patience(timeout_seconds, retries)
+        _check_limits(timeout_seconds, retries)
         self._url = _checked(url)
         self._headers = _authorization(token)
         self._shares = shared is not None
@@ -144,11 +144,11 @@ class _SyncClient:
         self.before_close: list[Callable[[], object]] = []
 
     def send(self, request: Request[T]) -> T:
-        """Send a request, with retries, and get its result.
+        """Send a request, retry it if needed, and return its result.
 
         Raises:
             ReplyError: The server answered with an error.
-            NoReplyError: It didn't answer.
+            NoReplyError: The server didn't answer.
         """
         attempts = exchange(request, self._url, self._retries, self._outage)
         try:
@@ -164,9 +164,9 @@ class _SyncClient:
     def _post(self, request: Request[Any]) -> HttpAnswer | httpx.HTTPError:
         timeout = _timeout(self._seconds, request)
         seconds = timeout.read or 0
-        given: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
+        arguments: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
         try:
-            with self._http.stream("POST", self._url, **given) as response:
+            with self._http.stream("POST", self._url, **arguments) as response:
                 body = ReplyBody(response, seconds)
                 for chunk in response.iter_bytes():
                     body.add(chunk)
@@ -197,7 +197,7 @@ class _AsyncClient:
         transport: httpx.AsyncBaseTransport | None,
         shared: tuple[httpx.AsyncClient, Outage] | None = None,
     ) -> None:
-        _check_patience(timeout_seconds, retries)
+        _check_limits(timeout_seconds, retries)
         self._url = _checked(url)
         self._headers = _authorization(token)
         self._shares = shared is not None
@@ -221,16 +221,16 @@ class _AsyncClient:
     async def _post(self, request: Request[Any]) -> HttpAnswer | httpx.HTTPError:
         timeout = _timeout(self._seconds, request)
         seconds = timeout.read or 0
-        given: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
+        arguments: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
         try:
-            # The head may trickle, too, for which httpx has no limit.
-            async with asyncio.timeout(seconds), self._http.stream("POST", self._url, **given) as response:
+            # httpx limits each read, not the whole; a server may send the headers byte by byte.
+            async with asyncio.timeout(seconds), self._http.stream("POST", self._url, **arguments) as response:
                 body = ReplyBody(response, seconds)
                 async for chunk in response.aiter_bytes():
                     body.add(chunk)
                 return body.answer()
         except TimeoutError:
-            return httpx.ReadTimeout("the answer doesn't end")
+            return httpx.ReadTimeout("the answer didn't end in time")
         except httpx.HTTPError as error:
             return error
 
@@ -251,13 +251,12 @@ class Client(_SyncClient, ClientMethods):
     Args:
         url: The server's base URL, without `/rpc`.
         token: A bearer token, if the server requires one.
-        timeout_seconds: The time to wait for one answer, in seconds.
-        retries: The maximum number of retries of a request; the default number, with growing pauses, lasts for 30
-            seconds or a little longer.
-        transport: An httpx transport to send the requests with, such as one with certificates of your own.
+        timeout_seconds: Maximum time to wait for one answer, in seconds.
+        retries: Maximum number of retries of a request. The default, with growing delays, covers about 30 seconds.
+        transport: An httpx transport that sends the requests, for example one with your own certificates.
 
     Attributes:
-        before_close: Functions called before the connections are closed, by `close` or at the end of a `with` block.
+        before_close: Functions to call before the connections are closed, by `close` or at the end of a `with` block.
     """
 
     def __init__(
@@ -272,16 +271,16 @@ class Client(_SyncClient, ClientMethods):
         super().__init__(f"{url.rstrip('/')}/rpc", token, timeout_seconds, retries, transport)
 
     def agent(self, session: Session) -> "AgentClient":
-        """Get the client of a session's agent; it shares this client's connections, and can't close them."""
+        """Return the client of a session's agent. It uses this client's connections and doesn't close them."""
         url = _agent_url(self._url, session)
         return AgentClient(url, timeout_seconds=self._seconds, retries=self._retries, _shared=self._connections)
 
     def batch(self) -> Batch:
-        """Collect requests in a `with` block, and send them together at its end.
+        """Return a batch, which collects requests in a `with` block and sends them together at its end.
 
         In the block, the batch's methods return replies: `with client.batch() as batch: reply = batch.get_session(id)`.
-        After it, `reply.result()` is the result. The requests are done in order; if one fails, the others are still
-        done.
+        After it, `reply.result()` returns the result. The server handles the requests in order. If one fails, it still
+        handles the others.
         """
         return Batch(self.send)
 
@@ -296,33 +295,32 @@ class Client(_SyncClient, ClientMethods):
         progress: Callable[[StepValue], object] | None = None,
         concurrency: int = CONCURRENCY,
     ) -> SessionValues:
-        """Find what each step of a rollout was worth: k forks begin there, are finished, evaluated, and closed.
+        """Estimate the value of each step of a rollout: fork it k times there, finish, evaluate and close the forks.
 
-        Each change of the world is a step, and so is the start; what a call was worth is the difference of two steps.
-        Each reward is noted at once, in the *ledger*: a fork of the session that stays open. Asked again with the same
-        `finish` and `labels`, forks that have ended count, and only those that are missing are made; so one program at
-        a time.
+        The start is a step, and so is each change of the world. The difference of two steps is the value of the call
+        between them. Each reward is cached in the *ledger*, one more fork of the session that stays open. If you call
+        this again with the same `finish` and `labels`, only missing forks are created. Run one such program at a time.
 
         Args:
-            session_id: The rollout's session, which has a task.
-            k: How many forks of each step. One is enough if `finish` does the same each time, and so does the world.
-            finish: Called with the client of a fork's agent and the fork, plays it to its end, in threads. Or
-                `solution`: the agent makes those calls of the task's solution that aren't on the path yet, and
-                answers. None: nothing is done, so the value of a step is its reward.
-            steps: Versions of the session; default: 0, and those before and after each call on the path that has
-                changed something.
-            labels: Further labels of the forks. They have `values`, the session's id, `step`, `member` and `finish`,
-                the function's name.
-            progress: Called with the value of each step, when its forks have ended.
-            concurrency: How many forks are open at the same time, at most.
+            session_id: The rollout's session. It must have a task.
+            k: Number of forks of each step. One is enough if `finish` and the world are deterministic.
+            finish: A function that plays a fork to its end; it gets the client of the fork's agent and the fork, and
+                runs in threads. Or `solution`: the agent makes the calls of the task's solution that aren't in the
+                session's history yet, and answers. None: the forks end at once, so the value of a step is its reward.
+            steps: Versions of the session. Default: 0, and the versions before and after each call in the history
+                that changed something.
+            labels: Further labels of the forks. They always have `values` (the session's id), `step`, `member` and
+                `finish` (the function's name).
+            progress: Called with the value of each step when its forks have ended.
+            concurrency: Maximum number of open forks.
 
         Raises:
             ValueError: An argument is wrong, or the session has no task.
-            TypeError: `finish` is a coroutine function, which only an `AsyncClient` can await.
+            TypeError: `finish` is a coroutine function; only an `AsyncClient` can await it.
             ClientError: The session is closed, or the server doesn't answer.
         """
-        asked: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "concurrency": concurrency}
-        return values_in_threads(self, session_id, finish, steps, **asked)
+        options: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "concurrency": concurrency}
+        return values_in_threads(self, session_id, finish, steps, **options)
 
 
 class AsyncClient(_AsyncClient, ClientMethods):
@@ -359,16 +357,16 @@ class AsyncClient(_AsyncClient, ClientMethods):
         progress: Callable[[StepValue], object] | None = None,
         concurrency: int = CONCURRENCY,
     ) -> SessionValues:
-        """See `Client.values`; `finish` is a coroutine function, or else a `TypeError`."""
-        asked: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "concurrency": concurrency}
-        return await Valuer(self, self.agent, finish=finish, **asked).values(session_id, steps)
+        """See `Client.values`. `finish` must be a coroutine function; any other raises `TypeError`."""
+        options: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "concurrency": concurrency}
+        return await Valuer(self, self.agent, finish=finish, **options).values(session_id, steps)
 
 
 class AgentClient(_SyncClient, AgentMethods):
-    """A client of one session, for the agent that uses it; thread-safe. The other arguments are those of `Client`.
+    """A client of one session, for its agent; thread-safe. See `Client` for the other arguments.
 
     Args:
-        agent_url: The session's address: the server's base URL and the `agent_path`.
+        agent_url: The server's base URL followed by the session's `agent_path`.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""One request and its answer, without I/O: what is sent, when it is sent again, and what the answer means.
+"""Exchange of one request and its answer, without I/O: when to send again, and how to read the answer.
 
-When to retry is decided here, once. The clients differ only in how they post and how they wait. Whatever a
-server answers becomes a result of the promised form or a `ClientError`, within bounds of time and size.
+All clients share this module; they differ only in how they post and wait. Any answer becomes a result of the promised
+form or a `ClientError`, within limits of time and size.
 
-A request is retried if the server certainly didn't handle it (it couldn't be reached, or answered 503 or -32006). If no
-answer came, only idempotent requests are: reads, and `run_function`, which always has a `call_id`. A batch is retried
-as a whole or not at all, so that its calls run in order.
+A request is retried if the server certainly didn't handle it: it couldn't be reached, or answered 503 or -32006. If no
+answer came, only idempotent requests are retried: reads, and `run_function`, which always has a `call_id`. A batch is
+retried as a whole or not at all, so its calls run in order.
 """
 
 import json
@@ -23,18 +23,18 @@ from toolpack_server.client.requests import Request
 T = TypeVar("T")
 
 RETRIES = 13
-"""With the pauses before them they last for 31 to 42 seconds, in which an ordinary restart is over."""
-MAX_REPLY_BYTES = 2**28  # four times what a server sends unless its settings say otherwise
+"""Default number of retries. With the delays between them they take 31 to 42 seconds, longer than most restarts."""
+MAX_REPLY_BYTES = 2**28  # four times the largest answer of a server with default settings
 
-_FIRST_PAUSE_SECONDS = 0.1
-_DOUBLINGS = 10  # of a pause: more than there are until the longest one
-_LONGEST_PAUSE_SECONDS = 5.0  # also of those that a server asks for
-_QUIET_ATTEMPTS = 3  # after which the log says that there is no answer
-_TIMEOUTS = 3  # attempts of one request that may last for the whole of its time
+_FIRST_DELAY_SECONDS = 0.1
+_MAX_DOUBLINGS = 10  # of a delay: enough to reach the longest one
+_MAX_DELAY_SECONDS = 5.0  # also if the server asks for a longer one
+_QUIET_ATTEMPTS = 3  # then the log says that the server doesn't answer
+_MAX_TIMEOUTS = 3  # attempts of one request that may time out
 
 _OVERLOADED = -32006
 _UNAVAILABLE = 503
-_AWAY_STATUS = (502, 503, 504)  # the last and the first by a proxy
+_AWAY_STATUS = (502, 503, 504)  # a proxy sends 502 and 504
 _NO_JSON_RPC = -32000
 _NO_JSON, _NO_REQUEST, _WRONG, _TOO_LARGE = -32700, -32600, -32602, -32007
 _BODY_TOO_LARGE = 413
@@ -45,14 +45,14 @@ log = logging.getLogger("toolpack_server.client")
 
 
 def backoff(attempt: int, first: float, longest: float) -> float:
-    """Get the seconds before the next attempt, without jitter: from the first pause on twice as many each time."""
-    return min(first * 2.0 ** min(attempt, _DOUBLINGS), longest)  # no float is large enough for a thousand
+    """Return the delay before the next attempt in seconds, without jitter. It doubles from `first` up to `longest`."""
+    return min(first * 2.0 ** min(attempt, _MAX_DOUBLINGS), longest)  # 2.0 ** 1024 overflows
 
 
 def is_unusable(error: Exception) -> bool:
-    """Whether a request was refused for what it holds, such as what a model wrote: that says nothing of the server.
+    """Return whether the server refused a request because of its content, for example a model's arguments.
 
-    It is no JSON (a lone surrogate), nested too deeply, wrong, or too large.
+    The content isn't JSON (a lone surrogate), is nested too deeply, is invalid, or is too large. The server is fine.
     """
     return isinstance(error, ReplyError) and (
         error.code in {_NO_JSON, _NO_REQUEST, _WRONG, _TOO_LARGE} or error.data.get("status") == _BODY_TOO_LARGE
@@ -60,18 +60,18 @@ def is_unusable(error: Exception) -> bool:
 
 
 class HttpAnswer(NamedTuple):
-    """What has come."""
+    """The status and the body of an HTTP response."""
 
     status: int
     content: bytes
 
 
 class ReplyBody:
-    """The content of a response, as it comes.
+    """The body of a response while it arrives.
 
     Args:
-        response: The response, of which nothing but the head was read.
-        seconds: In which all of it must come.
+        response: The response; only its headers were read.
+        seconds: Time limit for the whole body.
     """
 
     def __init__(self, response: httpx.Response, seconds: float) -> None:
@@ -79,7 +79,7 @@ class ReplyBody:
         self._chunks: list[bytes] = []
         self._bytes = 0
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            self._refuse("it is compressed, which wasn't asked for")
+            self._refuse("it is compressed, although the client didn't accept that")
 
     def add(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
@@ -87,52 +87,54 @@ class ReplyBody:
         if self._bytes > MAX_REPLY_BYTES:
             self._refuse(f"it is longer than {MAX_REPLY_BYTES} bytes")
         if time.monotonic() > self._ends:
-            raise httpx.ReadTimeout("the answer doesn't end", request=self._response.request)
+            raise httpx.ReadTimeout("the answer didn't end in time", request=self._response.request)
 
     def answer(self) -> HttpAnswer:
         return HttpAnswer(self._response.status_code, b"".join(self._chunks))
 
     def _refuse(self, why: str) -> None:
-        raise httpx.DecodingError(f"the answer isn't read, as {why}", request=self._response.request)
+        raise httpx.DecodingError(f"the answer was rejected: {why}", request=self._response.request)
 
 
 class Outage:
-    """Says in the log once that a server doesn't answer, until it has answered again; shared by a client's agents."""
+    """Logs once that a server doesn't answer, and once that it answers again. A client shares it with its agents."""
 
     def __init__(self) -> None:
-        self._is_told = False
+        self._is_logged = False
 
-    def goes_on(self, why: str) -> None:
-        if not self._is_told:
-            self._is_told = True
-            log.warning("%s Requests that can be repeated are sent again.", why)
+    def begin(self, why: str) -> None:
+        """Log the outage, unless it is logged already."""
+        if not self._is_logged:
+            self._is_logged = True
+            log.warning("%s Idempotent requests are retried.", why)
 
-    def is_over(self) -> None:
-        if self._is_told:
-            self._is_told = False
+    def end(self) -> None:
+        """Log that the server answers again, if an outage was logged."""
+        if self._is_logged:
+            self._is_logged = False
             log.info("The server answers again.")
 
 
 def exchange(
     request: Request[T], url: str, retries: int, outage: Outage
 ) -> Generator[float, HttpAnswer | httpx.HTTPError, T]:
-    """Yield the pause in seconds before each attempt, receive its answer or exception, and return the result.
+    """Yield the delay in seconds before each attempt, receive its answer or exception, and return the result.
 
     Args:
-        url: Where the request is sent to.
+        url: The address of the server, for messages.
 
     Raises:
         ReplyError: The server answered with an error, and no retry is left or useful.
-        NoReplyError: It didn't answer, and no retry is left or safe.
+        NoReplyError: The server didn't answer, and no retry is left or safe.
     """
-    pause, timeouts = 0.0, 0
+    delay, timeouts = 0.0, 0
     for attempt in range(retries + 1):
-        answer = yield pause
+        answer = yield delay
         if isinstance(answer, HttpAnswer):
             reply = _read(answer, request)
             is_away = answer.status in _AWAY_STATUS
             if "error" not in reply:
-                outage.is_over()
+                outage.end()
                 result: T = reply["result"]
                 return result
             error: ReplyError | NoReplyError = reply_error(reply["error"])
@@ -143,11 +145,11 @@ def exchange(
             error = _no_reply(request, url, answer)
             timeouts += isinstance(answer, httpx.ReadTimeout)
             retry = isinstance(answer, _NEVER_SENT) or (request.repeatable and not isinstance(answer, _NEVER_BETTER))
-        if not retry or attempt == retries or timeouts == _TIMEOUTS:
-            raise error from None  # which would put forty lines of httpx's above the one that says it
+        if not retry or attempt == retries or timeouts == _MAX_TIMEOUTS:
+            raise error from None  # the cause would print forty lines of httpx's above the message
         if is_away and attempt >= _QUIET_ATTEMPTS:
-            outage.goes_on(f"{_host(url)} doesn't answer.")
-        pause = _pause(attempt, error)
+            outage.begin(f"{_host(url)} doesn't answer.")
+        delay = _delay(attempt, error)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -156,7 +158,7 @@ def reply_error(error: dict[str, Any]) -> ReplyError:
 
 
 def checked(response: Any, request: Request[Any]) -> dict[str, Any] | None:
-    """Get the result or the error of a response, in the form that it must have; None if it is no response."""
+    """Return a dictionary with the result or the error of a response, checked; None if it isn't a response."""
     if isinstance(response, dict):
         match response.get("error"):
             case {"code": int(code), "message": str(message), **more}:
@@ -166,8 +168,8 @@ def checked(response: Any, request: Request[Any]) -> dict[str, Any] | None:
             if request.fits(response["result"]):
                 return {"result": response["result"]}
             return no_json_rpc(
-                f"{request.method} was answered with a result of another form than it must have: is this a Toolpack "
-                "Server of this version?"
+                f"The result of {request.method} doesn't have the expected form: is this a Toolpack Server of this "
+                "version?"
             )
     return None
 
@@ -177,16 +179,16 @@ def no_json_rpc(message: str, **data: Any) -> dict[str, Any]:
 
 
 def _read(answer: HttpAnswer, request: Request[Any]) -> dict[str, Any]:
-    """Get the JSON-RPC response; a proxy between client and server may have answered with something else."""
+    """Return the JSON-RPC response. A proxy may have answered with something else, which becomes an error."""
     try:
         reply = json.loads(answer.content)
     except (ValueError, RecursionError):
         reply = None
     if request.members and isinstance(reply, list):
         return {"result": reply}
-    found = checked(reply, request)
-    if found is not None and not (request.members and "result" in found):
-        return found
+    valid = checked(reply, request)
+    if valid is not None and not (request.members and "result" in valid):
+        return valid
     message = f"HTTP {answer.status} with a body that isn't JSON-RPC: is this a Toolpack Server?"
     return no_json_rpc(message, status=answer.status)
 
@@ -199,14 +201,14 @@ def _no_reply(request: Request[Any], url: str, answer: httpx.HTTPError) -> NoRep
 
 
 def _host(url: str) -> str:
-    """Get the part of a URL that isn't secret: an agent's path is."""
-    found = httpx.URL(url)
-    return f"{found.scheme}://{found.netloc.decode()}"
+    """Return the scheme and the host of a URL. The path isn't shown, because an agent's path is secret."""
+    parsed = httpx.URL(url)
+    return f"{parsed.scheme}://{parsed.netloc.decode()}"
 
 
-def _pause(attempt: int, error: ReplyError | NoReplyError) -> float:
-    """Get the seconds before the next attempt: exponential backoff with jitter, after `retry_after_seconds`."""
-    longest = backoff(attempt, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-    retry_after = error.data.get("retry_after_seconds") if isinstance(error, ReplyError) else None
-    asked = retry_after if isinstance(retry_after, int | float) and retry_after > 0 else 0.0  # false for NaN, too
-    return min(asked, _LONGEST_PAUSE_SECONDS) + random.uniform(longest * 3 / 4, longest)  # noqa: S311 - no secret
+def _delay(attempt: int, error: ReplyError | NoReplyError) -> float:
+    """Return the delay before the next attempt: `retry_after_seconds` plus exponential backoff with jitter."""
+    longest = backoff(attempt, _FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS)
+    value = error.data.get("retry_after_seconds") if isinstance(error, ReplyError) else None
+    retry_after = value if isinstance(value, int | float) and value > 0 else 0.0  # also 0.0 for NaN
+    return min(retry_after, _MAX_DELAY_SECONDS) + random.uniform(longest * 3 / 4, longest)  # noqa: S311 - no secret

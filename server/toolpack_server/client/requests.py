@@ -1,8 +1,8 @@
-"""Requests, and the decorator that makes methods of them.
+"""Requests, and the decorator that turns declared functions into methods of all clients.
 
-A method is written once, as a function without a body. `requests` makes it work in all clients, and type
+A method is declared once, as a function without a body. The decorator `requests` makes it work in every client. Type
 checkers see that `Client.create_session(...)` returns a `Session`, `AsyncClient.create_session(...)` a coroutine of
-one, and in a batch the same method a `Reply`.
+a `Session`, and a batch's method a `Reply`.
 """
 
 import inspect
@@ -24,25 +24,25 @@ class Request(Generic[T]):
     """A request whose result is a `T`."""
 
     method: str
-    params: Mapping[str, Any]  # those that are None aren't sent, so that the server's defaults apply
+    params: Mapping[str, Any]  # None isn't sent, so the server's default applies
     repeatable: bool = True
-    members: "Sequence[Request[Any]]" = ()  # of a batch, which has no parameters; its result are the responses
-    fits: Fits = anything  # whether a result has the form that the method promises
+    members: "Sequence[Request[Any]]" = ()  # of a batch; it has no params, and its result is the list of responses
+    fits: Fits = anything  # checks the form of the result
 
     @property
     def wait_seconds(self) -> float:
-        """For how much longer than usual its answer may be waited for, because it asks the server to wait itself."""
-        waits = self.params.get("wait_seconds")  # the server refuses a wrong one
-        own = waits if isinstance(waits, int | float) and waits > 0 else 0
+        """Extra seconds to wait for the answer, because the request asks the server to wait."""
+        value = self.params.get("wait_seconds")  # the server refuses a wrong one
+        own = value if isinstance(value, int | float) and value > 0 else 0
         return own + sum(member.wait_seconds for member in self.members)
 
     def body(self) -> bytes:
-        """Get it as JSON.
+        """Return the request as JSON.
 
         Raises:
             TypeError, ValueError: An argument has no JSON form.
         """
-        members = [member._message(number) for number, member in enumerate(self.members, 1)]  # noqa: SLF001 - its own
+        members = [member._message(number) for number, member in enumerate(self.members, 1)]  # noqa: SLF001 - same class
         return (f"[{','.join(members)}]" if members else self._message(1)).encode()
 
     def _message(self, number: int) -> str:
@@ -80,10 +80,10 @@ class method(Generic[P, T]):  # noqa: N801 - a decorator
         self._name = name
         self._declared = declared
         self._repeatable = repeatable
-        self._made: dict[type, Any] = {}
+        self._functions: dict[type, Any] = {}  # by class of the client
 
     def request(self, *args: Any, **kwargs: Any) -> Request[T]:
-        """Get the request; one that could be repeated by its call_id gets one."""
+        """Return the request. If the method takes a `call_id` and none is given, a new one is added."""
         try:
             params = self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:
@@ -103,12 +103,12 @@ class method(Generic[P, T]):  # noqa: N801 - a decorator
     def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
 
     def __get__(self, client: Sends | AsyncSends | Adds | None, owner: type) -> Any:
-        if owner not in self._made:
-            self._made[owner] = self._make(owner)
-        return self._made[owner].__get__(client, owner)
+        if owner not in self._functions:
+            self._functions[owner] = self._function_of(owner)
+        return self._functions[owner].__get__(client, owner)
 
-    def _make(self, owner: type) -> Any:
-        """Make the function that is the method in a class, with its own signature, which `help` shows."""
+    def _function_of(self, owner: type) -> Any:
+        """Return the method of one class, with the declared signature, as `help` shows it."""
         declared, request = self._declared, self.request
 
         def add(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -130,9 +130,9 @@ class method(Generic[P, T]):  # noqa: N801 - a decorator
 
 
 def requests(name: str, *, repeatable: bool = True) -> Callable[[Callable[Concatenate[Any, P], T]], method[P, T]]:
-    """Decorator: make a method of a function that only declares its parameters and its result."""
+    """Decorator: turn a function that only declares its parameters and its result into a method of all clients."""
 
-    def made(declared: Callable[Concatenate[Any, P], T]) -> method[P, T]:
+    def decorate(declared: Callable[Concatenate[Any, P], T]) -> method[P, T]:
         return method(name, declared, repeatable=repeatable)
 
-    return made
+    return decorate

@@ -1,8 +1,7 @@
-"""Whether a result has the form that its method promises.
+"""Checks that a result has the form that its method promises.
 
-As docs/stability.md says, a client ignores members, kinds of records and words that it doesn't know. Whatever
-else is missing or of another type makes the result no result, so no program meets a `KeyError` far away from the server
-that has caused it.
+As docs/stability.md says, a client ignores unknown members, kinds of records and words. If anything else is missing or
+has another type, the client raises an error, so a program gets no `KeyError` far away from the cause.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ Fits = Callable[[Any], bool]
 
 @cache
 def fits(kind: Any) -> Fits:
-    """Get the function that says whether a JSON value has the form of a type."""
+    """Return a function that checks whether a JSON value has the form of a type."""
     origin, within = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         return _object(kind)
@@ -39,7 +38,7 @@ def fits(kind: Any) -> Fits:
 
 
 def anything(_value: Any) -> bool:
-    """Any JSON value is right."""
+    """Return True: any JSON value is valid."""
     return True
 
 

@@ -1,6 +1,6 @@
-"""A client for async code whose requests another one sends, in threads.
+"""Async clients over a synchronous one, which sends their requests in threads.
 
-What sends several requests at once is written once, for async code, and `Client` does it with this.
+Code that sends several requests at once is written once, for async clients. `Client` runs it with these.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class _InThreads:
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
-        """Close nothing: the connections are the client's."""
+        """Close nothing: the connections belong to the synchronous client."""
 
 
 class _Client(_InThreads, ClientMethods):
@@ -41,27 +41,31 @@ class _Agent(_InThreads, AgentMethods):
 
 
 def values_in_threads(
-    client: Any, session_id: str, finish: Any, steps: Iterable[int] | None, *, concurrency: int, **asked: Any
+    client: Any, session_id: str, finish: Any, steps: Iterable[int] | None, *, concurrency: int, **options: Any
 ) -> SessionValues:
-    """Do what `Client.values` says."""
+    """Return the values of a rollout; see `Client.values`."""
 
-    async def played(agent: _Agent, fork: Session) -> None:
+    async def finish_in_thread(agent: _Agent, fork: Session) -> None:
         await asyncio.to_thread(finish, agent.client, fork)
 
-    async def found() -> SessionValues:
+    async def compute() -> SessionValues:
         with ThreadPoolExecutor(concurrency) as pool:
             asyncio.get_running_loop().set_default_executor(pool)
             return await valuer.values(session_id, steps)
 
     if inspect.iscoroutinefunction(finish):
-        raise TypeError("finish is a coroutine function: await `values` of an AsyncClient, or give a plain function")
+        raise TypeError("finish is a coroutine function: use AsyncClient.values, or pass a plain function")
     with suppress(RuntimeError):  # no event loop runs in this thread
         asyncio.get_running_loop()
-        raise ValueError("an event loop runs in this thread: await `values` of an AsyncClient")
-    waiting = _Client(client)
+        raise ValueError("an event loop runs in this thread: use AsyncClient.values")
+    in_threads = _Client(client)
     if callable(finish):
-        played.__name__ = getattr(finish, "__name__", type(finish).__name__)
+        finish_in_thread.__name__ = getattr(finish, "__name__", type(finish).__name__)
     valuer = Valuer(
-        waiting, waiting.agent, finish=played if callable(finish) else finish, concurrency=concurrency, **asked
+        in_threads,
+        in_threads.agent,
+        finish=finish_in_thread if callable(finish) else finish,
+        concurrency=concurrency,
+        **options,
     )
-    return asyncio.run(found())
+    return asyncio.run(compute())

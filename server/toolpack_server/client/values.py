@@ -1,8 +1,8 @@
-"""The values of a rollout's steps: the rewards that forks get which begin there and are played to their end.
+"""Values of a rollout's steps: the mean reward of forks that begin at a step and are played to their end.
 
-A fork that has ended is noted in the rollout's ledger, a session of its own, and closed. So no more forks are
-open than there are slots, and a program that has died goes on: what is noted counts, and a fork that is still open was
-cut off, is closed, and made again.
+The reward of a finished fork is cached in the rollout's ledger, a session of its own, and the fork is closed. So the
+number of open forks is bounded, and a program that died can continue: cached rewards count, and forks that are still
+open were cut off, so they are closed and created again.
 """
 
 import asyncio
@@ -26,27 +26,27 @@ from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
 T = TypeVar("T")
 
 CONCURRENCY = 64
-"""How many forks are open at the same time, unless the caller says otherwise."""
+"""Default maximum number of open forks."""
 
-_LABEL = "values"  # has the rollout's session_id
+_LABEL = "values"  # its value is the rollout's session_id
 _OWN_LABELS = {_LABEL, "finish", "step", "member"}
 _PAGE = 1000
 _OVERLOADED = -32006
 _NOT_FOUND = -32001
-_PARTS = 8  # groups of forks that are made together, and are open at the same time
-_EVALUATED = 8  # forks by one request, one after the other
+_GROUPS = 8  # of forks that are created together and open at the same time
+_EVALUATED_TOGETHER = 8  # forks in one batch
 
 
 @dataclass(frozen=True, slots=True)
 class StepValue:
-    """The value of a step: the mean reward of forks that have begun there.
+    """The value of a step: the mean reward of the forks that began there.
 
     Attributes:
         session_id: The rollout's session.
-        version: Its version at which the forks have begun.
-        rewards: Their rewards.
-        invalid: How many forks had a verdict that isn't valid: they are in no mean.
-        errors: What `finish` has raised, in forks that are in no mean either.
+        version: The version of the session at which the forks began.
+        rewards: The rewards of the forks.
+        invalid: Number of forks whose verdict isn't valid. They don't count.
+        errors: Exceptions raised by `finish`. Their forks don't count either.
     """
 
     session_id: str
@@ -57,28 +57,28 @@ class StepValue:
 
     @property
     def n(self) -> int:
-        """How many forks count."""
+        """Number of forks that count."""
         return len(self.rewards)
 
     @property
     def mean(self) -> float | None:
-        """The value, in units of the reward; None if no fork counts."""
+        """The value in units of the reward, or None if no fork counts."""
         return fmean(self.rewards) if self.rewards else None
 
     @property
     def standard_error(self) -> float | None:
-        """The standard error of the mean; None if fewer than two forks count, as then it isn't known."""
+        """The standard error of the mean, or None if fewer than two forks count."""
         return stdev(self.rewards) / sqrt(self.n) if self.n > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class CallValue:
-    """What a call was worth.
+    """The value of a call.
 
     Attributes:
-        record: The call's record, which has its `function`, its `kwargs`, and as `by` who has called.
-        before: The value of the step before it.
-        after: The value of the step after it, which is that before the next call.
+        record: The call's record: its `function`, its `kwargs`, and the caller as `by`.
+        before: The value of the step before the call.
+        after: The value of the step after the call.
     """
 
     record: CallRecord
@@ -87,13 +87,13 @@ class CallValue:
 
     @property
     def advantage(self) -> float | None:
-        """By how much the call has changed the value, in units of the reward; None if either value isn't known."""
+        """The change of the value in units of the reward, or None if either value is unknown."""
         before, after = self.before.mean, self.after.mean
         return None if before is None or after is None else after - before
 
     @property
     def standard_error(self) -> float | None:
-        """The standard error of the advantage; None if that of either value isn't known."""
+        """The standard error of the advantage, or None if that of either value is unknown."""
         before, after = self.before.standard_error, self.after.standard_error
         return None if before is None or after is None else hypot(before, after)
 
@@ -104,8 +104,8 @@ class SessionValues:
 
     Attributes:
         session_id: The rollout's session.
-        steps: The values of its steps, in order.
-        calls: What its calls were worth, in order: those that have changed something, between two of the steps.
+        steps: The values of the steps, in order.
+        calls: The values of the calls that changed something and lie between two of the steps, in order.
     """
 
     session_id: str
@@ -114,7 +114,7 @@ class SessionValues:
 
 
 class _Unsent(ClientMethods):
-    """Makes requests, and sends none."""
+    """Builds requests without sending them."""
 
     def add(self, request: Request[T]) -> Request[T]:
         return request
@@ -124,19 +124,19 @@ _UNSENT: Any = _Unsent()
 
 
 class Valuer:
-    """Finds the values of rollouts, with so many forks open at the same time.
+    """Estimates the values of rollouts.
 
     Args:
-        client: An `AsyncClient`, or what sends requests as it does.
-        agent: Gets the client of a session's agent, in a block that begins with `async with`.
-        k: How many forks of each step.
-        finish: How a fork is finished.
+        client: An `AsyncClient`, or an object with the same `send`.
+        agent: A function that returns the client of a session's agent, for `async with`.
+        k: Number of forks of each step.
+        finish: How to finish a fork; see `Client.values`.
         labels: Further labels of the forks.
         progress: Called with the value of each step.
-        concurrency: How many forks are open at the same time.
+        concurrency: Maximum number of open forks.
 
     Raises:
-        ValueError: One of them is wrong.
+        ValueError: An argument is wrong.
         TypeError: `finish` is a plain function.
     """
 
@@ -157,38 +157,38 @@ class Valuer:
         if callable(finish):
             check_async(finish=finish)
         if wrong := _OWN_LABELS & {*(labels or ())}:
-            raise ValueError(f"labels can't have {min(wrong)!r}, which the forks have already: choose another name")
-        named = finish if isinstance(finish, str) else getattr(finish, "__name__", type(finish).__name__)
+            raise ValueError(f"labels can't contain {min(wrong)!r}, which the forks already have: choose another name")
+        name = finish if isinstance(finish, str) else getattr(finish, "__name__", type(finish).__name__)
         self.client, self.agent, self.k, self.finish = client, agent, k, finish
-        self.labels = {**(labels or {}), "finish": "nothing" if finish is None else named}
+        self.labels = {**(labels or {}), "finish": "nothing" if finish is None else name}
         self.progress = progress or (lambda _value: None)
         self.slots = asyncio.Semaphore(concurrency)
-        self.turn = asyncio.Lock()  # of who takes slots: one at a time, so that each gets enough for all of its forks
-        self.together = max(concurrency // _PARTS, 1)
+        self.slot_lock = asyncio.Lock()  # one group takes slots at a time, so it gets enough for all of its forks
+        self.group_size = max(concurrency // _GROUPS, 1)
 
     async def values(self, session_id: str, steps: Iterable[int] | None = None) -> SessionValues:
-        """Get the values of a rollout; see `Client.values`."""
+        """Return the values of a rollout; see `Client.values`."""
         session = await self.client.get_session(session_id)
         if "task" not in session:
-            raise ValueError(f"session {session_id} has no task, so nothing gives a reward: create it with one")
+            raise ValueError(f"session {session_id} has no task, so it has no reward: create the session with a task")
         path = [record async for record in self._pages("get_trace", session_id, key="place", path=True)]
         trace = [record async for record in self._pages("get_trace", session_id, key="index")]
         calls = _calls_of([each for each in path if each["session_id"] == session_id], trace)
-        known = sorted({0, *(version for each in calls for version in (each["version"] - 1, each["version"]))})
-        chosen = known if steps is None else sorted(set(steps))
+        possible = sorted({0, *(version for each in calls for version in (each["version"] - 1, each["version"]))})
+        chosen = possible if steps is None else sorted(set(steps))
         for version in chosen:
-            if version not in known:
+            if version not in possible:
                 raise ValueError(
-                    f"version {version!r} is no step of session {session_id}: they are {', '.join(map(str, known))}"
+                    f"version {version!r} isn't a step of session {session_id}: use {', '.join(map(str, possible))}"
                 )
         solution = await self.client.get_solution(session_id) if self.finish == "solution" else None
         values = await _Rollout(self, session, path, solution).values(chosen)
-        found = [
+        call_values = [
             CallValue(call, values[call["version"] - 1], values[call["version"]])
             for call in calls
             if {call["version"] - 1, call["version"]} <= values.keys()
         ]
-        return SessionValues(session_id, [values[version] for version in chosen], found)
+        return SessionValues(session_id, [values[version] for version in chosen], call_values)
 
     async def _pages(self, method: str, *args: Any, key: str, **more: Any) -> Any:
         page = await getattr(self.client, method)(*args, limit=_PAGE, **more)
@@ -198,9 +198,9 @@ class Valuer:
             page = await getattr(self.client, method)(*args, limit=_PAGE, after=page[-1][key], **more)
 
     async def ledger(self, session_id: str, labels: dict[str, str]) -> tuple[str, dict[tuple[int, int], float | None]]:
-        """Get a rollout's ledger and what is noted there: by step and member the reward, None if it was invalid.
+        """Return a rollout's ledger and its rewards by step and member; a reward is None if the verdict was invalid.
 
-        Forks that are still open were cut off, and are closed.
+        Close forks that are still open: they were cut off.
         """
         found, cut, noted = "", [], {}
         async for each in self._pages("list_sessions", labels=labels, key="session_id"):
@@ -238,7 +238,7 @@ class Valuer:
 
 
 class _Rollout:
-    """The forks of one rollout."""
+    """The forks of one rollout, and their rewards."""
 
     def __init__(
         self, valuer: Valuer, session: Session, path: Sequence[Mapping[str, Any]], solution: Solution | None
@@ -264,12 +264,12 @@ class _Rollout:
         return {value.version: value for value in (step.result() for step in steps)}
 
     async def _step(self, version: int) -> StepValue:
-        """Make the forks of a step that are missing."""
-        most = self._valuer.together
+        """Create and play the missing forks of a step, and return its value."""
+        size = self._valuer.group_size
         missing = [member for member in range(self._valuer.k) if (version, member) not in self._noted]
-        parts = [missing[start : start + most] for start in range(0, len(missing), most)]
-        playing = [self._tasks.create_task(self._play(version, part)) for part in parts]
-        errors = [error for part in playing for error in await part]
+        groups = [missing[start : start + size] for start in range(0, len(missing), size)]
+        playing = [self._tasks.create_task(self._play(version, group)) for group in groups]
+        errors = [error for group in playing for error in await group]
         ended = [reward for (step, _), reward in sorted(self._noted.items(), key=itemgetter(0)) if step == version]
         rewards = tuple(reward for reward in ended if reward is not None)
         value = StepValue(self._id, version, rewards, len(ended) - len(rewards), tuple(errors))
@@ -277,12 +277,12 @@ class _Rollout:
         return value
 
     async def _play(self, version: int, members: Sequence[int]) -> list[Exception]:
-        """Make forks, and play them to their end; those that have ended meanwhile are evaluated together."""
+        """Create forks and play them to their end. Forks that end at about the same time are evaluated together."""
         slots, held = self._valuer.slots, 0
         running: dict[asyncio.Task[Exception | None], tuple[int, str]] = {}
         errors: list[Exception] = []
         try:
-            async with self._valuer.turn:
+            async with self._valuer.slot_lock:
                 while held < len(members):
                     await slots.acquire()
                     held += 1
@@ -301,24 +301,24 @@ class _Rollout:
         return errors
 
     async def _fork(self, version: int, members: Sequence[int]) -> list[Session]:
-        asked = []
+        requests = []
         for member in members:
             labels = {**self._labels, "step": str(version), "member": str(member)}
-            chance = self._chance(f"{version}/{member}")
-            asked.append(_UNSENT.fork_session(self._id, version=version, labels=labels, **chance))
-        forks = [fork for (fork,) in await self._valuer.send(asked)]
+            seeds = self._seeds(f"{version}/{member}")
+            requests.append(_UNSENT.fork_session(self._id, version=version, labels=labels, **seeds))
+        forks = [fork for (fork,) in await self._valuer.send(requests)]
         self._open |= {fork["session_id"] for fork in forks}
         return forks
 
-    def _chance(self, seed: str) -> Any:
-        """Get what makes a fork meet chance of its own, where the rollout's is drawn from a seed."""
-        chance: dict[str, Any] = {"seed": seed} if "seed" in self._session else {}
+    def _seeds(self, seed: str) -> Any:
+        """Return parameters that give a fork random numbers of its own, if the rollout's come from a seed."""
+        seeds: dict[str, Any] = {"seed": seed} if "seed" in self._session else {}
         if rules := self._session.get("perturbations", {}).get("rules"):
-            chance["perturbations"] = {"rules": rules, "seed": seed}
-        return chance
+            seeds["perturbations"] = {"rules": rules, "seed": seed}
+        return seeds
 
     async def _finish(self, fork: Session, version: int) -> Exception | None:
-        """Play a fork to its end; get what that has raised."""
+        """Play a fork to its end. Return the exception that this raised, if any."""
         try:
             if self._solution:
                 await self._solve(fork, version, self._solution)
@@ -330,32 +330,34 @@ class _Rollout:
         return None
 
     async def _end(self, version: int, forks: Mapping[tuple[int, str], bool]) -> None:
-        """Evaluate forks that were played to their end, note their rewards, and close all."""
+        """Evaluate the forks that were played to their end, cache their rewards, and close all forks."""
         played = [each for each, is_played in forks.items() if is_played]
-        parts = [played[start : start + _EVALUATED] for start in range(0, len(played), _EVALUATED)]
-        evaluating = [self._valuer.send([_evaluating(fork) for _, fork in part]) for part in parts]
-        verdicts = [verdict for part in await asyncio.gather(*evaluating) for verdict in part]
-        notes = [self._note(version, member, each) for (member, _), each in zip(played, verdicts, strict=True)]
-        await self._valuer.send([*notes, *(closing(fork) for _, fork in forks)])
+        size = _EVALUATED_TOGETHER
+        groups = [played[start : start + size] for start in range(0, len(played), size)]
+        evaluating = [self._valuer.send([_evaluation(fork) for _, fork in group]) for group in groups]
+        verdicts = [verdict for group in await asyncio.gather(*evaluating) for verdict in group]
+        entries = [self._entry(version, member, each) for (member, _), each in zip(played, verdicts, strict=True)]
+        await self._valuer.send([*entries, *(closing(fork) for _, fork in forks)])
         self._open -= {fork for _, fork in forks}
         self._noted |= {(version, member): _reward(each) for (member, _), each in zip(played, verdicts, strict=True)}
 
-    def _note(self, version: int, member: int, verdict: Verdict) -> Any:
+    def _entry(self, version: int, member: int, verdict: Verdict) -> Any:
+        """Return the request that writes a reward into the ledger."""
         reward = _reward(verdict)
-        said = f"reward {reward:g}" if reward is not None else f"invalid, {verdict['failure']['message']}"
-        note = {_LABEL: {"step": version, "member": member, "reward": reward}}
-        content, call_id = f"Fork {member} of version {version}: {said}", f"{version}/{member}"
-        return _UNSENT.add_message(self._ledger, "system", content, call_id=call_id, metadata=note)
+        text = f"reward {reward:g}" if reward is not None else f"invalid, {verdict['failure']['message']}"
+        metadata = {_LABEL: {"step": version, "member": member, "reward": reward}}
+        content, call_id = f"Fork {member} of version {version}: {text}", f"{version}/{member}"
+        return _UNSENT.add_message(self._ledger, "system", content, call_id=call_id, metadata=metadata)
 
     async def _solve(self, fork: Session, version: int, solution: Solution) -> None:
-        """Make the calls of the task's solution that the path of a version doesn't have yet, and answer."""
-        on_path = [each for each in self._path if each["session_id"] != self._id or each["version"] <= version]
-        made = [_alike(each) for each in on_path if "function" in each and not each["error"]]
+        """Make the calls of the task's solution that the history up to a version lacks, and submit the answer."""
+        history = [each for each in self._path if each["session_id"] != self._id or each["version"] <= version]
+        done = [_call_key(each) for each in history if "function" in each and not each["error"]]
         async with self._valuer.agent(fork) as agent:
             for call in solution["calls"]:
                 function, kwargs, by = call["function"], call["kwargs"], call["by"]
-                if _alike(call) in made:
-                    made.remove(_alike(call))
+                if _call_key(call) in done:
+                    done.remove(_call_key(call))
                 elif by == "agent":
                     await agent.run_function(function, kwargs)
                 else:
@@ -364,8 +366,8 @@ class _Rollout:
             await agent.submit_answer(solution["answer"])
 
 
-def _alike(call: Any) -> tuple[str, Any]:
-    """Get what is the same of calls that are alike: a number may be written as a text."""
+def _call_key(call: Any) -> tuple[str, Any]:
+    """Return a key that is equal for equivalent calls; a number may be written as a text."""
     return call["function"], _by_value(call["kwargs"])
 
 
@@ -384,39 +386,39 @@ def _reward(verdict: Verdict) -> float | None:
 
 
 class _Evaluation(Request[Verdict]):
-    """An evaluation, which makes the batch that it is in wait for longer."""
+    """A request for a verdict. It makes its batch wait longer for the answer."""
 
     wait_seconds = 30.0
 
 
-def _evaluating(session_id: str) -> Any:
+def _evaluation(session_id: str) -> Any:
     request = _UNSENT.evaluate_session(session_id, raise_on_error=False)
     return _Evaluation(request.method, request.params, fits=request.fits)
 
 
 def check_counts(**numbers: int) -> None:
-    """Raise `ValueError` for the first of these arguments, by name, that is no number from 1 on."""
+    """Raise `ValueError` for the first argument, by name, that isn't a whole number of at least 1."""
     for name, number in numbers.items():
         if not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be a number from 1 on, not {number!r}")
+            raise ValueError(f"{name} must be a whole number, at least 1, not {number!r}")
 
 
 def check_async(**functions: Any) -> None:
-    """Raise `TypeError` for the first of these arguments, by name, that isn't called as a coroutine function."""
+    """Raise `TypeError` for the first argument, by name, that isn't a coroutine function."""
     for name, function in functions.items():
-        called = inspect.unwrap(function), type(function).__call__
-        if not any(map(inspect.iscoroutinefunction, called)):
+        candidates = inspect.unwrap(function), type(function).__call__
+        if not any(map(inspect.iscoroutinefunction, candidates)):
             raise TypeError(f"{name} must be a coroutine function, made with `async def`, not {function!r}")
 
 
 def closing(session_id: str) -> Any:
-    """Make a request that closes a session; sent again it does no harm, as nobody looks at its answer."""
+    """Return a request that closes a session. It may be repeated, because its answer isn't used."""
     request: Any = _UNSENT.close_session(session_id)
     return replace(request, repeatable=True)
 
 
 def _calls_of(path: Sequence[Any], trace: Sequence[Any]) -> list[CallRecord]:
-    """Get the calls on a path that have changed something: each has made the version that its record has."""
+    """Return the calls of a history that changed something. The record of each has the version that it created."""
     versions = [0, *(record["version"] for record in trace)]
-    made = {after["index"] for before, after in zip(versions, trace, strict=False) if after["version"] > before}
-    return [record for record in path if record["kind"] == "call" and record["index"] in made]
+    changes = {after["index"] for before, after in zip(versions, trace, strict=False) if after["version"] > before}
+    return [record for record in path if record["kind"] == "call" and record["index"] in changes]

@@ -1,6 +1,6 @@
-"""What programs that train and evaluate agents make of the client: environments of tasks, and groups of rollouts.
+"""Helpers for programs that train and evaluate agents: environments of tasks, and groups of rollouts.
 
-All of it is done with the client's methods, so it works with any server.
+They use only the client's methods, so they work with any server.
 """
 
 from toolpack_server.training.rollouts import RolloutResult, Tree, rollouts

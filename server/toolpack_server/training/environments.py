@@ -1,11 +1,11 @@
 """Environments for trainers: one rollout of a task at a time, with the task's functions as methods.
 
-A rollout is a session, and the next one begins with another session, so nothing of it is left. Whoever asks
-for the reward of a rollout that says nothing of the agent, as the machine or the server has failed, gets None, which
-trainers leave out, and never 0.
+Each rollout is a new session, so nothing remains of the last one. If the machine or the server fails, the rollout says
+nothing about the agent: its reward is None, never 0, and trainers leave it out.
 
-The functions are methods of a class that is made for each task, as trainers (TRL's `environment_factory`) look for them
-there. What else an environment can do isn't a plain function of the class, so no model is offered it.
+Each task gets a class of its own whose methods are the task's functions, because trainers (TRL's
+`environment_factory`) look for tools there. The environment's other methods aren't plain functions, so that trainers
+don't offer them to the model.
 """
 
 import inspect
@@ -23,14 +23,14 @@ from toolpack_server.client.methods import Session
 from toolpack_server.features.evaluation.tasks.results import Verdict
 from toolpack_server.protocol.results import Json
 
-LABEL = {"environment": "trainer"}  # which the sessions of all environments have
+LABEL = {"environment": "trainer"}  # of the sessions of all environments
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
-_PROBE_SECONDS = 60.0  # for which a session lives that is only asked for its functions
-_ANSWERED = -32014  # the code of a second answer
+_PROBE_SECONDS = 60.0  # TTL of a session that is created only to list its functions
+_ANSWERED = -32014  # error code of a second answer
 
 
 class _NoTool:
-    """A method that isn't a plain function of its class, so that trainers don't offer it to the model."""
+    """Decorator for methods that trainers must not offer to the model: they aren't plain functions of the class."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -41,32 +41,32 @@ class _NoTool:
 
 
 class TrainingEnvironment:
-    """One task, played in one session after the other.
+    """One task, played in one session after another.
 
-    The functions that the task's agent has are methods, with signatures and docstrings: `environment.get_balance()`.
-    They return what a model reads: a text as it is, any other result as its JSON. They raise the function's own error
-    as a `RemoteFunctionError`, as a trainer tells the model what a tool has raised. A function whose name is taken
-    here, such as `close`, is the method `close_`; models are offered it under its own name all the same.
+    The functions of the task's agent are methods, with signatures and docstrings: `environment.get_balance()`. They
+    return the text for the model: a text result unchanged, any other result as JSON. A function's error is raised as
+    `RemoteFunctionError`, because trainers show the model the exceptions of its tools. If a function has the name of a
+    method of this class, such as `close`, its method is `close_`; the model still sees the original name.
 
     Args:
-        url: The server's.
+        url: The server's base URL.
         task: The task, as `toolpack/name`.
-        token: For `/rpc`, if the server asks for one. No model and no function sees it.
-        labels: Labels of the sessions, besides `environment=trainer`: by them those of a program that died are closed,
-            with `close_session`.
-        keep: Keep the sessions, with the verdict of `get_reward` as a record, until they expire: the console's page
-            of runs shows them.
-        seed: The seed of the sessions, with which all rollouts meet the same chance and time; a number is written out.
+        token: A bearer token for `/rpc`, if the server requires one. Neither models nor functions see it.
+        labels: Labels of the sessions, besides `environment=trainer`. With them you can close the sessions of a program
+            that died, by `close_session`.
+        keep: Keep the sessions until they expire, and record the verdict of `get_reward`. The console's page of runs
+            then shows them.
+        seed: The seed of the sessions: all rollouts get the same random numbers and times.
         create: Further parameters of `create_session`, such as `perturbations` and `ttl_seconds`.
 
     Attributes:
-        functions: The task's functions, as chat completions take them.
+        functions: The task's functions in the format of chat completions.
         session: The session of the rollout; None before `reset` and after `close`.
-        verdict: The verdict on the rollout, when `get_reward` has asked for it.
-        problem: Why the rollout is invalid, once that is known; None if it isn't.
+        verdict: The verdict on the rollout, after `get_reward`.
+        problem: The reason why the rollout is invalid; None if it is valid so far.
 
     Raises:
-        ClientError: The server doesn't answer, or there is no such task.
+        ClientError: The server doesn't answer, or the task doesn't exist.
     """
 
     functions: tuple[dict[str, Any], ...] = ()
@@ -75,10 +75,10 @@ class TrainingEnvironment:
     problem: str | None = None
 
     def __new__(cls, url: str, task: str, *, token: str | None = None, **_more: Any) -> Self:
-        """Make an environment of the class that has the task's functions."""
-        made: Any = cls if "_of_task" in vars(cls) else _with_functions(cls, url, task, token)  # type: ignore[arg-type] # a class is hashable
-        found: Self = object.__new__(made)
-        return found
+        """Create an environment of the class that has the task's functions."""
+        kind: Any = cls if "_of_task" in vars(cls) else _with_functions(cls, url, task, token)  # type: ignore[arg-type] # a class is hashable
+        environment: Self = object.__new__(kind)
+        return environment
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class TrainingEnvironment:
     ) -> None:
         if seed is not None:
             create["seed"] = str(seed)
-        self._given: dict[str, Any] = {"url": url, "task": task, "token": token, "labels": labels, "keep": keep}
-        self._given |= create
+        self._arguments: dict[str, Any] = {"url": url, "task": task, "token": token, "labels": labels, "keep": keep}
+        self._arguments |= create
         self._task = task
         self._client = Client(url, token=token)
         self._labels = {**LABEL, **(labels or {})}
@@ -104,29 +104,29 @@ class TrainingEnvironment:
         self._is_lost = False
 
     def reset(self, **_row: Any) -> str:
-        """Close the last rollout, begin the next one, and get its prompt.
+        """Close the last rollout, begin the next one, and return its prompt.
 
-        What a trainer passes of a row of its data is ignored. If the server can't be reached, the rollout is invalid.
+        The columns of the trainer's data row are ignored. If the server can't be reached, the rollout is invalid.
 
         Raises:
-            ReplyError: What was given for `create_session` is wrong.
+            ReplyError: The server refused the parameters of `create_session`.
         """
         self._end()
         self.verdict = self.problem = None
         try:
             self._begin(self._client.create_session(task=self._task, labels=self._labels, **self._create))
-            prompt = self._asked().get_task()["prompt"]
+            prompt = self._current_agent().get_task()["prompt"]
         except ClientError as error:
             if _is_wrong(error):
                 raise
-            self._note(error)
+            self._invalidate(error)
             return ""
         if prompt is None or isinstance(prompt, str):
             return prompt or ""
         return "\n\n".join(message["content"] for message in prompt)
 
     def get_reward(self) -> float | None:
-        """Get the reward of the rollout; None if it says nothing of the agent, as without a server."""
+        """Return the reward of the rollout, or None if the rollout is invalid, for example without a server."""
         if self.problem is None and self.session is None:
             self.problem = "There is no rollout: call reset first."
         if self.problem is None and self.session is not None:
@@ -134,7 +134,7 @@ class TrainingEnvironment:
             try:
                 verdict = self._client.evaluate_session(session_id, record=self._keep, raise_on_error=False)
             except ClientError as error:
-                self._note(error)
+                self._invalidate(error)
             else:
                 self.verdict = verdict
                 if not verdict["valid"]:
@@ -143,37 +143,37 @@ class TrainingEnvironment:
 
     @_NoTool
     def call(self, function: str, /, **kwargs: Json) -> Json:
-        """Call a function by its name, and get its result.
+        """Call a function by its name and return its result.
 
         Raises:
-            RemoteFunctionError: The function has failed, or the call is wrong; the text is the error.
-            RuntimeError: There is no rollout, or the server can't be reached: then it is invalid.
+            RemoteFunctionError: The function failed, or the call is wrong; the message is the error.
+            RuntimeError: There is no rollout, or the server can't be reached and the rollout is invalid.
         """
-        told = self._ask(lambda agent: agent.run_function(function, kwargs))
-        if told["error"] is not None:
-            raise RemoteFunctionError(told["error"])
-        return told["result"]
+        envelope = self._send(lambda agent: agent.run_function(function, kwargs))
+        if envelope["error"] is not None:
+            raise RemoteFunctionError(envelope["error"])
+        return envelope["result"]
 
     @_NoTool
     def submit_answer(self, answer: str = "") -> None:
-        """Submit the agent's answer, which ends its part.
+        """Submit the agent's answer. After it the agent can't call functions.
 
         Raises:
-            RemoteFunctionError: The answer is too long, or another was submitted before.
-            RuntimeError: There is no rollout, or the server can't be reached: then it is invalid.
+            RemoteFunctionError: The answer is too long, or an answer was submitted before.
+            RuntimeError: There is no rollout, or the server can't be reached and the rollout is invalid.
         """
-        self._ask(lambda agent: agent.submit_answer(answer))
+        self._send(lambda agent: agent.submit_answer(answer))
 
     @_NoTool
     @contextmanager
     def group(self, count: int) -> Iterator[list[Self]]:
-        """Begin rollouts that start alike: one session, forked so many times; all are closed together.
+        """Begin several rollouts from the same start: fork one session `count` times, and close all at the end.
 
-        Each has its number as the label `rollout`. The session they are forked from is closed at once, and has only
-        the label `environment`, so it is in no run.
+        Each fork has its number as the label `rollout`. The parent session is closed at once. It has only the label
+        `environment`, so it doesn't appear in a run.
 
         Raises:
-            ClientError: They can't be begun.
+            ClientError: The rollouts can't begin.
         """
         members: list[Self] = []
         try:
@@ -190,10 +190,10 @@ class TrainingEnvironment:
 
     @_NoTool
     def fork(self) -> Self:
-        """Begin another rollout from where this one is, in an environment of its own, which must be closed, too.
+        """Fork this rollout. Return the fork's environment, which you must close, too.
 
         Raises:
-            ClientError: It can't be begun.
+            ClientError: The session can't be forked.
         """
         if self.session is None:
             raise RuntimeError("there is no rollout: call reset first")
@@ -201,7 +201,7 @@ class TrainingEnvironment:
 
     @_NoTool
     def close(self) -> None:
-        """Close the rollout's session, unless it is kept, and the connections; done twice it changes nothing."""
+        """Close the rollout's session, unless `keep` is set, and the connections. A second call has no effect."""
         self._end()
         self._client.close()
 
@@ -216,35 +216,35 @@ class TrainingEnvironment:
 
     def _forked(self, session_id: str, **labels: str) -> Self:
         (session,) = self._client.fork_session(session_id, labels={**self._labels, **labels})
-        made = type(self)(**self._given)
-        made._begin(session)  # noqa: SLF001 - of the same class
-        return made
+        environment = type(self)(**self._arguments)
+        environment._begin(session)  # noqa: SLF001 - same class
+        return environment
 
-    def _asked(self) -> AgentClient:
+    def _current_agent(self) -> AgentClient:
         if self._agent is None:
             raise RuntimeError("there is no rollout: call reset first")
         return self._agent
 
-    def _ask(self, request: Callable[[AgentClient], Any]) -> Any:
-        """Send a request of the agent's; if no answer to it can be had, the rollout is invalid."""
+    def _send(self, request: Callable[[AgentClient], Any]) -> Any:
+        """Send a request as the agent. If the server doesn't answer, the rollout is invalid."""
         if self.problem is not None:
             raise RuntimeError(f"the rollout is invalid: {self.problem}")
         try:
-            return request(self._asked())
+            return request(self._current_agent())
         except ClientError as error:
-            if _is_wrong(error):  # the agent's own fault, which it hears
+            if _is_wrong(error):  # the agent's own mistake: tell the agent
                 raise RemoteFunctionError(str(error)) from error
-            self._note(error)
+            self._invalidate(error)
             raise RuntimeError(f"the rollout is invalid: {error}") from error
 
-    def _note(self, error: ClientError) -> None:
-        """Note why the rollout is invalid."""
+    def _invalidate(self, error: ClientError) -> None:
+        """Mark the rollout as invalid because of an error."""
         self.problem, self._is_lost = str(error), isinstance(error, NoReplyError)
 
     def _end(self) -> None:
-        """Leave the session; one that can't be closed ends at its TTL, or with `close_session` and its labels.
+        """Close the session. If that fails, it ends at its TTL, or by `close_session` with its labels.
 
-        If the server can't be reached, it was waited for once, and isn't again to close a session.
+        If the server didn't answer before, don't wait for it again.
         """
         session, self.session, self._agent = self.session, None, None
         is_lost, self._is_lost = self._is_lost, False
@@ -254,34 +254,34 @@ class TrainingEnvironment:
 
 
 def submit_answers(completions: Sequence[Any], environments: Sequence[Any], **_more: Any) -> list[None]:
-    """Submit what each model has said last as its answer: a reward function of TRL's, which gives no reward itself.
+    """Submit the last message of each model as its answer. Use it as a reward function of TRL; it returns no rewards.
 
-    TRL calls it before `get_reward`, so that tasks whose evaluators read the answer can be done.
+    TRL calls it before `get_reward`, so evaluators that read the answer work.
 
     Args:
-        completions: The messages that each model has written and heard.
-        environments: The environment of each.
+        completions: The messages of each rollout.
+        environments: The environment of each rollout.
     """
     for messages, environment in zip(completions, environments, strict=True):
         last = messages[-1]
         if last["role"] == "assistant" and not last.get("tool_calls"):
-            said = last.get("content") or ""
-            text = said if isinstance(said, str) else "".join(part.get("text", "") for part in said)
+            content = last.get("content") or ""
+            text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
             with suppress(RemoteFunctionError, RuntimeError):  # too long, or the rollout is invalid
                 environment.submit_answer(text)
     return [None] * len(completions)
 
 
 def _is_wrong(error: ClientError) -> bool:
-    """Get whether a request was refused for what it asked, so that it says nothing of the server."""
+    """Return whether the server refused a request because of its content; the server itself is fine."""
     return is_unusable(error) or (isinstance(error, ReplyError) and error.code == _ANSWERED)
 
 
-@cache  # as long as the program runs: trainers tell environments by their class
+@cache  # for the whole program: trainers distinguish environments by their class
 def _with_functions(
     base: type[TrainingEnvironment], url: str, task: str, token: str | None
 ) -> type[TrainingEnvironment]:
-    """Get a class with a task's functions, the same one for the same task; trainers show its name beside the reward."""
+    """Return the class with a task's functions; trainers show its name next to the reward. Cached by task."""
     with Client(url, token=token) as client:
         session = client.create_session(task=task, labels=LABEL, ttl_seconds=_PROBE_SECONDS)
         described: list[Any] = client.agent(session).list_functions(format="openai")["result"]
@@ -292,14 +292,14 @@ def _with_functions(
         attribute = name
         while hasattr(TrainingEnvironment, attribute) or (attribute != name and attribute in functions):
             attribute += "_"
-        if not hasattr(base, attribute):  # a class of the user's may have a method of its own instead
+        if not hasattr(base, attribute):  # a user's subclass may override the method
             methods[attribute] = _method(function)
     own = {"__doc__": f"The task {task}.", "_of_task": task, "functions": tuple(described)}
     return type(task, (base,), {**own, **methods})
 
 
 def _method(described: Mapping[str, Any]) -> Callable[..., str]:
-    """Make the method for a function; what isn't given isn't sent, so the function's own default holds."""
+    """Return the method for a function. Omitted arguments aren't sent, so the function's own defaults apply."""
     name, schema = described["name"], described["parameters"]
     properties, required = schema.get("properties", {}), schema.get("required", ())
     ordered = sorted(properties, key=lambda each: each not in required)
@@ -313,9 +313,9 @@ def _method(described: Mapping[str, Any]) -> Callable[..., str]:
     signature = inspect.Signature(parameters, return_annotation=str)
 
     def method(self: TrainingEnvironment, *args: Json, **kwargs: Json) -> str:
-        given = signature.bind(self, *args, **kwargs).arguments
-        del given["self"]
-        return as_text(self.call(name, **given))
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        del arguments["self"]
+        return as_text(self.call(name, **arguments))
 
     lines = [f"    {each}: {properties[each].get('description') or each}" for each in ordered]
     method.__name__ = method.__qualname__ = name
@@ -326,23 +326,23 @@ def _method(described: Mapping[str, Any]) -> Callable[..., str]:
 
 
 def as_text(result: Json) -> str:
-    """Get what a model reads of a result: a text as it is, anything else as JSON."""
+    """Return a result as text for a model: a text unchanged, anything else as JSON."""
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 def _type(spec: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
-    """Get the type hint of a parameter, as far as JSON Schema says it in a word."""
+    """Return the type hint of a parameter with this JSON Schema; a complex schema becomes a simple type."""
     if "$ref" in spec:
         return _type(schema.get("$defs", {}).get(spec["$ref"].rpartition("/")[2], {}), schema)
     kinds: list[Any] = [_type(each, schema) for each in spec.get("anyOf", ())]
     if kinds:
-        found: type | UnionType = kinds[0]
+        union: type | UnionType = kinds[0]
         for each in kinds[1:]:
-            found = found | each
-        return found
+            union = union | each
+        return union
     if "enum" in spec:
         return Literal[tuple(spec["enum"])]
     kind = spec.get("type")
     if kind == "array" and "items" in spec:
-        return list[_type(spec["items"], schema)]  # type: ignore[misc] # made when it runs
+        return list[_type(spec["items"], schema)]  # type: ignore[misc] # evaluated at run time
     return type(None) if kind == "null" else _TYPES.get(kind or "string", str)

@@ -1,7 +1,7 @@
 """Rollouts: attempts at tasks, in groups and many at the same time.
 
-What has happened is asked of the server, so that a program that was ended in the middle goes on where it was
-when it is started again: finished rollouts are the sessions with a recorded verdict, and half ones begin anew.
+The server holds all progress, so a program that died continues when it is started again: sessions with a recorded
+verdict are finished rollouts; unfinished ones are closed and played again.
 """
 
 import asyncio
@@ -17,33 +17,33 @@ from toolpack_server.client.values import SessionValues, StepValue, Valuer, chec
 from toolpack_server.features.evaluation.tasks.results import Verdict
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
-"""Plays the agent in one session; see `rollouts`."""
+"""A function that plays the agent in one session; see `rollouts`."""
 
 
 class Tree(TypedDict, total=False):
-    """How the steps of rollouts are valued: `k`, `finish` and `progress` of `Client.values`."""
+    """How to estimate the values of steps: `k`, `finish` and `progress` of `Client.values`."""
 
     k: int
     finish: Play | Literal["solution"] | None
     progress: Callable[[StepValue], object] | None
 
 
-_LABEL = "rollout"  # has the number of a rollout in its group
+_LABEL = "rollout"  # its value is the number of a rollout in its group
 _PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """How a rollout has ended.
+    """The result of a rollout.
 
     Attributes:
-        task: Its task.
-        number: Its number in its group.
-        session: Its session, as it was when it was created or found.
-        verdict: The verdict on it; None if it has none, because of `error`.
-        played: What `play` has returned; None if the rollout was finished before this program was started.
-        error: What `play` or the evaluation has raised, or else what was raised while its steps were valued.
-        values: The values of its steps, if `tree` was given and it has a verdict.
+        task: The task of the rollout.
+        number: The number of the rollout in its group.
+        session: The session as it was when it was created or found.
+        verdict: The verdict; None if there is none because of `error`.
+        played: The return value of `play`; None if the rollout was finished before this program started.
+        error: The exception of `play`, of the evaluation, or of the estimation of values.
+        values: The values of the steps, if `tree` was given and there is a verdict.
     """
 
     task: str
@@ -66,38 +66,39 @@ async def rollouts(
     tree: Tree | None = None,
     **create: Any,
 ) -> AsyncIterator[list[RolloutResult]]:
-    """Make a group of rollouts for each task, and yield each group when it is complete.
+    """Play a group of rollouts for each task, and yield each group when it is complete.
 
-    Each rollout is a session with the labels, its number as the label `rollout`, and a recorded verdict when it has
-    ended. Run again with the same labels, all that are finished count as they are, and only the others are played. An
-    exception that `play` raises is in the result, and the rollout is played again in the next run.
+    Each rollout is a session with your labels and its number as the label `rollout`. When it ends, its verdict is
+    recorded. If you run this again with the same labels, finished rollouts are kept and only the others are played. An
+    exception of `play` is in the result; the next run plays that rollout again.
 
     Args:
         client: A client of the server.
-        tasks: The names of the tasks, as `toolpack/name`; each counts once.
-        play: A coroutine function that plays the agent in one session: called with the client of the session's agent,
-            and the session.
-        labels: The labels of the run; at least one, which no other run has.
-        group: How many rollouts of each task.
-        concurrency: How many are played at the same time, and how many forks of a tree are open.
-        tree: Find the values of the steps of each rollout, too, as `Client.values` does: `{"k": 8, "finish": play}`.
-        create: Further parameters of `create_session`, such as `seed`. `perturbations` without a seed of their own get
-            the rollout's number as theirs.
+        tasks: The names of the tasks, as `toolpack/name`. Duplicates count once.
+        play: A coroutine function that plays the agent in one session. It gets the client of the session's agent, and
+            the session.
+        labels: The labels of the run. Give at least one that no other run has.
+        group: Number of rollouts of each task.
+        concurrency: Maximum number of rollouts played at the same time, and of open forks of a tree.
+        tree: Also estimate the values of the steps of each rollout, as `Client.values` does:
+            `{"k": 8, "finish": play}`.
+        create: Further parameters of `create_session`, such as `seed`. `perturbations` without a seed get the rollout's
+            number as their seed.
 
     Raises:
         ValueError: There is no label, or an argument is wrong.
-        TypeError: `play`, or `finish` of the tree, is no coroutine function.
+        TypeError: `play`, or `finish` of the tree, isn't a coroutine function.
         ClientError: A session can't be created, or the server doesn't answer.
     """
     if not labels:
-        raise ValueError("labels must name the run, for example {'run': 'first'}: by them it is found again")
+        raise ValueError("labels must name the run, for example {'run': 'first'}, so that it can be continued")
     if _LABEL in labels:
-        raise ValueError(f"labels can't have {_LABEL!r}, which is the number of each rollout: choose another name")
+        raise ValueError(f"labels can't contain {_LABEL!r}, the number of each rollout: choose another name")
     check_counts(group=group, concurrency=concurrency)
     check_async(play=play)
     valuer = None if tree is None else Valuer(client, client.agent, concurrency=concurrency, **tree)
     run = _Run(client, play, labels, create, valuer)
-    await run.look()
+    await run.load()
     jobs = ((task, number) for task in dict.fromkeys(tasks) for number in range(group))
     complete: dict[str, list[RolloutResult]] = {}
     async for result in _at_once(jobs, run.valued, concurrency):
@@ -108,18 +109,18 @@ async def rollouts(
 
 
 async def _at_once(
-    jobs: Iterator[tuple[str, int]], do: Callable[[str, int], Awaitable[RolloutResult]], most: int
+    jobs: Iterator[tuple[str, int]], run: Callable[[str, int], Awaitable[RolloutResult]], limit: int
 ) -> AsyncIterator[RolloutResult]:
-    """Do jobs, so many at the same time, and yield their results as they come; what still runs at the end ends."""
+    """Run jobs, at most `limit` at the same time, and yield their results as they come. Cancel the rest at the end."""
     running: set[asyncio.Future[RolloutResult]] = set()
     try:
         while True:
-            while len(running) < most and (job := next(jobs, None)) is not None:
-                running.add(asyncio.ensure_future(do(*job)))
+            while len(running) < limit and (job := next(jobs, None)) is not None:
+                running.add(asyncio.ensure_future(run(*job)))
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:  # asyncio complains of an exception that nobody has looked at
+            for each in done:  # read each exception, or asyncio logs it as never retrieved
                 _ = each.cancelled() or each.exception()
             for each in done:
                 yield each.result()
@@ -130,7 +131,7 @@ async def _at_once(
 
 
 class _Run:
-    """What of a run is there already, and one rollout after the other of what isn't."""
+    """A run: the rollouts that exist on the server, and a method that plays a missing one."""
 
     def __init__(
         self,
@@ -146,25 +147,27 @@ class _Run:
         self._labels = labels
         self._create = create
         self._finished: dict[tuple[str, str], Session] = {}
-        self._half: dict[tuple[str, str], list[Session]] = {}
+        self._unfinished: dict[tuple[str, str], list[Session]] = {}
 
-    async def look(self) -> None:
-        verdicts = {session["session_id"] for passed in (True, False) for session in await self._listed(passed)}
-        for session in await self._listed():
-            place = session.get("task", ""), session["labels"].get(_LABEL, "")
-            if session["session_id"] in verdicts and "parent" not in session:
-                self._finished[place] = session
-            self._half.setdefault(place, []).append(session)
+    async def load(self) -> None:
+        """Look up the finished and the unfinished rollouts of the run."""
+        judged = {session["session_id"] for passed in (True, False) for session in await self._sessions(passed)}
+        for session in await self._sessions():
+            key = session.get("task", ""), session["labels"].get(_LABEL, "")
+            if session["session_id"] in judged and "parent" not in session:
+                self._finished[key] = session
+            self._unfinished.setdefault(key, []).append(session)
 
-    async def _listed(self, passed: bool | None = None) -> list[Session]:
-        found: list[Session] = []
+    async def _sessions(self, passed: bool | None = None) -> list[Session]:
+        sessions: list[Session] = []
         after = ""
         while page := await self._client.list_sessions(labels=self._labels, after=after, limit=_PAGE, passed=passed):
-            found += page
+            sessions += page
             after = page[-1]["session_id"]
-        return found
+        return sessions
 
     async def valued(self, task: str, number: int) -> RolloutResult:
+        """Return a rollout's result, with the values of its steps if they are wanted."""
         result = await self.rollout(task, number)
         if self._valuer is None or result.verdict is None:
             return result
@@ -174,16 +177,17 @@ class _Run:
             return replace(result, error=error)
 
     async def rollout(self, task: str, number: int) -> RolloutResult:
-        place = task, str(number)
-        finished = self._finished.get(place)
+        """Return the result of a rollout. Play it unless it is finished."""
+        key = task, str(number)
+        finished = self._finished.get(key)
         if finished is not None:
             try:
                 verdict = await self._client.evaluate_session(finished["session_id"])
             except ReplyError as error:
                 return RolloutResult(task, number, finished, error=error)
             return RolloutResult(task, number, finished, verdict)
-        for session in self._half.get(place, ()):  # a fork that `play` has made, too
-            with suppress(ReplyError):  # it is gone: expired, or closed by an attempt whose answer was lost
+        for session in self._unfinished.get(key, ()):  # also forks that `play` created
+            with suppress(ReplyError):  # it expired, or an earlier attempt closed it and its answer was lost
                 await self._client.send(closing(session["session_id"]))
         labels, create = {**self._labels, _LABEL: str(number)}, {**self._create}
         if create.get("perturbations"):

@@ -1,7 +1,7 @@
-"""Environments for trainers that exchange texts with them, as those of SkyRL-gym and GEM do.
+"""Environments for trainers that exchange plain text, such as SkyRL-gym and GEM.
 
-What a model is told of functions and how its calls are read stands here, in the form that Hermes' and Qwen's
-models know; what a rollout is, `environments` says.
+This module describes the functions to the model and parses its calls, in the format of Hermes' and Qwen's models.
+`environments` has the rollouts.
 """
 
 import copy
@@ -14,7 +14,7 @@ from toolpack_server.base.errors import RemoteFunctionError
 from toolpack_server.training.environments import TrainingEnvironment, as_text
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_FORM = "A call is a JSON object with a name, which is a text, and arguments, which are an object"
+_FORM = "A call is a JSON object with `name`, a string, and `arguments`, an object"
 _GUIDE = """\
 You can call these functions:
 <tools>
@@ -24,22 +24,22 @@ To call one, write
 <tool_call>
 {{"name": "function", "arguments": {{"parameter": "value"}}}}
 </tool_call>
-and wait for its result, which comes as <tool_response>. A text without a call is your answer, and ends the task.
+and wait for its result, which comes as <tool_response>. A text without a call is your answer and ends the task.
 
 {prompt}"""
 
 
 class TextEnvironment:
-    """One task, played in texts: what stands between `<tool_call>` and `</tool_call>` is called.
+    """One task, played by exchanging texts. The model writes calls between `<tool_call>` and `</tool_call>`.
 
     Args:
-        url: The server's.
+        url: The server's base URL.
         task: The task, as `toolpack/name`.
-        max_turns: How many texts a model has; after the last one the rollout is cut off.
+        max_turns: Maximum number of texts from the model. After the last one the rollout is truncated.
         more: Further parameters of `TrainingEnvironment`.
 
     Attributes:
-        environment: The `TrainingEnvironment` that is played.
+        environment: The underlying `TrainingEnvironment`.
     """
 
     def __init__(self, url: str, task: str, *, max_turns: int = 20, **more: Any) -> None:
@@ -47,41 +47,41 @@ class TextEnvironment:
         self._max_turns, self._turns = max_turns, 0
 
     def reset(self) -> str:
-        """Begin the next rollout, and get what its model reads first: its functions, how to call them, the prompt."""
+        """Begin the next rollout. Return the first text for the model: functions, call format and prompt."""
         self._turns = 0
         prompt = self.environment.reset()
         functions = "\n".join(json.dumps(each, ensure_ascii=False) for each in self.environment.functions)
         return _GUIDE.format(functions=functions, prompt=prompt)
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Do what a model's text says: all its calls; a text without one is the answer.
+        """Make all calls in a model's text. A text without a call is submitted as the answer.
 
         Returns:
-            As `step` of Gymnasium: what the model reads next, the reward, whether the model has answered, whether the
-            rollout was cut off, and `valid` and `failure`. The reward is 0 before the end, and NaN if it says nothing
-            of the model, which `failure` explains: leave the sample out.
+            As in Gymnasium: the observation (the next text for the model), the reward, terminated (the model answered),
+            truncated, and an info dictionary with `valid` and `failure`. The reward is 0 before the end. It is NaN if
+            the rollout is invalid, for the reason in `failure`: leave such a sample out.
         """
         self._turns += 1
-        told, answered, cut = "", False, self._turns >= self._max_turns
+        observation, answered, truncated = "", False, self._turns >= self._max_turns
         try:
             if calls := _CALL.findall(text):
-                told = "\n".join(f"<tool_response>\n{self._result(call)}\n</tool_response>" for call in calls)
+                observation = "\n".join(f"<tool_response>\n{self._result(call)}\n</tool_response>" for call in calls)
             else:
                 answered = True
                 self.environment.submit_answer(text)
         except RemoteFunctionError as error:  # the answer is too long
-            told = str(error)
+            observation = str(error)
         except RuntimeError:  # the server can't be reached
-            answered, cut = False, True
-        reward = self.environment.get_reward() if answered or cut else 0.0
+            answered, truncated = False, True
+        reward = self.environment.get_reward() if answered or truncated else 0.0
         info = {"valid": reward is not None, "failure": self.environment.problem}
-        return told, math.nan if reward is None else reward, answered, cut and not answered, info
+        return observation, math.nan if reward is None else reward, answered, truncated and not answered, info
 
     def fork(self) -> Self:
-        """Begin another rollout from where this one is; it must be closed, too."""
-        made = copy.copy(self)
-        made.environment = self.environment.fork()
-        return made
+        """Fork this rollout. Return the fork's environment, which you must close, too."""
+        fork = copy.copy(self)
+        fork.environment = self.environment.fork()
+        return fork
 
     def close(self) -> None:
         """Close the rollout's session."""
