@@ -326,8 +326,7 @@ class Bench:
         self._run(self._give_up_waiting())
         self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join(PATIENCE)
-        if self.service.scratch is not None:
-            self.service.scratch.close()
+        self.service.scratch.close()
 
 
 class Moving:

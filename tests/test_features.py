@@ -1,6 +1,7 @@
 """Each feature can be taken out of the list: what it adds is gone, and everything else works."""
 
 import json
+import operator
 import re
 import subprocess
 import sys
@@ -15,14 +16,16 @@ from serving import FEATURES, refused
 
 from toolpack_server import features
 from toolpack_server.base.errors import SettingsError, StartError
-from toolpack_server.base.settings import FeatureSettings, Settings, load_settings
+from toolpack_server.base.settings import FeatureSettings, Settings
 from toolpack_server.cli import all_commands, cli, first_sentence
 from toolpack_server.features.evaluation.participants.methods import Listen
 from toolpack_server.features.evaluation.tasks.results import SessionTask
 from toolpack_server.features.stores.redis.feature import RedisFeature
-from toolpack_server.features.volumes.databases.database import Database
 from toolpack_server.protocol.results import Session
 from toolpack_server.rpc.method import agents_methods, clients_methods
+from toolpack_server.sessions.addresses import Addresses
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.manager import SessionManager
 from toolpack_server.sessions.record_kinds import RecordKind, RecordKinds
 from toolpack_server.volumes.volume import Volume
 from toolpack_server.web.app import create_app
@@ -30,7 +33,7 @@ from toolpack_server.web.console import console_files
 from toolpack_server.wiring import installed
 from toolpack_server.wiring.feature import Feature
 from toolpack_server.wiring.installed import GROUP, in_order, load_features
-from toolpack_server.wiring.service import all_methods, all_record_kinds, create_volumes
+from toolpack_server.wiring.service import all_methods, all_record_kinds
 from toolpack_server.wiring.stores import open_store
 
 """How many names a feature of ours imports of the core, past `toolpack_server.features.api.core` and those beside it.
@@ -120,6 +123,46 @@ def is_gone(feature, bench, without, described):
     assert paths.isdisjoint(feature.routes)
 
 
+WIRED = re.compile(r"toolpack_server\.(observability|packs|rpc|sessions|wiring)\.")  # no thread changes what is there
+
+
+def holdings(server):
+    """What the server's objects hold, themselves or in collections, by the object and its attribute."""
+    found, pending, seen = {}, [server], {}
+    while pending:
+        holder = pending.pop()
+        if id(holder) in seen or not WIRED.match(type(holder).__module__):
+            continue
+        seen[id(holder)] = holder  # which keeps its id from being reused
+        for name, value in getattr(holder, "__dict__", {}).items():
+            values = [value]
+            if isinstance(value, dict):
+                values = [*value.keys(), *value.values()]
+            elif isinstance(value, list | tuple | set | frozenset):
+                values = [*value]
+            found[type(holder), id(holder), name] = values
+            pending += values
+    return found
+
+
+def test_making_what_a_feature_declares_changes_no_server(make_bench):
+    service = make_bench().service
+    before = holdings(service)
+    assert {SessionContext, Addresses, SessionManager} <= {holder for holder, _, _ in before}
+    for feature in FEATURES:
+        hooks = (*feature.creation_hooks, *feature.operation_hooks, *feature.filters)
+        parts = (*feature.services, *feature.address_hooks, *feature.address_tools, feature.tracer)
+        made = [*(make(service.context) for make in hooks), *(make(service) for make in parts if make)]
+        made += [kind() for kind in (*feature.watchers, feature.named_addresses) if kind]
+        after = holdings(service)  # while all that was made is still there
+        assert after.keys() == before.keys(), (feature.name, made)
+        assert [place for place, values in after.items() if not same(values, before[place])] == [], feature.name
+
+
+def same(values, others):
+    return len(values) == len(others) and all(map(operator.is_, values, others))
+
+
 def test_commands_are_listed_with_what_they_do_without_being_imported():
     context = click.Context(cli)
     for name, path in all_commands().items():
@@ -186,6 +229,10 @@ def settings(feature, name):
             [made("a", results={Session: SessionTask}), made("b", results={Session: SessionTask})],
             "^The features 'a' and 'b' both add 'Session.task' to results: leave one of them out",
         ),
+        (
+            [made("a", tracer=lambda _app: None), made("b", tracer=lambda _app: None)],
+            "^The features 'a' and 'b' both have tracer, of which a server has one: leave one of them out by TOOLPACK_",
+        ),
         ([made("My Weather")], "^The feature 'My Weather' needs another name: a word of lower-case letters.$"),
         (
             [made("a", record_kinds=[type("SkyKind", (RecordKind,), {})])],
@@ -222,11 +269,6 @@ def test_a_kind_of_records_is_replaced_only_by_one_that_derives_from_it():
     other = type("OtherKind", (RecordKind,), {"name": "call"})
     with pytest.raises(StartError, match=r"^Two kinds of records are called 'call': derive OtherKind from CallKind to"):
         all_record_kinds([made("a", record_kinds=[other])])
-
-
-def test_volumes_need_a_feature_that_keeps_their_working_copies():
-    with pytest.raises(StartError, match=r"^No feature keeps working copies of database: leave out none that does.$"):
-        create_volumes(load_settings(), [made("a", volumes=[Database])])
 
 
 def test_features_come_after_those_that_they_need_whatever_order_they_are_found_in():

@@ -64,7 +64,7 @@ def test_what_is_written_by_a_read_only_call_ends_with_it(careless):
         """Say what there is."""
         return log.lines
 
-    feature = type("CarelessFeature", (Feature,), {"name": "careless", "needs": ("parts",), "volumes": (careless,)})
+    feature = type("CarelessFeature", (Feature,), {"name": "careless", "volumes": (careless,)})
     with Bench(Catalog({"pier": pack}), features=[*FEATURES, feature]) as bench:
         session = bench.create("pier")
         (fork,) = bench.rpc("fork_session", session_id=session)

@@ -73,6 +73,9 @@ class Tracer(Protocol):
     ) -> None:
         """Make the span of the evaluation of a task that began then, and has ended with a verdict or was refused."""
 
+    def close(self) -> None:
+        """Send the spans that wait, when all calls have ended; runs in a thread, and may take a second or two."""
+
 
 asked_by: ContextVar[AskedBy | None] = ContextVar("asked_by", default=None)
 _running: ContextVar[CallTrace | None] = ContextVar("running", default=None)

@@ -5,7 +5,7 @@ methods of agents' addresses, the log line and the Python client's methods all d
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -38,8 +38,7 @@ class App(Protocol):
     parser: Parser
     in_flight: BytesInFlight
     metrics: Metrics
-    tracer: Tracer | None  # set by a feature that traces calls, when the server starts
-    at_end: list[Callable[[], None]]  # called when all calls have ended, in a thread; each may take a second or two
+    tracer: Tracer | None  # of the feature that traces calls
 
     async def invoke(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
         """Call a method as a client or an agent does, without JSON, and return its result.

@@ -81,9 +81,11 @@ class NamedAddresses:
 
     Attributes:
         purpose: What the keys of the others are for: those of another purpose don't open them.
+        member: The member of a session's description that has the paths of each address, by name; "" for none.
     """
 
     purpose = "address"
+    member = ""
 
     def of(self, kept: Mapping[str, Any]) -> Mapping[str, Address] | None:
         """Get a session's addresses by name, its agent's included; None if it has no other.
@@ -93,26 +95,34 @@ class NamedAddresses:
         """
 
 
-Fill = Callable[[StoredSession, Address], Address]
-"""Gets an address of a session with what a feature has to say of it; may run a toolpack's code."""
+class AddressHook:
+    """A feature's part in the addresses of sessions; a subclass overrides what it needs."""
+
+    def fill(self, session: StoredSession, address: Address) -> Address:  # noqa: ARG002 - a subclass uses it
+        """Return the address with the functions, limit, prompt and rights that the feature gives it.
+
+        May run a toolpack's code.
+        """
+        return address
+
+    def view(self, session: StoredSession, head: Head, name: str) -> View | None:
+        """Return how functions appear at an address now, or None if they appear as they are."""
 
 
 class Addresses:
-    """The addresses of all sessions.
+    """The addresses of all sessions. `Service` adds what features declare, before the first request.
 
     Attributes:
         named: Which others sessions have besides their agent's.
         paths: Where an address is served, by the member of results that says so: `{key}` stands for its key.
-        fills: What features have to say of addresses.
-        views: They get how functions appear at an address now; None: as they are.
-        tools: What they offer besides functions.
+        hooks: The features' parts in addresses.
+        tools: What addresses offer besides functions.
     """
 
     def __init__(self) -> None:
         self.named = NamedAddresses()
         self.paths = {"agent_path": "/agents/{key}"}
-        self.fills: list[Fill] = []
-        self.views: list[Callable[[StoredSession, Head, str], View | None]] = []
+        self.hooks: list[AddressHook] = []
         self.tools: list[AddressTool] = []
 
     @staticmethod
@@ -133,6 +143,6 @@ class Addresses:
             raise InvalidParamsError(f"The session has no address of the name {shown(name)!r}.")
         address = named[name]
         if kept:
-            for fill in self.fills:
-                address = fill(session, address)
+            for hook in self.hooks:
+                address = hook.fill(session, address)
         return address

@@ -69,7 +69,7 @@ class SessionContext:
         self.records = Records(key)
         self.addresses = Addresses()
         self.identities = Identities(key, self.addresses)
-        self.session_views = SessionViews(self.addresses)
+        self.session_views = SessionViews(self.addresses, self.identities)
         self.record_kinds = RecordKinds()
         self.paths = Paths(store, self.records, self.identities, self.record_kinds)
         self.codec = codec

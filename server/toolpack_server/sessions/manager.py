@@ -235,7 +235,7 @@ class SessionManager:
             except DeadlineError:
                 raise DeadlineError(SessionOperation.late.format(self._settings.timeout_seconds)) from None
         if session.details:
-            views = await self.read(lambda _: [view(session, head, name) for view in addresses.views])
+            views = await self.read(lambda _: [hook.view(session, head, name) for hook in addresses.hooks])
             address = replace(address, view=next(filter(None, views), None))
         return address
 

@@ -4,7 +4,6 @@ What is here reads no store. A feature adds members to the description of a sess
 """
 
 import time
-from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jsonpatch
@@ -14,6 +13,7 @@ from toolpack_server.base.times import timestamp
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.results import Session
 from toolpack_server.sessions.addresses import Addresses
+from toolpack_server.sessions.identity import Identities
 from toolpack_server.sessions.recipes import Recipe, details_of
 from toolpack_server.stores.base import StoredSession
 
@@ -23,14 +23,13 @@ class SessionViews:
 
     Attributes:
         shape: The type of a description. Members that features have added to it are shown as the session keeps them, by
-            the same name, unless `members` has them.
-        members: What features show of a session besides; each gets its members by name.
+            the same name, but for the paths of named addresses.
     """
 
-    def __init__(self, addresses: Addresses) -> None:
+    def __init__(self, addresses: Addresses, identities: Identities) -> None:
         self.shape: type = Session
-        self.members: list[Callable[[StoredSession], Mapping[str, Any]]] = []
-        self._paths = addresses.paths
+        self._addresses = addresses
+        self._identities = identities
 
     def of(self, session: StoredSession, version: int, *, called_at: float | None = None) -> Session:
         """Describe a session; it expires its TTL after `called_at`, which is by default now."""
@@ -47,15 +46,17 @@ class SessionViews:
             "expires_at": timestamp(called_at + session.ttl_seconds),
             "parent": parent and {"session_id": parent.session_id, "version": parent.version},
         }
-        for members in self.members:
-            own |= members(session)
+        member = self._addresses.named.member
+        if member:
+            keys = self._identities.keys(session)
+            own[member] = keys and {name: self.paths(key) for name, key in keys.items()}
         kept = {**recipe.kept, **details_of(session)}
         rest = {name: kept.get(name) for name in self.shape.__annotations__ if name not in own}
         return cast("Session", own | rest)
 
     def paths(self, key: str) -> dict[str, str]:
         """Get the paths of the address that a key opens, by their names in results."""
-        return {name: path.replace("{key}", key) for name, path in self._paths.items()}
+        return {name: path.replace("{key}", key) for name, path in self._addresses.paths.items()}
 
 
 def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:

@@ -11,10 +11,12 @@ from toolpack_server.base.settings import FeatureSettings, Settings
 from toolpack_server.execution.conditions import Conditions
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.observability.metrics import MetricFamily
+from toolpack_server.observability.tracing import Tracer
 from toolpack_server.protocol.parameters import Parameters
 from toolpack_server.rpc.method import App, Method
+from toolpack_server.sessions.addresses import AddressHook, AddressTool, NamedAddresses
 from toolpack_server.sessions.context import SessionContext
-from toolpack_server.sessions.hooks import CreationHook, SessionFilter
+from toolpack_server.sessions.hooks import CreationHook, SessionFilter, Watcher
 from toolpack_server.sessions.operation import OperationHook
 from toolpack_server.sessions.record_kinds import RecordKind
 from toolpack_server.stores.base import SessionStore
@@ -23,6 +25,8 @@ from toolpack_server.volumes.volume import Volume
 
 class Feature:
     """What a feature adds to the server; the class itself is used, never an instance.
+
+    `Service` makes and adds what the attributes declare. What it makes changes nothing of the server by itself.
 
     Attributes:
         name: Its name, which its entry point has, too: a word in lower case.
@@ -42,6 +46,13 @@ class Feature:
         creation_hooks: What it has to do with new sessions.
         operation_hooks: What it does around the operations on sessions.
         filters: What it leaves out of lists of sessions, if a request asks for it.
+        watchers: Classes of what is told on the event loop what happens in sessions, which `App.feature` gets, too.
+        named_addresses: The addresses that sessions have besides their agent's. Only one feature can say that.
+        address_hooks: What it says of the addresses of sessions: their functions, limits, prompts, and how functions
+            appear there.
+        address_tools: What addresses offer besides functions, to agents that speak MCP.
+        address_paths: Further paths of an address, by the member of results that has them; `{key}` stands for its key.
+        tracer: Makes what traces calls, or None if nothing is to be traced. Only one feature can trace.
         routes: Further endpoints of HTTP, by path, as import paths of classes that `web.endpoints.Endpoint` describes.
             A path that ends with `/{key}` is one of agents' addresses.
         cookies: The names of cookies that its clients send, each with paths of other features. A request with such a
@@ -56,7 +67,6 @@ class Feature:
         isolations: Where toolpacks' code runs but in threads, by the value of `TOOLPACK_ISOLATION`: import paths of
             functions that start a `Runner`; they take what `service.create_runner` gives them.
         volumes: What an environment may hold that is stored by what changes.
-        scratch: What keeps the working copies of volumes, of all features: a class whose `of` gets the settings.
         stores: Further stores: import paths of functions that open one, by the scheme of its URL. They take the URL,
             and the keyword `exclusive`, as `wiring.stores.open_store` does.
         around_stores: What it puts around the store, whichever that is: each is called with the store and the settings,
@@ -77,6 +87,12 @@ class Feature:
     creation_hooks: ClassVar[Sequence[Callable[[SessionContext], CreationHook]]] = ()
     operation_hooks: ClassVar[Sequence[Callable[[SessionContext], OperationHook]]] = ()
     filters: ClassVar[Sequence[Callable[[SessionContext], SessionFilter]]] = ()
+    watchers: ClassVar[Sequence[type[Watcher]]] = ()
+    named_addresses: ClassVar[type[NamedAddresses] | None] = None
+    address_hooks: ClassVar[Sequence[Callable[[App], AddressHook]]] = ()
+    address_tools: ClassVar[Sequence[Callable[[App], AddressTool]]] = ()
+    address_paths: ClassVar[Mapping[str, str]] = {}
+    tracer: ClassVar[Callable[[App], Tracer | None] | None] = None
     routes: ClassVar[Mapping[str, str]] = {}
     cookies: ClassVar[Mapping[str, Sequence[str]]] = {}
     views: ClassVar[Mapping[str, str]] = {}
@@ -86,6 +102,5 @@ class Feature:
     before_serving: ClassVar[Sequence[Callable[[Settings], None]]] = ()
     isolations: ClassVar[Mapping[str, str]] = {}
     volumes: ClassVar[Sequence[type[Volume]]] = ()
-    scratch: ClassVar[Any] = None
     stores: ClassVar[Mapping[str, str]] = {}
     around_stores: ClassVar[Sequence[Callable[[SessionStore, Settings], SessionStore]]] = ()

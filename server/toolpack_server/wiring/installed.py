@@ -95,6 +95,7 @@ def _imported(point: EntryPoint) -> type[Feature]:
 
 _MAPPINGS = ("routes", "cookies", "isolations", "stores", "views")
 _SHARED = {"record_kinds"}  # one may take another's place: see `service.all_record_kinds`
+_SINGLE = ("named_addresses", "tracer")  # of which a server has one
 
 
 def in_order(features: Iterable[type[Feature]]) -> list[type[Feature]]:
@@ -115,6 +116,13 @@ def in_order(features: Iterable[type[Feature]]) -> list[type[Feature]]:
                 raise StartError(
                     f"The features {other!r} and {name!r} both add {key!r} to {kind}: leave one of them out by "
                     f"{VARIABLE}=-{name}."
+                )
+        for kind in _SINGLE:
+            other = name if getattr(feature, kind) is None else owners.setdefault((kind, ""), name)
+            if other != name:
+                raise StartError(
+                    f"The features {other!r} and {name!r} both have {kind}, of which a server has one: leave one "
+                    f"of them out by {VARIABLE}=-{name}."
                 )
         missing = [each for each in feature.needs if each not in by_name]
         if missing:

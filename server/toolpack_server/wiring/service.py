@@ -47,6 +47,7 @@ from toolpack_server.sessions.manager import SessionManager
 from toolpack_server.sessions.record_kinds import RecordKinds
 from toolpack_server.sessions.resets import ResetKind
 from toolpack_server.stores.base import SessionStore
+from toolpack_server.volumes.scratch import Scratch, check_folder
 from toolpack_server.volumes.volume import Limits, VolumeContext, VolumeKinds
 from toolpack_server.wiring.feature import Feature
 from toolpack_server.wiring.installed import described, in_order, load_features
@@ -129,6 +130,7 @@ def check_settings(settings: Settings, features: Sequence[type[Feature]]) -> Non
             settings.of(feature.settings)
         for check in feature.checks:
             check(settings)
+    check_folder(settings)
     isolation(settings, features)
 
 
@@ -153,18 +155,10 @@ def create_volumes(settings: Settings, features: Sequence[type[Feature]] | None 
 
     Args:
         features: Default: what is installed, as the settings choose.
-
-    Raises:
-        StartError: No feature keeps their working copies.
     """
     features = load_features(settings.features) if features is None else features
     kinds = VolumeKinds(kind for feature in features for kind in feature.volumes)
-    scratch = next(
-        (feature.scratch.of(settings) for feature in features if kinds and feature.scratch is not None), None
-    )
-    if kinds and scratch is None:
-        raise StartError(f"No feature keeps working copies of {', '.join(kinds)}: leave out none that does.")
-    return VolumeContext(kinds, scratch, Limits.of(settings))
+    return VolumeContext(kinds, Scratch.of(settings), Limits.of(settings))
 
 
 class Service:
@@ -177,7 +171,7 @@ class Service:
     Attributes:
         methods: All methods, those of agents' addresses too.
         rpc: Answers the requests of `/rpc`.
-        scratch: Where the working copies of volumes lie; None without volumes.
+        scratch: Where the working copies of volumes lie.
         agents: Answers the requests of agents' addresses.
         features: What it has beyond the core, in the order of loading.
 
@@ -223,27 +217,41 @@ class Service:
         self.parser = Parser(settings, self.sessions.compute)
         self.in_flight = BytesInFlight(settings)
         self.methods = all_methods(loaded)
+        self.listings = Listings(self.sessions)
+        self.tracer: Tracer | None = None
+        self._features: dict[type, Any] = {}
         self.context.session_request = next(each for each in self.methods if issubclass(each, CreateSession))
         self.context.session_views.shape = result_types(tuple(loaded)).of(Session)
-        self._features: dict[type, Any] = {}
-        self.tracer: Tracer | None = None
-        self.at_end: list[Callable[[], None]] = []
-        self.listings = Listings(self.sessions)
         self.context.record_kinds |= all_record_kinds(loaded)
         for feature in loaded:
-            self.context.creation_hooks += [make(self.context) for make in feature.creation_hooks]
-            self.context.filters += [make(self.context) for make in feature.filters]
-            self.context.operation_hooks += [make(self.context) for make in feature.operation_hooks]
-            self._features |= {type(hook): hook for hook in self.context.operation_hooks}
-            for make in feature.services:
-                made = make(self)
-                self._features[type(made)] = made
+            self._add(feature)
         self.rpc = JsonRpc(clients_methods(self.methods), self, self.parser)
         self.agents = JsonRpc(agents_methods(self.methods), self, self.parser)
         self._log = CallLog(settings.log_calls, level=settings.log_level)
         self._on_call = on_call
         self._ended: list[EndedCall] = []  # in this turn of the event loop
         self._document: Fragment | None = None
+
+    def _add(self, feature: type[Feature]) -> None:
+        """Make what a feature declares, and add it."""
+        context, addresses = self.context, self.context.addresses
+        context.creation_hooks += [make(context) for make in feature.creation_hooks]
+        context.filters += [make(context) for make in feature.filters]
+        addresses.paths |= feature.address_paths
+        if feature.named_addresses is not None:
+            addresses.named = feature.named_addresses()
+        hooks = [make(context) for make in feature.operation_hooks]
+        context.operation_hooks += hooks
+        watchers = [kind() for kind in feature.watchers]
+        self.sessions.watchers += watchers
+        self._features |= {type(each): each for each in (*hooks, *watchers)}
+        for make in feature.services:
+            service = make(self)
+            self._features[type(service)] = service
+        addresses.hooks += [make(self) for make in feature.address_hooks]
+        addresses.tools += [make(self) for make in feature.address_tools]
+        if feature.tracer is not None:
+            self.tracer = feature.tracer(self)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -255,12 +263,11 @@ class Service:
             for task in regular:
                 task.cancel()
             await self.sessions.drain()
-            for end in self.at_end:
-                await asyncio.to_thread(end)
+            if self.tracer is not None:
+                await asyncio.to_thread(self.tracer.close)
             self._store.close()
             self.runner.close()
-            if self.scratch is not None:
-                self.scratch.close()
+            self.scratch.close()
 
     def is_unfit(self) -> bool:
         """Whether this process holds so many stuck threads that it should be replaced."""
@@ -348,7 +355,7 @@ class Service:
     async def _tidy(self) -> None:
         """Discard the databases and files of sessions that have ended, or were forgotten."""
         while True:
-            if self.scratch is not None and self.scratch.has_left:
+            if self.scratch.has_left:
                 with contextlib.suppress(InternalError, RequestError):  # the next round does it
                     await self.sessions.compute(self.scratch.tidy, "", "tidy")
             await asyncio.sleep(MEASURE_SECONDS)

@@ -51,7 +51,7 @@ def bench(receiver, monkeypatch, make_bench):
         for name, value in receiver.variables(**variables).items():
             monkeypatch.setenv(name, value)
         made = make_bench(**settings)
-        stack.callback(lambda: [end() for end in made.service.at_end])
+        stack.callback(lambda: made.service.tracer and made.service.tracer.close())
         return made
 
     with contextlib.ExitStack() as stack:

@@ -27,7 +27,7 @@ from toolpack_server.protocol.senders import AGENT, CLIENT
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.method import App, Method
 from toolpack_server.rpc.methods import CreateSession, ForkSession, ListSessions
-from toolpack_server.sessions.addresses import Address, NamedAddresses
+from toolpack_server.sessions.addresses import Address
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.hooks import CreationHook, SessionFilter
 from toolpack_server.sessions.operation import OperationHook, SessionOperation
@@ -65,7 +65,6 @@ __all__ = [
     "ListSessions",
     "Method",
     "MetricFamily",
-    "NamedAddresses",
     "OperationHook",
     "OverloadedError",
     "Parameters",

@@ -59,7 +59,9 @@ class CallTracer:
         self._since = time.time_ns()
         self._sender = Sender(targets, batches.encode, self._encode_metrics)
         self._sampling = Sampling(make_provider(self._random, self._sender.put, batches.of))
-        self.close = self._sender.close
+
+    def close(self) -> None:
+        self._sender.close()
 
     def _encode_metrics(self) -> bytes:
         return encode_metrics(self._batches, [*self._durations.items()], self._since, time.time_ns())

@@ -10,18 +10,11 @@ from typing_extensions import override
 
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS, Participants
 from toolpack_server.sessions.addresses import Address, NamedAddresses
-from toolpack_server.sessions.context import SessionContext
-from toolpack_server.stores.base import StoredSession
 
 
 class ParticipantAddresses(NamedAddresses):
     purpose = "participant"
-
-    def __init__(self, context: SessionContext) -> None:
-        self._identities = context.identities
-        self._views = context.session_views
-        context.addresses.named = self
-        context.session_views.members.append(self.members)
+    member = PARTICIPANTS
 
     @override
     def of(self, kept: Mapping[str, Any]) -> Mapping[str, Address] | None:
@@ -39,8 +32,3 @@ class ParticipantAddresses(NamedAddresses):
             )
             for name, rights in participants.items()
         }
-
-    def members(self, session: StoredSession) -> Mapping[str, Any]:
-        """Get what the description of a session says of its participants."""
-        keys = self._identities.keys(session)
-        return {PARTICIPANTS: keys and {name: self._views.paths(key) for name, key in keys.items()}}

@@ -19,7 +19,6 @@ from toolpack_server.features.evaluation.episodes.rights import (
     check_rights,
     written_out,
 )
-from toolpack_server.features.evaluation.participants.addresses import ParticipantAddresses
 from toolpack_server.packs.pack_function import is_offered
 from toolpack_server.protocol.parameters import SessionRequest
 from toolpack_server.sessions.context import SessionContext
@@ -47,7 +46,6 @@ class ParticipantsCreationHook(CreationHook):
 
     def __init__(self, context: SessionContext) -> None:
         self._catalog = context.catalog
-        ParticipantAddresses(context)
 
     @override
     def concerns(self, request: SessionRequest) -> bool:

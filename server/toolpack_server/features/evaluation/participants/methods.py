@@ -107,7 +107,6 @@ class _Tool(AddressTool):
 
     def __init__(self, app: App) -> None:
         self._app = app
-        app.context.addresses.tools.append(self)
 
     @override
     def is_offered(self, address: Address) -> bool:

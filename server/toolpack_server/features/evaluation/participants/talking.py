@@ -46,12 +46,11 @@ class Talking:
     """
 
     def __init__(self, app: App) -> None:
-        self.waits = Waits()
+        self.waits = app.feature(Waits)
         self._context = app.context
         self._sessions = app.sessions
         self._episodes = app.feature(Episodes)
         self._max_bytes = app.settings.max_list_bytes
-        app.sessions.watchers.append(self.waits)
 
     async def say(self, session_id: str, owner: str, by: str, text: str, to: str | None, call_id: str | None) -> bool:
         """Record what a participant says to another one, or to all others.

@@ -1,5 +1,6 @@
 """What perturbations add to the server."""
 
+from toolpack_server.features.evaluation.perturbations.addresses import PerturbedAddresses
 from toolpack_server.features.evaluation.perturbations.calls import PerturbedCallKind
 from toolpack_server.features.evaluation.perturbations.creation_hook import (
     ForkPerturbations,
@@ -21,3 +22,4 @@ class PerturbationsFeature(Feature):
     parameters = {CreateSession: PerturbationParameters, ForkSession: ForkPerturbations}
     results = {Session: SessionPerturbations, CallRecord: CallPerturbed}
     operation_hooks = (Perturbing,)
+    address_hooks = (PerturbedAddresses,)

@@ -86,7 +86,6 @@ class Perturbing(OperationHook):
         self._read = lru_cache(maxsize=REMEMBERED)(
             lambda details, toolpacks: SessionRules.of(loads(details)[NAME], self._functions(toolpacks))
         )
-        context.addresses.views.append(self.view)
 
     @override
     def concerns(self, session: StoredSession) -> bool:
@@ -101,10 +100,8 @@ class Perturbing(OperationHook):
 
     # Lists of functions
 
-    def view(self, session: StoredSession, head: Head, address: str) -> View | None:
-        """Get how functions appear at a session's address; None: as they are."""
-        if address != AGENT or not self.concerns(session):
-            return None
+    def view(self, session: StoredSession, head: Head) -> View:
+        """Return how functions appear to the agent of a session that has rules."""
         rules = self._rules(session)
         appearance = rules.appearance(counts_at(session, head.index, self._paths).calls)
         return View(list if appearance is None else appearance.listed, lasts=not rules.changes_lists)

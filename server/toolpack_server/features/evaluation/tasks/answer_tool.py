@@ -3,13 +3,15 @@
 It does what the method does, at an address that may answer.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pydantic import Field
+from typing_extensions import override
 
+from toolpack_server.features.evaluation.tasks.service import Tasks
 from toolpack_server.protocol.parameters import Parameters
-from toolpack_server.sessions.addresses import Address
+from toolpack_server.rpc.method import App
+from toolpack_server.sessions.addresses import Address, AddressTool
 
 
 class AnswerParameters(Parameters):
@@ -18,17 +20,19 @@ class AnswerParameters(Parameters):
     answer: str = Field("", description="The answer.")
 
 
-class AnswerTool:
+class AnswerTool(AddressTool):
     name = "submit_answer"
     description = "Submit the answer, which ends your part: after it, no tool can be called any more."
-    parameters: type[Parameters] = AnswerParameters
+    parameters = AnswerParameters
 
-    def __init__(self, submit: Callable[..., Awaitable[bool]]) -> None:
-        self._submit = submit
+    def __init__(self, app: App) -> None:
+        self._tasks = app.feature(Tasks)
 
+    @override
     def is_offered(self, address: Address) -> bool:
         return address.answers
 
+    @override
     async def use(self, session_id: str, owner: str, by: str, arguments: Any, call_id: str | None) -> str:
-        await self._submit(session_id, owner, by, arguments.answer, call_id)
+        await self._tasks.submit_answer(session_id, owner, by, arguments.answer, call_id)
         return "The answer has been submitted."

@@ -1,5 +1,7 @@
 """What tasks add to the server."""
 
+from toolpack_server.features.evaluation.tasks.addresses import TaskAddresses
+from toolpack_server.features.evaluation.tasks.answer_tool import AnswerTool
 from toolpack_server.features.evaluation.tasks.creation_hook import TaskCreationHook, TaskRequest
 from toolpack_server.features.evaluation.tasks.methods import METHODS
 from toolpack_server.features.evaluation.tasks.notes import AnswerKind
@@ -23,5 +25,7 @@ class TasksFeature(Feature):
     results = {Session: SessionTask}
     creation_hooks = (TaskCreationHook,)
     filters = (VerdictFilter,)
+    address_hooks = (TaskAddresses,)
+    address_tools = (AnswerTool,)
     operations = OPERATIONS
     views = {"runs": "toolpack_server.features.evaluation.tasks:console/runs.js"}

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from toolpack_server.base.errors import (
@@ -22,7 +21,6 @@ from toolpack_server.base.errors import (
 from toolpack_server.features.evaluation.episodes.messages import MessageOperation
 from toolpack_server.features.evaluation.episodes.progress import Episodes, Progress
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
-from toolpack_server.features.evaluation.tasks.answer_tool import AnswerTool
 from toolpack_server.features.evaluation.tasks.evaluation import Evidence, SeenRecord, seen
 from toolpack_server.features.evaluation.tasks.finding import all_tasks, find_task
 from toolpack_server.features.evaluation.tasks.notes import AnswerOperation
@@ -42,7 +40,6 @@ from toolpack_server.jsonio.strict import dumps
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.protocol.omission import if_set
 from toolpack_server.rpc.method import App
-from toolpack_server.sessions.addresses import Address
 from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.stores.base import StoredSession
@@ -66,8 +63,6 @@ class Tasks:
         self._catalog = app.context.catalog
         self._sessions = app.sessions
         self._episodes = app.feature(Episodes)
-        app.context.addresses.fills.append(self.fill)
-        app.context.addresses.tools.append(AnswerTool(self.submit_answer))
 
     # Tasks alone
 
@@ -117,18 +112,6 @@ class Tasks:
             return told
 
         return await self._sessions.read(describe, owner)
-
-    def fill(self, session: StoredSession, address: Address) -> Address:
-        task = None if PARTICIPANTS in Recipe.of(session).kept else self.task(session)
-        if task is None:
-            return address
-        return replace(
-            address,
-            functions=None if task.functions is None else frozenset(task.functions),
-            max_calls=task.max_calls,
-            prompt=_prompt(task),
-            answers=True,
-        )
 
     def task(self, session: StoredSession) -> Task | None:
         """Get the task of a session for its agent, None if it has none; may run a toolpack's loaders.
@@ -304,7 +287,7 @@ def _description(index: int, pack: Toolpack, task: Task) -> TaskDescription:
     return {
         "task": f"{pack.name}{SEPARATOR}{task.name}",
         "index": index,
-        "prompt": _prompt(task),
+        "prompt": prompt_of(task),
         "toolpacks": [*options],
         "options": {toolpack: dict(given) for toolpack, given in options.items() if given},
         "functions": if_set(None if task.functions is None else [*task.functions]),
@@ -318,5 +301,6 @@ def _description(index: int, pack: Toolpack, task: Task) -> TaskDescription:
     }
 
 
-def _prompt(task: Task) -> Any:
+def prompt_of(task: Task) -> Any:
+    """Return the prompt as JSON: a text, or messages."""
     return task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]

@@ -10,6 +10,7 @@ class McpFeature(Feature):
     name = "mcp"
     services = (Mcp,)
     results = {AddressPaths: McpPath}
+    address_paths = {"mcp_path": "/mcp/{key}"}
     about = "POST /mcp/<key> speaks MCP instead; POST /mcp also makes the session."
     routes = {
         "/mcp": "toolpack_server.features.protocols.mcp.own_session:OwnSessionEndpoint",

@@ -56,7 +56,6 @@ class Mcp:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        app.context.addresses.paths["mcp_path"] = "/mcp/{key}"
         self._tools = Tools(app.sessions, app.context.addresses)
         self._sessions = app.sessions
         self._parser = app.parser

@@ -1,0 +1,32 @@
+"""The agent's address of a session with a task: its functions, limit and prompt are those of the task."""
+
+from dataclasses import replace
+
+from typing_extensions import override
+
+from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
+from toolpack_server.features.evaluation.tasks.service import Tasks, prompt_of
+from toolpack_server.rpc.method import App
+from toolpack_server.sessions.addresses import Address, AddressHook
+from toolpack_server.sessions.recipes import Recipe
+from toolpack_server.stores.base import StoredSession
+
+
+class TaskAddresses(AddressHook):
+    """Gives the agent what its task says, unless the session keeps rights of participants."""
+
+    def __init__(self, app: App) -> None:
+        self._tasks = app.feature(Tasks)
+
+    @override
+    def fill(self, session: StoredSession, address: Address) -> Address:
+        task = None if PARTICIPANTS in Recipe.of(session).kept else self._tasks.task(session)
+        if task is None:
+            return address
+        return replace(
+            address,
+            functions=None if task.functions is None else frozenset(task.functions),
+            max_calls=task.max_calls,
+            prompt=prompt_of(task),
+            answers=True,
+        )
