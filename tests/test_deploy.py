@@ -153,9 +153,10 @@ def test_only_what_the_policies_name_is_reached():
 
 
 def test_before_a_commit_the_quick_checks_of_ci_run():
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    ruff, local = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert {hook["id"] for hook in ruff["hooks"]} == {"ruff-check", "ruff-format"}
     commands = re.search(r"^These read the code.*?```sh\n(.*?)```", DEVELOP, re.DOTALL | re.MULTILINE)[1].splitlines()
-    for hook in hooks:
+    for hook in local["hooks"]:
         assert any(command.startswith(hook["entry"]) for command in commands), hook["entry"]
 
 
