@@ -4,8 +4,8 @@ No command is edited. The server takes a free port through `TOOLPACK_PORT`, and 
 the addresses that curl is given; ids and times are numbered in the order in which they appear, so that an id that
 occurs twice on the page must occur twice in the output. `.venv` is this very environment.
 
-Some lines can't be run here. The test command would run itself: `.ci/run` takes it from the README, and the other
-checks from docs/internals/develop.md, and runs them. The docker lines need an engine: `test_docs.py` runs the image's
+Some lines can't be run here. The test command would run itself: `.ci/run` runs it, and the
+other checks of docs/internals/develop.md. The docker lines need an engine: `test_docs.py` runs the image's
 command and its health check. The line that sets up and serves takes half a minute and the network for pip, so it is run
 as a whole if CI=true; elsewhere only its last part is, in this environment.
 """
@@ -518,21 +518,14 @@ def test_audit_in_five_minutes(folder):
 
 
 @pytest.mark.parametrize(
-    ("flags", "headings", "last"),
-    [
-        ([], ["Checks"], ".venv/bin/pytest -m heavy\n"),
-        (["--release"], ["Checks", "Checks before a release"], ".ci/examples\n"),
-    ],
+    ("flags", "headings"), [([], ["Checks"]), (["--release"], ["Checks", "Checks before a release"])]
 )
-def test_ci_runs_the_test_command_and_the_other_checks(flags, headings, last):
+def test_ci_runs_the_test_command_and_the_other_checks(flags, headings):
     documented = [blocks("docs/internals/develop.md", heading, "sh") for heading in headings]
     commands = "".join(itertools.chain(blocks("README.md", "Test", "sh"), *documented))
     printing = [ROOT / ".ci" / "run", *flags, "--print"]
     taken = subprocess.run(printing, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert taken == commands
-    assert ".venv/bin/pytest\n" in taken
-    assert ".venv/bin/ruff check .\n" in taken
-    assert taken.endswith(last)
 
 
 RUN = {

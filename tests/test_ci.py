@@ -1,0 +1,81 @@
+"""`.ci/checks.py`: which checks run, when, and what is said of them at the end."""
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLAKY = """
+from pathlib import Path
+
+def test_fails_once():
+    seen = Path(__file__).with_name("seen")
+    seen.touch() if (first := not seen.exists()) else None
+    assert not first
+"""
+
+
+@pytest.fixture(scope="module")
+def checks():
+    spec = spec_from_file_location("checks", ROOT / ".ci" / "checks.py")
+    module = sys.modules["checks"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["checks"]
+
+
+@pytest.fixture
+def run(checks, tmp_path, monkeypatch, capsys):
+    """Run checks on a project with one test, which fails once; return whether they passed, and the output."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "test_flaky.py").write_text(FLAKY)
+    (project / ".venv" / "bin").mkdir(parents=True)
+    monkeypatch.setattr(checks, "ROOT", project)
+    monkeypatch.setattr(checks, "CORES", 2)
+    monkeypatch.setattr(checks.Runner, "get_uv", lambda _: None)
+
+    def run(*listed):
+        monkeypatch.setattr(checks, "CHECKS", [*listed])
+        run.folder.mkdir()
+        passed = checks.Runner([*listed], run.folder).run()
+        return passed, capsys.readouterr().out
+
+    run.folder = tmp_path / "folder"
+    return run
+
+
+def test_few_failed_tests_run_again_and_are_named(checks, run):
+    passed, output = run(checks.Check(f"{Path(sys.executable).parent}/pytest -q test_flaky.py"))
+    assert passed, output
+    assert "failed once, and passed alone: test_flaky.py::test_fails_once" in output.splitlines()
+
+
+def test_a_failed_check_is_named_and_the_others_run_all_the_same(checks, run):
+    passed, output = run(checks.Check("echo one; false"), checks.Check("echo two"))
+    assert not passed
+    assert output.endswith("\nfailed: echo one; false\n")
+    assert "$ echo two\ntwo\n" in output
+
+
+def test_a_python_that_cannot_be_had_is_left_out(checks, run):
+    passed, output = run(checks.Check(f"echo none here; exit {checks.UNAVAILABLE}"))
+    assert passed, output
+    assert "left out: echo none here; exit 77: none here" in output
+
+
+def test_installs_come_first_and_suites_take_turns(checks, run):
+    # Each says when it begins and ends; nothing else may begin between the two words of an install or a suite.
+    both = "echo begins >>../{0}; sleep 0.1; echo ends >>../{0}"
+    passed, output = run(
+        checks.Check(both.format("suites"), "suite"),
+        checks.Check(both.format("suites") + " # again", "suite"),
+        checks.Check("! grep -q begins ../suites 2>/dev/null && touch ../installed", "install"),
+        checks.Check("test -e ../installed", "install"),
+        checks.Check("test -e ../installed"),
+        checks.Check("pwd | grep -q reader", "reader"),
+    )
+    assert passed, output
+    assert (run.folder / "suites").read_text() == "begins\nends\n" * 2
