@@ -19,7 +19,7 @@ from starlette.responses import Response
 from toolpack_server.client import AgentClient, Client
 from toolpack_server.user import model as models
 from toolpack_server.user.model import Answer, ChatModel, ModelCall, _seconds
-from toolpack_server.user.place import Limits, View
+from toolpack_server.user.position import Limits, View
 from toolpack_server.user.player import Player
 from toolpack_server.user.run import installed_kinds
 
@@ -384,7 +384,7 @@ def run(url, script):
     """Play without the command, which only the main thread can."""
     from toolpack_server.user.command import STOPS  # noqa: PLC0415
     from toolpack_server.user.model import Script  # noqa: PLC0415
-    from toolpack_server.user.place import Limits, View  # noqa: PLC0415
+    from toolpack_server.user.position import Limits, View  # noqa: PLC0415
     from toolpack_server.user.run import Run, installed_kinds  # noqa: PLC0415
 
     view = View({}, installed_kinds(), Limits(100, None), lambda text: any(stop in text for stop in STOPS), first=False)

@@ -58,7 +58,7 @@ def user(
     except ImportError as error:
         raise click.ClickException(str(error)) from None
     from toolpack_server.user.model import ChatModel, Script  # noqa: PLC0415 - as above
-    from toolpack_server.user.place import Limits, View  # noqa: PLC0415 - as above
+    from toolpack_server.user.position import Limits, View  # noqa: PLC0415 - as above
 
     def ends(text: str) -> bool:
         return any(stop in text for stop in stops or STOPS)

@@ -13,7 +13,7 @@ from toolpack_server.base.errors import ReplyError
 from toolpack_server.client import AsyncClient, Session
 from toolpack_server.client.exchange import is_unusable
 from toolpack_server.user.model import Answer, Model, ModelError
-from toolpack_server.user.place import Place, View
+from toolpack_server.user.position import Place, View
 
 WAIT_SECONDS = 30.0  # as long as a `listen` may wait
 PAUSE_SECONDS = 1.0  # after a `listen` that has ended early: the server stops, or another program listens, too

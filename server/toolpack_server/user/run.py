@@ -12,7 +12,7 @@ from typing import Any
 from toolpack_server.client import AsyncClient, Session
 from toolpack_server.sessions.record_kinds import RecordKinds
 from toolpack_server.user.model import Model
-from toolpack_server.user.place import ANSWERED, LEFT, View
+from toolpack_server.user.position import ANSWERED, LEFT, View
 from toolpack_server.user.player import Player
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import all_record_kinds
