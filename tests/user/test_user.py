@@ -19,8 +19,8 @@ from starlette.responses import Response
 from toolpack_server.client import AgentClient, Client
 from toolpack_server.user import model as models
 from toolpack_server.user.model import Answer, ChatModel, ModelCall, _seconds
-from toolpack_server.user.position import Limits, View
 from toolpack_server.user.player import Player
+from toolpack_server.user.position import Limits, View
 from toolpack_server.user.run import installed_kinds
 
 LABEL = "run=x"
@@ -242,16 +242,16 @@ def fail(client, url, reason, *arguments, says=""):
         (lambda _: Response("{}", headers={"x": "y" * 2**20}), "unreachable", "No answer"),
         (lambda _: trickling(), "timeout", "0.3 s"),
         (lambda _: asyncio.sleep(60), "timeout", "0.3 s"),
-        (lambda _: Response("<html>", media_type="text/html"), "nonsense", "no chat completion"),
-        (lambda _: Response(b"\xff\xfe{", media_type="application/json"), "nonsense", "no chat completion"),
-        (lambda _: Response('{"choices": []}', media_type="application/json"), "nonsense", "no chat completion"),
-        (lambda _: Response("[" * 100_000, media_type="application/json"), "nonsense", "no chat completion"),
+        (lambda _: Response("<html>", media_type="text/html"), "nonsense", "a chat completion"),
+        (lambda _: Response(b"\xff\xfe{", media_type="application/json"), "nonsense", "a chat completion"),
+        (lambda _: Response('{"choices": []}', media_type="application/json"), "nonsense", "a chat completion"),
+        (lambda _: Response("[" * 100_000, media_type="application/json"), "nonsense", "a chat completion"),
         (lambda _: said(None), "nonsense", "5 answers in a row can't be used. It was empty."),
-        (lambda _: said(7), "nonsense", "no chat completion"),
+        (lambda _: said(7), "nonsense", "a chat completion"),
         (lambda _: completion(said("He"), finish_reason="length"), "nonsense", "cut off"),
-        (lambda _: called("look", "{"), "nonsense", "The arguments of 'look' were no JSON object."),
-        (lambda _: called("look", "[]"), "nonsense", "no JSON object"),
-        (lambda _: called("look", [7]), "nonsense", "no chat completion"),
+        (lambda _: called("look", "{"), "nonsense", "The arguments of 'look' weren't a JSON object."),
+        (lambda _: called("look", "[]"), "nonsense", "a JSON object"),
+        (lambda _: called("look", [7]), "nonsense", "a chat completion"),
         (lambda _: called("fly"), "wrong_calls", "5 calls in a row"),
         (lambda _: called("enable_line"), "wrong_calls", "5 calls in a row"),
         (lambda _: called("look", '{"times": "x"}'), "wrong_calls", "5 calls in a row"),
@@ -316,7 +316,7 @@ def test_a_wrong_key_or_model_ends_the_program_and_no_session(client, url, statu
         ended = user(url, *model(at), "--first")
     assert ended.returncode == 1
     assert ended.stdout == "0 sessions played: none has ended.\n"
-    assert ended.stderr.startswith("toolpack-server: The endpoint refuses the key or the model 'm'. HTTP ")
+    assert ended.stderr.startswith("toolpack-server: The endpoint refused the API key or the model 'm'. HTTP ")
     assert KEY not in ended.stderr
     assert client.get_trace(session["session_id"]) == []
 
@@ -388,7 +388,7 @@ def run(url, script):
     from toolpack_server.user.run import Run, installed_kinds  # noqa: PLC0415
 
     view = View({}, installed_kinds(), Limits(100, None), lambda text: any(stop in text for stop in STOPS), first=False)
-    made = Run({"run": "x"}, "user", Script(script[1]), view, None, tell=lambda _: None)
+    made = Run({"run": "x"}, "user", Script(script[1]), view, None, report=lambda _: None)
     asyncio.run(made.play(url, None))
     return made.summary()
 
@@ -451,10 +451,10 @@ def test_a_replay_and_a_bundle_have_it_all(client, url):
     [
         (None, "can't be read: "),
         ("{", "can't be read: "),
-        ('"x"', "is no list of steps."),
+        ('"x"', "must be a JSON list of steps."),
         ('["x", 7]', "Step 1 of the script "),
         ('[{"function": "x", "args": {}}]', "Step 0 of the script "),
-        ('[{"function": "x", "kwargs": []}]', "is neither a text nor an object of function and kwargs."),
+        ('[{"function": "x", "kwargs": []}]', "must be a text, or an object with `function` and `kwargs`."),
     ],
 )
 def test_a_script_that_is_none_is_refused(tmp_path, content, says):
@@ -493,7 +493,7 @@ def test_what_is_missing_is_said_in_a_sentence(script, monkeypatch, url):
 def test_a_server_that_is_not_there_ends_it(script, monkeypatch):
     from toolpack_server.client import exchange  # noqa: PLC0415
 
-    monkeypatch.setattr(exchange, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(exchange, "_FIRST_DELAY_SECONDS", 0.0)
     ended = run_here("user", "--url", "http://127.0.0.1:9", "--label", LABEL, *script())
     assert ended.returncode == 1
     assert "list_sessions got no answer from http://127.0.0.1:9" in ended.stderr
@@ -504,8 +504,8 @@ def test_calls_of_functions_count_and_what_is_said_to_others_is_not_heard():
     whispered = {"kind": "message", "role": "user", "content": "Psst.", "by": "agent", "to": "judge"}
     told = {"name": "user", "others": ["agent", "judge"], "prompt": "Ask.", "max_calls": 3}
     view = View(told, installed_kinds(), Limits(9, None), lambda _text: False, False)
-    place = view.place([call, {**call, "nested": [call]}, whispered], [])
-    assert (place.may_call, place.heard) == (False, -1)
+    position = view.position([call, {**call, "nested": [call]}, whispered], [])
+    assert (position.may_call, position.heard) == (False, -1)
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("3600", 60), ("2", 2), ("-1", 0), ("nan", 0), ("soon", 0), (None, 0)])
@@ -527,7 +527,7 @@ def test_an_endpoint_may_be_silent_for_days(monkeypatch):
     made = ChatModel("m", None, PATIENCE, 2000)
     made._client.chat.completions.with_raw_response.create = silent
     monkeypatch.setattr(models, "asyncio", SimpleNamespace(sleep=pause, timeout=asyncio.timeout))
-    with pytest.raises(models.ModelError, match="hasn't answered"):
+    with pytest.raises(models.ModelError, match="didn't answer"):
         asyncio.run(made.answer([], [], 0))
     assert len(paused) == 2000
     assert max(paused) <= 60

@@ -1,4 +1,4 @@
-"""The simulated user: a program that plays a participant of many sessions, with a model or by a script.
+"""The simulated user: a program that plays a participant of many sessions, with a model or a script.
 
-It knows of a session what the record says, and keeps nothing. No part of the server imports it.
+It reads everything from the sessions' records and stores nothing. No part of the server imports it.
 """

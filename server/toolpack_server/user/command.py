@@ -1,7 +1,7 @@
-"""`toolpack-server user`: plays a participant of a run's sessions, such as the simulated user.
+"""The command `toolpack-server user`, which plays a participant of a run's sessions, such as the simulated user.
 
-The last line of standard output says how many were played and how they have ended. Exit status 1: a part has
-failed, or the program couldn't go on; started again, it goes on where it was.
+The last line of standard output is a summary. Exit status 1 means that a participant failed, or that the program had to
+stop. Started again, it continues where it was.
 """
 
 import asyncio
@@ -21,19 +21,29 @@ _INTERRUPTED = 130
 
 
 @click.command()
-@server_options(f"The server.  [default: {DEFAULT_URL}]")
-@click.option("--label", "labels", multiple=True, required=True, metavar="NAME=VALUE", help="The run's sessions.")
-@click.option("--participant", default="user", show_default=True, metavar="NAME", help="Whose part to play.")
-@click.option("--model", metavar="NAME", help="The model that plays it.")
-@click.option("--base-url", help="An OpenAI-compatible endpoint; OPENAI_API_KEY is its key.  [default: OpenAI's]")
-@click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="Play a list of steps, with no model.")
-@click.option("--first", is_flag=True, help="Speak where nobody has spoken yet.")
-@click.option("--stop", "stops", multiple=True, metavar="TEXT", help=f"What ends it.  [default: {', '.join(STOPS)}]")
-@click.option("--sessions", type=click.IntRange(1), metavar="N", help="How many to wait for.  [default: those there]")
-@click.option("--max-turns", type=click.IntRange(1), default=100, show_default=True, help="Most turns of a session.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Most tokens of a session, read and written.")
-@click.option("--timeout", type=click.FloatRange(0.1), default=60, show_default=True, help="Seconds for an answer.")
-@click.option("--retries", type=click.IntRange(0), default=8, show_default=True, help="How often to ask again for one.")
+@server_options(f"URL of the server.  [default: {DEFAULT_URL}]")
+@click.option(
+    "--label", "labels", multiple=True, required=True, metavar="NAME=VALUE", help="Label of the run's sessions."
+)
+@click.option("--participant", default="user", show_default=True, metavar="NAME", help="Participant to play.")
+@click.option("--model", metavar="NAME", help="Model that plays the participant.")
+@click.option("--base-url", help="OpenAI-compatible endpoint; its key is OPENAI_API_KEY.  [default: OpenAI's]")
+@click.option(
+    "--script", type=click.Path(path_type=Path), metavar="FILE", help="Play the steps in this file, without a model."
+)
+@click.option("--first", is_flag=True, help="Speak first in an empty conversation.")
+@click.option(
+    "--stop", "stops", multiple=True, metavar="TEXT", help=f"Text that ends the part.  [default: {', '.join(STOPS)}]"
+)
+@click.option("--sessions", type=click.IntRange(1), metavar="N", help="Number to play.  [default: all existing ones]")
+@click.option("--max-turns", type=click.IntRange(1), default=100, show_default=True, help="Maximum turns per session.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens per session, read and written.")
+@click.option(
+    "--timeout", type=click.FloatRange(0.1), default=60, show_default=True, help="Time limit of an answer, in seconds."
+)
+@click.option(
+    "--retries", type=click.IntRange(0), default=8, show_default=True, help="Maximum retries of a model request."
+)
 def user(
     url: str | None,
     token: str | None,
@@ -52,9 +62,9 @@ def user(
     first: bool,
 ) -> None:
     """Play a participant of a run's sessions with a model, such as the simulated user."""
-    wanted = dict(map(label, labels))
+    run_labels = dict(map(label, labels))
     try:
-        from toolpack_server.user.run import Run, installed_kinds  # noqa: PLC0415 - an extra, and it takes long
+        from toolpack_server.user.run import Run, installed_kinds  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
         raise click.ClickException(str(error)) from None
     from toolpack_server.user.model import ChatModel, Script  # noqa: PLC0415 - as above
@@ -67,7 +77,7 @@ def user(
         raise click.UsageError("Give either --model or --script.")
     player = Script(script) if script else ChatModel(model or "", base_url, timeout, retries)
     view = View({}, installed_kinds(), Limits(max_turns, max_tokens), ends, first)
-    run = Run(wanted, participant, player, view, sessions, tell=lambda text: echo(text, err=True))
+    run = Run(run_labels, participant, player, view, sessions, report=lambda text: echo(text, err=True))
     try:
         asyncio.run(run.play(url or DEFAULT_URL, token))
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""Who decides what a participant does next: a model behind an OpenAI-compatible endpoint, or a script.
+"""Models of a participant: an OpenAI-compatible endpoint, or a script with fixed steps.
 
-Whatever an endpoint answers becomes an `Answer`, or a `ModelError` with the name of the reason. What is wrong
-with the command itself, such as its key, ends the program and no session. The key is shown nowhere.
+Any reply of an endpoint becomes an `Answer` or a `ModelError` with a reason. A mistake in the command itself, such as a
+wrong API key, ends the program but no session. The key is never shown.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ import click
 from toolpack_server.base.errors import ClientError
 from toolpack_server.client.exchange import backoff
 
-_FIRST_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 60.0  # also of those that an endpoint asks for
-_MISTAKES = (401, 403, 404)  # of whoever has started the program: the key, or the model's name
-_AGAIN = (408, 409, 429)
-_SERVERS_FAULT = 500
+_FIRST_DELAY_SECONDS = 0.5
+_MAX_DELAY_SECONDS = 60.0  # also if the endpoint asks for a longer one
+_USER_MISTAKES = (401, 403, 404)  # HTTP status of a wrong key or model name
+_RETRIED = (408, 409, 429)  # HTTP status of errors that may pass
+_SERVER_ERROR = 500
 _RATE_LIMIT = 429
-_MAX_SHOWN = 300  # characters of what an endpoint says
+_MAX_SHOWN = 300  # characters of an endpoint's error message
 _MAX_ANSWER_BYTES = 2**22
 
 
@@ -34,10 +34,10 @@ class ModelCall(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a model has answered: a text or calls, or the problem for which nothing can be made of it.
+    """A model's answer: a text or calls, or the problem that makes it unusable.
 
     Attributes:
-        metadata: What it has used; empty for a script.
+        metadata: The model's name and the tokens it used; empty for a script.
     """
 
     text: str = ""
@@ -47,10 +47,10 @@ class Answer(NamedTuple):
 
 
 class ModelError(ClientError):
-    """A model can't go on in a session.
+    """A model can't continue in a session.
 
     Attributes:
-        reason: The name of the reason.
+        reason: A word for the reason, as in `fail_participant`.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -59,17 +59,17 @@ class ModelError(ClientError):
 
 
 class UnreadAnswerError(Exception):
-    """An endpoint's answer isn't read any further."""
+    """An endpoint's answer was rejected before it was read completely."""
 
 
 async def limit_answer(response: Any) -> None:
-    """Let a response of httpx be read up to a limit only; one that is compressed may become any size.
+    """Limit the number of bytes that are read from an httpx response.
 
     Raises:
-        UnreadAnswerError: It is compressed, although nobody asked for that.
+        UnreadAnswerError: The response is compressed; it could expand to any size.
     """
     if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnreadAnswerError("The answer is compressed, which it wasn't asked to be.")
+        raise UnreadAnswerError("The answer is compressed, although the request didn't accept that.")
     stream = response.stream
 
     async def pieces(_self: Any) -> AsyncIterator[bytes]:
@@ -83,20 +83,20 @@ async def limit_answer(response: Any) -> None:
     async def close(_self: Any) -> None:
         await stream.aclose()
 
-    # A stream of the same kind, as releases of openai bring an httpx of their own, which looks at the kind.
+    # A subclass of the stream's class: releases of openai vendor httpx, which checks the class.
     limited = type("Limited", (type(stream),), {"__init__": object.__init__, "__aiter__": pieces, "aclose": close})
     response.stream = limited()
 
 
 class Model(Protocol):
-    """Says what a participant does next."""
+    """Decides what a participant does next."""
 
     async def answer(self, messages: Sequence[Any], tools: Sequence[Any], turn: int) -> Answer:
-        """Answer a conversation; `turn` counts what the participant has said and called.
+        """Return the next answer in a conversation. `turn` is the number of messages and calls of the participant.
 
         Raises:
-            ModelError: It can't.
-            ClickException: No session could be played: the program must be started in another way.
+            ModelError: The model can't continue in this session.
+            ClickException: The model can't play any session: the command's options are wrong.
         """
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ class Model(Protocol):
 
 
 class Script:
-    """A fixed user: does one step of a list after the other, whatever it hears."""
+    """A fixed user, which does the steps of a list in order, regardless of the messages that it gets."""
 
     def __init__(self, file: Path) -> None:
         try:
@@ -112,7 +112,7 @@ class Script:
         except (OSError, ValueError, RecursionError) as error:
             raise click.ClickException(f"The script {file} can't be read: {error}.") from None
         if not isinstance(steps, list):
-            raise click.ClickException(f"The script {file} is no list of steps.")
+            raise click.ClickException(f"The script {file} must be a JSON list of steps.")
         self._steps = [self._step(file, number, step) for number, step in enumerate(steps)]
 
     @staticmethod
@@ -125,7 +125,7 @@ class Script:
                 if isinstance(kwargs, dict):
                     return Answer(calls=[ModelCall(function, kwargs)])
         raise click.ClickException(
-            f"Step {number} of the script {file} is neither a text nor an object of function and kwargs."
+            f"Step {number} of the script {file} must be a text, or an object with `function` and `kwargs`."
         )
 
     async def answer(self, messages: Sequence[Any], tools: Sequence[Any], turn: int) -> Answer:
@@ -135,16 +135,17 @@ class Script:
         return self._steps[turn]
 
     async def close(self) -> None:
-        """There is nothing to be closed."""
+        """Do nothing: a script has no connections."""
 
 
 class ChatModel:
-    """A model that answers chat completions.
+    """A model behind a chat completions endpoint.
 
     Args:
-        base_url: The endpoint's; None: OpenAI's, or that of the variable OPENAI_BASE_URL.
-        timeout_seconds: How long an answer may take.
-        retries: How often a request is sent again.
+        model: The model's name.
+        base_url: The endpoint's URL. None: that of the variable OPENAI_BASE_URL, or OpenAI's.
+        timeout_seconds: Time limit of an answer, in seconds.
+        retries: Maximum number of retries of a request.
     """
 
     def __init__(self, model: str, base_url: str | None, timeout_seconds: float, retries: int) -> None:
@@ -169,52 +170,52 @@ class ChatModel:
             )
         except openai.OpenAIError:
             raise click.ClickException(
-                "Set OPENAI_API_KEY to the endpoint's key; for one that asks for none, to any text."
+                "Set OPENAI_API_KEY to the endpoint's key. If the endpoint needs no key, set it to any text."
             ) from None
-        except Exception as error:  # noqa: BLE001 - of whatever parses the URL
-            raise click.ClickException(f"--base-url can't be read: {error}.") from None
+        except Exception as error:  # noqa: BLE001 - the URL's parser may raise anything
+            raise click.ClickException(f"--base-url isn't a valid URL: {error}.") from None
 
     async def answer(self, messages: Sequence[Any], tools: Sequence[Any], turn: int) -> Answer:
         del turn
         create: Any = self._client.chat.completions.with_raw_response.create
-        offered = {"tools": [*tools]} if tools else {}  # endpoints refuse an empty list
+        options = {"tools": [*tools]} if tools else {}  # endpoints refuse an empty list
         attempt = 0
         while True:
             try:
-                async with asyncio.timeout(self._seconds):  # all of it: what trickles meets no other limit
-                    raw = await create(model=self._model, messages=[*messages], **offered)
+                async with asyncio.timeout(self._seconds):  # the client limits each read, not the whole answer
+                    raw = await create(model=self._model, messages=[*messages], **options)
                 return self._read(raw.text)
             except UnreadAnswerError as error:
                 raise ModelError("refused", str(error)) from None
             except (TimeoutError, self._openai.OpenAIError) as error:
-                failed, asked = self._failure(error)
-                if attempt >= self._retries or failed.reason == "refused":
-                    raise failed from None
-            longest = backoff(attempt, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-            await asyncio.sleep(max(asked, random.uniform(longest / 2, longest)))  # noqa: S311 - no secret
+                failure, retry_after = self._failure(error)
+                if attempt >= self._retries or failure.reason == "refused":
+                    raise failure from None
+            longest = backoff(attempt, _FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS)
+            await asyncio.sleep(max(retry_after, random.uniform(longest / 2, longest)))  # noqa: S311 - no secret
             attempt += 1
 
     async def close(self) -> None:
         await self._client.close()
 
     def _failure(self, error: Exception) -> tuple[ModelError, float]:
-        """Get what an error means, and for how many seconds the endpoint asks to be left alone."""
+        """Return the failure that an error means, and the delay in seconds that the endpoint asks for."""
         if isinstance(error, TimeoutError | self._openai.APITimeoutError):
-            return ModelError("timeout", f"The model hasn't answered within {self._seconds:g} s."), 0
+            return ModelError("timeout", f"The model didn't answer within {self._seconds:g} s."), 0
         status = getattr(error, "status_code", None)
         if status is None:
             cause = error.__cause__ or error
-            if isinstance(cause, UnreadAnswerError):  # older releases of openai wrap whatever has failed
+            if isinstance(cause, UnreadAnswerError):  # older releases of openai wrap every exception
                 return ModelError("refused", str(cause)), 0
             return ModelError("unreachable", self._shown(f"No answer: {type(cause).__name__}: {cause}")), 0
         text = self._shown(f"HTTP {status}: {error}")
-        if status in _MISTAKES:
-            raise click.ClickException(f"The endpoint refuses the key or the model {self._model!r}. {text}")
-        if status not in _AGAIN and status < _SERVERS_FAULT:
+        if status in _USER_MISTAKES:
+            raise click.ClickException(f"The endpoint refused the API key or the model {self._model!r}. {text}")
+        if status not in _RETRIED and status < _SERVER_ERROR:
             return ModelError("refused", text), 0
-        asked = getattr(error, "response", None)
-        pause = _seconds(asked.headers.get("retry-after") if asked is not None else None)
-        return ModelError("rate_limit" if status == _RATE_LIMIT else "unreachable", text), pause
+        response = getattr(error, "response", None)
+        delay = _seconds(response.headers.get("retry-after") if response is not None else None)
+        return ModelError("rate_limit" if status == _RATE_LIMIT else "unreachable", text), delay
 
     def _shown(self, text: str) -> str:
         return " ".join(text.replace(self._client.api_key, "***").split())[:_MAX_SHOWN]
@@ -228,23 +229,23 @@ class ChatModel:
             content, calls = message.get("content") or "", message.get("tool_calls") or []
             usage = reply.get("usage") or {}
             metadata |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens") if _is_count(usage, name)}
-            made = [(call["function"]["name"], call["function"].get("arguments") or "{}") for call in calls]
-            if not isinstance(content, str) or not all(isinstance(part, str) for call in made for part in call):
+            texts = [(call["function"]["name"], call["function"].get("arguments") or "{}") for call in calls]
+            if not isinstance(content, str) or not all(isinstance(part, str) for pair in texts for part in pair):
                 raise TypeError
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            return Answer(problem="It was no chat completion.", metadata=metadata)
+            return Answer(problem="It wasn't a chat completion.", metadata=metadata)
         if choice.get("finish_reason") == "length":
-            return Answer(problem="It was cut off, as it was too long.", metadata=metadata)
-        found = []
-        for name, arguments in made:
+            return Answer(problem="It was too long and was cut off.", metadata=metadata)
+        model_calls = []
+        for name, arguments in texts:
             kwargs = _object(arguments)
             if kwargs is None:
-                problem = f"The arguments of {name[:64]!r} were no JSON object."
+                problem = f"The arguments of {name[:64]!r} weren't a JSON object."
                 return Answer(problem=problem, metadata=metadata)
-            found.append(ModelCall(name, kwargs))
-        if not found and not content.strip():
+            model_calls.append(ModelCall(name, kwargs))
+        if not model_calls and not content.strip():
             return Answer(problem="It was empty.", metadata=metadata)
-        return Answer(content.strip(), found, metadata=metadata)
+        return Answer(content.strip(), model_calls, metadata=metadata)
 
 
 def _is_count(usage: Mapping[str, Any], name: str) -> bool:
@@ -253,16 +254,16 @@ def _is_count(usage: Mapping[str, Any], name: str) -> bool:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
-        json.dumps(found)  # which goes less deep
+        value = json.loads(text)
+        json.dumps(value)  # its limit of nesting is lower than that of `loads`
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _seconds(header: str | None) -> float:
-    """Get the seconds of a `Retry-After`; 0 if it is a date, or anything else."""
+    """Return the seconds of a `Retry-After` header; 0 if it isn't a number, for example a date."""
     try:
-        return min(max(0.0, float(header or 0)), _LONGEST_PAUSE_SECONDS)  # in this order: 0 for NaN, too
+        return min(max(0.0, float(header or 0)), _MAX_DELAY_SECONDS)  # in this order, NaN becomes 0
     except ValueError:
         return 0.0

@@ -1,7 +1,7 @@
-"""One participant in one session: it looks at the records, and does what is next, until its part is over.
+"""Player of one participant in one session: read the records, do the next action, until the part is over.
 
-Each thing that it does has the number of its place as `call_id`, so nothing is done twice, however often this
-is started. Whatever the server refuses was done by another one meanwhile: look again.
+The number of an action is its `call_id`, so a restarted program does nothing twice. If the server refuses an action,
+another program did it meanwhile; the player reads the records again.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from toolpack_server.base.errors import ReplyError
 from toolpack_server.client import AsyncClient, Session
 from toolpack_server.client.exchange import is_unusable
 from toolpack_server.user.model import Answer, Model, ModelError
-from toolpack_server.user.position import Place, View
+from toolpack_server.user.position import Position, View
 
-WAIT_SECONDS = 30.0  # as long as a `listen` may wait
-PAUSE_SECONDS = 1.0  # after a `listen` that has ended early: the server stops, or another program listens, too
-_AT_ONCE = 1000  # records
+WAIT_SECONDS = 30.0  # maximum of `listen`
+PAUSE_SECONDS = 1.0  # after a `listen` that ended early: the server stops, or another program listens, too
+_PAGE = 1000  # records
 _NOT_FOUND, _WRONG, _USED, _OVER = -32001, -32602, -32009, -32014
 
 
@@ -26,10 +26,10 @@ class Player:
 
     Args:
         client: The client of the server.
-        session: The session, as it is listed.
+        session: The session, as in a list of sessions.
         name: The participant.
-        model: Who decides what it does.
-        view: How it looks at the session; `told` is asked for.
+        model: Decides what the participant does.
+        view: The participant's view; the player fills in `task`.
     """
 
     def __init__(self, client: AsyncClient, session: Session, name: str, model: Model, view: View) -> None:
@@ -42,89 +42,89 @@ class Player:
         address = {**session, **cast("Any", session)["participants"][name]}
         self._agent = client.agent(cast("Session", address))
         self._own: list[Any] = []
-        self._done = -1  # how much it had done when it last acted
-        self._vain = 0  # acts since then that have left no record
-        self._heard: Any = None  # what the last call was answered
+        self._done = -1  # `Position.done` at the last action
+        self._vain = 0  # actions since then that left no record
+        self._envelope: Any = None  # of the last call
 
     async def play(self) -> str:
-        """Play until the participant's part is over, and get how it has ended.
+        """Play until the participant's part is over. Return how it ended.
 
         Raises:
             NoReplyError: The server doesn't answer.
-            ClickException: The program must be started in another way.
+            ClickException: The command's options are wrong.
         """
         try:
-            self._view = self._view._replace(told=cast("Any", await self._agent.get_task()))
+            self._view = self._view._replace(task=cast("Any", await self._agent.get_task()))
             tools = cast("Any", await self._agent.list_functions(format="openai"))["result"]
-            while not (place := await self._look()).over:
+            while not (position := await self._read_position()).over:
                 try:
-                    await self._go_on(place, tools)
+                    await self._do_next(position, tools)
                 except ReplyError as error:
                     if error.code not in {_USED, _OVER}:
                         raise
         except ReplyError as error:
             return "closed" if error.code == _NOT_FOUND else f"refused ({error.message})"
-        return place.over
+        return position.over
 
-    async def _look(self) -> Place:
+    async def _read_position(self) -> Position:
         self._own += await self._records(len(self._own) - 1, path=False)
         kinds = self._view.kinds
         went_back = any(kinds[record["kind"]].goes_back_to(record) is not None for record in self._own)
         path = await self._records(-1, path=True) if self._is_fork or went_back else self._own
-        return self._view.place(path, self._own)
+        return self._view.position(path, self._own)
 
     async def _records(self, after: int, *, path: bool) -> list[Any]:
-        found: list[Any] = []
+        records: list[Any] = []
         while True:
-            more = await self._client.get_trace(self._id, after=after + len(found), limit=_AT_ONCE, path=path)
-            found += more
-            if len(more) < _AT_ONCE:
-                return found
+            page = await self._client.get_trace(self._id, after=after + len(records), limit=_PAGE, path=path)
+            records += page
+            if len(page) < _PAGE:
+                return records
 
-    async def _go_on(self, place: Place, tools: Sequence[Any]) -> None:
-        if not place.is_next:
-            await self._listen(place)
+    async def _do_next(self, position: Position, tools: Sequence[Any]) -> None:
+        if not position.is_next:
+            await self._listen(position)
             return
-        if place.limit is not None:
-            await self._fail(place, *place.limit)
+        if position.limit is not None:
+            await self._fail(position, *position.limit)
             return
-        self._vain = self._vain + 1 if place.done == self._done else 0
-        self._done = place.done
-        if self._vain >= self._view.limits.mistakes:  # such as a call that has ended the server's process
-            message = f"{self._vain} acts in a row have left no record. The last answer was: {self._heard}"
-            await self._fail(place, "unrecorded", message)
+        self._vain = self._vain + 1 if position.done == self._done else 0
+        self._done = position.done
+        if self._vain >= self._view.limits.mistakes:  # such as calls that crash the worker
+            message = f"{self._vain} actions in a row left no record. The last answer was: {self._envelope}"
+            await self._fail(position, "unrecorded", message)
             return
-        offered = tools if place.may_call else ()
+        offered = tools if position.may_call else ()
         try:
-            answer = await self._model.answer(place.messages, offered, place.turn)
+            answer = await self._model.answer(position.messages, offered, position.turn)
         except ModelError as error:
-            await self._fail(place, error.reason, str(error))
+            await self._fail(position, error.reason, str(error))
             return
-        if answer.calls and not place.may_call:
-            answer = answer._replace(problem="All your calls are used.")
+        if answer.calls and not position.may_call:
+            answer = answer._replace(problem="You have no calls left.")
         if answer.metadata or answer.problem:
             problem = answer.problem
             await self._client.add_turn(self._id, self._name, metadata=answer.metadata, problem=problem)
         if answer.problem is None:
-            await self._act(place, answer)
+            await self._act(position, answer)
 
-    async def _act(self, place: Place, answer: Answer) -> None:
-        """Call, or else say something: what a model says beside its calls, nobody hears."""
+    async def _act(self, position: Position, answer: Answer) -> None:
+        """Make the calls of an answer, or say its text if it has no calls."""
         try:
-            left = self._view.limits.turns - place.turn
-            for number, call in enumerate(answer.calls[:left], place.done):
-                self._heard = await self._agent.run_function(
+            left = self._view.limits.turns - position.turn
+            for number, call in enumerate(answer.calls[:left], position.done):
+                self._envelope = await self._agent.run_function(
                     call.function, json.dumps(call.kwargs), call_id=f"turn-{number}"
                 )
             if not answer.calls:
-                await self._say(answer.text, f"turn-{place.done}")
+                await self._say(answer.text, f"turn-{position.done}")
         except ReplyError as error:
             if not is_unusable(error):
                 raise
-            await self._fail(place, "nonsense", f"{error.message}: {error.data.get('detail', '')}".rstrip(": "))
+            await self._fail(position, "nonsense", f"{error.message}: {error.data.get('detail', '')}".rstrip(": "))
 
     async def _say(self, text: str, call_id: str) -> None:
-        """Say something; the last word of the participant that answers is the answer."""
+        """Send a message. If it ends the part of the participant that answers, submit it as the answer."""
         if self._view.stops(text):
             try:
                 await self._agent.submit_answer(text, call_id=call_id)
@@ -135,17 +135,17 @@ class Player:
                 return
         await self._agent.say(text, call_id=call_id)
 
-    async def _listen(self, place: Place) -> None:
-        began = asyncio.get_running_loop().time()
+    async def _listen(self, position: Position) -> None:
+        start = asyncio.get_running_loop().time()
         try:
-            heard = await self._agent.listen(after=place.heard, wait_seconds=WAIT_SECONDS)
+            reply = await self._agent.listen(after=position.heard, wait_seconds=WAIT_SECONDS)
         except ReplyError as error:
-            if error.code != _WRONG:  # there are fewer messages now: the session was reset
+            if error.code != _WRONG:  # -32602: fewer messages exist, because the session was reset
                 raise
             return
-        if not heard["messages"] and not heard["done"] and asyncio.get_running_loop().time() < began + WAIT_SECONDS:
+        if not reply["messages"] and not reply["done"] and asyncio.get_running_loop().time() < start + WAIT_SECONDS:
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _fail(self, place: Place, reason: str, message: str) -> None:
-        call_id = f"{self._name}-failed-{place.done}"
+    async def _fail(self, position: Position, reason: str, message: str) -> None:
+        call_id = f"{self._name}-failed-{position.done}"
         await self._client.fail_participant(self._id, self._name, reason, message=message, call_id=call_id)

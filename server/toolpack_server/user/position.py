@@ -1,7 +1,7 @@
-"""Where a participant is in a session, by the records alone: what it has heard, done and used, and whose turn it is.
+"""Position of a participant in a session, computed from the records: messages, actions, used tokens, whose turn it is.
 
-Pure. Whoever starts again with the same records is at the same place, and so is a fork or a replay. The model
-sees what the participant's trajectory shows.
+The functions are pure: the same records give the same position, also after a restart, in a fork and in a replay. The
+model sees the same messages as the participant's trajectory.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,29 +11,30 @@ from toolpack_server.features.evaluation.tasks.trajectories import Messages, par
 from toolpack_server.sessions.record_kinds import RecordKind, RecordKinds
 
 ANSWERED, LEFT = "answered", "left"
-_WRONG_CALLS = ("arguments", "not_found")  # as records of calls say it
+_WRONG_CALLS = ("arguments", "not_found")  # `failure` in records of calls
 
 
 class Limits(NamedTuple):
-    """How long a participant goes on in one session."""
+    """Limits of a participant in one session."""
 
-    turns: int  # what it has said and called, or, if that is more, what its model has answered
-    tokens: int | None  # that its model has read and written, as far as the endpoint says it
+    turns: int  # messages and calls, or answers of the model if these are more
+    tokens: int | None  # read and written by the model, if the endpoint reports them
     mistakes: int = 5  # of one kind in a row
 
 
-class Place(NamedTuple):
-    """Where a participant is.
+class Position(NamedTuple):
+    """Position of a participant in a session.
 
     Attributes:
-        messages: The conversation, as chat completions have it.
-        done: How much of this session it has said and called, what a reset has undone too: the number of its next act.
-        turn: How much of the path it has said and called.
-        heard: The index of the last message that it has said or was told, as `listen` counts.
-        may_call: It has calls left.
-        is_next: It is its turn.
-        over: How its part has ended; "" if it goes on.
-        limit: The reason for which it doesn't go on, and what has happened; None if it does.
+        messages: The conversation in the format of chat completions.
+        done: Number of the participant's messages and calls in this session, including those undone by a reset. It
+            numbers the next action.
+        turn: Number of the participant's messages and calls in the current history.
+        heard: Index of the last message from or to the participant, as `listen` counts.
+        may_call: Whether the participant has calls left.
+        is_next: Whether it is the participant's turn.
+        over: How the participant's part ended; "" while it continues.
+        limit: The reason and the explanation of a reached limit.
     """
 
     messages: Messages
@@ -47,61 +48,67 @@ class Place(NamedTuple):
 
 
 class View(NamedTuple):
-    """How a participant looks at a session.
+    """A participant's view of a session.
 
     Attributes:
-        told: What `get_task` tells at its address.
+        task: The result of `get_task` at the participant's address.
         kinds: The kinds of records.
-        limits: How long it goes on.
-        stops: Whether a text ends its part.
-        first: It speaks where nobody has.
+        limits: The participant's limits.
+        stops: Function that checks whether a text ends the participant's part.
+        first: Whether the participant begins an empty conversation.
     """
 
-    told: Mapping[str, Any]
+    task: Mapping[str, Any]
     kinds: RecordKinds
     limits: Limits
     stops: Callable[[str], bool]
     first: bool
 
-    def place(self, path: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> Place:
-        """Get the place of a participant by a path, and by all records of the session itself."""
-        prompt: Any = self.told.get("prompt") or []
+    def position(self, path: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> Position:
+        """Return the participant's position.
+
+        Args:
+            path: The records of the session's history, including those inherited by a fork.
+            own: All records of the session itself, including those undone by a reset.
+        """
+        prompt: Any = self.task.get("prompt") or []
         if isinstance(prompt, str):
             prompt = [{"role": "system", "content": prompt}]
-        placed = [{**record, "place": place} for place, record in enumerate(path)]
-        messages = participants_messages({**self.told, "prompt": prompt}, placed, self.kinds)
-        seen = _Seen(self.told["name"], is_next=self.first or (bool(prompt) and prompt[-1]["role"] == "user"))
+        numbered = [{**record, "place": number} for number, record in enumerate(path)]
+        messages = participants_messages({**self.task, "prompt": prompt}, numbered, self.kinds)
+        tally = _Tally(self.task["name"], is_next=self.first or (bool(prompt) and prompt[-1]["role"] == "user"))
         for record in path:
-            seen.add(record, self.kinds[record["kind"]], self.stops)
-        if seen.problems:
-            text = f"[Your last answer can't be used. {seen.problems[-1]} Say something, or call a function.]"
+            tally.add(record, self.kinds[record["kind"]], self.stops)
+        if tally.problems:
+            text = f"[Your last answer can't be used. {tally.problems[-1]} Say something, or call a function.]"
             messages.append({"role": "user", "content": text})
-        most = self.told.get("max_calls")
-        return Place(
+        max_calls = self.task.get("max_calls")
+        return Position(
             messages,
-            done=sum(record.get("by") == seen.name for record in own),
-            turn=seen.said + seen.called,
-            heard=seen.heard - 1,
-            may_call=most is None or seen.calls < most,
-            is_next=seen.is_next,
-            over=seen.over,
-            limit=seen.limit(self.limits),
+            done=sum(record.get("by") == tally.name for record in own),
+            turn=tally.said + tally.called,
+            heard=tally.heard - 1,
+            may_call=max_calls is None or tally.calls < max_calls,
+            is_next=tally.is_next,
+            over=tally.over,
+            limit=tally.limit(self.limits),
         )
 
 
-class _Seen:
-    """What a participant has seen of a path, record by record.
+class _Tally:
+    """Counts of a participant's actions and messages in a history, updated record by record.
 
     Args:
-        is_next: It is its turn at the beginning.
+        name: The participant.
+        is_next: Whether it is the participant's turn at the beginning.
     """
 
     def __init__(self, name: str, *, is_next: bool) -> None:
         self.name = name
         self.is_next = is_next
         self.over = ""
-        self.heard = self.said = self.called = self.calls = 0  # `calls`: nested ones, too
-        self.problems: list[str] = []  # with answers since it has last done something
+        self.heard = self.said = self.called = self.calls = 0  # `calls` includes nested ones
+        self.problems: list[str] = []  # of the model's answers since the participant's last action
         self._answers = self._tokens = self._wrong = 0
 
     def add(self, record: Mapping[str, Any], kind: RecordKind, stops: Callable[[str], bool]) -> None:
@@ -119,9 +126,9 @@ class _Seen:
             self.calls += 1 + len(record.get("nested", ()))
             self._wrong = self._wrong + 1 if record.get("failure") in _WRONG_CALLS else 0
         elif record["kind"] == "turn" and record["participant"] == self.name:
-            used = record["metadata"]
+            metadata = record["metadata"]
             self._answers += 1
-            self._tokens += used.get("prompt_tokens", 0) + used.get("completion_tokens", 0)
+            self._tokens += metadata.get("prompt_tokens", 0) + metadata.get("completion_tokens", 0)
             self.problems += [record["problem"]] if "problem" in record else []
 
     def _add_message(self, record: Mapping[str, Any], stops: Callable[[str], bool]) -> None:
@@ -133,7 +140,7 @@ class _Seen:
             self.over = LEFT if stops(record["content"]) else ""
 
     def limit(self, limits: Limits) -> tuple[str, str] | None:
-        """Get the limit that is reached, and what has happened; None if it goes on."""
+        """Return the reason and the explanation of the first limit that is reached, or None."""
         if self._wrong >= limits.mistakes:
             return "wrong_calls", f"{self._wrong} calls in a row had a wrong name or wrong arguments."
         if len(self.problems) >= limits.mistakes:
