@@ -136,7 +136,7 @@ def test_all_labels_together_have_a_limit(bench):
     with pytest.raises(RpcError) as refused:
         bench.create(labels={str(number): "é" * 2000 for number in range(5)})
     assert refused.value.code == -32602
-    assert "All labels together have 20005 bytes; 16384 are allowed" in refused.value.data["detail"]
+    assert "The labels have 20005 bytes together; at most 16384 are allowed" in refused.value.data["detail"]
 
 
 def test_the_record_of_a_call_says_for_programs_what_has_made_it_fail(bench):

@@ -44,12 +44,12 @@ class ParticipantPaths(TypedDict):
 
 
 class Session(TypedDict):
-    """A session; the agent under test gets `agent_path`.
+    """A session. Its agent gets `agent_path`.
 
-    `toolpack_versions` has the versions that it was created with of those of its toolpacks that come with an installed
-    distribution. `mcp_path` is for whoever speaks MCP. `task` names its task. Its chance is drawn from `seed`; its time
-    begins at `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of each participant; it is
-    missing if there is none but the agent. `perturbations` are those that its agent meets.
+    `toolpack_versions` has the versions, at the session's creation, of toolpacks that are installed distributions.
+    `mcp_path` is for whoever speaks MCP. `task` names its task. Its chance is drawn from `seed`; its time begins at
+    `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of each participant; it is missing
+    if there is none but the agent. `perturbations` are those that its agent meets.
     """
 
     session_id: str
@@ -71,12 +71,12 @@ class Session(TypedDict):
 
 
 class CallRecord(TypedDict):
-    """The record of a call; the calls that were nested in it, in the order in which they ran, are `nested`.
+    """The record of a call. `nested` has the nested calls in the order in which they ran.
 
-    In place of long arguments and of a long result it has `{"$cut": {"bytes": ..., "digest": ...}}`; arguments that
-    came as a text that isn't JSON are `{"$text": ...}`. On a path it has a `place`, and says whose record it is.
-    `changed` says how many pages of which database, or files, it has changed. `perturbed` says which rules it has met,
-    if any.
+    Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
+    text that isn't JSON are `{"$text": ...}`. In a history, `place` is the record's index and `session_id` its session.
+    `changed` has the number of changed pages by database, and of changed files by file tree. `perturbed` says which
+    rules it has met, if any.
     """
 
     index: int
@@ -173,8 +173,8 @@ class AgentMethods:
         Args:
             text: What is said.
             to: The participant to whom it is said; default: all others.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
+                does nothing twice.
         """
 
     @requests("listen")
@@ -210,13 +210,13 @@ class ClientMethods:
         """Create a session: a private world of the chosen toolpacks.
 
         Args:
-            toolpacks: Names of toolpacks; default: all that are not opt_in.
+            toolpacks: Names of the toolpacks. Default: all except opt_in ones.
             options: Options by toolpack.
-            environment: Initial environments as JSON, by toolpack; default: those of the toolpacks.
-            ttl_seconds: Time to live after its last call, in seconds.
-            labels: Labels, to find and close sessions by.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
+            environment: Initial environments as JSON, by toolpack. Default: the toolpacks' own.
+            ttl_seconds: Time to live after the session's last call, in seconds.
+            labels: Labels by which sessions are found and closed.
+            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
+                does nothing twice.
             task: A task, as toolpack/name: its toolpacks and options, over which the given options are laid; the
                 given toolpacks are added.
             seed: What its functions draw random numbers from, so that they draw the same again.
@@ -358,12 +358,12 @@ class ClientMethods:
         """Create sessions that start from a version of this one.
 
         Args:
-            version: The version; default: the current one.
-            count: How many to create.
-            labels: Their labels; default: this session's.
-            ttl_seconds: Time to live after its last call, in seconds.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
+            version: The version to fork. Default: the current one.
+            count: Number of forks.
+            labels: Labels of the forks. Default: the session's labels.
+            ttl_seconds: Time to live after the session's last call, in seconds.
+            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
+                does nothing twice.
             seed: What its functions draw random numbers from, so that they draw the same again.
             clock: The time that its functions see at the start, RFC 3339 with an offset.
             clock_step_seconds: How far each call moves the clock on; default: 1.
@@ -376,8 +376,8 @@ class ClientMethods:
 
         Args:
             version: The older version.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
+                does nothing twice.
         """
 
     @requests("close_session", repeatable=False)
@@ -457,8 +457,8 @@ class ClientMethods:
         Args:
             role: Who says it.
             content: What is said.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
+                does nothing twice.
             metadata: What a client knows of it, such as model_name, prompt_tokens or completion_token_ids;
                 trajectories have it.
         """
@@ -561,8 +561,8 @@ class ClientMethods:
         Args:
             limit: How many records to run again, at most.
             labels: The labels of the new session; default: this session's.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
+                does nothing twice.
         """
 
     @requests("export_bundle")
@@ -590,10 +590,10 @@ class ClientMethods:
             bundle: What `export_bundle` gave, in base64.
             mode: `replay` takes bundles of strangers: nothing but arguments is used, and then compared.
             labels: The labels of the session; default: those in the bundle.
-            ttl_seconds: Time to live after its last call, in seconds.
+            ttl_seconds: Time to live after the session's last call, in seconds.
             limit: How many records to run again, at most, with `replay`.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
+                does nothing twice.
         """
 
     @requests("add_turn")
@@ -612,8 +612,8 @@ class ClientMethods:
             participant: Whose part it is.
             metadata: What is known of it, such as model_name, prompt_tokens, completion_tokens.
             problem: Why nothing was made of the answer; default: something was.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
+                does nothing twice.
         """
 
     @requests("fail_participant")
@@ -632,6 +632,6 @@ class ClientMethods:
             participant: Whose part it is.
             reason: The name of the reason.
             message: What has happened.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
+                does nothing twice.
         """

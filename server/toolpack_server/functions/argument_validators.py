@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticKnownError, SchemaValidator, core_schema
 
-MOST_DIGITS = sys.float_info.max_10_exp  # of an integer in JSON
+MAX_DIGITS = sys.float_info.max_10_exp  # of an integer in JSON
 
 
 _VALUES = {
@@ -32,13 +32,11 @@ _VALUES = {
     "serialization",
 }  # hold no schemas to check values by
 
-_INTEGER = re.compile(rf"-?(0|[1-9]\d{{0,{MOST_DIGITS - 1}}})(\.0+)?", re.ASCII)
-_NUMBER = re.compile(rf"-?(0|[1-9]\d{{0,{MOST_DIGITS - 1}}})(\.\d+)?([eE][+-]?\d{{1,3}})?", re.ASCII)
+_INTEGER = re.compile(rf"-?(0|[1-9]\d{{0,{MAX_DIGITS - 1}}})(\.0+)?", re.ASCII)
+_NUMBER = re.compile(rf"-?(0|[1-9]\d{{0,{MAX_DIGITS - 1}}})(\.\d+)?([eE][+-]?\d{{1,3}})?", re.ASCII)
 # Beyond a float's exponents, a few characters would make a number of a million digits.
-_DECIMAL = re.compile(
-    rf"[+-]?(\d{{1,{MOST_DIGITS}}}(\.\d*)?|\.\d+)([eE][+-]?0*(\d{{1,2}}|[12]\d\d|30[0-8]))?", re.ASCII
-)
-_FRACTION = re.compile(rf"{_DECIMAL.pattern}|[+-]?\d{{1,{MOST_DIGITS}}}/\d{{1,{MOST_DIGITS}}}", re.ASCII)
+_DECIMAL = re.compile(rf"[+-]?(\d{{1,{MAX_DIGITS}}}(\.\d*)?|\.\d+)([eE][+-]?0*(\d{{1,2}}|[12]\d\d|30[0-8]))?", re.ASCII)
+_FRACTION = re.compile(rf"{_DECIMAL.pattern}|[+-]?\d{{1,{MAX_DIGITS}}}/\d{{1,{MAX_DIGITS}}}", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _DATETIME = re.compile(r"\d{4}-\d{2}-\d{2}([Tt _].*)?", re.ASCII)
 _TIME = re.compile(r"\d{2}:\d{2}.*", re.ASCII)

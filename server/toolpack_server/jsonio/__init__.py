@@ -1,4 +1,1 @@
-"""Read and write strict JSON, and convert Python objects to JSON.
-
-Only RFC 8259 is read and written.
-"""
+"""Strict JSON (RFC 8259): reading, writing, comparing, and the conversion of Python objects."""

@@ -1,8 +1,8 @@
-"""Equality of JSON values by meaning: numbers by their value, all else exactly.
+"""Equality of JSON values by meaning: numbers by value, everything else exactly.
 
-Floats that were added in another order differ in their last digits. So two numbers, at least one of them a float, are
-equal if they differ by at most a billionth of the larger one, or by 1e-9. Integers are compared exactly, and true and
-false are no numbers.
+The last digits of a sum of floats depend on their order. So if at least one of two numbers is a float, they are equal
+if they differ by at most a billionth of the larger one, or by 1e-9. Integers are compared exactly. True and false
+aren't numbers.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 TOLERANCE = 1e-9
 
-_NUMERAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?", re.ASCII)  # "007" is a name, and no number
+_NUMERAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?", re.ASCII)  # "007" is a name, not a number
 
 
 def is_number(value: Any) -> bool:
@@ -22,14 +22,14 @@ def is_number(value: Any) -> bool:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two JSON values that hold no others are equal."""
+    """Return whether two scalar JSON values are equal."""
     if not (is_number(one) and is_number(other)):
         return type(one) is type(other) and bool(one == other)
     if isinstance(one, int) and isinstance(other, int):
         return one == other
     try:
         return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return False
 
 

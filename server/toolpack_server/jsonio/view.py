@@ -1,12 +1,12 @@
-"""The JSON of results and environments that agents and experimenters see: pydantic's, but strict and deterministic.
+"""JSON view of results and environments: pydantic's JSON, but strict and deterministic.
 
-JSON is a view; only snapshots are exact. It uses aliases, includes the fields of subclasses, sorts sets by
-their JSON text, and has null for NaN and infinities. A value without a JSON form is a `ResultError`, never a broken
-reply; so is one in which two keys have the same JSON text, such as 7 and "7".
+JSON is only a view; snapshots are exact. The view uses aliases, includes the fields of subclasses, sorts sets by their
+JSON text, and writes null for NaN and infinities. A value without a JSON form raises `ResultError`. So does a
+dictionary with two keys that have the same JSON text, such as 7 and "7".
 
-A plain object, whose class an environment may hold, is shown as its public attributes. Such objects refer to each
-other, so each is shown once: where it occurs again stands `{"$ref": "<JSON Pointer to where it is shown>"}`. What has
-no JSON form in them, but can be kept, is shown as `{"$type": "<its class>"}`.
+A plain object (an instance of a class that an environment may hold) is shown as its public attributes. Such objects may
+refer to each other, so each is shown once; further occurrences are `{"$ref": "<JSON Pointer to the first>"}`. A value
+inside them that has no JSON form but can be stored is shown as `{"$type": "<its class>"}`.
 """
 
 import dataclasses
@@ -26,31 +26,31 @@ from pydantic_core import SchemaSerializer, core_schema
 from typing_extensions import override
 
 from toolpack_server.base.errors import PlainObjectError, ResultError, shown
-from toolpack_server.jsonio.strict import MOST_DIGITS, check_integers
+from toolpack_server.jsonio.strict import MAX_DIGITS, check_integers
 from toolpack_server.volumes.volume import Volume
 
 _SCALARS = (str, int, float, bool, type(None))
 _TEXTS = frozenset({str})
-_PLAIN = frozenset(_SCALARS)  # types of which an item needs no copy, and no further look
+_PLAIN = frozenset(_SCALARS)  # exact types of items that need no copy
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, BaseModel)
 _MAX_DEPTH = 200
-_WHOLE_DIGITS = 40  # a decimal with more is written with an exponent
+_WHOLE_DIGITS = 40  # a decimal with more digits before the point is written with an exponent
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 _ANYTHING = SchemaSerializer(core_schema.any_schema(), {"ser_json_inf_nan": "null"})
 
 
 class _RepeatedKeyError(ValueError):
-    """Two keys of a value have the same JSON text, so JSON would show one of them, or a name twice."""
+    """Two keys of a value have the same JSON text, so one would hide the other."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"two of its keys are {shown(json.dumps(key))} in JSON")
 
 
 KEY = " (key)"
-"""Behind the JSON Pointer of a dictionary's item: its key is meant."""
+"""Suffix of a JSON Pointer that refers to the key of a dictionary's item, not to the item."""
 
 Copy = Callable[[Any, Any], Any]
-"""Copies an item that a value holds; the second argument is its key in the JSON, None if it takes the value's place."""
+"""Copies an item of a value. The second argument is the item's key in the JSON; None if it replaces the value."""
 
 
 def to_json(
@@ -60,14 +60,16 @@ def to_json(
     *,
     comparable: bool = False,
 ) -> bytes:
-    """Get the JSON text of a value; `plain` classes are shown as their public attributes.
+    """Return the JSON text of a value.
 
     Args:
-        explain: Makes the text of the error of what says why something has no JSON form.
-        comparable: Write equal decimals, and equal times with a zone, in one spelling.
+        value: The value.
+        plain: Classes whose instances are shown as their public attributes.
+        explain: Function that extends the message about a value without a JSON form.
+        comparable: Write equal decimals, and equal times with a zone, in the same way.
 
     Raises:
-        ResultError: Something in it has no JSON form, or is a volume that can't be shown.
+        ResultError: A value has no JSON form, or a volume can't be shown.
     """
     try:
         if comparable:
@@ -81,13 +83,13 @@ def to_json(
     except Exception as error:
         raise ResultError(explain(f"{_named(value, [])} has no JSON form: {_reason(error)}")) from error
     try:
-        # No warnings: sets have become sorted lists on purpose.
+        # Pydantic would warn of sets, which are sorted lists here.
         text = _ANYTHING.to_json(ordered, by_alias=True, serialize_as_any=True, warnings=False)
-        if len(text) > MOST_DIGITS:
+        if len(text) > MAX_DIGITS:
             check_integers(text)
     except Exception as error:
         raise ResultError(explain(f"{_culprit(ordered)} has no JSON form: {_reason(error)}")) from error
-    # A model's own configuration may still allow these, which aren't JSON.
+    # A model's own configuration may allow NaN and infinities, which aren't JSON.
     if b"NaN" in text or b"Infinity" in text:
         strict = json.loads(text, parse_constant=lambda _: None)
         return json.dumps(strict, ensure_ascii=False, separators=(",", ":")).encode()
@@ -99,15 +101,15 @@ def _reason(error: Exception) -> str:
 
 
 def _culprit(value: Any) -> str:
-    """Name the innermost item that has no JSON form, and where it is, in a value that has none and no cycle."""
+    """Describe the innermost item without a JSON form, and its location. The value must have no cycle."""
     path: list[Any] = []
-    found: tuple[Any, Any] | None = (None, value)
-    while found is not None:
-        step, value = found
+    item: tuple[Any, Any] | None = (None, value)
+    while item is not None:
+        step, value = item
         path.append(step)
         try:
-            found = next((item for item in _items(value) if not _is_shown(item[1])), None)
-        except Exception:  # noqa: BLE001 - of a class that says otherwise what its items are
+            item = next((each for each in _items(value) if not _is_shown(each[1])), None)
+        except Exception:  # noqa: BLE001 - a class may override how its items are read
             break
     return _named(value, path)
 
@@ -118,7 +120,7 @@ def _named(value: Any, path: list[Any]) -> str:
 
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Get the items of what `_copy` copies, each with its key in the JSON."""
+    """Return the items of a container, each with its key in the JSON."""
     if isinstance(value, dict):
         return [(key, item) for key, item in value.items() if isinstance(key, str | int)]
     if isinstance(value, list | tuple | deque):
@@ -135,22 +137,22 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
 def _is_shown(value: Any) -> bool:
     try:
         check_integers(_ANYTHING.to_json(value, by_alias=True, serialize_as_any=True, warnings=False))
-    except Exception:  # noqa: BLE001 - then it isn't
+    except Exception:  # noqa: BLE001 - any exception means that it has no JSON form
         return False
     return True
 
 
 def without_json(value: Any) -> dict[str, str]:
-    """Get what is shown in place of a value that has no JSON form."""
+    """Return the placeholder for a value that has no JSON form."""
     kind = type(value)
     return {"$type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
 
 
 def _ordered(value: Any, plain: Container[type]) -> Any:
-    """Get `value` itself if it holds no set and no plain object, else a copy that shows them."""
+    """Return a copy with sorted sets and plain objects replaced; `value` itself if it has none."""
     try:
         return _with_sorted_sets(value, {}, 0, plain)
-    # Then it must be known where each value is shown, which takes longer.
+    # The slower way records the location of each value.
     except (PlainObjectError, RecursionError, _RepeatedKeyError):
         return _Objects(plain).copy(value, None)
 
@@ -168,21 +170,21 @@ def _with_sorted_sets(value: Any, inside: dict[int, Any], depth: int, plain: Con
 
 
 class _AmbiguousError(Exception):
-    """A value has two keys with the same JSON text; the text says where."""
+    """A value has two keys with the same JSON text. The message has its location."""
 
 
 class _Objects:
-    """Copies what holds plain objects, and knows where it has shown each."""
+    """Copies values that contain plain objects, and records the location of each object."""
 
     def __init__(self, plain: Container[type]) -> None:
         self._plain = plain
-        self._inside: dict[int, int] = {}  # the values that are being copied, with the length of their path
+        self._inside: dict[int, int] = {}  # ids of values that are being copied: length of their path
         self._path: list[Any] = []
-        self._shown: dict[int, list[Any]] = {}  # the paths at which plain objects are shown
+        self._shown: dict[int, list[Any]] = {}  # ids of plain objects: path of their first occurrence
         self._plain_depth = 0
 
     def copy(self, value: Any, step: Any) -> Any:
-        """Copy a value, to be shown one step further."""
+        """Return a copy of a value whose location is one step below the current one."""
         if isinstance(value, _SCALARS):
             return value
         if id(value) in self._shown:
@@ -230,7 +232,7 @@ class _Objects:
 
 
 class _Comparable(_Objects):
-    """Copies a value so that its equal decimals, and its equal times with a zone, have one spelling."""
+    """Copies values so that equal decimals, and equal times with a zone, are written in the same way."""
 
     @override
     def copy(self, value: Any, step: Any) -> Any:
@@ -248,10 +250,10 @@ class _Comparable(_Objects):
 
 
 def _shortest(number: Decimal) -> Decimal:
-    """Return the spelling of a decimal without trailing zeros, as of 955 for 955.00."""
+    """Return a decimal without trailing zeros: 955 for 955.00."""
     if not number.is_finite():
         return number
-    short = _EXACT.normalize(number) if number else Decimal(0)  # zero has no sign
+    short = _EXACT.normalize(number) if number else Decimal(0)  # without the sign of -0
     exponent = short.as_tuple().exponent
     if isinstance(exponent, int) and exponent > 0 and short.adjusted() < _WHOLE_DIGITS:
         return short.quantize(Decimal(1), context=Context(prec=_WHOLE_DIGITS))
@@ -261,37 +263,37 @@ def _shortest(number: Decimal) -> Decimal:
 def _in_utc(time: datetime) -> datetime:
     try:
         return time if time.tzinfo is None else time.astimezone(UTC)
-    except OverflowError:  # at the ends of what can be counted
+    except OverflowError:  # near the first or the last year
         return time
 
 
 def _pointer(path: list[Any]) -> str:
-    """Get the JSON Pointer (RFC 6901) of a path."""
+    """Return the JSON Pointer (RFC 6901) of a path."""
     steps = [_key(step) for step in path if step is not None]
     return "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in steps)
 
 
 def _key(step: Any) -> str:
-    """Get the key under which a dictionary's item is shown, or an index."""
+    """Return the JSON text of a dictionary's key or of an index."""
     if type(step) is int:
         return str(step)
     return step if isinstance(step, str) else next(iter(json.loads(_ANYTHING.to_json({step: None}))))
 
 
 def _has_json(value: Any) -> bool:
-    # Pydantic would show the items of an iterator, and use it up; `itertools.count` has no end.
+    # Pydantic would consume an iterator; `itertools.count` has no end.
     return not isinstance(value, Iterator) and _is_shown(value)
 
 
 def _public_attributes(value: Any) -> dict[str, Any]:
-    """Get the public attributes as they are stored, so that no property runs."""
-    found: dict[str, Any] = {}
+    """Return the stored public attributes. Properties don't run."""
+    slots: dict[str, Any] = {}
     for name, get in _public_slots(type(value)):  # type: ignore[arg-type] # a class is hashable
         try:
-            found[name] = get(value)
-        except AttributeError:  # it is empty
+            slots[name] = get(value)
+        except AttributeError:  # the slot is empty
             continue
-    return found | {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    return slots | {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
 
 
 @lru_cache(maxsize=1024)
@@ -305,7 +307,7 @@ def _public_slots(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
 
 
 def _copy(value: Any, copy_item: Copy) -> Any:
-    if type(value) in (dict, list):  # most often; the others take longer to tell apart
+    if type(value) in (dict, list):  # the most frequent types first
         return _copy_items(value, copy_item)
     if isinstance(value, Volume):
         return value.view()
@@ -325,7 +327,7 @@ def _copy(value: Any, copy_item: Copy) -> Any:
 def _sort_key(item: Any) -> bytes:
     try:
         return to_json(item)
-    except ResultError:  # then the set has none, either, and whoever shows it says where
+    except ResultError:  # the conversion of the whole set will fail, and report the location
         return b""
 
 
@@ -351,7 +353,7 @@ def _check_keys(value: dict[Any, Any]) -> None:
     for key in value:
         try:
             text = _key(key)
-        except Exception:  # noqa: BLE001, S112 - the key has no JSON form, of which pydantic's error says more
+        except Exception:  # noqa: BLE001, S112 - the key has no JSON form; pydantic's error explains it
             continue
         if text in texts:
             raise _RepeatedKeyError(text)
@@ -386,7 +388,7 @@ def _copy_model(value: BaseModel, copy_item: Copy) -> BaseModel:
         not extra or all(new_extra[name] is item for name, item in extra.items())  # type: ignore[index]
     ):
         return value
-    # Copied by hand, so that none of the model's validators and hooks runs.
+    # Copied without pydantic, so that no validator or hook of the model runs.
     copy = object.__new__(kind)
     object.__setattr__(copy, "__dict__", new)
     object.__setattr__(copy, "__pydantic_fields_set__", value.__pydantic_fields_set__)
@@ -398,7 +400,7 @@ def _copy_model(value: BaseModel, copy_item: Copy) -> BaseModel:
 
 @lru_cache(maxsize=1024)
 def _shown_names(kind: type[BaseModel]) -> dict[str, str | None]:
-    """Get the names that a model's fields have in JSON, where they have others."""
+    """Return the JSON names of a model's fields that have an alias."""
     if getattr(kind, "__pydantic_root_model__", False):
         return {"root": None}
     aliases = {name: field.serialization_alias or field.alias for name, field in kind.model_fields.items()}
@@ -409,15 +411,15 @@ def _shown_names(kind: type[BaseModel]) -> dict[str, str | None]:
 
 
 def hidden_by_json(value: Any, plain: Container[type]) -> dict[str, str]:
-    """Return what JSON doesn't show of a value, by JSON Pointers: keys that are no texts, NaN and infinities."""
-    found: dict[str, str] = {}
+    """Return information that the JSON of a value loses, by JSON Pointer: types of keys, NaN and infinities."""
+    hidden: dict[str, str] = {}
     pending: list[tuple[list[Any], Any]] = [([], value)]
     seen: dict[int, Any] = {}
     while pending:
         path, value = pending.pop()
         if isinstance(value, float):
             if not math.isfinite(value):
-                found[_pointer(path)] = str(float(value))
+                hidden[_pointer(path)] = str(float(value))
             continue
         if isinstance(value, _SCALARS) or id(value) in seen:
             continue
@@ -425,15 +427,15 @@ def hidden_by_json(value: Any, plain: Container[type]) -> dict[str, str]:
         if isinstance(value, set | frozenset):
             texts = sorted(str(item) for item in value if isinstance(item, float) and not math.isfinite(item))
             if texts:
-                found[_pointer(path)] = ", ".join(texts)
+                hidden[_pointer(path)] = ", ".join(texts)
         elif type(value) in plain:
             pending += [([*path, name], item) for name, item in _public_attributes(value).items()]
         elif isinstance(value, dict):
             for key, item in value.items():
                 step = _key(_Comparable(plain).copy(key, None) if isinstance(key, Decimal | datetime) else key)
                 if not isinstance(key, str):
-                    found[_pointer([*path, step]) + KEY] = type(key).__name__
+                    hidden[_pointer([*path, step]) + KEY] = type(key).__name__
                 pending.append(([*path, step], item))
         else:
             pending += [([*path, step], item) for step, item in _items(value)]
-    return found
+    return hidden

@@ -1,6 +1,6 @@
-"""The types of results with the members that features add to them.
+"""Result types with the members that features add to them.
 
-A type keeps its name. One to which nothing is added, nor to what is in it, stays the same object.
+An extended type keeps its name. A type without additions, also in its members, stays the same object.
 """
 
 from collections import defaultdict
@@ -15,48 +15,51 @@ from typing_extensions import TypedDict, get_type_hints, is_typeddict  # pydanti
 
 
 class ExtendedTypes:
-    """Gets types of results as they are in a server with certain features.
+    """Result types of a server with certain features.
 
     Args:
-        more: Of each feature, further members, as a `TypedDict`, by the `TypedDict` that has them.
+        additions: For each feature, a mapping from a `TypedDict` to a `TypedDict` with further members.
     """
 
-    def __init__(self, more: Iterable[Mapping[type, type]]) -> None:
-        self._more: defaultdict[type, list[type]] = defaultdict(list)
-        for added in more:
-            for kind, members in added.items():
-                self._more[kind].append(members)
-        self._made: dict[type, type] = {}
+    def __init__(self, additions: Iterable[Mapping[type, type]]) -> None:
+        self._additions: defaultdict[type, list[type]] = defaultdict(list)
+        for addition in additions:
+            for kind, members in addition.items():
+                self._additions[kind].append(members)
+        self._extended_types: dict[type, type] = {}
 
     def of(self, kind: Any) -> Any:
+        """Return a type with all additions, also to the types in it."""
         if is_typeddict(kind):
-            if kind not in self._made:
-                self._made[kind] = self._extended(kind)
-            return self._made[kind]
+            if kind not in self._extended_types:
+                self._extended_types[kind] = self._extended(kind)
+            return self._extended_types[kind]
         origin, inner = get_origin(kind), get_args(kind)
         if origin is None or origin is Literal:
             return kind
         if origin is Annotated:
             return Annotated[(self.of(inner[0]), *inner[1:])]
-        found = tuple(map(self.of, inner))
-        if found == inner:
+        extended = tuple(map(self.of, inner))
+        if extended == inner:
             return kind
-        return reduce(or_, found) if origin in {Union, UnionType} else origin[found if len(found) > 1 else found[0]]
+        if origin in {Union, UnionType}:
+            return reduce(or_, extended)
+        return origin[extended if len(extended) > 1 else extended[0]]
 
     def _extended(self, kind: Any) -> Any:
-        # What a type derives from may have more members, too.
-        bases = [base for base in self._more if base is kind or base in _bases(kind)]
-        added = [members for base in bases for members in self._more[base]]
+        # A base of the type may have additions, too.
+        bases = [base for base in self._additions if base is kind or base in _bases(kind)]
+        additions = [members for base in bases for members in self._additions[base]]
         own = get_type_hints(kind, include_extras=True)
         members = {name: self.of(each) for name, each in own.items()}
-        for each in added:
+        for each in additions:
             members |= {name: self.of(member) for name, member in get_type_hints(each, include_extras=True).items()}
         if members == own:
             return kind
-        made: Any = TypedDict(kind.__name__, members)  # type: ignore[misc] # known now only
-        made.__doc__ = " ".join(cleandoc(each.__doc__ or "") for each in (kind, *added))
-        made.__module__ = kind.__module__
-        return made
+        extended: Any = TypedDict(kind.__name__, members)  # type: ignore[misc] # built at run time
+        extended.__doc__ = " ".join(cleandoc(each.__doc__ or "") for each in (kind, *additions))
+        extended.__module__ = kind.__module__
+        return extended
 
 
 def _bases(kind: Any) -> Iterable[Any]:

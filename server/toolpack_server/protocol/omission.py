@@ -1,7 +1,7 @@
-"""Leaving out what isn't set: a member that its type doesn't require is never null, but isn't there.
+"""Omission of members without a value: an optional member is left out of a result, never null.
 
-The types of results say what may be missing, and this is the one place that leaves it out. So whoever makes a
-result gives all members, and whoever reads one in this process finds them.
+The result types declare which members are optional (`NotRequired`); only this module leaves them out. Inside the server
+a result has all members, and an unset one is None.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ from typing_extensions import is_typeddict
 T = TypeVar("T")
 
 Omit = Callable[[Any], Any]
-"""Gets a result without the members that aren't set; other values, such as JSON text, as they are."""
+"""Returns a result without unset members. Other values, such as JSON text, are returned unchanged."""
 
 
 def if_set(value: T | None) -> T:
-    """Let a member be None in this process, which is left out of the result."""
+    """Return a member's value unchanged; None means that the member is left out. Only the type differs."""
     return value  # type: ignore[return-value]
 
 
 def omission(kind: Any) -> Omit | None:
-    """Get what leaves out the members of a type that aren't set; None if it has no such members."""
+    """Return a function that leaves out unset members of a type, or None if all its members are required."""
     origin, within = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         return _of_object(kind)
@@ -37,28 +37,29 @@ def omission(kind: Any) -> Omit | None:
 
 
 def _of_any(objects: Sequence[tuple[frozenset[str], Omit | None]]) -> Omit:
-    """Get what leaves out the members of the first of these objects whose required ones are all there."""
+    """Return the omission for a union: the first object type whose required members are all present applies."""
 
     def omit(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        found = next((within for required, within in objects if required <= value.keys()), None)
-        return found(value) if found else value
+        matching = next((within for required, within in objects if required <= value.keys()), None)
+        return matching(value) if matching else value
 
     return omit
 
 
-@cache  # whoever makes a server asks for all results, twice: for owners and for agents
+@cache  # a server needs each type twice: for clients and for agents
 def _of_object(kind: Any) -> Omit | None:
     optional = kind.__optional_keys__
-    inner = {name: found for name, each in get_type_hints(kind).items() if (found := omission(each))}
+    inner = {name: within for name, each in get_type_hints(kind).items() if (within := omission(each))}
     if not optional and not inner:
         return None
 
     def omit(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        there = {name: each for name, each in value.items() if each is not None or name not in optional}
-        return there | {name: within(there[name]) for name, within in inner.items() if there.get(name) is not None}
+        members = {name: each for name, each in value.items() if each is not None or name not in optional}
+        nested = {name: within(members[name]) for name, within in inner.items() if members.get(name) is not None}
+        return members | nested
 
     return omit

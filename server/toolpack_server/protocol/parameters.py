@@ -1,7 +1,7 @@
-"""The types of parameters that several methods share, and what is asked for when sessions are created.
+"""Parameter types that several methods share, and the requests that create sessions.
 
-A type, its limits and its description are stated once. A request for sessions goes down whole, from the
-method to what creates them, so it is a model of its own here, below both. Features add parameters of theirs to it.
+Each type states its limits and its description once. A request for new sessions is passed unchanged from the method to
+the session factory, so its model is defined here, below both. Features add parameters to it.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +22,7 @@ def _check_size(labels: dict[str, str]) -> dict[str, str]:
     size = sum(len(name.encode()) + len(value.encode()) for name, value in labels.items())
     if size > MAX_LABELS_BYTES:
         raise PydanticCustomError(
-            "labels_too_large", f"All labels together have {size} bytes; {MAX_LABELS_BYTES} are allowed"
+            "labels_too_large", f"The labels have {size} bytes together; at most {MAX_LABELS_BYTES} are allowed"
         )
     return labels
 
@@ -36,8 +36,8 @@ CallId = Annotated[
     Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID)] | None,
     Field(
         None,
-        description="An id made by whoever may send the request again: what it did the first time is answered, "
-        "and nothing done twice.",
+        description="Idempotency key, chosen by the client. A repeated request with it returns the first answer and "
+        "does nothing twice.",
     ),
 ]
 TtlSeconds = Annotated[
@@ -47,11 +47,11 @@ TtlSeconds = Annotated[
         gt=0,
         le=MAX_TTL_SECONDS,
         allow_inf_nan=False,
-        description="Time to live after its last call, in seconds.",
+        description="Time to live after the session's last call, in seconds.",
     ),
 ]
 Arguments = SkipValidation[dict[str, Any] | str | None]
-"""The arguments of a call, as a model wrote them. Anything passes: `Parser.arguments` says what is wrong with them."""
+"""The arguments of a call as a model wrote them. They aren't validated here: `Parser.arguments` reports mistakes."""
 
 Limit = Annotated[int, Field(100, ge=1, le=1000, description="The maximum number of results.")]
 
@@ -66,39 +66,40 @@ class Parameters(BaseModel):
 
 
 class CreationRequest(Parameters):
-    """A request for new sessions, of their own or forks."""
+    """A request that creates sessions or forks."""
 
     _resolved: bool = PrivateAttr(False)
 
     @property
     def resolved(self) -> bool:
-        """Whether it asks for a session that was there before, so that whatever it names was looked up then."""
+        """Whether the request describes an existing session, so the names in it were resolved before."""
         return self._resolved
 
     def as_resolved(self) -> Self:
+        """Mark the request as resolved, and return it."""
         self._resolved = True
         return self
 
 
 class SessionRequest(CreationRequest):
-    """What a client asks for with a new session."""
+    """Parameters of a new session."""
 
-    toolpacks: list[str] | None = Field(None, description="Names of toolpacks; default: all that are not opt_in.")
+    toolpacks: list[str] | None = Field(None, description="Names of the toolpacks. Default: all except opt_in ones.")
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by toolpack.")
     environment: dict[str, Any] = Field(
-        default_factory=dict, description="Initial environments as JSON, by toolpack; default: those of the toolpacks."
+        default_factory=dict, description="Initial environments as JSON, by toolpack. Default: the toolpacks' own."
     )
     ttl_seconds: TtlSeconds
-    labels: Labels = Field(default_factory=dict, description="Labels, to find and close sessions by.")
+    labels: Labels = Field(default_factory=dict, description="Labels by which sessions are found and closed.")
     call_id: CallId
 
 
 class ForkRequest(CreationRequest):
-    """What a client asks for with forks of a session."""
+    """Parameters of forks."""
 
     session_id: SessionId
-    version: Version | None = Field(None, description="The version; default: the current one.")
-    count: int = Field(1, ge=1, le=1000, description="How many to create.")
-    labels: Labels | None = Field(None, description="Their labels; default: this session's.")
+    version: Version | None = Field(None, description="The version to fork. Default: the current one.")
+    count: int = Field(1, ge=1, le=1000, description="Number of forks.")
+    labels: Labels | None = Field(None, description="Labels of the forks. Default: the session's labels.")
     ttl_seconds: TtlSeconds
     call_id: CallId

@@ -1,7 +1,4 @@
-"""The shapes of the methods' results: one description for the OpenRPC document, the schemas and the client's types.
-
-Types only. Whatever a method answers is described here and nowhere else; what a feature adds to it, there.
-"""
+"""Result types of the core's methods, for the OpenRPC document, the schemas and the client. Features have their own."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -12,11 +9,11 @@ Json = Any
 """Any JSON value."""
 
 Failure = Literal["not_found", "arguments", "raised", "too_large", "deadline", "crashed", "episode_over"]
-"""What has made a call fail; `toolpack_server.execution.failure` says the same as an enumeration."""
+"""Kinds of failures of a call; the enumeration `toolpack_server.execution.failure.Failure` has the same values."""
 
 
 class Envelope(TypedDict):
-    """A call's result or its error; `result` is "" where there is an error."""
+    """A call's result or error. `result` is "" if there is an error."""
 
     result: Json
     error: str | None
@@ -30,13 +27,13 @@ class Parent(TypedDict):
 
 
 class AddressPaths(TypedDict):
-    """The paths of an address."""
+    """The URL paths of an address."""
 
     agent_path: str
 
 
 class SessionOutline(TypedDict):
-    """What a session is, without the paths by which agents reach it; a fork has a `parent`."""
+    """A session without the paths of its agents. A fork has a `parent`."""
 
     session_id: str
     toolpacks: list[str]
@@ -48,10 +45,9 @@ class SessionOutline(TypedDict):
 
 
 class Session(SessionOutline, AddressPaths):
-    """A session; the agent under test gets `agent_path`.
+    """A session. Its agent gets `agent_path`.
 
-    `toolpack_versions` has the versions that it was created with of those of its toolpacks that come with an installed
-    distribution.
+    `toolpack_versions` has the versions, at the session's creation, of toolpacks that are installed distributions.
     """
 
     toolpack_versions: dict[str, str]
@@ -69,9 +65,9 @@ class Function(TypedDict):
 
 
 class ToolpackDescription(TypedDict):
-    """A toolpack: JSON Schemas of its options, if it has some, and its environment, and its functions' names.
+    """A toolpack, with JSON Schemas of its options and its environment, and the names of its functions.
 
-    `distribution` is what was installed with it, and `version` the version of that, unless it is in a folder.
+    An installed toolpack has a `distribution` and its `version`; a toolpack from a folder has neither.
     """
 
     name: str
@@ -86,17 +82,17 @@ class ToolpackDescription(TypedDict):
 
 
 class FunctionList(TypedDict):
-    """The functions in registration order, each in the format that was asked for."""
+    """The functions in the order of registration, in the requested format."""
 
     result: list[Function] | list[dict[str, Json]]
     error: None
 
 
 class NestedCallRecord(TypedDict):
-    """A nested call, in the record of the call in which it was nested.
+    """A nested call, in the record of the outer call.
 
-    `parent` is the place in this list of the call that it was an argument of, unless that is the record's. One that
-    hasn't returned has the error of the whole call.
+    If it was an argument of another nested call, `parent` is the index of that call in this list. A nested call that
+    didn't return has the error of the outer call.
     """
 
     function: str
@@ -107,11 +103,11 @@ class NestedCallRecord(TypedDict):
 
 
 class CallRecord(TypedDict):
-    """The record of a call; the calls that were nested in it, in the order in which they ran, are `nested`.
+    """The record of a call. `nested` has the nested calls in the order in which they ran.
 
-    In place of long arguments and of a long result it has `{"$cut": {"bytes": ..., "digest": ...}}`; arguments that
-    came as a text that isn't JSON are `{"$text": ...}`. On a path it has a `place`, and says whose record it is.
-    `changed` says how many pages of which database, or files, it has changed.
+    Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
+    text that isn't JSON are `{"$text": ...}`. In a history, `place` is the record's index and `session_id` its session.
+    `changed` has the number of changed pages by database, and of changed files by file tree.
     """
 
     index: int
@@ -147,7 +143,7 @@ class ResetRecord(TypedDict):
 
 
 Record = dict[str, Json]
-"""A record, whatever its kind: in the document `wiring/service.py` puts the shapes of all kinds in its place."""
+"""A record of any kind. The OpenRPC document replaces it by the union of all kinds of records."""
 
 
 class Message(TypedDict):
@@ -158,14 +154,14 @@ class Message(TypedDict):
 
 
 class SaidMessage(Message):
-    """A message of a conversation; one of a participant says by whom it was said, and to whom, unless to all."""
+    """A message of a conversation. A participant's message has its sender, and its recipient unless it is for all."""
 
     by: NotRequired[str]
     to: NotRequired[str]
 
 
 class PartFailure(TypedDict):
-    """Whose part in a session has failed, the name of the reason, and what has happened."""
+    """The failure of a participant: its name, a word for the reason, and an explanation."""
 
     by: str
     reason: str
@@ -173,10 +169,10 @@ class PartFailure(TypedDict):
 
 
 class Export(TypedDict):
-    """An exact snapshot, in base64, with the fingerprints of the classes that it needs.
+    """An exact snapshot in base64, with the fingerprints of the classes that it needs.
 
-    Its databases and files aren't in it but in `contents`, by toolpack and field, such as `shop/db`: each as a file,
-    SQLite's or tar, in base64.
+    `contents` has the databases and file trees by toolpack and field, such as `shop/db`: an SQLite file or a tar
+    archive, in base64.
     """
 
     format: str

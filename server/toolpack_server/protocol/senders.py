@@ -1,7 +1,4 @@
-"""Who sends a request: a client, or whoever has an address of a session, such as its agent.
+"""Names of the senders of requests. Features add the names of participants and define what each sender may do."""
 
-Names only. What each may do is for features to say.
-"""
-
-AGENT = "agent"
-CLIENT = "client"  # stands for whoever sends requests to `/rpc`, which is no address
+AGENT = "agent"  # at a session's own address
+CLIENT = "client"  # at `/rpc`
