@@ -3,7 +3,6 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY packages packages
 COPY server server
-COPY toolpack_server toolpack_server
 COPY toolpacks toolpacks
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && pip wheel --no-cache-dir --no-deps --wheel-dir /wheels/more ./packages/* \

@@ -47,7 +47,11 @@ class Check:
 
 PACKAGES = " ".join(f"-e packages/{path.parent.name}" for path in sorted(ROOT.glob("packages/*/pyproject.toml")))
 CHECKS = [
-    Check("python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/pytest", "reader"),
+    Check(
+        "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' -e packages/toolpack-trainers"
+        " && .venv/bin/pytest",
+        "reader",
+    ),
     Check(f".venv/bin/pip install -q -e '.[dev]' {PACKAGES}", "install"),
     Check(".venv/bin/ruff check ."),
     Check(".venv/bin/ruff format --check ."),
@@ -89,7 +93,8 @@ CHECKS = [
     Check(".venv/bin/python -m tools.faults --seconds 30 --store postgres --isolation thread", release=True),
     Check("BENCHMARKS=true .venv/bin/pytest tests/bundled/test_bfcl.py tests/bundled/test_tau2.py", release=True),
     Check(
-        'TRAINERS=true .venv/bin/pytest -m "not long" tests/features/protocols/ors/test_ors_clients.py', release=True
+        'TRAINERS=true .venv/bin/pytest -m "not long" packages/toolpack-trainers/tests/test_ors_clients.py',
+        release=True,
     ),
     Check(".venv/bin/python -m tools.newer_sqlite", release=True),
     Check(".ci/examples", release=True),
@@ -97,12 +102,13 @@ CHECKS = [
         ".ci/python 3.12 .venv-harbor && .venv/bin/uv pip install -q -p .venv-harbor pathspec pydantic toml"
         " && .venv/bin/uv pip install -q -p .venv-harbor --no-deps harbor"
         ' && HARBOR=$PWD/.venv-harbor/bin/python .venv/bin/pytest -n 0 -m "not long"'
-        " tests/features/evaluation/tasks/test_atif.py tests/features/evaluation/harbor",
+        " tests/features/evaluation/tasks/test_atif.py packages/toolpack-trainers/tests/test_harbor.py",
         release=True,
     ),
     *(
         Check(
             f".ci/python {version} .venv-{version} && .venv/bin/uv pip install -q -p .venv-{version} -e '.[test]'"
+            " -e packages/toolpack-trainers"
             f" && .venv-{version}/bin/pytest",
             "suite",
             release=True,

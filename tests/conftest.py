@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import sys
+import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import postgres_server
@@ -37,6 +39,26 @@ else:
 # The folders mirror those of `toolpack_server`; test modules import helpers and each other by bare names.
 TESTS = Path(__file__).parent
 sys.path[:0] = sorted({str(path.parent) for path in TESTS.rglob("test_*.py")})
+sys.path += sorted(map(str, TESTS.parent.glob("packages/*/tests")))
+
+
+def check_installation():
+    """Stop where an installed distribution has other entry points than the pyproject.toml of this folder."""
+    for path in (TESTS.parent, TESTS.parent / "packages" / "toolpack-trainers"):
+        project = tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        wanted = {(group, *each) for group, names in project["entry-points"].items() for each in names.items()}
+        with contextlib.suppress(ModuleNotFoundError):
+            found = {(each.group, each.name, each.value) for each in distribution(project["name"]).entry_points}
+            if wanted <= found:
+                continue
+        pytest.exit(
+            f"{project['name']} isn't installed as its pyproject.toml says: run "
+            "`.venv/bin/pip install -q -e '.[test]' -e packages/toolpack-trainers`.",
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
+
+
+check_installation()
 
 HEAVY = "heavy and not long"  # what `-m heavy` stands for
 

@@ -36,10 +36,10 @@ def rows(first_cell):
 
 
 def settings_table():
-    own = (feature.settings for feature in load_features() if feature.settings is not None)
+    own = (feature.settings for feature in load_features() if feature.__module__.startswith("toolpack_server."))
     return [
         f"| `{variable}` | {default and f'`{default}`'} | {sentence} |".replace("|  |", "| |")
-        for kind in (Settings, *own)
+        for kind in (Settings, *filter(None, own))
         for variable, (default, sentence) in kind.described().items()
     ]
 

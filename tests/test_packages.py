@@ -24,8 +24,9 @@ def imported(path):
             yield from ((alias.name, set()) for alias in node.names)
 
 
-def test_conformance_imports_only_the_feature_api():
-    folder = ROOT / "packages" / "toolpack-conformance"
+@pytest.mark.parametrize("package", ["toolpack-conformance", "toolpack-trainers"])
+def test_package_imports_only_the_feature_api(package):
+    folder = ROOT / "packages" / package
     found = {module for path in FILES if path.is_relative_to(folder) for module, _ in imported(path)}
     assert {each for each in found if each.startswith(f"{CORE}.") and not each.startswith(tuple(PUBLIC))} <= SEAM
 

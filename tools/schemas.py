@@ -32,7 +32,7 @@ CLIENT = ROOT / "server" / "toolpack_server" / "client" / "methods.py"
 def schemas(only_check: bool, directory: Path) -> None:
     """Write the JSON Schemas, the OpenRPC document and the client's methods, or check them."""
     packs = load_catalog((), BUNDLED).toolpacks.values()
-    features = load_features([])
+    features = [each for each in load_features([]) if each.__module__.startswith("toolpack_server.")]
     methods = all_methods(features)
     wanted = {"openrpc.json": _json(openrpc(methods, features)), "envelope.json": _json(_envelope_schema())}
     wanted |= {f"toolpacks/{pack.name}.json": _json(_toolpack_schema(pack)) for pack in packs}

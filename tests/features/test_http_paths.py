@@ -10,7 +10,7 @@ from serving import wait_until
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, PlainTextResponse, StreamingResponse
 
-from toolpack_server.features.protocols.ors.endpoints import HealthEndpoint
+from toolpack_trainers.ors.endpoints import HealthEndpoint
 
 LARGE = 30_000_000
 ASK = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"

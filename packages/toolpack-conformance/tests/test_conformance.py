@@ -21,9 +21,9 @@ from toolpack_conformance.report import conform, conform_otherwise
 from toolpack_conformance.report import failure as ask
 from toolpack_conformance.target import Target
 from toolpack_server.cli import cli
-from toolpack_server.features.protocols.ors.endpoints import OrsEndpoint
-from toolpack_server.features.protocols.ors.episodes import OrsEpisodes
 from toolpack_server.packs.loading import load_catalog
+from toolpack_trainers.ors.endpoints import OrsEndpoint
+from toolpack_trainers.ors.episodes import OrsEpisodes
 
 DOORS = [("ors", ""), ("openenv", "/openenv/conform")]
 FOLDER = Path(__file__).parents[1] / "toolpack_conformance" / "packs"

@@ -47,6 +47,19 @@ def look_at(
         return asyncio.run(look(local(service, Caller.everybody())))
 
 
+def ask_in_memory(ask: Callable[[Send], Coroutine[Any, Any, T]], pack_dir: tuple[Path, ...], packs: str | None) -> T:
+    """Ask a service in this process, whose sessions end with it."""
+    from toolpack_server.wiring.service import Service  # noqa: PLC0415 - imports the whole server
+
+    service = Service(memory_settings(pack_dir, packs))
+
+    async def run() -> T:
+        async with service.running():
+            return await ask(local(service, Caller()))
+
+    return asyncio.run(run())
+
+
 def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any) -> "Settings":
     """Get the settings of a service in this process, whose sessions end with it."""
     return _settings(

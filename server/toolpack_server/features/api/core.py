@@ -4,6 +4,11 @@ The server's own features import a name from the module that defines it.
 """
 
 from toolpack_server.base.errors import (
+    AnsweredError,
+    CallError,
+    CallFailedError,
+    CallIdReusedError,
+    DeadlineError,
     EvaluationError,
     HttpRefusedError,
     InternalError,
@@ -19,12 +24,13 @@ from toolpack_server.base.errors import (
 from toolpack_server.base.settings import FeatureSettings
 from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState
-from toolpack_server.execution.failure import CallFailure
+from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.observability.metrics import MetricFamily
 from toolpack_server.protocol.parameters import CallId, ForkRequest, Parameters, SessionId, SessionRequest
 from toolpack_server.protocol.results import AddressPaths, CallRecord, PartFailure, Session
 from toolpack_server.protocol.senders import AGENT, CLIENT
 from toolpack_server.rpc.caller import Caller
+from toolpack_server.rpc.codes import REFUSALS, sentence
 from toolpack_server.rpc.method import App, Method
 from toolpack_server.rpc.methods import CreateSession, ForkSession, ListSessions
 from toolpack_server.sessions.addresses import Address
@@ -43,17 +49,24 @@ __all__ = [
     "AGENT",
     "CLIENT",
     "FEATURE_API",
+    "REFUSALS",
     "Address",
     "AddressPaths",
+    "AnsweredError",
     "App",
+    "CallError",
+    "CallFailedError",
     "CallFailure",
     "CallId",
+    "CallIdReusedError",
     "CallRecord",
     "Caller",
     "CreateSession",
     "CreationHook",
+    "DeadlineError",
     "Effect",
     "EvaluationError",
+    "Failure",
     "Feature",
     "FeatureSettings",
     "ForkRequest",
@@ -89,4 +102,5 @@ __all__ = [
     "StoredSession",
     "TooLargeError",
     "details_of",
+    "sentence",
 ]

@@ -16,14 +16,12 @@ import click
 
 from toolpack_server.base.errors import RequestError
 from toolpack_server.base.terminal import printable
-from toolpack_server.cli.local import look_at, look_options, memory_settings
+from toolpack_server.cli.local import ask_in_memory, look_at, look_options
 from toolpack_server.cli.look import FORMS, show, whole_id
 from toolpack_server.cli.options import packs_options
 from toolpack_server.cli.progress import progress
-from toolpack_server.cli.send import Send, local
+from toolpack_server.cli.send import Send
 from toolpack_server.features.replay.bundle_format import read_line, sealed, unpack
-from toolpack_server.rpc.caller import Caller
-from toolpack_server.wiring.service import Service
 
 LIMIT = 100_000
 MOST_BYTES = 2**28  # of a bundle: `session bundle` takes no longer answer from any server
@@ -56,8 +54,7 @@ def replay(target: str, limit: int, **where: Any) -> None:
             _tell(await _watched(send, send("replay_session", asked), forks, min(session["version"], limit)))
 
     if content is not None and not where["url"]:
-        service = Service(memory_settings(where["pack_dir"], where["packs"]))
-        asyncio.run(run(local(service, Caller())))
+        ask_in_memory(run, where["pack_dir"], where["packs"])
     else:
         look_at(run, **where)
 

@@ -19,13 +19,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from toolpack_server.base.errors import HttpRefusedError
-from toolpack_server.features.protocols.nemo_gym.episodes import GymEpisodes, GymRow
-from toolpack_server.features.protocols.nemo_gym.feature import COOKIE
-from toolpack_server.features.protocols.task_episodes import NO_TOOL, read, reason_of
-from toolpack_server.rpc.codes import REFUSALS, sentence
-from toolpack_server.web.endpoints import Gateway
-from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest
+from toolpack_server.features.api.core import REFUSALS, HttpRefusedError, sentence
+from toolpack_server.features.api.http import FeatureEndpoint, FeatureRequest, Gateway
+from toolpack_trainers.nemo_gym.episodes import GymEpisodes, GymRow
+from toolpack_trainers.nemo_gym.feature import COOKIE
+from toolpack_trainers.task_episodes import NO_TOOL, read, reason_of
 
 SERVER_NAME = "toolpack"
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"  # noqa: S105 - a header's name

@@ -13,10 +13,10 @@ from toolpack_server import Task, TaskEnvironment, Toolpack
 from toolpack_server.base.errors import CallFailedError, DeadlineError
 from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.features.api.core import Caller
-from toolpack_server.features.protocols.openenv.episodes import OpenEnvEpisodes
-from toolpack_server.features.protocols.openenv.messages import AnswerAction, CallTool, ResetData
-from toolpack_server.features.protocols.task_episodes import failure_text
 from toolpack_server.packs.catalog import Catalog
+from toolpack_trainers.openenv.episodes import OpenEnvEpisodes
+from toolpack_trainers.openenv.messages import AnswerAction, CallTool, ResetData
+from toolpack_trainers.task_episodes import failure_text
 
 TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
 DISHES = "chores/dishes"  # three calls at most

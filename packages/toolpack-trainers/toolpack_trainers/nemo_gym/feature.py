@@ -1,11 +1,11 @@
 """What NeMo Gym's resources server adds to the server."""
 
-from toolpack_server.features.protocols.nemo_gym.episodes import GymEpisodes
-from toolpack_server.wiring.feature import Feature
+from toolpack_server.features.api.core import Feature
+from toolpack_trainers.nemo_gym.episodes import GymEpisodes
 
 COOKIE = "toolpack_session"
 
-_ENDPOINTS = "toolpack_server.features.protocols.nemo_gym.endpoints"
+_ENDPOINTS = "toolpack_trainers.nemo_gym.endpoints"
 
 
 class NemoGymFeature(Feature):

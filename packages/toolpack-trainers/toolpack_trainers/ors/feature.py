@@ -1,10 +1,10 @@
 """What the Open Reward Standard adds to the server."""
 
-from toolpack_server.features.protocols.ors.episodes import OrsEpisodes
-from toolpack_server.features.protocols.ors.settings import OrsSettings
-from toolpack_server.wiring.feature import Feature
+from toolpack_server.features.api.core import Feature
+from toolpack_trainers.ors.episodes import OrsEpisodes
+from toolpack_trainers.ors.settings import OrsSettings
 
-_ENDPOINTS = "toolpack_server.features.protocols.ors.endpoints"
+_ENDPOINTS = "toolpack_trainers.ors.endpoints"
 
 
 class OrsFeature(Feature):

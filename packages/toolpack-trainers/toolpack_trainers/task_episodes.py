@@ -12,23 +12,24 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from toolpack_server.base.errors import (
+from toolpack_server.features.api.core import (
+    AGENT,
+    REFUSALS,
     AnsweredError,
+    App,
+    Caller,
     CallError,
     CallFailedError,
     CallIdReusedError,
     DeadlineError,
+    Failure,
     HttpRefusedError,
     InvalidParamsError,
     OverloadedError,
     RequestError,
     TooLargeError,
+    sentence,
 )
-from toolpack_server.execution.failure import Failure
-from toolpack_server.protocol.senders import AGENT
-from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.codes import REFUSALS, sentence
-from toolpack_server.rpc.method import App
 
 ALL = "all"  # the split of all tasks
 ANSWER = "submit_answer"

@@ -4,7 +4,6 @@ What an agent may not see, the solution and the secret of the verdict, never com
 verifier has one of its own, so an agent with a shell can't prepare it. No folder is ever overwritten.
 """
 
-import asyncio
 import json
 import re
 import secrets
@@ -15,13 +14,7 @@ from typing import Any
 
 import click
 
-from toolpack_server.base.terminal import echo
-from toolpack_server.cli.local import memory_settings
-from toolpack_server.cli.options import packs_options
-from toolpack_server.cli.send import Send, local
-from toolpack_server.packs.loading import catalog_of
-from toolpack_server.rpc.caller import Caller
-from toolpack_server.wiring.service import Service
+from toolpack_server.features.api.commands import Send, ask_in_memory, echo, packs_options
 
 _TEMPLATES = Path(__file__).parent / "templates"
 PAGE = 1000
@@ -51,22 +44,18 @@ def _toml(text: str) -> str:
 @click.option("--image", default="toolpack-server", show_default=True, help="Image that has the toolpacks.")
 def tasks(pack_dir: tuple[Path, ...], packs: str | None, harbor: Path, wanted: tuple[str, ...], image: str) -> None:
     """Write each task as a folder that Harbor runs: its tools over MCP, its solution and its verifier."""
-    settings = memory_settings(pack_dir, packs)
-    service = Service(settings, catalog_of(settings))
 
-    async def write() -> None:
-        async with service.running():
-            send = local(service, Caller())
-            found = [task for task in await _all(send) if not wanted or task["task"] in wanted]
-            if missing := sorted({*wanted} - {task["task"] for task in found}):
-                raise click.ClickException(f"There is no task {missing[0]}: `toolpack-server list` shows toolpacks.")
-            told = [task for task in found if not task["participants"]]
-            for task in told:
-                await _write(send, harbor, task, image)
-            left = len(found) - len(told)
-            echo(f"{len(told)} tasks in {harbor}" + (f"; {left} left out, which need participants" if left else ""))
+    async def write(send: Send) -> None:
+        found = [task for task in await _all(send) if not wanted or task["task"] in wanted]
+        if missing := sorted({*wanted} - {task["task"] for task in found}):
+            raise click.ClickException(f"There is no task {missing[0]}: `toolpack-server list` shows toolpacks.")
+        told = [task for task in found if not task["participants"]]
+        for task in told:
+            await _write(send, harbor, task, image)
+        left = len(found) - len(told)
+        echo(f"{len(told)} tasks in {harbor}" + (f"; {left} left out, which need participants" if left else ""))
 
-    asyncio.run(write())
+    ask_in_memory(write, pack_dir, packs)
 
 
 async def _all(send: Send) -> list[Mapping[str, Any]]:

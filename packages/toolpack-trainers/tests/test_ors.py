@@ -15,9 +15,9 @@ import serving
 from patience import PATIENCE
 
 from toolpack_server.base.errors import DeadlineError, InvalidParamsError
-from toolpack_server.features.protocols.ors.endpoints import OrsEndpoint, _pieces
-from toolpack_server.features.protocols.ors.episodes import _blocks, block_of
 from toolpack_server.web.app import create_app
+from toolpack_trainers.ors.endpoints import OrsEndpoint, _pieces
+from toolpack_trainers.ors.episodes import _blocks, block_of
 
 TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
 DISHES = "chores/dishes"  # three calls at most

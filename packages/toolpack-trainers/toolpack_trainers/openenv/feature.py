@@ -1,10 +1,10 @@
 """What OpenEnv adds to the server."""
 
-from toolpack_server.features.protocols.openenv.episodes import OpenEnvEpisodes
-from toolpack_server.features.protocols.openenv.settings import OpenEnvSettings
-from toolpack_server.wiring.feature import Feature
+from toolpack_server.features.api.core import Feature
+from toolpack_trainers.openenv.episodes import OpenEnvEpisodes
+from toolpack_trainers.openenv.settings import OpenEnvSettings
 
-_ENDPOINTS = "toolpack_server.features.protocols.openenv.endpoints"
+_ENDPOINTS = "toolpack_trainers.openenv.endpoints"
 TOOLPACK = "/openenv/{toolpack}"
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from toolpack_server.base.settings import FeatureSettings
+from toolpack_server.features.api.core import FeatureSettings
 
 
 class OpenEnvSettings(FeatureSettings, feature="openenv"):

@@ -7,9 +7,9 @@ import json
 import uuid
 from typing import Any
 
-from toolpack_server.base.errors import HttpRefusedError
-from toolpack_server.features.protocols.openenv.episodes import OpenEnvEpisodes
-from toolpack_server.features.protocols.openenv.messages import (
+from toolpack_server.features.api.core import REFUSALS, Caller, HttpRefusedError, sentence
+from toolpack_trainers.openenv.episodes import OpenEnvEpisodes
+from toolpack_trainers.openenv.messages import (
     OpenEnvCallParams,
     OpenEnvListParams,
     OpenEnvMcpRequest,
@@ -17,16 +17,13 @@ from toolpack_server.features.protocols.openenv.messages import (
     OpenEnvShape,
     read_message,
 )
-from toolpack_server.features.protocols.task_episodes import PlayedCall
-from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.codes import (
-    ERROR_INVALID_PARAMS,
-    ERROR_INVALID_REQUEST,
-    ERROR_METHOD_NOT_FOUND,
-    ERROR_OF_SERVER,
-    REFUSALS,
-    sentence,
-)
+from toolpack_trainers.task_episodes import PlayedCall
+
+PARSE_ERROR = -32700  # this and those below: of JSON-RPC 2.0, section 5.1
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+REFUSED = -32000  # what OpenEnv answers for all else
 
 
 class OpenEnvMcpError(Exception):
@@ -54,22 +51,22 @@ class OpenEnvMcp:
             try:
                 request = read_message(OpenEnvMcpRequest, given, "A request")
             except HttpRefusedError as error:
-                raise OpenEnvMcpError(ERROR_INVALID_REQUEST, str(error)) from None
+                raise OpenEnvMcpError(INVALID_REQUEST, str(error)) from None
             id_ = request.id
             method = METHODS.get(request.method)
             if method is None:
                 raise OpenEnvMcpError(
-                    ERROR_METHOD_NOT_FOUND, f"Method not found: {request.method[:200]}. There are {', '.join(METHODS)}."
+                    METHOD_NOT_FOUND, f"Method not found: {request.method[:200]}. There are {', '.join(METHODS)}."
                 )
             kind, do = method
             try:
                 result = await do(self, caller, env, read_message(kind, request.params, "params"), sid)
             except HttpRefusedError as error:
-                raise OpenEnvMcpError(ERROR_INVALID_PARAMS, str(error)) from None
+                raise OpenEnvMcpError(INVALID_PARAMS, str(error)) from None
         except OpenEnvMcpError as error:
             return failure(id_, error.code, str(error))
         except REFUSALS as error:
-            return failure(id_, ERROR_OF_SERVER, sentence(error))
+            return failure(id_, REFUSED, sentence(error))
         return {"jsonrpc": "2.0", "id": id_, "result": result}
 
     async def _create(self, _caller: Caller, _env: str, _params: OpenEnvShape, sid: str | None) -> dict[str, Any]:
@@ -79,7 +76,7 @@ class OpenEnvMcp:
     async def _close(self, caller: Caller, _env: str, params: OpenEnvSessionParams, sid: str | None) -> dict[str, Any]:
         """End a session: an episode without an answer is evaluated. It is kept until it expires."""
         if params.session_id == sid:
-            raise OpenEnvMcpError(ERROR_INVALID_REQUEST, "The session is that of this WebSocket: close the WebSocket.")
+            raise OpenEnvMcpError(INVALID_REQUEST, "The session is that of this WebSocket: close the WebSocket.")
         episode = await self._episodes.newest(caller, params.session_id)
         if episode is not None:
             await self._episodes.end(caller, episode)
@@ -94,7 +91,7 @@ class OpenEnvMcp:
     async def _call(self, caller: Caller, _env: str, params: OpenEnvCallParams, sid: str | None) -> dict[str, Any]:
         session = params.session_id or sid
         if session is None:
-            raise OpenEnvMcpError(ERROR_INVALID_PARAMS, "Which session? Send session_id, from openenv/session/create.")
+            raise OpenEnvMcpError(INVALID_PARAMS, "Which session? Send session_id, from openenv/session/create.")
         episode = await self._episodes.find(caller, session)
         told = await self._episodes.play(caller, episode, params.name, params.arguments, None)
         return _result(told)

@@ -14,11 +14,20 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
-from toolpack_server.base.errors import HttpRefusedError, InvalidParamsError, OverloadedError, SessionNotFoundError
-from toolpack_server.features.protocols.openenv.episodes import NO_STATE, OpenEnvEpisodes
-from toolpack_server.features.protocols.openenv.feature import TOOLPACK, OpenEnvFeature
-from toolpack_server.features.protocols.openenv.mcp import OpenEnvMcp, failure
-from toolpack_server.features.protocols.openenv.messages import (
+from toolpack_server.features.api.core import (
+    REFUSALS,
+    Caller,
+    HttpRefusedError,
+    InvalidParamsError,
+    OverloadedError,
+    SessionNotFoundError,
+    sentence,
+)
+from toolpack_server.features.api.http import FeatureEndpoint, FeatureRequest, FeatureSocket, Gateway
+from toolpack_trainers.openenv.episodes import NO_STATE, OpenEnvEpisodes
+from toolpack_trainers.openenv.feature import TOOLPACK, OpenEnvFeature
+from toolpack_trainers.openenv.mcp import PARSE_ERROR, OpenEnvMcp, failure
+from toolpack_trainers.openenv.messages import (
     ACTION_SCHEMA,
     MAX_ID,
     MESSAGES,
@@ -37,11 +46,7 @@ from toolpack_server.features.protocols.openenv.messages import (
     StepBody,
     read_message,
 )
-from toolpack_server.features.protocols.task_episodes import TaskEpisode
-from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.codes import ERROR_PARSE_ERROR, REFUSALS, sentence
-from toolpack_server.web.endpoints import Gateway
-from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest, FeatureSocket
+from toolpack_trainers.task_episodes import TaskEpisode
 
 UNAVAILABLE = 503
 
@@ -251,7 +256,7 @@ class OpenEnvMcpEndpoint(OpenEnvSocket):
         try:
             given = await self.parsed(request)
         except HttpRefusedError as error:
-            return failure(None, ERROR_PARSE_ERROR, str(error))
+            return failure(None, PARSE_ERROR, str(error))
         return await self.mcp.answer(request.caller, await self.env(request), given, sid)
 
 

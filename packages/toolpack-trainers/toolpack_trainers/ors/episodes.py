@@ -6,9 +6,9 @@ What the standard has its own words for is said in them here; all else is in `ta
 import json
 from typing import Any
 
-from toolpack_server.base.errors import HttpRefusedError, SessionNotFoundError
-from toolpack_server.features.protocols.ors.settings import OrsSettings
-from toolpack_server.features.protocols.task_episodes import (
+from toolpack_server.features.api.core import App, Caller, HttpRefusedError, SessionNotFoundError
+from toolpack_trainers.ors.settings import OrsSettings
+from toolpack_trainers.task_episodes import (
     ANSWER,
     ANSWER_ABOUT,
     ANSWER_SCHEMA,
@@ -16,8 +16,6 @@ from toolpack_server.features.protocols.task_episodes import (
     TaskEpisodes,
     TaskSpec,
 )
-from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.method import App
 
 KNOWN = 10_000  # episodes whose sessions are remembered
 

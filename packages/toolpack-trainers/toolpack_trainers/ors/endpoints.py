@@ -17,12 +17,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from toolpack_server.base.errors import HttpRefusedError
-from toolpack_server.features.protocols.ors.episodes import OrsEpisodes, block_of
-from toolpack_server.features.protocols.task_episodes import ALL, TaskSpec, messages_of, read
-from toolpack_server.rpc.codes import REFUSALS, sentence
-from toolpack_server.web.endpoints import Gateway
-from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest
+from toolpack_server.features.api.core import REFUSALS, HttpRefusedError, sentence
+from toolpack_server.features.api.http import FeatureEndpoint, FeatureRequest, Gateway
+from toolpack_trainers.ors.episodes import OrsEpisodes, block_of
+from toolpack_trainers.task_episodes import ALL, TaskSpec, messages_of, read
 
 SIGN_SECONDS = 10.0  # between two signs of life; clients give up after 30 s of silence
 CHUNK = 32 * 1024  # bytes of a result in one event; clients read lines of up to 128 KiB

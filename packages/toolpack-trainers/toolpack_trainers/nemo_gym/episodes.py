@@ -12,24 +12,24 @@ from typing import Any
 
 from pydantic import BaseModel, Field, JsonValue
 
-from toolpack_server.base.errors import (
+from toolpack_server.features.api.core import (
+    AGENT,
+    REFUSALS,
+    Address,
     AnsweredError,
+    App,
+    Caller,
     CallIdReusedError,
     HttpRefusedError,
     InvalidParamsError,
     SessionNotFoundError,
     TooLargeError,
 )
-from toolpack_server.features.protocols.task_episodes import (
+from toolpack_trainers.task_episodes import (
     PAGE,
     failure_text,
     reason_of,
 )
-from toolpack_server.protocol.senders import AGENT
-from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.codes import REFUSALS
-from toolpack_server.rpc.method import App
-from toolpack_server.sessions.addresses import Address
 
 LABEL = "nemo_gym"
 MAX_SHOWN = 200

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation, TypeAdapter
 
-from toolpack_server.features.protocols.task_episodes import ALL, TaskSpec, read
+from toolpack_trainers.task_episodes import ALL, TaskSpec, read
 
 MAX_ID = 64
 UNPROCESSABLE = 422

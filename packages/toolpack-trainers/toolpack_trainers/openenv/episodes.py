@@ -10,10 +10,10 @@ import random
 import uuid
 from typing import Any
 
-from toolpack_server.base.errors import HttpRefusedError, SessionNotFoundError
-from toolpack_server.features.protocols.openenv.messages import AnswerAction, CallTool, ResetData
-from toolpack_server.features.protocols.openenv.settings import OpenEnvSettings
-from toolpack_server.features.protocols.task_episodes import (
+from toolpack_server.features.api.core import Caller, HttpRefusedError, SessionNotFoundError
+from toolpack_trainers.openenv.messages import AnswerAction, CallTool, ResetData
+from toolpack_trainers.openenv.settings import OpenEnvSettings
+from toolpack_trainers.task_episodes import (
     ANSWER,
     ANSWER_ABOUT,
     ANSWER_SCHEMA,
@@ -27,7 +27,6 @@ from toolpack_server.features.protocols.task_episodes import (
     TaskSpec,
     messages_of,
 )
-from toolpack_server.rpc.caller import Caller
 
 EPISODE = "openenv-episode"  # the label that has an episode's id
 PLAYS = "openenv-plays"  # the label of a session that stands for another one
