@@ -47,7 +47,7 @@ from toolpack_server.sessions.manager import SessionManager
 from toolpack_server.sessions.record_kinds import RecordKinds
 from toolpack_server.sessions.resets import ResetKind
 from toolpack_server.stores.base import SessionStore
-from toolpack_server.volumes.scratch import Scratch, check_folder
+from toolpack_server.volumes.scratch import Scratch
 from toolpack_server.volumes.volume import Limits, VolumeContext, VolumeKinds
 from toolpack_server.wiring.feature import Feature
 from toolpack_server.wiring.installed import described, in_order, load_features
@@ -130,7 +130,6 @@ def check_settings(settings: Settings, features: Sequence[type[Feature]]) -> Non
             settings.of(feature.settings)
         for check in feature.checks:
             check(settings)
-    check_folder(settings)
     isolation(settings, features)
 
 
