@@ -26,6 +26,7 @@ from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import describe, error_reply
 from toolpack_server.rpc.method import agents_methods, clients_methods
 from toolpack_server.stores.base import Counted, SessionStore
+from toolpack_server.volumes.scratch import Scratch
 from toolpack_server.volumes.volume import Limits, VolumeContext
 from toolpack_server.wiring import stores
 from toolpack_server.wiring.feature import Feature
@@ -38,7 +39,7 @@ FEATURES = load_features()
 CLIENTS_METHODS = clients_methods(all_methods(FEATURES))
 AGENTS_METHODS = agents_methods(all_methods(FEATURES))
 KEY = b"a key that only the tests know!!"
-NO_VOLUMES = VolumeContext({}, None, Limits())
+NO_VOLUMES = VolumeContext({}, Scratch(None, 0), Limits())
 
 CATALOG = load_catalog((PACKS,), FIXTURES)
 ledger: Any = sys.modules["toolpacks.ledger"]

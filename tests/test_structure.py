@@ -40,6 +40,28 @@ ORDINARY_NAMES = {
     *("ThreadPoolExecutor", "LoopExecutor", "run_in_executor", "set_default_executor", "shutdown_default_executor"),
     *("executor", "_executors", "_executor_threads", "mcp", "EPISODE_OVER", "episode_over"),
 }
+# Names of what has one known class: an `Any` there would hide an import.
+OF_KNOWN_CLASSES = {
+    *("address", "app", "caller", "catalog", "chain", "codec", "context", "failure", "head", "hook", "hooks", "mount"),
+    *("operation", "operation_hooks", "operators", "outcome", "place", "plan", "recipe", "record", "runner", "scratch"),
+    *("service", "session", "sessions", "settings", "snapshot", "state", "store", "tracer", "volume", "world"),
+}
+# Where the type is `Any` nevertheless, each with the reason.
+ANY_FOR_A_REASON = {
+    ("base/errors.py", "failure"): "a `CallFailure` is made of what this module has",
+    ("cli/call.py", "outcome"): "a command imports what it needs of the server when it runs",
+    ("engine/state.py", "hook"): "any object is a key of the memo",
+    ("features/executors/transport.py", "head"): "JSON of another process",
+    ("features/stores/blobs/bucket.py", "_store"): "obstore's stores have no common class",
+    ("features/stores/blobs/command.py", "store"): "`OutsideBlobs` has what the store in it has, by `__getattr__`",
+    ("features/stores/blobs/store.py", "store"): "likewise",
+    ("features/replay/bundle_format.py", "_context"): "what pydantic hands over",
+    ("observability/trace_context.py", "state"): "JSON of a client",
+    ("snapshots/classes.py", "operators"): "they are built from this class, and kept with it",
+    ("snapshots/classes.py", "state"): "what pickle hands over",
+    ("snapshots/layouts.py", "state"): "likewise",
+    ("web/http_server.py", "app"): "uvicorn's name for any ASGI application",
+}
 CLIENTS_MAY_IMPORT = re.compile(
     r"toolpack_server\.((client|training)\b.*|base\.errors|protocol\.results|features\.(\w+\.)+results)"
 )
@@ -112,6 +134,24 @@ def test_rooms_import_few_others_and_none_in_a_circle(nodes):
     sorter.prepare()  # raises CycleError
     assert len(found) <= MOST_ARROWS
     assert not [arrow for arrow in found if arrow[1] == "features"]
+
+
+def is_any(annotation):
+    return re.fullmatch(r"(ClassVar\[|ContextVar\[)?Any( \| None)?\]?", ast.unparse(annotation)) is not None
+
+
+def anys(nodes):
+    """Yield the names of arguments, attributes and variables whose type is `Any`."""
+    for node in nodes:
+        if isinstance(node, ast.arg) and node.annotation is not None and is_any(node.annotation):
+            yield node.arg
+        elif isinstance(node, ast.AnnAssign) and is_any(node.annotation):
+            yield ast.unparse(node.target).rpartition(".")[2]
+
+
+def test_no_any_stands_for_a_class_of_the_server(nodes):
+    found = {(name(path), each) for path in FILES for each in anys(nodes[path]) if each.strip("_") in OF_KNOWN_CLASSES}
+    assert found == ANY_FOR_A_REASON.keys()
 
 
 def named(nodes):

@@ -11,7 +11,8 @@ from toolpack_server.execution.call import call
 from toolpack_server.execution.codec import Codec
 from toolpack_server.execution.failure import Failure
 from toolpack_server.execution.runtime import SessionRuntime
-from toolpack_server.execution.world import ExecutionContext, Snapshot
+from toolpack_server.execution.snapshot import Snapshot
+from toolpack_server.execution.world import ExecutionContext
 
 CODEC = Codec(CATALOG, serving.KEY, 2**20, serving.NO_VOLUMES)
 PACKS = ("ledger", "vault")

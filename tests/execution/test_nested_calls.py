@@ -7,7 +7,8 @@ import pytest
 from serving import IN_BOTH, PACKS, gate, refused
 
 from toolpack_server.base.errors import InvalidParamsError
-from toolpack_server.execution.world import ExecutionContext, Snapshot, World
+from toolpack_server.execution.snapshot import Snapshot
+from toolpack_server.execution.world import ExecutionContext, World
 from toolpack_server.features.replay.bundle_format import record_of
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.sessions.nested import MAX_NESTED_CALLS

@@ -14,7 +14,8 @@ from toolpack_server.execution.call import call
 from toolpack_server.execution.codec import Codec
 from toolpack_server.execution.parts import divide, environments, holds, toolpack_of
 from toolpack_server.execution.runtime import SessionRuntime
-from toolpack_server.execution.world import ExecutionContext, Snapshot
+from toolpack_server.execution.snapshot import Snapshot
+from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.snapshots.comparison import difference
 from toolpack_server.snapshots.pickling import freeze, thaw

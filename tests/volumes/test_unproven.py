@@ -20,7 +20,7 @@ from toolpack_server.features.volumes.databases.database_connection import open_
 from toolpack_server.features.volumes.databases.database_file import DatabaseFile
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.volumes.scratch import LENT, Scratch
-from toolpack_server.volumes.volume import WorkingCopy
+from toolpack_server.volumes.working_copy import WorkingCopy
 
 # What is raised in each step leaves files and connections to the garbage collector, which says so.
 WARNING = "ignore::pytest.PytestUnraisableExceptionWarning"

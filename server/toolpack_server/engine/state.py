@@ -33,19 +33,21 @@ How records follow each other  a store that has lost its newest data the id of t
 What never changes needs no notice: what a session is made of, its addresses, and the digest of a blob.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Generic
 
 from pydantic import BaseModel
+from typing_extensions import TypeVar
 
 from toolpack_server.base.times import expiry
 from toolpack_server.stores.base import Commit, Head, Record, StoredSession
 from toolpack_server.volumes.volume import live_name
 
 T = TypeVar("T")
+F = TypeVar("F", default=Any)
 
 LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of its snapshot
 STATE_BYTES = 8192
@@ -85,16 +87,17 @@ class Effect:
     memo: dict[Any, Any] = field(default_factory=dict)
 
 
-class SessionState:
+class SessionState(Generic[F]):
     """What is known of one session.
 
     An operation may read it: `session` is how it was created, `version` its current version, and `index` that of its
-    last record. What the operation changes is its `Effect`.
+    last record. What the operation changes is its `Effect`. `facts` is what the operations have made of `session`; the
+    engine only keeps it.
     """
 
     __slots__ = (
         *("session", "expires_at", "index", "version", "parts", "epoch", "holder", "last", "stored", "untrimmed"),
-        *("leased", "blobs", "live", "uncommitted", "unstored", "memo", "operation_hooks", "recipe", "invalid"),
+        *("leased", "blobs", "live", "uncommitted", "unstored", "memo", "facts", "invalid"),
         "_session_bytes",
     )
 
@@ -108,9 +111,7 @@ class SessionState:
         self.uncommitted: dict[str, Record] = {}  # the records whose commit is on its way, by call_id
         self.unstored: dict[str, bytes] = {}  # the blobs that are on their way with those commits, by id
         self.leased = False
-        # What the session is made from; None until it has proved to be as it was created. Only `sessions` reads it.
-        self.recipe: Any = None
-        self.operation_hooks: Sequence[Any] = ()  # those who have to do with the session's operations, known then, too
+        self.facts: F | None = None  # None until the session has proved to be as it was created
         self._session_bytes = _size(session)
         # Who holds the lease, as the store knows this worker; None in a store that isn't shared.
         self.holder: str | None = None

@@ -13,8 +13,9 @@ from toolpack_server.base.errors import InternalSignal, OverloadedError, Request
 from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.execution.machine import machine_trouble
 from toolpack_server.execution.plan import Plan
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import Volumes
-from toolpack_server.execution.world import ExecutionContext, PromiseCheck, Snapshot, World
+from toolpack_server.execution.world import ExecutionContext, PromiseCheck, World
 from toolpack_server.functions.content import check_content
 from toolpack_server.functions.steps import Passed, Steps, run_steps
 from toolpack_server.jsonio.view import to_json

@@ -18,8 +18,9 @@ from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.execution.initial import Built, build, parse
 from toolpack_server.execution.plan import Plan
 from toolpack_server.execution.runner import RunnerOperation
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.views import as_json, bound, reading, thawed, view
-from toolpack_server.execution.world import ExecutionContext, Snapshot
+from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.functions.leftovers import Watch
 from toolpack_server.functions.steps import Steps, run_steps
 from toolpack_server.jsonio.strict import dumps, loads

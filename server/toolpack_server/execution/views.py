@@ -12,8 +12,8 @@ from toolpack_server.base.errors import OverloadedError
 from toolpack_server.execution.codec import PlainCodec
 from toolpack_server.execution.machine import machine_trouble
 from toolpack_server.execution.parts import environments, toolpack_of
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import READING, Volumes, stored_volumes
-from toolpack_server.execution.world import Snapshot
 from toolpack_server.jsonio.strict import Fragment, dumps
 from toolpack_server.jsonio.view import to_json
 from toolpack_server.volumes.volume import Volume, is_piece

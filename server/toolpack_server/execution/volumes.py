@@ -15,6 +15,8 @@ from pydantic import BaseModel
 from toolpack_server.base.errors import SnapshotError
 from toolpack_server.execution.codec import PlainCodec
 from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.snapshot import Snapshot
+from toolpack_server.volumes.scratch import Place
 from toolpack_server.volumes.volume import (
     SLOTS,
     Chain,
@@ -76,7 +78,7 @@ class Changes(NamedTuple):
     """What a call has changed in volumes."""
 
     blobs: dict[str, tuple[str, bytes]]  # the new blob id and bytes of each piece
-    live: dict[str, Any]  # the places of working copies
+    live: dict[str, Place]  # the places of working copies
     counts: dict[str, int]  # for each volume that has changed, how many keys
     found: dict[str, Any]  # what the conditions under which it runs have found in each piece
 
@@ -102,7 +104,7 @@ class Volumes:
         self._inside: list[tuple[BaseModel, dict[str, Volume], bool]] = []
         self._asked_to_finish = False  # from then on no working copy is known to be as it was
 
-    def bind(self, toolpack: str, environment: BaseModel | None, snapshot: Any) -> None:
+    def bind(self, toolpack: str, environment: BaseModel | None, snapshot: Snapshot) -> None:
         """Get the volumes of a session's toolpack, and put them into its environment, if there is one."""
         context, of_instances = self._codec.volumes, self._codec.catalog.toolpacks[toolpack].holds_instances
         placed: dict[str, Volume] = {}
@@ -177,23 +179,24 @@ class Volumes:
             keys[name] = (
                 self._add(changes, self._stored[name], volume, changed) if changed else _mount(volume).chain.key
             )
-        kept: dict[str, Any] = {}
+        kept: dict[str, Place] = {}
         for name, key in keys.items():
             mount = _mount(self.bound[name])
             copied, origin, mount.copied, mount.place = mount.copied, mount.place, None, None
-            kept[self._stored[name].live] = mount.context.scratch.put(key, copied, origin)
+            if copied is not None:
+                kept[self._stored[name].live] = mount.context.scratch.put(key, copied, origin)
         for name in [*self.bound]:
             self._end(changes.live, name, keep=False)
         changes.live.update(kept)
         return changes
 
-    def abandon(self, *, keep: bool = True) -> dict[str, Any]:
+    def abandon(self, *, keep: bool = True) -> dict[str, Place]:
         """End the use by a call that has failed, or by a reader; get the places of working copies.
 
         Args:
             keep: Keep those that can be changed, as far as they are as they were; nobody else will know their places.
         """
-        live: dict[str, Any] = {}
+        live: dict[str, Place] = {}
         for name in [*self.bound]:
             self._end(live, name, keep=keep and not self._asked_to_finish)
         return {} if self._asked_to_finish else live
@@ -232,7 +235,7 @@ class Volumes:
         known = len(ids) >= len(stored.parts) and all(ids.values())
         return (stored.name, *map(ids.__getitem__, sorted(ids))) if known else None
 
-    def _end(self, live: dict[str, Any], name: str, *, keep: bool) -> None:
+    def _end(self, live: dict[str, Place], name: str, *, keep: bool) -> None:
         """End the use of a volume; its working copy is kept if it proves to be as it was."""
         volume = self.bound[name]
         mount = _mount(volume)
@@ -242,7 +245,7 @@ class Volumes:
             with suppress(Exception):
                 unchanged = volume.abandon()
             copied, place, mount.copied, mount.place = mount.copied, mount.place, None, None
-            if mount.read_only:
+            if mount.read_only and place is not None:
                 mount.context.scratch.release(place, keep=unchanged)
                 mount.place = place if unchanged else None
             elif unchanged and keep:
@@ -254,7 +257,7 @@ class Volumes:
         del self.bound[name]
 
 
-def _payload(codec: PlainCodec, snapshot: Any, part: str) -> bytes:
+def _payload(codec: PlainCodec, snapshot: Snapshot, part: str) -> bytes:
     return codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
 
 

@@ -5,7 +5,7 @@ dropped; only a commit stores what it has changed.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,24 +16,11 @@ from toolpack_server.base.errors import ResultError, SnapshotError
 from toolpack_server.execution.codec import PlainCodec
 from toolpack_server.execution.parts import besides_volumes, emptied, merge, parts_of, wanted
 from toolpack_server.execution.plan import Plan
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import READ_ONLY, Volumes, stored_volumes
 from toolpack_server.jsonio.strict import cut_if_longer, dumps
 from toolpack_server.jsonio.view import to_json, without_json
 from toolpack_server.snapshots.comparison import first_difference
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """The environments of a session as passed to a call, which may take live objects out of it."""
-
-    parts: Mapping[str, str]  # the blob id of each part
-    blobs: Mapping[str, bytes]  # the bytes of each part
-    # Objects that are equal to the bytes of their part, or where an executor holds them.
-    live: dict[str, Any] = field(default_factory=dict)
-
-
-Versions = Callable[[int], Snapshot]
-"""Gets the environments of another version; a `RequestError` if there are none."""
 
 
 @dataclass(slots=True)

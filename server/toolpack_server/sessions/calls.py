@@ -19,7 +19,8 @@ from toolpack_server.execution.failure import CallFailure, Failure, cut_error
 from toolpack_server.execution.nested import NestedCall
 from toolpack_server.execution.operations import RunCall
 from toolpack_server.execution.plan import Plan, SessionFunctions, uncompared
-from toolpack_server.execution.world import PromiseCheck, Snapshot
+from toolpack_server.execution.snapshot import Snapshot
+from toolpack_server.execution.world import PromiseCheck
 from toolpack_server.functions.steps import Steps
 from toolpack_server.jsonio.strict import Fragment, cut_if_longer, dumps
 from toolpack_server.observability.suspects import LIMIT
@@ -30,7 +31,6 @@ from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.nested import MAX_NESTED_CALLS, NestedRecord
 from toolpack_server.sessions.operation import SessionOperation
 from toolpack_server.sessions.part_bytes import PartBytes
-from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.sessions.record_kinds import RecordKind, Shown, short
 from toolpack_server.sessions.records import cut_arguments
 from toolpack_server.stores.base import Record
@@ -86,8 +86,7 @@ class CallOperation(SessionOperation):
         self._shown_whole: Outcome | None = None  # unless the record has only a part of its result
 
     def prepare(self, state: SessionState) -> float:
-        request, context = self.request, self.context
-        recipe: Recipe = state.recipe
+        request, context, recipe = self.request, self.context, self.facts.recipe
         # No feature has anything to say of an address if the recipe has nothing of them.
         limited = self.by != CLIENT and recipe.kept
         offered = context.addresses.of(state.session, self.by).functions if limited else None

@@ -11,7 +11,6 @@ from toolpack_server.base.doing import doing
 from toolpack_server.base.errors import ClassesChangedError, StateDamagedError, shown
 from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
-from toolpack_server.engine.state import SessionState
 from toolpack_server.execution.codec import Codec
 from toolpack_server.execution.conditions import Conditions
 from toolpack_server.execution.initial import InitialEnvironments
@@ -24,7 +23,7 @@ from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.registration import place
 from toolpack_server.protocol.parameters import SessionRequest
 from toolpack_server.sessions.addresses import Addresses
-from toolpack_server.sessions.hooks import CreationHook, SessionFilter
+from toolpack_server.sessions.hooks import CreationHook, SessionFilter, SessionHook
 from toolpack_server.sessions.identity import Identities
 from toolpack_server.sessions.paths import Paths
 from toolpack_server.sessions.quotas import Quotas
@@ -78,7 +77,7 @@ class SessionContext:
         self.creation_hooks: list[CreationHook] = []
         self.session_request: type[SessionRequest] = SessionRequest  # with what features add to it
         self.filters: list[SessionFilter] = []
-        self.operation_hooks: list[Any] = []  # what features do around operations, each an `OperationHook`
+        self.operation_hooks: list[SessionHook] = []
         self.initial = InitialEnvironments(
             lambda toolpack, options: self.run(BuildEnvironment(toolpack, options)), INITIAL_BYTES
         )
@@ -138,12 +137,6 @@ class SessionContext:
                 f"The session has {unknown!r}, which this server doesn't know: use a server of the version that made "
                 "it, or a newer one."
             )
-
-    def check(self, state: SessionState) -> None:
-        """Check a session, whose state is used first; raises as `check_session`."""
-        self.check_session(state.session)
-        state.operation_hooks = tuple(each for each in self.operation_hooks if each.concerns(state.session))
-        state.recipe = Recipe.of(state.session)
 
     def run(self, operation: RunnerOperation[T]) -> T:
         """Run an author's code that isn't a function; where it misses its deadline, the error says what it was."""

@@ -57,6 +57,14 @@ class CreationHook:
         """Get those under which the environments of a session with these details are built; None if there are none."""
 
 
+class SessionHook:
+    """What one feature does with some sessions; `OperationHook` derives from it."""
+
+    def concerns(self, session: StoredSession) -> bool:
+        """Whether it has to do with a session at all."""
+        raise NotImplementedError
+
+
 class SessionFilter:
     """Leaves sessions out of lists, by the parameters that its feature has added to the request."""
 

@@ -7,7 +7,7 @@ operation has changed are one commit; what is refused leaves neither.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolpack_server.base.errors import DeadlineError, TooLargeError
 from toolpack_server.base.times import timestamp
@@ -18,8 +18,28 @@ from toolpack_server.observability.trace_context import trace_context
 from toolpack_server.observability.tracing import CallTrace
 from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.hooks import SessionHook
+from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.sessions.records import request_digest, stored_call_id
 from toolpack_server.stores.base import Record, StoredSession
+
+
+class SessionFacts(NamedTuple):
+    """What operations know of a session that has proved to be as it was created.
+
+    Attributes:
+        hooks: Those that have to do with the session.
+    """
+
+    recipe: Recipe
+    hooks: "tuple[OperationHook, ...]"
+
+
+def check_facts(context: SessionContext, session: StoredSession) -> SessionFacts:
+    """Check a session that is used for the first time since it was read; raise as `SessionContext.check_session`."""
+    context.check_session(session)
+    hooks = (each for each in context.operation_hooks if isinstance(each, OperationHook) and each.concerns(session))
+    return SessionFacts(Recipe.of(session), tuple(hooks))
 
 
 class SessionOperation:
@@ -37,6 +57,7 @@ class SessionOperation:
         record_kind: The name of the kind of its record.
         starts_clock: It starts its clock itself, later than others do.
         by: Whose address it came to, or `client`.
+        facts: What is known of the session, from `prepare` on.
         trace: What is noted of it; None if nobody wants to know.
         notes: What each of those around the operation keeps between `before` and `after`.
         is_told: Watchers are told of it.
@@ -52,6 +73,7 @@ class SessionOperation:
     by = CLIENT
     notes: Mapping[Any, Any] = NONE
     is_told = False
+    facts: SessionFacts
     trace: CallTrace | None = None
     late = "The request took longer than {:g} s; nothing has changed."
 
@@ -106,11 +128,13 @@ class SessionOperation:
         return self.change(state, start_clock)
         yield  # which makes it a generator
 
-    def steps(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        context = self.context
-        if state.recipe is None:
-            context.check(state)
-        limited = self.by != CLIENT and state.recipe.kept
+    def steps(self, state: SessionState[SessionFacts], start_clock: StartClock) -> Steps[Effect]:
+        context, facts = self.context, state.facts
+        if facts is None:
+            facts = state.facts = check_facts(context, state.session)
+        self.facts = facts
+        kept = facts.recipe.kept
+        limited = self.by != CLIENT and kept
         if limited:  # what the address has may be for a loader to say
             start_clock(context.settings.timeout_seconds, context.settings.timeout_seconds)
         seconds = self.prepare(state)
@@ -121,7 +145,7 @@ class SessionOperation:
             start_clock(seconds)
         if self.recorded_call_id is not None:
             self._digest = request_digest(self.method, *self.asked())
-            if limited and context.addresses.named.of(state.recipe.kept):
+            if limited and context.addresses.named.of(kept):
                 self.recorded_call_id = f"{self.by}/{self.call_id}"  # each address has its own
             # An operation that doesn't wait for the commits before it finds their records in the state.
             stored = stored_call_id(self.recorded_call_id, self.by)
@@ -129,7 +153,7 @@ class SessionOperation:
             if record is not None:
                 lines = context.records.read_repeated(self.session_id, record, self._digest)
                 return Effect(self.repeated(record, *lines))
-        for each in state.operation_hooks:
+        for each in facts.hooks:
             answer = each.before(self, state, start_clock)
             if answer is not None:
                 return Effect(answer)
@@ -145,7 +169,7 @@ class SessionOperation:
 
     def record(self, state: SessionState, change: Effect) -> Record:
         """Write the record, with what those around the operation add to it."""
-        for each in state.operation_hooks:
+        for each in self.facts.hooks:
             each.after(self, state, change)
         private = change.private
         if self._digest is not None:
@@ -165,7 +189,7 @@ class SessionOperation:
         raise DeadlineError(self.late.format(self.context.settings.timeout_seconds))
 
 
-class OperationHook:
+class OperationHook(SessionHook):
     """What one feature does around the operations on sessions; a subclass overrides what it needs.
 
     To refuse an operation, `before` raises a `RequestError`.
@@ -175,10 +199,6 @@ class OperationHook:
     `state.memo[self]` is what it remembers of a session as of its last record. It is gone whenever the session was read
     from the store anew.
     """
-
-    def concerns(self, session: StoredSession) -> bool:
-        """Whether it has to do with a session at all."""
-        raise NotImplementedError
 
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> Any:
         """Prepare an operation, in its thread, after a repeated request has got its answer; may block.

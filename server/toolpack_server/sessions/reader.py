@@ -35,8 +35,8 @@ from toolpack_server.execution.operations import (
     ViewWithoutVolumes,
 )
 from toolpack_server.execution.parts import toolpack_of
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import volume_pointers
-from toolpack_server.execution.world import Snapshot
 from toolpack_server.jsonio.strict import Fragment, dumps, loads
 from toolpack_server.protocol.results import Export, Json, Session
 from toolpack_server.protocol.senders import AGENT

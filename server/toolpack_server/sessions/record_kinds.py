@@ -1,4 +1,4 @@
-"""What is to be known of a kind of record: how it is shown, repeated, and what it means to the path.
+"""What is to be known of a kind of record: how it is shown, and what it means to the path.
 
 Whoever reads records asks their kind, and knows none by its name. A kind that nobody has registered, such as
 that of a feature which was taken out, is a note that changes nothing.
@@ -21,7 +21,7 @@ Shown = Mapping[str, Any]
 
 
 class RecordKind:
-    """A kind of record; what is here fits a note that changes nothing.
+    """A kind of record; what is here fits a note that changes nothing, of which a replay makes a copy.
 
     Attributes:
         name: Its name, the `kind` of such a record.
@@ -61,12 +61,6 @@ class RecordKind:
 
     def goes_back_to(self, shown: Shown) -> int | None:
         """Get the version to which the path goes back with this record; None if it goes on."""
-
-    def repeat(self, context: Any, session_id: str, owner: str, shown: Shown, call_id: str | None) -> Any:
-        """Get the `SessionOperation` that makes such a record, as its method does, for a replay; None to copy it.
-
-        A copy may say anything. Calls and what goes back on the path are repeated by the replay itself.
-        """
 
     def message(self, shown: Shown) -> SaidMessage | None:
         """Get the message of the conversation that it records; None if it records none."""

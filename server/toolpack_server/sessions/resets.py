@@ -56,7 +56,7 @@ class ResetOperation(SessionOperation):
                 context.codec.unseal(part, parts[part], blobs[parts[part]])
         except ClassesChangedError:
             loaded = context.catalog.toolpacks
-            if self.to_version != 0 or any(toolpack not in loaded for toolpack in state.recipe.toolpacks):
+            if self.to_version != 0 or any(toolpack not in loaded for toolpack in self.facts.recipe.toolpacks):
                 raise
             parts, blobs = self._built_again(state.session, parts)
             new_blobs = blobs

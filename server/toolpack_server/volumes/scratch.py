@@ -22,7 +22,7 @@ from pathlib import Path
 from toolpack_server.base.errors import OverloadedError, SettingsError
 from toolpack_server.base.forked import in_forked, let_go
 from toolpack_server.base.settings import Settings
-from toolpack_server.volumes.volume import WorkingCopy
+from toolpack_server.volumes.working_copy import WorkingCopy
 
 log = logging.getLogger("toolpack_server")
 

@@ -49,6 +49,8 @@ from pydantic_core import CoreSchema, core_schema
 from toolpack_server.base.errors import StateDamagedError
 from toolpack_server.base.settings import Settings
 from toolpack_server.base.uninterruptible import uninterruptible
+from toolpack_server.volumes.scratch import Place, Scratch
+from toolpack_server.volumes.working_copy import Key, PieceShape, Shape, WorkingCopy
 
 MAX_PIECES = 7
 SEPARATOR = ":"
@@ -61,9 +63,6 @@ VOID = b""
 
 _END = b"end "  # what such a payload begins with if it names the last piece, which so can't be left out unnoticed
 
-Key = int | str
-"""What a piece holds is known by keys: the number of a page, the path of a file."""
-
 _DIGEST_BYTES = 16
 
 
@@ -72,23 +71,6 @@ class Body(NamedTuple):
 
     head: Mapping[str, Any]
     data: bytes | memoryview
-
-
-class PieceShape(NamedTuple):
-    """One piece of a chain, as far as the next commit must know it.
-
-    Attributes:
-        id: By which the piece above it names it.
-        sizes: The bytes of each key that it holds; None for the first one, which holds everything.
-        size: Its bytes.
-    """
-
-    id: str
-    sizes: Mapping[Key, int] | None
-    size: int
-
-
-Shape = tuple[PieceShape, ...]
 
 
 BYTES_PER_ENTRY = 3200  # on average at least, in the largest tree: 20,971 files in 64 MB
@@ -117,29 +99,6 @@ class Limits(NamedTuple):
             settings.max_view_rows,
             settings.timeout_seconds,
         )
-
-
-class WorkingCopy(ABC):
-    """A volume's content while it is used: a file, a folder or an object. It belongs to one call at a time.
-
-    Attributes:
-        shape: The chain that it equals.
-    """
-
-    shape: Shape = ()
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """About how many bytes it takes in the scratch folder, or in memory."""
-
-    @abstractmethod
-    def clone(self) -> Self:
-        """Make another one with the same content, which may be changed. Other calls may read this one meanwhile."""
-
-    @abstractmethod
-    def discard(self) -> None:
-        """Remove what it takes. Brief; called once, when nobody uses it."""
 
 
 class Volume(ABC):
@@ -321,7 +280,7 @@ class VolumeContext:
     """What volumes need in the process where they are used."""
 
     kinds: Mapping[str, type[Volume]]
-    scratch: Any  # what a feature keeps working copies in; see `volumes/scratch.py`
+    scratch: Scratch
     limits: Limits
 
 
@@ -389,7 +348,7 @@ class Mount:
     context: VolumeContext
     read_only: str = ""
     pinned: bool = False
-    place: Any = None  # where the last call of the session has left its working copy; see `scratch.Place`
+    place: Place | None = None  # where the last call of the session has left its working copy
     copied: WorkingCopy | None = None  # a call that isn't read-only has it alone, and it is unproven
     failed: Exception | None = None  # why it can't be used; the request is refused, whatever a function makes of that
     ended: bool = False  # so has the call: somebody has kept the volume
@@ -414,8 +373,7 @@ class Mount:
                 except Exception as error:
                     self.failed = error
                     raise
-        found: WorkingCopy = self.copied
-        return found
+        return self.copied
 
     def too_late(self) -> ValueError:
         """Get the error for whoever has kept the volume, and uses it when the call has ended."""

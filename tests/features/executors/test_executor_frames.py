@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from toolpack_server.execution.runner import RunnerOperation
-from toolpack_server.execution.world import Snapshot, Versions
+from toolpack_server.execution.snapshot import Snapshot, Versions
 from toolpack_server.features.executors.channel import MAX_HEAD_VALUES, Channel
 from toolpack_server.features.executors.transport import Transport
 

@@ -15,8 +15,8 @@ from toolpack_author.audit.trials import Phase, RefusedError, Trials, in_session
 from toolpack_author.audit.values import KnownValues
 from toolpack_server import Task
 from toolpack_server.base.errors import Interrupted
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.views import thawed
-from toolpack_server.execution.world import Snapshot
 from toolpack_server.features.api.core import RequestError
 from toolpack_server.features.evaluation.tasks.finding import find_task, tasks_of
 from toolpack_server.features.evaluation.tasks.solutions import solution_calls

@@ -30,9 +30,10 @@ from toolpack_server.execution.codec import Codec, PlainCodec
 from toolpack_server.execution.failure import Failure
 from toolpack_server.execution.nested import read_nested
 from toolpack_server.execution.parts import toolpack_of
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.views import view
 from toolpack_server.execution.volumes import READING, Volumes
-from toolpack_server.execution.world import ExecutionContext, Snapshot
+from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.api.core import AGENT, CLIENT, Address, Caller, EvaluationError, ReplyError, RequestError
 from toolpack_server.features.evaluation.tasks.evaluation import Evidence, SeenRecord, evaluate, solve
 from toolpack_server.features.evaluation.tasks.results import Verdict

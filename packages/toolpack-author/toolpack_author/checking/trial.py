@@ -25,8 +25,9 @@ from toolpack_server.execution.initial import Built, build
 from toolpack_server.execution.parts import environments
 from toolpack_server.execution.promises import Promises
 from toolpack_server.execution.runtime import SessionRuntime
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import READ_ONLY
-from toolpack_server.execution.world import ExecutionContext, Snapshot, World
+from toolpack_server.execution.world import ExecutionContext, World
 from toolpack_server.features.api.core import InvalidParamsError, TooLargeError
 from toolpack_server.features.api.volumes import Volume
 from toolpack_server.features.authoring.checking.findings import Finding
@@ -117,8 +118,7 @@ class Trial:
 
     def close(self) -> None:
         """Remove what lies in the scratch folder."""
-        if self._scratch is not None:
-            self._scratch.close()
+        self._scratch.close()
 
     def _environment(self, pack: Toolpack) -> Built | None:
         """Build the environment on which the functions of a toolpack are called; None if that fails."""

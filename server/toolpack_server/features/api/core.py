@@ -39,6 +39,7 @@ from toolpack_server.sessions.hooks import CreationHook, SessionFilter
 from toolpack_server.sessions.operation import OperationHook, SessionOperation
 from toolpack_server.sessions.recipes import details_of
 from toolpack_server.sessions.record_kinds import RecordKind, Shown
+from toolpack_server.sessions.repeatable_kind import RepeatableKind
 from toolpack_server.stores.base import Head, Record, SessionStore, StoredSession
 from toolpack_server.wiring.feature import Feature
 
@@ -84,6 +85,7 @@ __all__ = [
     "PartFailure",
     "Record",
     "RecordKind",
+    "RepeatableKind",
     "ReplyError",
     "RequestError",
     "Session",

@@ -4,6 +4,7 @@ Nothing is defined here.
 """
 
 from toolpack_server.base.uninterruptible import uninterruptible
-from toolpack_server.volumes.volume import Body, Key, Limits, Mount, Volume, VolumeContext, WorkingCopy
+from toolpack_server.volumes.volume import Body, Limits, Mount, Volume, VolumeContext
+from toolpack_server.volumes.working_copy import Key, WorkingCopy
 
 __all__ = ["Body", "Key", "Limits", "Mount", "Volume", "VolumeContext", "WorkingCopy", "uninterruptible"]

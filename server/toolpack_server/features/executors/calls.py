@@ -30,8 +30,9 @@ from toolpack_server.execution.parts import toolpack_of, wanted
 from toolpack_server.execution.plan import Plan
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.execution.runtime import SessionRuntime
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import Stored, stored_volumes
-from toolpack_server.execution.world import ExecutionContext, PromiseCheck, Snapshot
+from toolpack_server.execution.world import ExecutionContext, PromiseCheck
 from toolpack_server.features.executors.channel import Frame
 from toolpack_server.features.executors.transport import (
     Ask,

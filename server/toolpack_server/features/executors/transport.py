@@ -25,7 +25,8 @@ from toolpack_server.execution.initial import Built
 from toolpack_server.execution.operations import MakeEnvironment
 from toolpack_server.execution.parts import toolpack_of
 from toolpack_server.execution.runner import RunnerOperation
-from toolpack_server.execution.world import ExecutionContext, Snapshot, Versions
+from toolpack_server.execution.snapshot import Snapshot, Versions
+from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.executors.channel import Frame
 from toolpack_server.features.executors.refusals import read_refusal, write_refusal
 from toolpack_server.jsonio.strict import dumps, loads

@@ -9,7 +9,7 @@ from typing import Any
 from toolpack_server.base.errors import ClassesChangedError, InvalidParamsError, shown
 from toolpack_server.execution.operations import ExportEnvironments
 from toolpack_server.execution.parts import toolpack_of
-from toolpack_server.execution.world import Snapshot
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.features.evaluation.episodes.progress import Recount
 from toolpack_server.features.replay.bundle_format import BundleHead, Line, record_of
 from toolpack_server.protocol.senders import AGENT, CLIENT

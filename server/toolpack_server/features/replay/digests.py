@@ -12,7 +12,8 @@ from typing_extensions import override
 from toolpack_server.base.cache import BoundedCache
 from toolpack_server.execution.parts import toolpack_of
 from toolpack_server.execution.runner import Runner, RunnerOperation
-from toolpack_server.execution.world import ExecutionContext, Snapshot
+from toolpack_server.execution.snapshot import Snapshot
+from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.replay.digest import Entries, part_entries, piece_entries, world_digest
 from toolpack_server.sessions.part_bytes import PartBytes
 from toolpack_server.stores.base import SessionStore

@@ -86,7 +86,7 @@ class UnrunCall(RepeatedCall):
 
 
 class CopyOperation(SessionOperation):
-    """Commits a copy of a record that only keeps its place: its kind has no `repeat`. It changes no environment."""
+    """Commits a copy of a record that only keeps its place: its kind isn't repeatable. It changes no environment."""
 
     method = kind = "replay_session"
     late = "A record could not be copied in time; nothing has changed."

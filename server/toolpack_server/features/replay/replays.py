@@ -37,6 +37,7 @@ from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.identity import Creation
 from toolpack_server.sessions.manager import SessionManager
 from toolpack_server.sessions.recipes import Recipe, began_as_fork, details_of
+from toolpack_server.sessions.repeatable_kind import RepeatableKind
 from toolpack_server.stores.base import StoredSession
 from toolpack_server.volumes.volume import is_piece
 
@@ -288,8 +289,8 @@ class _Repeat:
         elif kind.is_call:
             difference = await self._call(record, call_id)
         else:
-            own = kind.repeat(*self._session, record, call_id)
-            await self._sessions.run(CopyOperation(*self._session, record, call_id) if own is None else own)
+            repeat = kind.repeat if isinstance(kind, RepeatableKind) else CopyOperation
+            await self._sessions.run(repeat(*self._session, record, call_id))
         self._versions.setdefault(record["version"], self.version)
         return difference
 

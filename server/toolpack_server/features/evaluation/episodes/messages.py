@@ -19,7 +19,8 @@ from toolpack_server.protocol.results import SaidMessage
 from toolpack_server.protocol.senders import AGENT, CLIENT
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.operation import SessionOperation
-from toolpack_server.sessions.record_kinds import RecordKind, Shown
+from toolpack_server.sessions.record_kinds import Shown
+from toolpack_server.sessions.repeatable_kind import RepeatableKind
 from toolpack_server.stores.base import Record
 
 ALONE = "The session has no other participant: create it with participants."
@@ -125,7 +126,7 @@ class SayOperation(MessageOperation):
         return super().change(state, start_clock)
 
 
-class MessageKind(RecordKind):
+class MessageKind(RepeatableKind):
     name = "message"
     shape = MessageRecord
     title = "message of the {role}"

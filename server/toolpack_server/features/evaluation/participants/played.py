@@ -18,7 +18,8 @@ from toolpack_server.features.evaluation.participants.results import FailureReco
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.results import PartFailure
 from toolpack_server.sessions.context import SessionContext
-from toolpack_server.sessions.record_kinds import RecordKind, Shown
+from toolpack_server.sessions.record_kinds import Shown
+from toolpack_server.sessions.repeatable_kind import RepeatableKind
 
 MEMBERS = ("participant", "reason", "message", "metadata", "problem")
 
@@ -61,7 +62,7 @@ class FailureOperation(_PlayedOperation):
         return effect
 
 
-class _PlayedKind(RecordKind):
+class _PlayedKind(RepeatableKind):
     operation: type[_PlayedOperation]
 
     @override

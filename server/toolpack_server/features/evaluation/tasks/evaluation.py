@@ -25,9 +25,10 @@ from toolpack_server.base.errors import (
 from toolpack_server.base.uninterruptible import uninterruptible
 from toolpack_server.execution.call import call
 from toolpack_server.execution.runtime import SessionRuntime
+from toolpack_server.execution.snapshot import Snapshot, Versions
 from toolpack_server.execution.views import thawed
 from toolpack_server.execution.volumes import READING, Volumes
-from toolpack_server.execution.world import ExecutionContext, Snapshot, Versions
+from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.evaluation.tasks.finding import find_task
 from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
 from toolpack_server.features.evaluation.tasks.rollouts import (

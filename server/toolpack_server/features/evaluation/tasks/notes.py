@@ -17,7 +17,8 @@ from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
 from toolpack_server.features.evaluation.tasks.results import AnswerRecord
 from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.sessions.context import SessionContext
-from toolpack_server.sessions.record_kinds import RecordKind, Shown
+from toolpack_server.sessions.record_kinds import Shown
+from toolpack_server.sessions.repeatable_kind import RepeatableKind
 
 
 class AnswerOperation(Note):
@@ -44,7 +45,7 @@ class AnswerOperation(Note):
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
         """Record it; the same answer again is no other, unless an id says that it was not sent again."""
-        episodes, kept = self._episodes, state.recipe.kept
+        episodes, kept = self._episodes, self.facts.recipe.kept
         if "task" not in kept and PARTICIPANTS not in kept:
             raise InvalidParamsError("The session has no task, so it takes no answer: create one with a task.")
         shared, agents = PARTICIPANTS in kept, self.by != CLIENT
@@ -61,7 +62,7 @@ class AnswerOperation(Note):
         raise AnsweredError("Another answer was submitted before: fork the session, or reset it to an earlier version.")
 
 
-class AnswerKind(RecordKind):
+class AnswerKind(RepeatableKind):
     """The record of the agent's answer; each fork gives its own."""
 
     name = "answer"

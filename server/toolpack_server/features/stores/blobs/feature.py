@@ -3,13 +3,14 @@
 from typing import Any
 
 from toolpack_server.base.errors import SettingsError
+from toolpack_server.base.settings import Settings
 from toolpack_server.features.stores.blobs.ahead import WriteAhead
 from toolpack_server.features.stores.blobs.settings import BlobsSettings
 from toolpack_server.stores.base import SessionStore
 from toolpack_server.wiring.feature import Feature
 
 
-def outside(store: SessionStore, settings: Any) -> SessionStore:
+def outside(store: SessionStore, settings: Settings) -> SessionStore:
     """Keep large blobs of a store where the settings say; the store as it is, if they say nothing."""
     own = settings.of(BlobsSettings)
     if own.url:

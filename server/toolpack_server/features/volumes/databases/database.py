@@ -42,7 +42,8 @@ from toolpack_server.features.volumes.databases.database_file import (
 from toolpack_server.features.volumes.databases.database_trees import Ranges, Roots, Tree, changed_ranges
 from toolpack_server.features.volumes.databases.database_views import Reading
 from toolpack_server.volumes.scratch import Scratch
-from toolpack_server.volumes.volume import Body, Key, Limits, Volume, VolumeContext
+from toolpack_server.volumes.volume import Body, Limits, Volume, VolumeContext
+from toolpack_server.volumes.working_copy import Key
 
 Fill = Callable[[sqlite3.Connection], Any]
 
@@ -305,8 +306,7 @@ class Database(Volume):
     def _file(self) -> DatabaseFile:
         """Get the file: the call's, or an own one, which is there as long as this object."""
         if self.mount is not None:
-            copy: Any = self.mount.copy()
-            return cast("DatabaseFile", copy)
+            return self.mount.copy()  # type: ignore[return-value] # it is what `load` has made
         if self._own is None:
             folder = tempfile.mkdtemp(prefix="toolpack-database-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)

@@ -20,7 +20,8 @@ from urllib.parse import quote
 from typing_extensions import override
 
 from toolpack_server.volumes.scratch import Scratch
-from toolpack_server.volumes.volume import Body, WorkingCopy
+from toolpack_server.volumes.volume import Body
+from toolpack_server.volumes.working_copy import WorkingCopy
 
 MAGIC = b"SQLite format 3\x00"
 HEADER_BYTES = 100

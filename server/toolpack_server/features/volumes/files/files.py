@@ -48,7 +48,8 @@ from toolpack_server.features.volumes.files.files_tree import (
 )
 from toolpack_server.features.volumes.files.files_working import FilesCopy
 from toolpack_server.volumes.scratch import FULL_TEXT, is_full
-from toolpack_server.volumes.volume import Body, Key, Limits, Volume, VolumeContext
+from toolpack_server.volumes.volume import Body, Limits, Volume, VolumeContext
+from toolpack_server.volumes.working_copy import Key
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -229,7 +230,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             PermissionError: It has changed, in a function that is registered with read_only=True.
         """
         root, size = self._state
-        working = FilesCopy(root, _temporary_folder, size) if self.mount is None else self._working(self.mount)
+        working = FilesCopy(root, _temporary_folder, size) if self.mount is None else self._working()
         now_ns = time.time_ns() if self.mount is not None and self.mount.pinned else None
         try:
             with working.directory(self._limits) as directory:
@@ -299,7 +300,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     def finish(self) -> Mapping[Key, int]:
         root, size = self._state
-        working = self._working(self.mount)
+        working = self._working()
         changed = files_pieces.changed_paths(working.root, root)
         working.changed_to(root, size)
         return changed
@@ -337,7 +338,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
                 errno.EBUSY, "until the block of materialize() ends, the files can only be used in its folder"
             )
         if self._tree is None:
-            working = self._working(self.mount)
+            working = self._working()
             self._tree = working.root, working.tree_size
         return self._tree
 
@@ -349,10 +350,9 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
     def _limits(self) -> Limits:
         return Limits() if self.mount is None else self.mount.context.limits
 
-    @staticmethod
-    def _working(mount: Any) -> FilesCopy:
-        working: FilesCopy = mount.copy()
-        return working
+    def _working(self) -> FilesCopy:
+        """Return the working copy; the files were given to a call."""
+        return self.mount.copy()  # type: ignore[return-value,union-attr] # it is what `load` has made
 
     def _find(self, path: Path, *, follow: bool = True) -> FoundEntry:
         text = text_of(path)

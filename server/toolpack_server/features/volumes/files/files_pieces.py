@@ -21,7 +21,8 @@ from toolpack_server.features.volumes.files.files_tree import (
     walk,
     with_changes,
 )
-from toolpack_server.volumes.volume import Body, Key
+from toolpack_server.volumes.volume import Body
+from toolpack_server.volumes.working_copy import Key
 
 ENTRY_BYTES = 32  # about what an entry takes beside its path and its content
 

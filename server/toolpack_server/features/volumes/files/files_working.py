@@ -11,7 +11,8 @@ from typing import Self
 from toolpack_server.base.uninterruptible import uninterruptible
 from toolpack_server.features.volumes.files.files_directory import Directory
 from toolpack_server.features.volumes.files.files_tree import FolderNode, Size, size_of
-from toolpack_server.volumes.volume import Limits, WorkingCopy
+from toolpack_server.volumes.volume import Limits
+from toolpack_server.volumes.working_copy import WorkingCopy
 
 _ENTRY_BYTES = 400  # what a file or a folder takes in memory beside its content
 
