@@ -102,7 +102,7 @@ def test_call_runs_a_function_here_and_prints_its_result(arguments, printed):
         (["add", "--session", "x"], "--session needs --url"),
         (["add", "amount=1", "--url", "http://127.0.0.1:1"], "can't be reached"),
         (["add", "amount=1", "--url", "nonsense"], "--url is not of the form http://host:port."),
-        (["add", "amount=1", "--url", "http://127.0.0.1:1", "--token", "a\nb"], "other characters than visible ASCII"),
+        (["add", "amount=1", "--url", "http://127.0.0.1:1", "--token", "a\nb"], "must consist of visible ASCII"),
         (["add", "amount=\udcff"], "isn't UTF-8"),
         (["\udcff"], "isn't UTF-8"),
         (["add", "amount=NaN"], "input_value='NaN'"),
@@ -184,7 +184,7 @@ HEAD = "HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n"
 def test_a_server_that_asks_for_a_token_is_given_one_by_an_option_or_a_variable(answering):
     url = answering('HTTP/1.0 401 Unauthorized\r\n\r\n{"error": {"message": "Send the header Authorization."}}')
     result = invoke("session", "list", "--url", url)
-    said = f"{url} asks for a token: give one that it knows, with --token or as TOOLPACK_TOKEN."
+    said = f"{url} requires a valid token: give one with --token, or as TOOLPACK_TOKEN."
     assert (result.exit_code, result.stderr) == (1, f"Error: {said}\n")
 
 
@@ -192,14 +192,14 @@ def test_a_server_that_asks_for_a_token_is_given_one_by_an_option_or_a_variable(
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ('{"result": null}', "in another way than this version (result: "),
-        ('{"result": {"session_id": 1}}', "in another way than this version (result"),
-        ('{"result": [{"name": "x"}]}', "in another way than this version (result"),
-        ('{"result": "text"}', "in another way than this version (result: "),
-        ('{"error": "text"}', "not one of JSON-RPC"),
-        ('{"error": {"message": 1}}', "not one of JSON-RPC"),
+        ('{"result": null}', "have the expected form (result: "),
+        ('{"result": {"session_id": 1}}', "have the expected form (result"),
+        ('{"result": [{"name": "x"}]}', "have the expected form (result"),
+        ('{"result": "text"}', "have the expected form (result: "),
+        ('{"error": "text"}', "a JSON-RPC response"),
+        ('{"error": {"message": 1}}', "a JSON-RPC response"),
         ('{"error": {"message": "No.", "data": [1]}}', "No."),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 100_000, "isn't JSON"),
         ("no HTTP", "can't be reached: no HTTP. Is the server running?"),
         ("", "can't be reached: Remote end closed connection without response. Is the server running?"),
         (HEAD + "{", "can't be reached: IncompleteRead(1 bytes read, 998 more expected). Is the server running?"),

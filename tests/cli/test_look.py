@@ -63,8 +63,8 @@ def test_call_stops_at_the_first_step_that_fails():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["add", "amount=1", "--"], "After each -- comes a function: call send_money … -- get_balance."),
-        (["add", "amount=1", "--", "--", "total"], "After each -- comes a function"),
+        (["add", "amount=1", "--"], "A function must follow each --, as in: call send_money … -- get_balance."),
+        (["add", "amount=1", "--", "--", "total"], "A function must follow each --"),
         (["--option", "gold=7", "total"], "'gold=7' is not of the form toolpack.name=value."),
         (["--option", "vault.gold", "total"], "'vault.gold' is not of the form name=value."),
         (["--option", "vault.silver=7", "take_gold"], "The options of toolpack 'vault' don't fit"),
@@ -246,10 +246,10 @@ def test_list_shows_what_a_server_has(world):
 
 def test_what_cannot_be_looked_at_is_said_in_one_sentence(world, tmp_path):
     assert said("session", "list", "--data-dir", str(world.folder)) == (
-        f"toolpack-server: {world.folder}/sessions.db is in use by a running server: look at that, with --url."
+        f"toolpack-server: A running server uses {world.folder}/sessions.db: ask that server, with --url."
     )
     assert said("session", "list", "--data-dir", str(tmp_path)) == (
-        f"toolpack-server: There is no store {tmp_path}/sessions.db: give --data-dir, or look at a server, with --url."
+        f"toolpack-server: There is no store {tmp_path}/sessions.db: give --data-dir, or ask a server, with --url."
     )
     assert not list(tmp_path.iterdir())
     assert "a memory: store" in said("session", "trace", "--store", "memory:", "x").lower()
@@ -280,5 +280,5 @@ def test_an_answer_has_an_end(monkeypatch):
 @pytest.mark.parametrize("path", ["@127.0.0.2/x", ".evil.example/x", "http://evil.example/x"])
 def test_a_token_goes_to_no_other_host(path):
     ask = send.remote("http://127.0.0.1:1", "secret")
-    with pytest.raises(click.ClickException, match="no path"):
+    with pytest.raises(click.ClickException, match="isn't a path"):
         asyncio.run(ask("get_task", {}, path))

@@ -50,7 +50,7 @@ def test_long_commands_show_a_bar_on_a_terminal_and_only_there(world, name):
 
 
 def test_elsewhere_a_command_that_takes_long_says_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "TELL_SECONDS", -1.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", -1.0)
     with progress.progress("Counting", 3) as go_on:
         go_on(1)
         go_on(2)

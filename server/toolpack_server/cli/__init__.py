@@ -1,7 +1,7 @@
-"""The command `toolpack-server`, one module for each group of subcommands.
+"""The command `toolpack-server`, with one module per group of subcommands.
 
-The rules: every problem is reported in one sentence on standard error, with exit status 1; a traceback is a bug. A
-command is imported when it is used, so that each starts as quickly as it can.
+Every problem is reported in one sentence on standard error, with exit status 1; a traceback is a bug. A subcommand is
+imported only when it is used, so that each starts fast.
 """
 
 import ast
@@ -19,9 +19,9 @@ import click
 from toolpack_server.base.errors import ToolpackServerError
 from toolpack_server.base.terminal import echo
 
-FIRST_OF_FILES = 3  # the numbers below are those of the standard streams
+FIRST_FREE_DESCRIPTOR = 3  # after the standard streams
 GROUP = "toolpack_server.commands"
-"""The group of entry points by which a distribution names its subcommands, also `session NAME`: objects of click."""
+"""Entry point group for the subcommands of a distribution, also `session NAME`. Each is a click command."""
 
 COMMANDS = {
     "serve": "toolpack_server.cli.serve:serve",
@@ -36,24 +36,24 @@ COMMANDS = {
     "features": "toolpack_server.cli.features:features",
 }
 GROUPS = {"session": "Look at sessions, and write them into files."}
-"""Commands that have subcommands, and what these do: `session trace` is the subcommand `trace` of `session`."""
+"""Commands with subcommands, and their help: `session trace` is the subcommand `trace` of `session`."""
 
 ELSEWHERE = "toolpack_server.elsewhere"
-"""The group of entry points that name commands of other distributions, for whoever looks for them without these."""
+"""Entry point group of commands that other distributions have; the error for a missing command names them."""
 
 
 def all_commands() -> dict[str, str]:
-    """Get the import paths of the core's commands, and of those that distributions name."""
+    """Return the import paths of all commands, those of the core and of installed distributions, by name."""
     return {point.name: point.value for point in entry_points(group=GROUP)} | COMMANDS
 
 
 def elsewhere() -> dict[str, str]:
-    """Get the distributions of commands that this one hasn't, by the names of the commands."""
+    """Return the distributions of commands that may not be installed, by the names of the commands."""
     return {point.name: point.value.replace("_", "-") for point in entry_points(group=ELSEWHERE)}
 
 
 def first_sentence(path: str) -> str:
-    """Get what a command does from its docstring, without importing it, as that takes long."""
+    """Return the first sentence of a command's docstring. It isn't imported, because that is slow."""
     module, _, name = path.partition(":")
     spec = find_spec(module)
     source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
@@ -63,16 +63,16 @@ def first_sentence(path: str) -> str:
 
 
 class Commands(click.Group):
-    """The core's commands, and those that distributions name: all whose names begin with this group's `prefix`."""
+    """A group of commands: all commands, of the core and of distributions, whose names begin with `prefix`."""
 
     def __init__(self, *args: Any, prefix: str = "", **more: Any) -> None:
         super().__init__(*args, **more)
         self._prefix = prefix
 
     def _paths(self) -> dict[str, str]:
-        """Get the import paths of this group's commands; a group among them has none."""
-        begins = len(self._prefix)
-        names = {name[begins:]: path for name, path in all_commands().items() if name.startswith(self._prefix)}
+        """Return the import paths of this group's commands by name; a subgroup's path is empty."""
+        start = len(self._prefix)
+        names = {name[start:]: path for name, path in all_commands().items() if name.startswith(self._prefix)}
         return {name.partition(" ")[0]: "" if " " in name else path for name, path in names.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -80,15 +80,15 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the list of commands without importing them."""
-        found = sorted(self._paths().items())
-        width = formatter.width - max(len(name) for name, _ in found) - 6
+        paths = sorted(self._paths().items())
+        width = formatter.width - max(len(name) for name, _ in paths) - 6
         with formatter.section("Commands"):
-            texts = {name: first_sentence(path) if path else GROUPS[name] for name, path in found}
+            texts = {name: first_sentence(path) if path else GROUPS[name] for name, path in paths}
             short = {name: click.Command(name, help=text) for name, text in texts.items()}
             formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in short.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        gc.disable()  # there is nothing to collect while modules are imported, and looking for it takes a fifth longer
+        gc.disable()  # imports create no garbage, and collections would make them a fifth slower
         try:
             if not self._prefix and cmd_name in GROUPS:
                 return Commands(cmd_name, prefix=f"{cmd_name} ", help=GROUPS[cmd_name])
@@ -112,7 +112,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command; report errors as the module's rule says."""
+    """Run the command, and report an error in one sentence."""
     _open_closed_streams()
     try:
         cli(standalone_mode=False)
@@ -124,23 +124,23 @@ def main() -> None:
     except ToolpackServerError as error:
         echo(f"toolpack-server: {error}", err=True)
         sys.exit(1)
-    except OSError as error:  # of a file that the user has named, or of what is printed
-        place = f"{error.filename}: " if error.filename else ""
-        echo(f"toolpack-server: {place}{error.strerror or error}.", err=True)
+    except OSError as error:  # of a file named by the user, or of standard output
+        file = f"{error.filename}: " if error.filename else ""
+        echo(f"toolpack-server: {file}{error.strerror or error}.", err=True)
         sys.exit(1)
     finally:
         try:
             sys.stderr.flush()
-        except OSError:  # closed, or its disk is full: what can't be logged is no failure of the command
+        except OSError:  # closed, or the disk is full: the command hasn't failed only because it can't log
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _open_closed_streams() -> None:
-    """Open the standard streams with which the command was started closed, on the null device.
+    """Open standard streams that are closed on the null device.
 
-    Otherwise a connection or a database would get the number of one, and what is printed.
+    Otherwise a connection or a database would get the descriptor of a standard stream, and receive the output.
     """
-    while (opened := os.open(os.devnull, os.O_RDWR)) < FIRST_OF_FILES:
+    while (opened := os.open(os.devnull, os.O_RDWR)) < FIRST_FREE_DESCRIPTOR:
         pass
     os.close(opened)
     for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):

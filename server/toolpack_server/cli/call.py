@@ -1,7 +1,4 @@
-"""`toolpack-server call`: runs functions one after the other in one session, in this process or on a server.
-
-Both send the same JSON-RPC requests.
-"""
+"""The command `toolpack-server call`, which runs functions in one session, in this process or on a server."""
 
 import asyncio
 import json
@@ -22,17 +19,17 @@ from toolpack_server.rpc.caller import Caller
 from toolpack_server.wiring.service import Service
 
 Step = tuple[str, dict[str, str]]
-"""The name of a function, and its arguments as they were written."""
+"""The name of a function, and its arguments as written on the command line."""
 
 FURTHER = "further steps"
 SEPARATOR = "--"
 
 
 class _Steps(click.Command):
-    """A command whose arguments are several steps, with `--` between them."""
+    """A command whose arguments are several steps, separated by `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Let click read the first step, which may have options, and keep the others."""
+        """Parse the first step, which may have options, and store the others in the context."""
         steps: list[list[str]] = [[]]
         for word in args:
             if word == SEPARATOR:
@@ -41,7 +38,7 @@ class _Steps(click.Command):
                 steps[-1].append(word)
         if [] in steps[1:]:
             raise click.UsageError(
-                f"After each {SEPARATOR} comes a function: call send_money … {SEPARATOR} get_balance."
+                f"A function must follow each {SEPARATOR}, as in: call send_money … {SEPARATOR} get_balance."
             )
         ctx.meta[FURTHER] = steps[1:]
         return super().parse_args(ctx, steps[0])
@@ -49,8 +46,8 @@ class _Steps(click.Command):
 
 @click.command(cls=_Steps, options_metavar="[OPTIONS]")
 @packs_options
-@server_options("Server to call, like http://127.0.0.1:8000; default: call in this process.")
-@click.option("--session", help="Session to call in; default: a new one, closed afterwards.")
+@server_options("Server to call, like http://127.0.0.1:8000.  [default: call in this process]")
+@click.option("--session", help="Session to call in.  [default: a new one, closed afterwards]")
 @click.option(
     "--option", "options", multiple=True, metavar="TOOLPACK.NAME=VALUE", help="Option of the new session's toolpack."
 )
@@ -68,23 +65,23 @@ def call(
     function: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a FUNCTION, and those after each `--`, and print each result as JSON.
+    """Run a FUNCTION, and the ones after each `--`, and print each result as JSON.
 
-    Values are JSON, else strings; a parameter that takes only strings gets them as they are. The first function that
-    fails ends the command. In this process its traceback is shown.
+    A value is read as JSON, or else as a string. A parameter that takes only strings gets its value unchanged. The
+    first function that fails ends the command; in this process its traceback is shown.
     """
     if session and not url:
-        raise click.UsageError("--session needs --url: sessions are kept by a server.")
+        raise click.UsageError("--session needs --url, because a server has the session.")
     if session and options:
         raise click.UsageError("--option needs a new session: omit --session.")
     steps = [_step([function, *arguments]), *map(_step, ctx.meta[FURTHER])]
-    given = _options(options)
+    pack_options = _options(options)
     details: list[str] = []
     send = remote(url, token) if url else _here(pack_dir, packs, details)
     try:
-        asyncio.run(_run(send, session, given, steps))
+        asyncio.run(_run(send, session, pack_options, steps))
     except CallError as error:
-        echo(*("\n".join(details) or str(error)).split("\n"), err=True)  # details have the error, too
+        echo(*("\n".join(details) or str(error)).split("\n"), err=True)  # details include the error
         sys.exit(1)
 
 
@@ -110,29 +107,30 @@ async def _run(send: Send, session: str | None, options: dict[str, dict[str, str
 async def _create(
     send: Send, options: dict[str, dict[str, str]], steps: list[Step]
 ) -> tuple[str, list[dict[str, Any]], list[Step]]:
-    """Create a session of the toolpacks that the steps need; return its functions, and the steps by their names there.
+    """Create a session with the toolpacks that the steps need.
 
-    If no toolpack has any of these functions, the session has the usual ones.
+    Return its id, its functions, and the steps with the names that the functions have in it. If no toolpack has any of
+    these functions, the session gets the default toolpacks.
     """
     packs = await send("list_toolpacks", {})
     owned = [(_owner(packs, function, options), function, kwargs) for function, kwargs in steps]
-    wanted = dict.fromkeys([*(owner for owner, _, _ in owned if owner), *options])
+    toolpacks = dict.fromkeys([*(owner for owner, _, _ in owned if owner), *options])
     schemas = {pack["name"]: pack.get("options", {}) for pack in packs}
-    read = {toolpack: values(texts, schemas.get(toolpack, {})) for toolpack, texts in options.items()}
-    created = await send("create_session", {"toolpacks": [*wanted] or None, "options": read})
-    listed = (await send("list_functions", {"session_id": created["session_id"]}))["result"]
-    called = {(each["toolpack"], name): each["name"] for each in listed for name in _spellings(each)}
-    return created["session_id"], listed, [(called.get((owner, name), name), kwargs) for owner, name, kwargs in owned]
+    parsed = {toolpack: values(texts, schemas.get(toolpack, {})) for toolpack, texts in options.items()}
+    session = await send("create_session", {"toolpacks": [*toolpacks] or None, "options": parsed})
+    listed = (await send("list_functions", {"session_id": session["session_id"]}))["result"]
+    names = {(each["toolpack"], name): each["name"] for each in listed for name in _spellings(each)}
+    return session["session_id"], listed, [(names.get((owner, name), name), kwargs) for owner, name, kwargs in owned]
 
 
 def _spellings(function: dict[str, Any]) -> set[str]:
-    """Get the function's name with its toolpack and without."""
+    """Return the function's name with and without its toolpack."""
     plain = function["name"].removeprefix(f"{function['toolpack']}.")
     return {plain, f"{function['toolpack']}.{plain}"}
 
 
 def _owner(packs: list[dict[str, Any]], function: str, options: dict[str, dict[str, str]]) -> str | None:
-    """Find the toolpack that has a function; one that gets options comes first, and one that is opt-in last."""
+    """Return the toolpack that has a function. Toolpacks with options come first, opt-in toolpacks last."""
     owners = [pack for pack in packs if function.removeprefix(f"{pack['name']}.") in pack["functions"]]
     for chosen in ([p for p in owners if p["name"] in options], [p for p in owners if not p["opt_in"]], owners):
         if len(chosen) > 1:
@@ -161,7 +159,7 @@ def _step(words: list[str]) -> Step:
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """Get the options by toolpack; a toolpack's name may have dots, an option's hasn't."""
+    """Return the options by toolpack. A toolpack's name may contain dots, an option's name can't."""
     options: dict[str, dict[str, str]] = {}
     for text in texts:
         name, value = label(text)
@@ -173,7 +171,7 @@ def _options(texts: tuple[str, ...]) -> dict[str, dict[str, str]]:
 
 
 def values(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Read arguments as JSON, except where only a text fits the schema of their object."""
+    """Parse arguments as JSON, except where the schema of their object allows only a string."""
     properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
     return {name: _value(text, _types(properties.get(name, {}), definitions)) for name, text in texts.items()}
 
@@ -198,18 +196,18 @@ _TYPES = {
 
 
 def _types(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that a schema allows, as far as it names them."""
+    """Return the JSON types that a schema allows; an empty set if it names none."""
     if "$ref" in schema:
         return _types(definitions.get(schema["$ref"].rpartition("/")[2], {}), definitions)
     if "type" in schema:
         return {schema["type"]} if isinstance(schema["type"], str) else {*schema["type"]}
     choices = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
-    found = set().union(*(_TYPES[type(choice)] for choice in choices))
+    types = set().union(*(_TYPES[type(choice)] for choice in choices))
     for inner in [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]:
-        found |= _types(inner, definitions) or set().union(*_TYPES.values())
-    return found
+        types |= _types(inner, definitions) or set().union(*_TYPES.values())
+    return types
 
 
 def _no_json(text: str) -> Any:
-    """Refuse NaN and infinities, which Python reads though they aren't JSON."""
+    """Reject NaN and infinities, which Python accepts although they aren't JSON."""
     raise ValueError(text)

@@ -1,7 +1,4 @@
-"""`toolpack-server features`: which features the server would have, and what each adds.
-
-What is printed is what `GET /openrpc.json` says under `x-features`.
-"""
+"""The command `toolpack-server features`, which lists the installed features as `GET /openrpc.json` does."""
 
 import click
 

@@ -1,6 +1,6 @@
-"""Services in this process: of a data directory, for commands that look at sessions where no server runs, or in memory.
+"""Services in this process, for commands without a server: over the store of a data directory, or in memory.
 
-A store that a running server uses is left alone: that server can be asked with `--url`.
+A command doesn't open a store that a running server uses; `--url` asks that server instead.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 def look_options(command: Any) -> Any:
     """Decorator: add the flags that choose a server or a store."""
-    server = server_options("Server to look at, like http://127.0.0.1:8000; default: look into the data directory.")
+    server = server_options("Server to look at, like http://127.0.0.1:8000.  [default: the data directory]")
     data_dir = click.option("--data-dir", type=Path, help="Folder of a server's data.  [default: .toolpack-server]")
     store = click.option("--store", help="Store to look at.  [default: SQLite in the data directory]")
     return server(data_dir(store(command)))
@@ -40,7 +40,7 @@ def look_at(
     pack_dir: tuple[Path, ...] | None = None,
     packs: str | None = None,
 ) -> T:
-    """Look at a server, or at everybody's sessions in a store; without `pack_dir` and `packs` no toolpack is loaded."""
+    """Run `look` against a server, or against all owners' sessions in a store. Without `pack_dir` load no toolpacks."""
     if url:
         return asyncio.run(look(remote(url, token)))
     with _stored(store, data_dir, pack_dir, packs) as service:
@@ -48,7 +48,7 @@ def look_at(
 
 
 def ask_in_memory(ask: Callable[[Send], Coroutine[Any, Any, T]], pack_dir: tuple[Path, ...], packs: str | None) -> T:
-    """Ask a service in this process, whose sessions end with it."""
+    """Run `ask` against a service in this process, whose sessions are in memory."""
     from toolpack_server.wiring.service import Service  # noqa: PLC0415 - imports the whole server
 
     service = Service(memory_settings(pack_dir, packs))
@@ -61,16 +61,16 @@ def ask_in_memory(ask: Callable[[Send], Coroutine[Any, Any, T]], pack_dir: tuple
 
 
 def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any) -> "Settings":
-    """Get the settings of a service in this process, whose sessions end with it."""
+    """Return the settings of a service in this process, whose sessions are in memory."""
     return _settings(
         store="memory:", pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning", **others
     )
 
 
-def _settings(**given: Any) -> "Settings":
-    from toolpack_server.base.settings import load_settings  # noqa: PLC0415 - its model takes longer to make than a request
+def _settings(**values: Any) -> "Settings":
+    from toolpack_server.base.settings import load_settings  # noqa: PLC0415 - building its model takes longer than a request
 
-    return load_settings(**given)
+    return load_settings(**values)
 
 
 @contextlib.contextmanager
@@ -91,7 +91,7 @@ def _stored(
 
 @contextlib.contextmanager
 def opened_store(store: str | None, data_dir: Path | None) -> Iterator[Any]:
-    """Open the store of a server, as its settings say, with what features put around it."""
+    """Open the store of a server, with the wrappers that features add."""
     with _opened(_settings(store=store, data_dir=data_dir)) as opened:
         yield opened
 
@@ -105,17 +105,17 @@ def _opened(settings: "Settings") -> Iterator[Any]:
     try:
         opened = open_store_of(settings, load_features(settings.features))
     except StoreInUseError:
-        (used,) = settings.store_url.files
-        raise click.ClickException(f"{used} is in use by a running server: look at that, with --url.") from None
+        (file,) = settings.store_url.files
+        raise click.ClickException(f"A running server uses {file}: ask that server, with --url.") from None
     with contextlib.closing(opened):
         yield opened
 
 
 def _check_exists(settings: "Settings") -> None:
-    """Check that there is a store, as opening one would create it."""
+    """Check that the store exists, because opening it would create it."""
     url = settings.store_url
     if not url.persistent:
-        raise click.UsageError("A memory: store is in its server's process only: look at that server, with --url.")
+        raise click.UsageError("A memory: store exists only in its server's process: ask that server, with --url.")
     for path in url.files:
         if not path.is_file():
-            raise click.ClickException(f"There is no store {path}: give --data-dir, or look at a server, with --url.")
+            raise click.ClickException(f"There is no store {path}: give --data-dir, or ask a server, with --url.")

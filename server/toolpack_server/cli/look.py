@@ -1,7 +1,6 @@
-"""`toolpack-server session list`, `env`, `trace` and `diff`: look at sessions, on a server or in its store.
+"""The commands `toolpack-server session list`, `env`, `trace` and `diff`, which show sessions of a server or a store.
 
-They print for people on a terminal, and JSON elsewhere. A store that a running server uses is left alone:
-that server can be asked with `--url`.
+On a terminal they print text for people, elsewhere JSON.
 """
 
 import json
@@ -20,7 +19,7 @@ from toolpack_server.protocol.results import Session
 from toolpack_server.sessions.identity import DIGITS
 from toolpack_server.sessions.record_kinds import short
 
-MOST_AT_ONCE = 1000
+PAGE_SIZE = 1000
 FORMS = "On a terminal the output is for people, elsewhere (in a pipe or a file) it is JSON."
 
 
@@ -28,22 +27,22 @@ FORMS = "On a terminal the output is for people, elsewhere (in a pipe or a file)
 @look_options
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only sessions with this label.")
 @click.option("--parent", metavar="SESSION", help="Only forks of this session.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many, at most.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number.")
 def list_sessions(labels: tuple[str, ...], parent: str | None, limit: int, **where: Any) -> None:
     """List sessions, the newest first."""
-    wanted = dict(map(label, labels))
 
     async def look(send: Send) -> None:
-        within = await whole_id(send, parent) if parent else None
-        found: list[Any] = []
-        while len(found) < limit:
-            page = {"labels": wanted, "after": found[-1]["session_id"] if found else "", "parent": within}
-            asked = {**page, "order": "-created", "limit": min(limit, MOST_AT_ONCE)}
-            more = await send("list_sessions", asked, shape=list[Session])
-            found += more
-            if not more:
+        parent_id = await whole_id(send, parent) if parent else None
+        params: dict[str, Any] = {"labels": dict(map(label, labels)), "parent": parent_id, "order": "-created"}
+        sessions: list[Any] = []
+        while len(sessions) < limit:
+            after = sessions[-1]["session_id"] if sessions else ""
+            params |= {"after": after, "limit": min(limit, PAGE_SIZE)}
+            page = await send("list_sessions", params, shape=list[Session])
+            sessions += page
+            if not page:
                 break
-        show(found[:limit], _sessions_text)
+        show(sessions[:limit], _sessions_text)
 
     look_at(look, **where)
 
@@ -58,15 +57,15 @@ def env(session: str, version: int | None, pointer: str, **where: Any) -> None:
     """Show the environments of a SESSION; the beginning of its id is enough."""
 
     async def look(send: Send) -> None:
-        asked = {"session_id": await whole_id(send, session), "version": version, "pointer": pointer}
-        show(await send("get_environment", asked), _json_text)
+        params = {"session_id": await whole_id(send, session), "version": version, "pointer": pointer}
+        show(await send("get_environment", params), _json_text)
 
     look_at(look, **where)
 
 
 @click.command(epilog=FORMS)
 @look_options
-@click.option("--path", is_flag=True, help="Only what led to the current version, also in the sessions it came from.")
+@click.option("--path", is_flag=True, help="Only the current history, including records of parent sessions.")
 @click.argument("session")
 def trace(session: str, path: bool, **where: Any) -> None:
     """Show the calls and resets of a SESSION; the beginning of its id is enough."""
@@ -85,45 +84,46 @@ def trace(session: str, path: bool, **where: Any) -> None:
 @click.argument("session")
 @click.argument("other", required=False)
 def diff(session: str, other: str | None, from_version: int | None, to_version: int | None, **where: Any) -> None:
-    """Show what has changed in a SESSION since its start, or in what OTHER differs from it."""
+    """Show the changes in a SESSION since its start, or its differences from OTHER."""
 
     async def look(send: Send) -> None:
-        asked = {
+        params = {
             "session_id": await whole_id(send, session),
             "from_version": from_version,
             "to_version": to_version,
             "to_session_id": await whole_id(send, other) if other else None,
         }
-        show(await send("diff_environment", asked), _diff_text)
+        show(await send("diff_environment", params), _diff_text)
 
     look_at(look, **where)
 
 
-# What they look at
+# Requests
 
 
 async def whole_id(send: Send, beginning: str) -> str:
-    """Get the id of the session whose id begins so; a whole id is taken as it is."""
+    """Return the id of the only session whose id has this beginning. A whole id is returned unchanged."""
     if len(beginning) >= DIGITS:
         return beginning
-    # An id comes after its own beginning.
-    found = await send("list_sessions", {"labels": {}, "after": beginning, "limit": 2}, shape=list[Session])
-    ids = [session["session_id"] for session in found if session["session_id"].startswith(beginning)]
+    # Sessions are sorted by id, so an id follows its own beginning.
+    sessions = await send("list_sessions", {"labels": {}, "after": beginning, "limit": 2}, shape=list[Session])
+    ids = [session["session_id"] for session in sessions if session["session_id"].startswith(beginning)]
     if len(ids) != 1:
         raise click.ClickException(f"{'Several' if ids else 'No'} sessions' ids begin with {beginning!r}.")
     return str(ids[0])
 
 
 async def whole_trace(send: Send, session_id: str, *, path: bool) -> list[Any]:
-    found: list[Any] = []
-    asked = {"session_id": session_id, "limit": MOST_AT_ONCE, "path": path}
-    while more := await send("get_trace", {**asked, "after": len(found) - 1}):
-        found += more
-    return found
+    """Return all records of a session, or with `path` its history."""
+    records: list[Any] = []
+    params = {"session_id": session_id, "limit": PAGE_SIZE, "path": path}
+    while page := await send("get_trace", {**params, "after": len(records) - 1}):
+        records += page
+    return records
 
 
 def check_text(text: str) -> None:
-    """Refuse what the shell has passed on and no JSON can hold."""
+    """Raise `UsageError` if an argument isn't UTF-8, because JSON can't contain it."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -131,6 +131,7 @@ def check_text(text: str) -> None:
 
 
 def label(text: str) -> tuple[str, str]:
+    """Return the name and the value of an argument `name=value`."""
     name, equals, value = text.partition("=")
     if not equals:
         raise click.UsageError(f"{text!r} is not of the form name=value.")
@@ -138,11 +139,11 @@ def label(text: str) -> tuple[str, str]:
     return name, value
 
 
-# What they print
+# Output
 
 
 def show(value: Any, text: Callable[[Any], str]) -> None:
-    """Print a value: as this text on a terminal, else as JSON."""
+    """Print a value: formatted by `text` on a terminal, else as JSON."""
     echo(*(text(value) if sys.stdout.isatty() else _json_text(value)).split("\n"))
 
 
@@ -150,29 +151,29 @@ def _json_text(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _sessions_text(found: list[Any]) -> str:
-    if not found:
+def _sessions_text(sessions: list[Any]) -> str:
+    if not sessions:
         return "No sessions."
     rows: list[tuple[str, ...]] = [("SESSION", "VERSION", "CREATED", "TOOLPACKS", "")]
-    for session in found:
+    for session in sessions:
         parent = session.get("parent")
         origin = f"fork of {parent['session_id'][:8]}, version {parent['version']}" if parent else ""
         labels = [f"{name}={value}" for name, value in session["labels"].items()]
-        more = ", ".join(filter(None, [*labels, origin]))
+        remarks = ", ".join(filter(None, [*labels, origin]))
         created, packs = session["created_at"][:19].replace("T", " "), ",".join(session["toolpacks"])
-        row = session["session_id"], str(session["version"]), created, packs, more
+        row = session["session_id"], str(session["version"]), created, packs, remarks
         rows.append(tuple(map(printable, row)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
     return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
-def _trace_text(found: list[Any]) -> str:
+def _trace_text(records: list[Any]) -> str:
     from toolpack_server.wiring.installed import load_features  # noqa: PLC0415 - imports the whole server
     from toolpack_server.wiring.service import all_record_kinds  # noqa: PLC0415
 
     kinds, width = all_record_kinds(load_features()), _width()
-    lines = [f"{each.get('place', each['index']):>4}  {kinds[each['kind']].text(each, width)}" for each in found]
+    lines = [f"{each.get('place', each['index']):>4}  {kinds[each['kind']].text(each, width)}" for each in records]
     return "\n".join(lines) or "No calls."
 
 
@@ -187,5 +188,5 @@ def _diff_text(patch: list[Any]) -> str:
 
 
 def _width() -> int:
-    """Get how much of a value is shown: about two lines."""
+    """Return the maximum length of a shown value in characters: about two lines."""
     return 2 * shutil.get_terminal_size().columns

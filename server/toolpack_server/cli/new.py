@@ -1,6 +1,6 @@
-"""`toolpack-server new`: writes a toolpack to start from, and a test of it that passes; or a package with both.
+"""The command `toolpack-server new`, which writes a first toolpack with a passing test, or a package with both.
 
-No file is ever overwritten. What is written are the files in `templates/`, with the names filled in.
+It fills in the files of `templates/`, and never overwrites a file.
 """
 
 import importlib.util
@@ -23,22 +23,22 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 Project = tuple[dict[Path, str], list[str]]
-"""The texts of what is written, by path, and the commands to try then."""
+"""The texts of the new files by path, and the commands to try next."""
 
 
 @click.command()
-@click.option("--database", is_flag=True, help="Write one whose environment is a SQLite database.")
-@click.option("--package", is_flag=True, help="Write a package to install and to pass on: the folder `NAME-toolpack`.")
+@click.option("--database", is_flag=True, help="Write a toolpack whose environment is a SQLite database.")
+@click.option("--package", is_flag=True, help="Write a package that can be installed and shared, in `NAME-toolpack`.")
 @click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
     default=Path(),
-    help="Folder that gets `packs/NAME.py` and `tests/test_NAME.py`, or the package.  [default: the current one]",
+    help="Folder for `packs/NAME.py` and `tests/test_NAME.py`, or for the package.  [default: the current one]",
 )
 @click.argument("name")
 def new(name: str, directory: Path, *, database: bool, package: bool) -> None:
-    """Write a toolpack called NAME to start from, and a test that passes."""
+    """Write a first toolpack called NAME, with a test that passes."""
     _check(name)
     texts, commands = (_package if package else _module)(name, directory, database=database)
     for path in texts:
@@ -97,21 +97,21 @@ def _package(name: str, directory: Path, *, database: bool) -> Project:
 
 
 def _texts(name: str, module: str, *, database: bool) -> tuple[str, str, str]:
-    """Get the text of a toolpack, that of its test, and a function to call first."""
+    """Return the text of a toolpack, the text of its test, and a function to call first."""
     template, first_call = ("shop.py", "list_products") if database else ("list.py", "list_items")
     return _filled(template, name=name), _filled(f"test_{template}", name=name, module=module), first_call
 
 
 def _filled(template: str, **names: str) -> str:
-    """Get the text of a template, whose `${name}` stand for these names."""
+    """Return the text of a template with these names filled in."""
     return Template((_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")).substitute(names)
 
 
 def _folder_of_commands() -> str:
-    """Get what must stand before a command, so that the one beside this one is run: nothing if that is on the PATH."""
+    """Return the folder of this command, to put before the commands to try; "" if it is on the PATH."""
     command = Path(sys.argv[0])
-    found = shutil.which(command.name)
-    if command.name != "toolpack-server" or not command.exists() or (found and command.samefile(found)):
+    on_path = shutil.which(command.name)
+    if command.name != "toolpack-server" or not command.exists() or (on_path and command.samefile(on_path)):
         return ""
     return f"{command.parent}/"
 

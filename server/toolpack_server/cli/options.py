@@ -1,7 +1,4 @@
-"""Flags that several subcommands share.
-
-A flag that is used twice is defined here.
-"""
+"""Flags that several subcommands share."""
 
 from collections.abc import Callable
 from pathlib import Path

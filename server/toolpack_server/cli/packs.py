@@ -1,7 +1,4 @@
-"""`toolpack-server list`: the toolpacks, where they come from, and their functions.
-
-It stops at the first problem, as `serve` does.
-"""
+"""The command `toolpack-server list`, which lists toolpacks. Like `serve`, it stops at the first problem."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +16,7 @@ from toolpack_server.packs.loading import catalog_of
 
 @click.command("list")
 @packs_options
-@server_options("Server whose toolpacks to show, like http://127.0.0.1:8000; default: those that are found here.")
+@server_options("Server whose toolpacks to show, like http://127.0.0.1:8000.  [default: the local toolpacks]")
 def list_toolpacks(pack_dir: tuple[Path, ...], packs: str | None, url: str | None, token: str | None) -> None:
     """Show toolpacks, where they come from, and their functions."""
     if url:
@@ -43,8 +40,8 @@ async def _list_remote(send: Send) -> None:
 
 
 def _show(toolpack: str, functions: list[dict[str, Any]], source: str, *, opt_in: bool) -> None:
-    more = ", ".join(filter(None, [source, "opt-in" if opt_in else ""]))
-    echo(f"{toolpack} ({more})" if more else toolpack)
+    remarks = ", ".join(filter(None, [source, "opt-in" if opt_in else ""]))
+    echo(f"{toolpack} ({remarks})" if remarks else toolpack)
     for function in functions:
         parameters = ", ".join(function["parameters"].get("properties", {}))
         summary = function["description"].partition("\n")[0]

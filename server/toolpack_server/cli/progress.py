@@ -1,6 +1,6 @@
-"""How far a long command is: a bar on a terminal, elsewhere a line now and then.
+"""Progress of a long command: a bar on a terminal, elsewhere a line now and then.
 
-It goes to standard error, so that standard output has what the command has found and nothing else.
+It is written to standard error, so that standard output has only the command's results.
 """
 
 import contextlib
@@ -12,21 +12,21 @@ import click
 
 from toolpack_server.base.terminal import echo
 
-TELL_SECONDS = 10.0  # between lines
+LINE_SECONDS = 10.0  # between lines
 
 
 @contextlib.contextmanager
-def progress(doing: str, length: int) -> Iterator[Callable[[int], None]]:
-    """Show how far the command is; what this gives is called with how many more of `length` are done."""
-    is_terminal, told, done = sys.stderr.isatty(), time.monotonic(), 0
+def progress(title: str, length: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that adds to the number of finished items, of `length`, and shows the progress."""
+    is_terminal, last_line, done = sys.stderr.isatty(), time.monotonic(), 0
 
-    def go_on(by: int) -> None:
-        nonlocal told, done
+    def advance(by: int) -> None:
+        nonlocal last_line, done
         done += by
         bar.update(by)
-        if not is_terminal and time.monotonic() - told > TELL_SECONDS:
-            told = time.monotonic()
-            echo(f"{doing}: {done} of {length}", err=True)
+        if not is_terminal and time.monotonic() - last_line > LINE_SECONDS:
+            last_line = time.monotonic()
+            echo(f"{title}: {done} of {length}", err=True)
 
-    with click.progressbar(length=length, label=doing, file=sys.stderr, hidden=not is_terminal) as bar:
-        yield go_on
+    with click.progressbar(length=length, label=title, file=sys.stderr, hidden=not is_terminal) as bar:
+        yield advance

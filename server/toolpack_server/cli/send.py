@@ -1,8 +1,7 @@
-"""Requests of commands: to a server that the user has named with `--url`, or to a service in this process.
+"""Requests of commands, to the server of `--url` or to a service in this process.
 
-A token is sent to that server and to no other, so neither redirects nor paths that name another host are
-followed. What it answers is checked here, so no command meets a result of another shape, or one without an end. The
-standard library sends requests, because the command works without the Python client's package.
+A token is sent only to the server of `--url`: redirects, and paths that name another host, aren't followed. Answers are
+limited in size, and results are checked. The commands work without the client's extra, so `urllib` sends the requests.
 """
 
 import asyncio
@@ -27,61 +26,65 @@ if TYPE_CHECKING:
 
 REDIRECTS = {301, 302, 303, 307, 308}
 UNAUTHORIZED = 401
-MAX_REPLY_BYTES = 2**28  # four times what a server sends unless its settings say otherwise
+MAX_REPLY_BYTES = 2**28  # four times the largest answer of a server with default settings
 
 
 class Send(Protocol):
-    """Sends a request, by method and parameters, and gets its result."""
+    """Sends a request and returns its result."""
 
     def __call__(
         self, method: str, params: dict[str, Any], agent_path: str | None = None, *, shape: Any = None
     ) -> Awaitable[Any]:
-        """Send it as a client, or to the address of a session that a path names.
+        """Send a request as a client, or with `agent_path` as the agent of a session.
 
         Args:
-            shape: The type as which a server's result is read, if that is enough: to know what all features make of a
-                method takes longer than its request.
+            method: The JSON-RPC method.
+            params: Its parameters.
+            agent_path: Path of an agent's address.
+            shape: Type of the result, if the core's type is enough. The default, the type with all features' additions,
+                takes longer to load than the request.
         """
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Leaves redirects to the caller: urllib would send all headers, the token too, to any other server."""
+    """Follows no redirects: urllib would send all headers, including the token, to the other server."""
 
     def redirect_request(self, *_args: Any) -> None:
-        """Follow none."""
+        """Return None: don't follow the redirect."""
 
 
 def remote(url: str, token: str | None) -> Send:
-    """Get a function that sends requests to a server.
+    """Return a function that sends requests to a server.
+
+    The function raises `ClickException` if the server can't be reached or answers with an error.
 
     Raises:
-        UsageError: The URL isn't that of a server.
-        ClickException: When it is used: the server can't be reached, or answers with an error.
+        UsageError: The URL or the token is malformed.
     """
     if not url.startswith(("http://", "https://")):
         raise click.UsageError("--url is not of the form http://host:port.")
     if token and not re.fullmatch("[!-~]+", token):
-        raise click.UsageError("--token, or TOOLPACK_TOKEN, has other characters than visible ASCII: give a token.")
+        raise click.UsageError("--token, or TOOLPACK_TOKEN, must consist of visible ASCII characters.")
     opener = urllib.request.build_opener(_NoRedirects)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     def ask(method: str, params: dict[str, Any], agent_path: str | None, shape: Any) -> Any:
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
         if agent_path is not None and not agent_path.startswith("/"):
-            raise click.ClickException(f"{url} has named an agent_path that is no path: is this a Toolpack Server?")
-        place = f"{url.rstrip('/')}{agent_path or '/rpc'}"
+            raise click.ClickException(f"The agent_path that {url} sent isn't a path: is this a Toolpack Server?")
+        address = f"{url.rstrip('/')}{agent_path or '/rpc'}"
         shape = shape or _results()[bool(agent_path)][method]
-        request = urllib.request.Request(place, body, headers)  # noqa: S310 - checked above
+        request = urllib.request.Request(address, body, headers)  # noqa: S310 - checked above
         try:
             with opener.open(request) as reply:
                 return _checked(url, method, shape, _read(reply))
         except urllib.error.HTTPError as error:
             with error:
                 if error.code in REDIRECTS:
-                    place = error.headers.get("Location", "another address")
-                    raise click.ClickException(f"{url} redirects to {place}: give the server's own address.") from None
+                    target = error.headers.get("Location", "another address")
+                    raise click.ClickException(f"{url} redirects to {target}: give the server's own address.") from None
                 if error.code == UNAUTHORIZED:
-                    why = f"{url} asks for a token: give one that it knows, with --token or as TOOLPACK_TOKEN."
+                    why = f"{url} requires a valid token: give one with --token, or as TOOLPACK_TOKEN."
                     raise click.ClickException(why) from None
                 return _checked(url, method, shape, _read(error))
         except (OSError, http.client.HTTPException) as error:
@@ -96,7 +99,7 @@ def remote(url: str, token: str | None) -> Send:
 
 @functools.cache
 def _results() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Get the types of the results of clients' methods and of agents', by their names."""
+    """Return the result types of clients' methods and of agents' methods, by name."""
     from toolpack_server.rpc.method import agents_methods, clients_methods  # noqa: PLC0415 - imports the whole server
     from toolpack_server.wiring.installed import load_features  # noqa: PLC0415 - likewise
     from toolpack_server.wiring.service import all_methods  # noqa: PLC0415 - likewise
@@ -110,23 +113,23 @@ def _results() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def _checked(url: str, method: str, shape: Any, reply: bytes) -> Any:
-    """Get the result of a reply, which has this shape."""
-    from pydantic import ValidationError  # noqa: PLC0415 - what sends to a service in this process needs none of it
+    """Return the result of a reply, checked against its type."""
+    from pydantic import ValidationError  # noqa: PLC0415 - only needed for remote servers
 
     try:
         result = _result(reply)
         _adapter(shape).validate_python(result)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, ["result", *problem["loc"]]))
+        location = ".".join(map(str, ["result", *problem["loc"]]))
         raise click.ClickException(
-            f"{url} answers {method} in another way than this version ({place}: {problem['msg']}): is it a Toolpack "
-            "Server of the same version?"
+            f"The answer of {url} to {method} doesn't have the expected form ({location}: {problem['msg']}): is it a "
+            "Toolpack Server of the same version?"
         ) from None
     return result
 
 
-@functools.cache  # to build one takes longer than a request
+@functools.cache  # building an adapter takes longer than a request
 def _adapter(shape: Any) -> Any:
     from pydantic import TypeAdapter  # noqa: PLC0415 - likewise
 
@@ -134,14 +137,14 @@ def _adapter(shape: Any) -> Any:
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:
-    """Do work that blocks; its thread doesn't keep the command from ending, as one of a pool would."""
+    """Run blocking work in a daemon thread. Unlike a pool's thread, it doesn't keep the command from ending."""
     future = concurrent.futures.Future[Any]()
-    future.set_running_or_notify_cancel()  # it may be set even if nobody waits any more
+    future.set_running_or_notify_cancel()  # so that a result can be set even after a cancellation
 
     def do() -> None:
         try:
             future.set_result(work())
-        except Exception as error:  # noqa: BLE001 - for whoever waits
+        except Exception as error:  # noqa: BLE001 - raised where the future is awaited
             future.set_exception(error)
 
     threading.Thread(target=do, daemon=True).start()
@@ -149,11 +152,7 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
 
 
 def local(service: "Service", caller: "Caller") -> Send:
-    """Get a function that sends requests to a service in this process.
-
-    Raises:
-        ClickException: When it is used: the request was refused.
-    """
+    """Return a function that sends requests to a service in this process. It raises `ClickException` for errors."""
 
     async def send(method: str, params: dict[str, Any], agent_path: str | None = None, *, shape: Any = None) -> Any:  # noqa: ARG001 - it is as declared
         try:
@@ -168,11 +167,11 @@ def local(service: "Service", caller: "Caller") -> Send:
 
 
 def _read(reply: Any) -> bytes:
-    # Of a length that it knows, a read of so many bytes at most doesn't notice that some are missing.
+    # With a known length, only read() without a limit raises if bytes are missing.
     is_bounded = reply.length is not None and reply.length <= MAX_REPLY_BYTES
     content: bytes = reply.read() if is_bounded else reply.read(MAX_REPLY_BYTES + 1)
     if len(content) > MAX_REPLY_BYTES:
-        raise click.ClickException(f"the answer is longer than {MAX_REPLY_BYTES} bytes: is this a Toolpack Server?")
+        raise click.ClickException(f"The answer is longer than {MAX_REPLY_BYTES} bytes: is this a Toolpack Server?")
     return content
 
 
@@ -180,14 +179,14 @@ def _result(reply: bytes) -> Any:
     try:
         answer = json.loads(reply)
     except (ValueError, RecursionError):
-        raise click.ClickException("the answer is not JSON: is this a Toolpack Server?") from None
+        raise click.ClickException("The answer isn't JSON: is this a Toolpack Server?") from None
     match answer:
         case {"error": {"message": str(message), **more}}:
             data = more.get("data")
             raise _refused(message, data if isinstance(data, dict) else {})
         case {"result": result}:
             return result
-    raise click.ClickException("the answer is not one of JSON-RPC: is this a Toolpack Server?")
+    raise click.ClickException("The answer isn't a JSON-RPC response: is this a Toolpack Server?")
 
 
 def _refused(message: str, data: dict[str, Any]) -> click.ClickException:

@@ -1,6 +1,6 @@
-"""`toolpack-server token`: creates a bearer token and its hash.
+"""The command `toolpack-server token`, which creates a bearer token and its hash.
 
-The token is printed once, on standard error, and never stored; standard output has the hash.
+The token is printed once, on standard error, and never stored. The hash is printed on standard output.
 """
 
 import click
