@@ -110,7 +110,7 @@ class JsonRpc:
         begin = self._begin.get(name)
         if begin is None:
             raise self._no_method(name)
-        if self._app.tracer is not None:
+        if self._app.sessions.tracer is not None:
             asked_by.set(AskedBy("jsonrpc", name, None))
         try:
             result = await begin(caller, (), params)
@@ -157,7 +157,7 @@ class JsonRpc:
         if problem:
             return error_reply(None, *standard(ERROR_INVALID_REQUEST, problem))
         name, params, request_id = request["method"], request.get("params"), request.get("id", NOID)
-        if self._app.tracer is not None:
+        if self._app.sessions.tracer is not None:
             asked_by.set(AskedBy("jsonrpc", name, request.get("id")))
         begin, args = self._begin.get(name), ()
         try:

@@ -11,16 +11,13 @@ from functools import cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from toolpack_server.base.settings import Settings
-from toolpack_server.execution.call import Outcome
 from toolpack_server.jsonio.strict import Fragment
 from toolpack_server.observability.metrics import Metrics
-from toolpack_server.observability.tracing import Tracer
 from toolpack_server.protocol.parameters import Parameters
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.in_flight import BytesInFlight
 from toolpack_server.rpc.listings import Listings
 from toolpack_server.rpc.parsing import Parser
-from toolpack_server.sessions.calls import CallRequest
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.manager import SessionManager
 
@@ -38,7 +35,6 @@ class App(Protocol):
     parser: Parser
     in_flight: BytesInFlight
     metrics: Metrics
-    tracer: Tracer | None  # of the feature that traces calls
 
     async def invoke(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
         """Call a method as a client or an agent does, without JSON, and return its result.
@@ -52,13 +48,6 @@ class App(Protocol):
 
         Raises:
             ReplyError: It was refused.
-        """
-
-    async def call(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
-        """Run a function in a session; the call is counted and logged.
-
-        Raises:
-            RequestError: It was refused, and nothing has changed.
         """
 
     def document(self) -> Fragment:

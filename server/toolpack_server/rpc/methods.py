@@ -26,6 +26,7 @@ from toolpack_server.protocol.parameters import (
     Version,
 )
 from toolpack_server.protocol.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
+from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.method import App, Method
 from toolpack_server.sessions.calls import CallRequest
@@ -110,8 +111,9 @@ class RunFunction(
             self.expected_version,
             self.timeout_seconds,
             problem,
+            CLIENT if caller.session_id is None else caller.address,
         )
-        outcome = await app.call(caller, self.session_id, request)
+        outcome = await app.sessions.call(self.session_id, caller.owner, request)
         if self.raise_on_error and outcome.failure is not None:
             raise CallFailedError(outcome.failure, outcome.toolpack)
         return envelope(outcome)

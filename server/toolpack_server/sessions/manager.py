@@ -6,6 +6,7 @@ What is read is what is committed.
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,9 +25,13 @@ from toolpack_server.engine.batcher import Batcher
 from toolpack_server.engine.commits import Measure
 from toolpack_server.engine.jobs import NOTHING_CHANGED, Errand
 from toolpack_server.engine.queues import Queues
+from toolpack_server.execution.call import Outcome
+from toolpack_server.observability.tracing import Tracer
 from toolpack_server.protocol.parameters import ForkRequest, SessionRequest
 from toolpack_server.protocol.results import Session
 from toolpack_server.sessions.addresses import Address
+from toolpack_server.sessions.call_observer import CallObserver
+from toolpack_server.sessions.calls import CallOperation, CallRequest
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.factory import NewSession, SessionFactory, check_recipe
 from toolpack_server.sessions.hooks import Watcher
@@ -52,11 +57,15 @@ class SessionManager:
 
     An `owner` is the name whose token a request carries, "" if there are no tokens. Nobody sees another owner's
     sessions. None, for the server itself and an agent's address, sees all.
+
+    Attributes:
+        tracer: Of the feature that traces calls, if there is one.
     """
 
-    def __init__(self, context: SessionContext, measure: Measure) -> None:
+    def __init__(self, context: SessionContext, observer: CallObserver, measure: Measure) -> None:
         self.catalog = context.catalog
         self._context = context
+        self._observer = observer
         self._store = context.store
         self._settings = context.settings
         self._agents: dict[str, tuple[str, str, str]] = {}
@@ -73,6 +82,7 @@ class SessionManager:
         }
         self._closed = Batcher(do, self._close_batch, seconds, MAY_BE_CLOSED)
         self.watchers: list[Watcher] = []
+        self.tracer: Tracer | None = None
 
     # Creating sessions
 
@@ -129,6 +139,27 @@ class SessionManager:
         return self._context.identities.creation(owner, asked.call_id, [type(asked).__name__, parameters])
 
     # Operations, which wait for their turn
+
+    async def call(self, session_id: str, owner: str, request: CallRequest) -> Outcome:
+        """Run a function in a session; the call is counted, logged and traced.
+
+        Raises:
+            RequestError: It was refused, and nothing has changed.
+        """
+        began = time.perf_counter()
+        tracer, trace = self.tracer, None
+        if tracer is not None:
+            trace = tracer.begin(session_id, request.function, request.sent)
+        operation = CallOperation(self._context, session_id, owner, request)
+        operation.trace = trace
+        outcome: Outcome | None = None
+        try:
+            outcome = await self.run(operation)
+        finally:
+            ended = self._observer.ended(session_id, owner, request, outcome, time.perf_counter() - began)
+            if tracer is not None and trace is not None:
+                tracer.end(trace, ended.outcome, ended.result, sys.exception() if outcome is None else None)
+        return outcome
 
     async def run(self, operation: SessionOperation) -> Any:
         """Do an operation, and get its answer. Cancelled, it changes nothing and leaves no record unless committed.

@@ -5,8 +5,6 @@ The application, the command line and the tests start from here. Importing it ha
 
 import asyncio
 import contextlib
-import sys
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cache
 from pkgutil import resolve_name
@@ -18,16 +16,11 @@ from toolpack_server.base.settings import THREAD, Settings
 from toolpack_server.engine.pool_thread import here, interruptible
 from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.codec import Codec
-from toolpack_server.execution.failure import Failure
 from toolpack_server.execution.operations import OPERATIONS
 from toolpack_server.execution.runner import LocalRunner, Runner
 from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.jsonio.strict import Fragment, dumps, loads
-from toolpack_server.observability.log import CallLog, EndedCall
 from toolpack_server.observability.metrics import Metrics
-from toolpack_server.observability.request_ids import request_id
-from toolpack_server.observability.trace_context import trace_context
-from toolpack_server.observability.tracing import Tracer
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.inventory import Inventory
 from toolpack_server.packs.loading import catalog_of
@@ -41,7 +34,8 @@ from toolpack_server.rpc.method import Method, agents_methods, clients_methods
 from toolpack_server.rpc.methods import METHODS, CreateSession, GetTrace
 from toolpack_server.rpc.openrpc import openrpc_document
 from toolpack_server.rpc.parsing import Parser
-from toolpack_server.sessions.calls import CallKind, CallOperation, CallRequest
+from toolpack_server.sessions.call_observer import OUTCOMES, CallObserver
+from toolpack_server.sessions.calls import CallKind, CallRequest
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.manager import SessionManager
 from toolpack_server.sessions.record_kinds import RecordKinds
@@ -56,7 +50,6 @@ from toolpack_server.wiring.stores import open_store_of
 T = TypeVar("T")
 
 MEASURE_SECONDS = 1.0
-OK, REFUSED = "ok", "refused"
 
 
 def all_methods(features: Sequence[type[Feature]]) -> list[type[Method]]:
@@ -101,7 +94,7 @@ def all_record_kinds(features: Sequence[type[Feature]]) -> RecordKinds:
 def create_metrics(inventory: Inventory, features: Sequence[type[Feature]], rows: int = 1) -> Metrics:
     """Create the metrics of so many workers that have these toolpacks and features."""
     families = [feature.metrics for feature in features]
-    return Metrics(inventory.functions, [OK, *Failure, REFUSED], rows, families)
+    return Metrics(inventory.functions, OUTCOMES, rows, families)
 
 
 def isolation(settings: Settings, features: Sequence[type[Feature]]) -> str | None:
@@ -212,12 +205,12 @@ class Service:
             running=self.metrics.running,
             tracebacks=settings.log_level == "debug" or on_call is not None,
         )
-        self.sessions = SessionManager(self.context, self.metrics.committed)
+        observer = CallObserver(settings, self.metrics, on_call)
+        self.sessions = SessionManager(self.context, observer, self.metrics.committed)
         self.parser = Parser(settings, self.sessions.compute)
         self.in_flight = BytesInFlight(settings)
         self.methods = all_methods(loaded)
         self.listings = Listings(self.sessions)
-        self.tracer: Tracer | None = None
         self._features: dict[type, Any] = {}
         self.context.session_request = next(each for each in self.methods if issubclass(each, CreateSession))
         self.context.session_views.shape = result_types(tuple(loaded)).of(Session)
@@ -226,9 +219,6 @@ class Service:
             self._add(feature)
         self.rpc = JsonRpc(clients_methods(self.methods), self, self.parser)
         self.agents = JsonRpc(agents_methods(self.methods), self, self.parser)
-        self._log = CallLog(settings.log_calls, level=settings.log_level)
-        self._on_call = on_call
-        self._ended: list[EndedCall] = []  # in this turn of the event loop
         self._document: Fragment | None = None
 
     def _add(self, feature: type[Feature]) -> None:
@@ -250,7 +240,7 @@ class Service:
         addresses.hooks += [make(self) for make in feature.address_hooks]
         addresses.tools += [make(self) for make in feature.address_tools]
         if feature.tracer is not None:
-            self.tracer = feature.tracer(self)
+            self.sessions.tracer = feature.tracer(self)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -262,8 +252,8 @@ class Service:
             for task in regular:
                 task.cancel()
             await self.sessions.drain()
-            if self.tracer is not None:
-                await asyncio.to_thread(self.tracer.close)
+            if self.sessions.tracer is not None:
+                await asyncio.to_thread(self.sessions.tracer.close)
             self._store.close()
             self.runner.close()
             self.scratch.close()
@@ -300,56 +290,6 @@ class Service:
             return loads(dumps(await self.invoke(caller, method, loads(dumps(params)))))
         except REFUSALS as error:
             raise ReplyError(*describe(error)) from None
-
-    async def call(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
-        if caller.session_id is not None:
-            request = request._replace(by=caller.address)
-        began = time.perf_counter()
-        tracer, trace = self.tracer, None
-        if tracer is not None:
-            trace = tracer.begin(session_id, request.function, request.sent)
-        operation = CallOperation(self.context, session_id, caller.owner, request)
-        operation.trace = trace
-        outcome: Outcome | None = None
-        try:
-            outcome = await self.sessions.run(operation)
-        finally:
-            shown = caller.owner if caller.session_id is None else None
-            ended = self._observe(session_id, shown, request, outcome, time.perf_counter() - began)
-            if tracer is not None and trace is not None:
-                tracer.end(trace, ended.outcome, ended.result, sys.exception() if outcome is None else None)
-        return outcome
-
-    def _observe(
-        self, session_id: str, owner: str | None, request: CallRequest, outcome: Outcome | None, seconds: float
-    ) -> EndedCall:
-        """Note that a call has ended; it is counted and logged when its answer is on its way."""
-        if outcome is None:
-            function, name, result = ("", ""), REFUSED, None
-        else:
-            failure = outcome.failure
-            function, name = (outcome.toolpack, outcome.toolpack and outcome.function), failure.why if failure else OK
-            result = failure.text if failure else outcome.result
-            if self._on_call is not None:
-                self._on_call(request, outcome)
-        ended = EndedCall(
-            *(time.time(), request_id.get(), session_id, owner, request.function, request.sent, name, result, seconds),
-            trace=trace_context.get(),
-            counted_as=function,
-        )
-        if outcome is not None and outcome.failure:
-            trace = outcome.failure.traceback if self.settings.log_level == "debug" else None
-            ended = ended._replace(traceback=trace, raised_at=outcome.failure.raised_at)
-        self._ended.append(ended)
-        if len(self._ended) == 1:
-            asyncio.get_running_loop().call_soon(self._report)
-        return ended
-
-    def _report(self) -> None:
-        ended, self._ended = self._ended, []
-        for call in ended:
-            self.metrics.called(*call.counted_as, call.outcome, call.seconds)
-        self._log.write(ended)
 
     async def _tidy(self) -> None:
         """Discard the databases and files of sessions that have ended, or were forgotten."""

@@ -51,7 +51,7 @@ def bench(receiver, monkeypatch, make_bench):
         for name, value in receiver.variables(**variables).items():
             monkeypatch.setenv(name, value)
         made = make_bench(**settings)
-        stack.callback(lambda: made.service.tracer and made.service.tracer.close())
+        stack.callback(lambda: made.service.sessions.tracer and made.service.sessions.tracer.close())
         return made
 
     with contextlib.ExitStack() as stack:
@@ -176,7 +176,7 @@ def test_an_evaluation_is_a_span_with_an_event(receiver, tmp_path):
 )
 def test_the_label_of_an_evaluation_says_whether_it_counts(receiver, bench, passed, valid, label):
     verdict = {"reward": 1.0, "passed": passed, "valid": valid}
-    bench().service.tracer.evaluated("a" * 48, "bank/any", time.time_ns(), verdict, None)
+    bench().service.sessions.tracer.evaluated("a" * 48, "bank/any", time.time_ns(), verdict, None)
     (span,) = serving.wait_until(lambda: [*receiver.spans], "the span")
     assert span.events[0][1]["gen_ai.evaluation.score.label"] == label
 
@@ -379,7 +379,7 @@ def test_the_variables_say_where_to():
 
 def test_what_can_t_be_kept_is_said_and_calls_go_on(bench, caplog):
     server = bench(variables={"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
-    assert server.service.tracer is None
+    assert server.service.sessions.tracer is None
     assert "There is no telemetry: OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'" in caplog.text
     assert server.result(server.create(), "total") == 0
 
@@ -390,7 +390,7 @@ def test_nothing_is_imported_when_it_is_off():
         "from toolpack_server.base.settings import Settings; "
         "from toolpack_server.packs.catalog import Catalog; "
         "service = Service(Settings(store='memory:', log_calls='off'), Catalog({})); "
-        "print(service.tracer, [m for m in sys.modules if m.startswith(('opentelemetry', 'google.protobuf'))])"
+        "print(service.sessions.tracer, [m for m in sys.modules if m.startswith(('opentelemetry', 'google.protobuf'))])"
     )
     environment = {name: value for name, value in server_process.environment().items() if not name.startswith("OTEL_")}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

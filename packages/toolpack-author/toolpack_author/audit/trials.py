@@ -665,11 +665,10 @@ async def _solve(
     solution = await send("get_solution", session_id=session_id)
     for place, each in enumerate(solution["calls"]):
         phase(f"call {place + 1} of the solution, {each['function']}", 2 * service.settings.timeout_seconds)
-        request = CallRequest(each["function"], each["kwargs"], dumps(each["kwargs"]))
         try:
             by = _by(each, clients)
-            caller = Caller() if by == CLIENT else Caller("", session_id, address=by)
-            outcome = await service.call(caller, session_id, request)
+            request = CallRequest(each["function"], each["kwargs"], dumps(each["kwargs"]), by=by)
+            outcome = await service.sessions.call(session_id, "", request)
         except RequestError as error:
             raise RefusedError("solution-fails", f"call {place + 1} of its solution is refused: {error}") from None
         if outcome.failure is not None:

@@ -58,7 +58,6 @@ class Tasks:
     """All that can be done with tasks."""
 
     def __init__(self, app: App) -> None:
-        self._app = app
         self._context = app.context
         self._catalog = app.context.catalog
         self._sessions = app.sessions
@@ -195,7 +194,7 @@ class Tasks:
             verdict = {**verdict, "perturbed": dict(perturbed)}
             return {**verdict, "valid": False, "failure": failure} if failure else verdict
 
-        tracer, began = self._app.tracer, time.time_ns()
+        tracer, began = self._sessions.tracer, time.time_ns()
         try:
             verdict = await self._sessions.run_authors(evaluate, owner or "", f"evaluate {task}", seconds)
         except RequestError as error:

@@ -144,7 +144,7 @@ class Mcp:
         arguments, problem = message.params.get("arguments"), None
         if type(arguments) is not dict:
             arguments, problem = await self._app.parser.arguments(arguments, caller.owner)
-        request = CallRequest(name, arguments, dumps(arguments), call_id, problem=problem)
+        request = CallRequest(name, arguments, dumps(arguments), call_id, problem=problem, by=caller.by)
         if tool := await self._tools.find(caller, name):
             return await self._tools.use(tool, caller, request)
         for argument, value in arguments.items():
@@ -154,10 +154,10 @@ class Mcp:
                     f"ValidationError: argument `{argument[:200]}` is a nested call, which MCP doesn't have: call that "
                     f"function first, then pass its result."
                 )
-        if self._app.tracer is not None:
+        if self._app.sessions.tracer is not None:
             version = message.meta.get(VERSION_KEY) or message.header_version or ""
             asked_by.set(AskedBy("mcp", message.method, message.id, version))
-        outcome = await self._app.call(caller, caller.session_id or "", request)
+        outcome = await self._sessions.call(caller.session_id or "", caller.owner, request)
         if outcome.failure is not None and outcome.failure.why is Failure.NOT_FOUND:
             text = outcome.failure.text
             raise McpRefusedError(

@@ -1,0 +1,71 @@
+"""Count and log the calls that have ended.
+
+The lines of all calls that end in one turn of the event loop are written together, after their answers are on their
+way.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from toolpack_server.base.settings import Settings
+from toolpack_server.execution.call import Outcome
+from toolpack_server.execution.failure import Failure
+from toolpack_server.observability.log import CallLog, EndedCall
+from toolpack_server.observability.metrics import Metrics
+from toolpack_server.observability.request_ids import request_id
+from toolpack_server.observability.trace_context import trace_context
+from toolpack_server.protocol.senders import CLIENT
+from toolpack_server.sessions.calls import CallRequest
+
+OK, REFUSED = "ok", "refused"
+OUTCOMES = [OK, *Failure, REFUSED]
+
+
+class CallObserver:
+    """Counts and logs calls.
+
+    Args:
+        on_call: Called with each call that wasn't refused, and its outcome.
+    """
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics, on_call: Callable[[CallRequest, Outcome], None] | None = None
+    ) -> None:
+        self._metrics = metrics
+        self._log = CallLog(settings.log_calls, level=settings.log_level)
+        self._has_tracebacks = settings.log_level == "debug"
+        self._on_call = on_call
+        self._ended: list[EndedCall] = []  # in this turn of the event loop
+
+    def ended(
+        self, session_id: str, owner: str, request: CallRequest, outcome: Outcome | None, seconds: float
+    ) -> EndedCall:
+        """Note that a call has ended, and return what is counted and logged; without an outcome it was refused."""
+        if outcome is None:
+            function, name, result = ("", ""), REFUSED, None
+        else:
+            failure = outcome.failure
+            function, name = (outcome.toolpack, outcome.toolpack and outcome.function), failure.why if failure else OK
+            result = failure.text if failure else outcome.result
+            if self._on_call is not None:
+                self._on_call(request, outcome)
+        shown = owner if request.by == CLIENT else None
+        ended = EndedCall(
+            *(time.time(), request_id.get(), session_id, shown, request.function, request.sent, name, result, seconds),
+            trace=trace_context.get(),
+            counted_as=function,
+        )
+        if outcome is not None and outcome.failure:
+            trace = outcome.failure.traceback if self._has_tracebacks else None
+            ended = ended._replace(traceback=trace, raised_at=outcome.failure.raised_at)
+        self._ended.append(ended)
+        if len(self._ended) == 1:
+            asyncio.get_running_loop().call_soon(self._report)
+        return ended
+
+    def _report(self) -> None:
+        ended, self._ended = self._ended, []
+        for call in ended:
+            self._metrics.called(*call.counted_as, call.outcome, call.seconds)
+        self._log.write(ended)
