@@ -15,6 +15,7 @@ from toolpack_server.base.cache import BoundedCache
 from toolpack_server.base.errors import (
     CallIdReusedError,
     ClassesChangedError,
+    HeavyReadError,
     InvalidParamsError,
     MissingBlobError,
     OverloadedError,
@@ -24,6 +25,7 @@ from toolpack_server.base.errors import (
 from toolpack_server.base.times import expiry
 from toolpack_server.engine.session_clock import SessionClock
 from toolpack_server.engine.state import SessionState
+from toolpack_server.execution.world import Snapshot
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.parameters import ForkRequest, SessionRequest
 from toolpack_server.protocol.results import Session
@@ -54,6 +56,24 @@ class NewSession(NamedTuple):
     kept: Mapping[str, Any]
     details: Mapping[str, Any] = MappingProxyType({})
     creation: Creation | None = None
+
+    @property
+    def has_default_environments(self) -> bool:
+        """Whether its environments are those that any session of these toolpacks begins with."""
+        return not (self.request.options or self.request.environment or self.details)
+
+
+class ForkSource(NamedTuple):
+    """A version of a session from which forks start.
+
+    Attributes:
+        snapshot: Its environments; None if they are too large to be read with others.
+    """
+
+    session: StoredSession
+    head: Head
+    version: int
+    snapshot: Snapshot | None
 
 
 def check_recipe(request: SessionRequest) -> None:
@@ -98,6 +118,35 @@ class SessionFactory:
         self._cache = cache
         self._clock = clock
         self._counts: dict[str, tuple[int, float, int]] = {}
+
+    def is_brief(self, request: SessionRequest) -> bool:
+        """Whether `prepared` may be called on the event loop for this request."""
+        if request.options or request.environment:  # which can be large
+            return False
+        return not any(hook.concerns(request) and hook.runs_code(request) for hook in self._context.creation_hooks)
+
+    def prepared(
+        self, owner: str, request: SessionRequest, details: Mapping[str, Any], creation: Creation | None
+    ) -> NewSession:
+        """Have the creation hooks prepare a session in turn, and check it.
+
+        Args:
+            details: What is kept with it besides what features keep.
+
+        Raises:
+            InvalidParamsError: Toolpacks, options or environment don't fit.
+        """
+        kept, details = dict[str, Any](), {**details}
+        for hook in self._context.creation_hooks:
+            if hook.concerns(request):
+                request = hook.prepare(request)
+                kept |= hook.kept(request)
+                details |= hook.details(request)
+        toolpacks = [*self._context.catalog.choose(request.toolpacks)]
+        if toolpacks != request.toolpacks:
+            request = request.model_copy(update={"toolpacks": toolpacks})
+        check_recipe(request)
+        return NewSession(owner, request, kept, details, creation)
 
     def create(self, new: NewSession) -> Session:
         """Create a session, or get the one that the same request has created."""
@@ -168,10 +217,24 @@ class SessionFactory:
         ttl_seconds = self._context.settings.ttl_seconds if request.ttl_seconds is None else request.ttl_seconds
         return session_template(new.owner, recipe, request.labels, ttl_seconds, new.details)
 
+    def forked(self, owner: str, creation: Creation | None, request: ForkRequest) -> list[Session]:
+        """Describe the forks that the same request has made; raises as `created`."""
+        return [*map(self._view, self.created(owner, creation, request.count))]
+
+    def fork_source(self, reader: SessionReader, owner: str, request: ForkRequest) -> ForkSource:
+        """Find the version from which forks are to start, and read it unless it is larger than the reader reads."""
+        session, head = reader.find(request.session_id, owner)
+        version = head.version if request.version is None else request.version
+        try:
+            snapshot = reader.snapshot(session.id, head, version)
+        except HeavyReadError:
+            snapshot = None
+        return ForkSource(session, head, version, snapshot)
+
     def fork(
         self,
         reader: SessionReader,
-        owner: str,
+        source: ForkSource,
         request: ForkRequest,
         creation: Creation | None = None,
         *,
@@ -180,21 +243,17 @@ class SessionFactory:
         """Create sessions that start from a version of another.
 
         Args:
+            reader: It reads versions of any size.
             creation: Made from the request, if that can be repeated.
             again: They take none of its records, as what it did is to be done again; these are details of their own.
 
         Raises:
-            HeavyReadError: The version is larger than the reader reads.
-            StateDamagedError: It was damaged, so that the forks would be, too.
+            StateDamagedError: The version was damaged, so that the forks would be, too.
         """
-        session_id, count = request.session_id, request.count
-        creation = creation and creation.of_forks(session_id)
-        created = self.created(owner, creation, count)
-        if created:
-            return [*map(self._view, created)]
-        parent, head = reader.find(session_id, owner)
-        at = head.version if request.version is None else request.version
-        snapshot = reader.snapshot(session_id, head, at)
+        parent, head, at, snapshot = source
+        count = request.count
+        if snapshot is None:
+            snapshot = reader.snapshot(parent.id, head, at)
         for part, blob_id in snapshot.parts.items():
             if is_piece(part):  # it isn't even read
                 continue
@@ -218,7 +277,7 @@ class SessionFactory:
         try:
             self._context.store.create(forks, snapshot.parts, {})
         except MissingBlobError:
-            reader.check_unchanged(session_id, head, at, snapshot.parts)
+            reader.check_unchanged(parent.id, head, at, snapshot.parts)
             raise
         return [*map(self._view, self._added(forks, creation))]
 

@@ -28,8 +28,15 @@ class CreationHook:
         """Whether the request has anything for it."""
         raise NotImplementedError
 
+    def runs_code(self, request: SessionRequest) -> bool:  # noqa: ARG002 - a subclass uses it
+        """Whether `prepare`, `kept` and `details` may run a toolpack's code for this request, or take long.
+
+        Otherwise they may be called on the event loop.
+        """
+        return True
+
     def prepare(self, request: SessionRequest) -> SessionRequest:
-        """Get the request as the feature changes it; runs in a thread, as it may run a toolpack's code."""
+        """Get the request as the feature changes it."""
         return request
 
     def kept(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it

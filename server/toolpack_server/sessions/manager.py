@@ -33,7 +33,7 @@ from toolpack_server.sessions.addresses import Address
 from toolpack_server.sessions.call_observer import CallObserver
 from toolpack_server.sessions.calls import CallOperation, CallRequest
 from toolpack_server.sessions.context import SessionContext
-from toolpack_server.sessions.factory import NewSession, SessionFactory, check_recipe
+from toolpack_server.sessions.factory import ForkSource, NewSession, SessionFactory
 from toolpack_server.sessions.hooks import Watcher
 from toolpack_server.sessions.identity import Creation
 from toolpack_server.sessions.operation import SessionOperation
@@ -102,35 +102,53 @@ class SessionManager:
         Raises:
             InvalidParamsError: Toolpacks, options or environment don't fit.
         """
-        asked, kept, details = request, dict[str, Any](), {**details}
-        for hook in self._context.creation_hooks:
-            if hook.concerns(request):
-                request = await self.run_authors(partial(hook.prepare, request), owner, "begin")
-                kept |= hook.kept(request)
-                details |= hook.details(request)
-        request = request.model_copy(update={"toolpacks": [*self.catalog.choose(request.toolpacks)]})
-        check_recipe(request)
-        repeatable = (creation or asked.call_id) is not None
-
-        def new() -> NewSession:
-            return NewSession(owner, request, kept, details, creation or self._creation(owner, asked))
-
-        # Building or validating an environment may take long; most often it has been built already.
-        slow = request.options or request.environment or details
-        if not slow and all(map(self._context.initial.has, request.toolpacks or ())):
-            return cast("Session", await self._created[repeatable].do(new()))
+        repeatable = (creation or request.call_id) is not None
         known = may_be_created(repeatable=repeatable)
 
-        def create() -> Session:
-            return self.factory.create(new())
+        def prepared() -> NewSession:
+            return self.factory.prepared(owner, request, details, creation or self._creation(owner, request))
 
-        return await (self.run_authors(create, owner, "create", known=known) if slow else self._do(create, known))
+        if not self.factory.is_brief(request):
+            return await self.run_authors(lambda: self.factory.create(prepared()), owner, "create", known=known)
+        new = prepared()
+        if not new.has_default_environments:
+            return await self.run_authors(lambda: self.factory.create(new), owner, "create", known=known)
+        # To build an environment may take long; most often it has been built already.
+        if all(map(self._context.initial.has, new.request.toolpacks or ())):
+            return cast("Session", await self._created[repeatable].do(new))
+        return await self._do(lambda: self.factory.create(new), known)
 
-    async def fork(self, owner: str, request: ForkRequest) -> list[Session]:
-        """Create sessions that start from a version of one, or get those that were created with this call_id."""
-        creation = self._creation(owner, request)
+    async def fork(
+        self,
+        owner: str,
+        request: ForkRequest,
+        creation: Creation | None = None,
+        *,
+        again: Mapping[str, Any] | None = None,
+    ) -> list[Session]:
+        """Create sessions that start from a version of one, or get those that were created with this call_id.
+
+        Args:
+            creation: Made from the client's request, if that isn't this one; then this one has no call_id.
+            again: As of `SessionFactory.fork`.
+        """
+        creation = creation or self._creation(owner, request)
+        creation = creation and creation.of_forks(request.session_id)
+
         known = may_be_created(repeatable=creation is not None)
-        return await self.read(lambda reader: self.factory.fork(reader, owner, request, creation), owner, known)
+        fork = partial(self.factory.fork, self.heavy_reader, request=request, creation=creation, again=again)
+
+        def fork_small() -> list[Session] | ForkSource:
+            created = self.factory.forked(owner, creation, request)
+            if created:
+                return created
+            source = self.factory.fork_source(self._reader, owner, request)
+            return source if source.snapshot is None else fork(source)
+
+        forks = await self._do(fork_small, known)
+        if isinstance(forks, ForkSource):
+            return await self.compute(partial(fork, forks), owner, "fork", known)
+        return forks
 
     def _creation(self, owner: str, asked: SessionRequest | ForkRequest) -> Creation | None:
         if asked.call_id is None:

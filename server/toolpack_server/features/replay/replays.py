@@ -147,10 +147,7 @@ class Replays:
         if await self._sessions.read(lambda _: self._fits(session)):
             given: dict[str, Any] = {"session_id": session.id, "version": 0, "labels": labels}
             fork = ForkRequest.model_construct(**given)
-            factory, owner = self._sessions.factory, session.owner
-            (new,) = await self._sessions.read(
-                lambda reader: factory.fork(reader, owner, fork, creation, again=details), owner
-            )
+            (new,) = await self._sessions.fork(session.owner, fork, creation, again=details)
             return new
         if began_as_fork(session):
             raise ClassesChangedError(

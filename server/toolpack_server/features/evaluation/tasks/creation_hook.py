@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS, laid_over
-from toolpack_server.features.evaluation.tasks.finding import find_task
-from toolpack_server.features.evaluation.tasks.task import Task
+from toolpack_server.features.evaluation.tasks.finding import find_task, tasks_of
+from toolpack_server.features.evaluation.tasks.task import SEPARATOR, Task
 from toolpack_server.protocol.parameters import SessionRequest
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.hooks import CreationHook
@@ -37,6 +37,11 @@ class TaskCreationHook(CreationHook):
     @override
     def concerns(self, request: SessionRequest) -> bool:
         return isinstance(request, TaskRequest) and request.task is not None
+
+    @override
+    def runs_code(self, request: SessionRequest) -> bool:
+        pack = self._catalog.toolpacks.get(_task(request).partition(SEPARATOR)[0])
+        return pack is not None and not tasks_of(pack).is_loaded
 
     @override
     def prepare(self, request: SessionRequest) -> SessionRequest:

@@ -236,6 +236,11 @@ class TaskList:
         """Add a function that gives tasks; it is called when somebody first asks for tasks."""
         self._sources.append(loader)
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `all` runs no loader any more."""
+        return self._loaded is not None
+
     def all(self) -> Mapping[str, Task]:
         """Get all tasks by name, in their order; the loaders run at the first time.
 
