@@ -41,10 +41,11 @@ from toolpack_server.observability.metrics import Metrics
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.rpc.codes import CODES, FAILURE_CODES
 from toolpack_server.rpc.method import agents_methods
+from toolpack_server.sessions.call_observer import OK, REFUSED
 from toolpack_server.snapshots.seal import FORMAT as SNAPSHOTS
 from toolpack_server.web.app import create_app
 from toolpack_server.wiring.installed import load_features
-from toolpack_server.wiring.service import OK, REFUSED, Service, all_methods, openrpc
+from toolpack_server.wiring.service import Service, all_methods, openrpc
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "schemas" / "released.json"

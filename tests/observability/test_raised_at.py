@@ -12,7 +12,7 @@ pytestmark = IN_BOTH
 
 def test_the_log_says_where_a_function_raised(bench):
     seen = []
-    bench.service._log.write = seen.extend
+    bench.service.sessions._observer._log.write = seen.extend
     session = bench.create("ledger")
     envelope = bench.call(session, "fail", text="no")
     assert envelope["error"]

@@ -144,7 +144,7 @@ class Mcp:
         arguments, problem = message.params.get("arguments"), None
         if type(arguments) is not dict:
             arguments, problem = await self._app.parser.arguments(arguments, caller.owner)
-        request = CallRequest(name, arguments, dumps(arguments), call_id, problem=problem, by=caller.by)
+        request = CallRequest(name, arguments, dumps(arguments), call_id, problem=problem, by=caller.address)
         if tool := await self._tools.find(caller, name):
             return await self._tools.use(tool, caller, request)
         for argument, value in arguments.items():
