@@ -68,7 +68,8 @@ CHECKS = [
     Check(
         ".venv/bin/uv venv -q --seed --allow-existing -p .venv/bin/python .venv-lowest"
         f" && .venv/bin/uv pip install -q -p .venv-lowest --resolution lowest-direct -e '.[test]' {PACKAGES}"
-        " && .venv-lowest/bin/pytest",
+        " && .venv-lowest/bin/pytest --ignore=tests/{bundled,console,engine,processes}"
+        " --ignore=tests/features/{executors,volumes}",
         "suite",
     ),
     Check('.venv/bin/pytest packages -m "heavy or not heavy"', "suite"),
