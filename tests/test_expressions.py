@@ -147,6 +147,7 @@ def test_no_expression_looks_at_a_place_again_and_again():
     assert {place: how for place, how in slow.items() if how} == {}
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("limited")
 @pytest.mark.parametrize(
     ("pattern", "method"),

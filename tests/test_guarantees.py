@@ -47,9 +47,10 @@ def test_a_server_in_this_process_keeps_them(isolation, monkeypatch):
         assert broken(url) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("store", "isolation"),
-    [("sqlite", "thread"), pytest.param("redis", "process", marks=pytest.mark.heavy)],
+    [("sqlite", "thread"), ("redis", "process")],
 )
 def test_a_real_server_with_two_workers_keeps_them(tmp_path, store, isolation, request):
     flags = ["--workers", "2", "--pack-dir", str(PACKS), "--packs", "conform"]

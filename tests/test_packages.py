@@ -37,6 +37,7 @@ def test_tools_for_authors_import_few_other_names():
     assert len([each for each in names if each[0] not in SEAM and not each[0].startswith(tuple(PUBLIC))]) <= MOST_NAMES
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("command", ["serve", "mcp", "features", "list", "session"])
 def test_no_process_that_serves_imports_what_only_authors_run(command):
     program = (

@@ -276,6 +276,7 @@ def run_pytest(folder, *flags):
     return ended.stdout
 
 
+@pytest.mark.heavy
 def test_tests_import_toolpacks_as_the_server_does(tmp_path):
     (tmp_path / "packs").mkdir()
     (tmp_path / "packs" / "_helper.py").write_text("VALUE = 5\n")

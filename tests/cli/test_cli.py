@@ -259,6 +259,7 @@ def test_serve_refuses_in_one_sentence_what_cannot_work(tmp_path, arguments, sai
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("flags", [["--store", "memory:"], [], ["--workers", "2"]], ids=" ".join)
 def test_serving_gives_no_warning(tmp_path, flags):

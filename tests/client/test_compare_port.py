@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import server_process
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,7 @@ toolpack = Toolpack.from_class("{0}", Counter)
 """
 
 
+@pytest.mark.heavy
 def test_it_finds_what_differs(tmp_path):
     changed = ORIGINAL.replace("+ by", "+ by + (name == 'inbox')")
     kept = ORIGINAL.replace("def known", "def _known").replace("raise ValueError", "raise KeyError")

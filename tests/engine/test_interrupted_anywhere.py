@@ -23,7 +23,7 @@ CODE = (str(Path(toolpack_server.__file__).parent), str(Path(__file__).parents[1
 SKIPPED = ("interruption.py", "uninterruptible.py", "pool_thread.py")  # their own tests stop them
 SOME, FEW = 4, 12  # lines of a call, and answers after each of them
 ALL, MANY = sys.maxsize, 100
-STORES = ["memory", "sqlite", "redis", "postgres"]
+STORES = ["memory", "sqlite", *(pytest.param(store, marks=pytest.mark.heavy) for store in ("redis", "postgres"))]
 OWNER = "ann"
 SIZES = {"papers": "count", "stall": "rows"}  # the options that say how much there is at the beginning
 NAMES = ("ledger", "papers", "stall")

@@ -28,6 +28,7 @@ def world(tmp_path_factory):
         yield server, session_id, file
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["evaluate", "check", "replay", "replay-file"])
 def test_long_commands_show_a_bar_on_a_terminal_and_only_there(world, name):
     server, session_id, file = world

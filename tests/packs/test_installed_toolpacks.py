@@ -314,6 +314,7 @@ def test_the_tests_of_a_new_package_pass(wheel, site):
     assert "3 passed" in ended.stdout
 
 
+@pytest.mark.heavy
 def test_an_installed_wheel_is_listed_with_its_version(site):
     listed = command_line.run("list", "--packs", "errands", **with_site(site))
     assert listed.stdout.startswith("errands (errands-toolpack 0.1.0)\n  list_items() [read-only]: "), listed.stderr
@@ -321,6 +322,7 @@ def test_an_installed_wheel_is_listed_with_its_version(site):
     assert checked.stdout == "1 toolpack with 3 functions: no problems.\n"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("variables", [{}, {"TOOLPACK_ISOLATION": "process"}], ids=["threads", "executors"])
 def test_an_installed_wheel_is_served(site, tmp_path, variables):
     with server_process.served(tmp_path, "--packs", "errands", **variables, **with_site(site)) as server:

@@ -24,6 +24,8 @@ from toolpack_server.processes.draining import LINGER_SECONDS
 from toolpack_server.processes.supervisor import STOP_SECONDS
 from toolpack_server.web.bodies import NOT_READY
 
+pytestmark = pytest.mark.heavy  # servers that start, are stopped and killed
+
 PORT_SECONDS = 10  # what container engines wait before they kill
 KINDS = {"memory": ("--store", "memory:"), "one worker": (), "two workers": ("--workers", "2")}
 MEANWHILE = {"jsonrpc": "2.0", "id": 1, "method": "list_functions"}

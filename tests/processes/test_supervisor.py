@@ -24,6 +24,8 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.processes.supervisor import HANG_SECONDS
 from toolpack_server.web.auth import new_token
 
+pytestmark = pytest.mark.heavy  # servers that start, are stopped and killed
+
 
 def workers(server):
     pid = server.process.pid

@@ -40,6 +40,7 @@ def tried(folder, text, *flags):
     return ended, counts
 
 
+@pytest.mark.heavy
 def test_a_store_that_keeps_the_contract_passes(tmp_path):
     ended, counts = tried(tmp_path, FILE, "-k", "not random")
     assert ended.returncode == 0, ended.stdout

@@ -429,6 +429,7 @@ def test_other_toolpacks_than_the_servers_are_refused(tmp_path):
     assert "their classes or functions differ from those of the server" in str(problem.value)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_with_executors_survives_the_loss_of_workers_and_stops_without_a_trace(tmp_path, workers):
     variables = {"TOOLPACK_ISOLATION": "process", "TOOLPACK_SECRET_KEY": "a key that executors don't have"}

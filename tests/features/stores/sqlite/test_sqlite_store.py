@@ -43,6 +43,7 @@ def test_nothing_is_left_in_sqlite(tmp_path):
     store.close()
 
 
+@pytest.mark.heavy
 def test_sqlite_gives_space_back_and_its_log_stays_small(tmp_path):
     path = tmp_path / "large.db"
     store = open_store(f"sqlite:///{path}")
@@ -239,6 +240,7 @@ store.close()
 """
 
 
+@pytest.mark.heavy
 def test_sqlite_is_opened_by_several_processes_at_once(tmp_path):
     url = f"sqlite:///{tmp_path}/new/together.db"
     command = [sys.executable, "-c", OPEN_AND_COMMIT, url]
