@@ -31,6 +31,7 @@ EXTRAS = (
     "postgres",
     "receipts",
     "redis",
+    "reload",
     "seeded",
     "user",
 )  # what parts of the server need; the others are for development

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +16,9 @@ import serving
 from patience import PATIENCE
 from serving import RpcError, wait_until
 
+from toolpack_server.base.errors import SettingsError, StartError
 from toolpack_server.processes import watching
-from toolpack_server.processes.watching import FileWatch, python_files
+from toolpack_server.processes.watching import FileWatch
 
 SHOP = '''"""A shop."""
 from typing import Annotated
@@ -284,29 +286,79 @@ def test_in_memory_the_loss_of_sessions_is_said(tmp_path):
 # What is watched
 
 
-def test_python_files_in_all_folders_are_watched_but_those_of_others(tmp_path):
-    for name in ("a.py", "in/b.py", ".git/c.py", "__pycache__/d.py", "env/e.py", "env/pyvenv.cfg", "data.json"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert {*python_files([tmp_path, tmp_path / "missing"])} == {f"{tmp_path}/a.py", f"{tmp_path}/in/b.py"}
+@pytest.fixture
+def watch(tmp_path):
+    """Watch a folder inside a virtual environment, as installed packages are, and one that is missing."""
+    folder = tmp_path / ".venv" / "packs"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "old.py").touch()
+    watch = FileWatch([folder, tmp_path / "later"])
+    yield watch, folder
+    watch.end()
 
 
-def test_changes_are_told_once_and_together_when_they_have_ended(tmp_path, monkeypatch):
-    clock = serving.Clock(monkeypatch, watching)
-    watch = FileWatch([tmp_path], 1.0)
+def wait_for_changes(watch, *paths):
+    expected, seen = {*map(str, paths)}, set()
+    wait_until(lambda: seen.update(watch.changed()) or seen >= expected, f"{expected}, not only {seen}")
+    return seen
 
-    def look():
-        clock.move(1.0)
-        return watch.changed()
 
-    assert look() == []
-    (tmp_path / "a.py").write_text("a")
-    assert look() == []  # more may come
-    (tmp_path / "b.py").write_text("b")
-    assert look() == []
-    assert look() == [f"{tmp_path}/a.py", f"{tmp_path}/b.py"]
-    assert look() == look() == []
-    (tmp_path / "a.py").unlink()
-    look()
-    assert look() == [f"{tmp_path}/a.py"]
-    assert watch.changed() == []  # too soon for another look
+def test_python_files_are_watched_but_no_data_caches_or_environments(watch):
+    watch, folder = watch
+    for name in (".git/c.py", "__pycache__/d.py", "env/pyvenv.cfg", "env/lib/e.py", "data.json", "data", "a.py"):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).touch()
+    (folder / "last.py").touch()
+    expected = {f"{folder}/a.py", f"{folder}/last.py"}
+    assert wait_for_changes(watch, *expected) == expected
+
+
+def test_files_that_are_replaced_or_removed_are_reported(watch):
+    watch, folder = watch
+    (folder / "a.py").touch()
+    wait_for_changes(watch, folder / "a.py")
+    (folder / "a.tmp").touch()
+    (folder / "a.tmp").replace(folder / "a.py")
+    wait_for_changes(watch, folder / "a.py")
+    (folder / "a.py").unlink()
+    wait_for_changes(watch, folder / "a.py")
+
+
+def test_folders_that_are_moved_in_or_out_are_reported(watch, tmp_path):
+    watch, folder = watch
+    (tmp_path / "new" / "deep").mkdir(parents=True)
+    (tmp_path / "new" / "deep" / "a.py").touch()
+    (tmp_path / "new").rename(folder / "new")
+    wait_for_changes(watch, folder / "new" / "deep" / "a.py")
+    (folder / "inner").rename(tmp_path / "inner")
+    wait_for_changes(watch, folder / "inner" / "old.py")
+
+
+def test_a_watched_folder_may_go_come_and_be_replaced(watch, tmp_path):
+    watch, folder = watch
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "a.py").touch()
+    wait_for_changes(watch, tmp_path / "later" / "a.py")
+    shutil.rmtree(folder)
+    folder.mkdir()  # often with the same inode
+    (folder / "new.py").touch()
+    wait_for_changes(watch, folder / "inner" / "old.py", folder / "new.py")
+    folder.rename(tmp_path / "old")
+    wait_for_changes(watch, folder / "new.py")
+    (tmp_path / "old").rename(folder)
+    wait_for_changes(watch, folder / "new.py")
+    (folder / "more.py").touch()
+    wait_for_changes(watch, folder / "more.py")
+
+
+def test_a_watch_that_has_ended_is_said_in_one_sentence(watch):
+    watch, _ = watch
+    os.kill(watch.pid, signal.SIGKILL)
+    with pytest.raises(StartError, match="can't watch the files: the process that does it has ended"):
+        wait_until(watch.changed, "the end")
+
+
+def test_without_watchfiles_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(watching, "find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match=r"needs watchfiles: pip install 'toolpack-server\[reload\]'\.$"):
+        FileWatch([tmp_path])

@@ -26,7 +26,6 @@ from toolpack_server.processes.child import Child, follow, handle_stop
 from toolpack_server.processes.supervisor import STOP_SECONDS
 from toolpack_server.processes.watching import FileWatch
 
-LOOK_SECONDS = 0.5
 TICK_SECONDS = 0.25
 SERVING, GO = b"serving", b"go"
 
@@ -87,7 +86,7 @@ class Reloader:
         self._settings = settings
         self._serve = serve
         self._listener = listener
-        self._watch = FileWatch(watched, LOOK_SECONDS)
+        self._watch = FileWatch(watched)
         self._current: Generation | None = None
         self._next: Generation | None = None
         self._fingerprints: Mapping[str, str] | None = None  # of the generation that served last
@@ -118,8 +117,8 @@ class Reloader:
         self._next = Generation(self._settings, self._serve, first=self._fingerprints is None)
 
     def _wait(self) -> None:
-        pipes = [each.pipe for each in (self._current, self._next) if each is not None and each.exit_code is None]
-        if wait(pipes, TICK_SECONDS):
+        generations = [each for each in (self._current, self._next) if each is not None and each.exit_code is None]
+        if wait([self._watch.pipe, *(each.pipe for each in generations)], TICK_SECONDS):
             time.sleep(TICK_SECONDS / 10)  # a pipe stays ready from its end to that of its process
 
     def _look(self) -> None:
@@ -181,6 +180,7 @@ class Reloader:
 
     def _stop(self) -> None:
         self._listener.close()
+        self._watch.end()
         if self._next is not None:
             self._next.end()
         self._end(self._current)
