@@ -7,8 +7,8 @@ import http_endpoint
 import pytest
 import serving
 
-from toolpack_server.features.protocols.mcp import event_stream
 from toolpack_server.packs.loading import load_catalog
+from toolpack_server.web import event_stream
 
 CATALOG = load_catalog((serving.PACKS,), ("conformance",))
 MODERN = "2026-07-28"

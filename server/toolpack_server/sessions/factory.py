@@ -25,7 +25,7 @@ from toolpack_server.base.errors import (
 from toolpack_server.base.times import expiry
 from toolpack_server.engine.session_clock import SessionClock
 from toolpack_server.engine.state import SessionState
-from toolpack_server.execution.world import Snapshot
+from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.parameters import ForkRequest, SessionRequest
 from toolpack_server.protocol.results import Session

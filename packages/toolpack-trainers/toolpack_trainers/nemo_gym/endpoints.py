@@ -20,14 +20,14 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from toolpack_server.features.api.core import REFUSALS, HttpRefusedError, sentence
-from toolpack_server.features.api.http import FeatureEndpoint, FeatureRequest, Gateway
+from toolpack_server.features.api.http import FeatureRequest, Gateway
+from toolpack_trainers.endpoints import EpisodeEndpoint
 from toolpack_trainers.nemo_gym.episodes import GymEpisodes, GymRow
 from toolpack_trainers.nemo_gym.feature import COOKIE
 from toolpack_trainers.task_episodes import NO_TOOL, read, reason_of
 
 SERVER_NAME = "toolpack"
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"  # noqa: S105 - a header's name
-UNAVAILABLE = 503
 MAX_ID = 128
 
 
@@ -52,7 +52,7 @@ def _object(given: Any) -> dict[str, Any]:
     return given
 
 
-class GymEndpoint(FeatureEndpoint):
+class GymEndpoint(EpisodeEndpoint):
     """What the paths have in common; the token comes as a bearer token, or as the password of the server's URL."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -71,9 +71,6 @@ class GymEndpoint(FeatureEndpoint):
 
     def refusal(self, status: int, message: str) -> Response:
         return JSONResponse({"detail": message}, status)
-
-    def status_of(self, error: Exception) -> int:
-        return min(super().status_of(error), UNAVAILABLE)
 
     @staticmethod
     def cookie(request: FeatureRequest) -> str | None:

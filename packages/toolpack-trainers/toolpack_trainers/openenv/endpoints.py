@@ -23,7 +23,8 @@ from toolpack_server.features.api.core import (
     SessionNotFoundError,
     sentence,
 )
-from toolpack_server.features.api.http import FeatureEndpoint, FeatureRequest, FeatureSocket, Gateway
+from toolpack_server.features.api.http import FeatureRequest, FeatureSocket, Gateway
+from toolpack_trainers.endpoints import UNAVAILABLE, EpisodeEndpoint
 from toolpack_trainers.openenv.episodes import NO_STATE, OpenEnvEpisodes
 from toolpack_trainers.openenv.feature import TOOLPACK, OpenEnvFeature
 from toolpack_trainers.openenv.mcp import PARSE_ERROR, OpenEnvMcp, failure
@@ -48,8 +49,6 @@ from toolpack_trainers.openenv.messages import (
 )
 from toolpack_trainers.task_episodes import TaskEpisode
 
-UNAVAILABLE = 503
-
 INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR = "INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR"
 EXECUTION_ERROR, CAPACITY_REACHED, SESSION_ERROR = "EXECUTION_ERROR", "CAPACITY_REACHED", "SESSION_ERROR"
 """The codes of errors on a WebSocket."""
@@ -67,7 +66,7 @@ REFUSED_CODES = {
 M = TypeVar("M", bound=BaseModel)
 
 
-class OpenEnvEndpoint(FeatureEndpoint):
+class OpenEnvEndpoint(EpisodeEndpoint):
     """What the paths have in common."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -76,10 +75,6 @@ class OpenEnvEndpoint(FeatureEndpoint):
 
     def refusal(self, status: int, message: str) -> Response:
         return JSONResponse({"detail": message}, status)
-
-    def status_of(self, error: Exception) -> int:
-        """Get a status that no client takes for an error of this server's code."""
-        return min(super().status_of(error), UNAVAILABLE)
 
     async def body(self, kind: type[M], request: FeatureRequest) -> M:
         found: M = await self.parsed(request, partial(read_message, kind, what="The body"))

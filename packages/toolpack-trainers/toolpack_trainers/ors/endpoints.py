@@ -15,17 +15,17 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from toolpack_server.features.api.core import REFUSALS, HttpRefusedError, sentence
-from toolpack_server.features.api.http import FeatureEndpoint, FeatureRequest, Gateway
+from toolpack_server.features.api.http import FeatureRequest, Gateway, event, signs_of_life, stream_response
+from toolpack_trainers.endpoints import UNAVAILABLE, EpisodeEndpoint
 from toolpack_trainers.ors.episodes import OrsEpisodes, block_of
 from toolpack_trainers.task_episodes import ALL, TaskSpec, messages_of, read
 
 SIGN_SECONDS = 10.0  # between two signs of life; clients give up after 30 s of silence
 CHUNK = 32 * 1024  # bytes of a result in one event; clients read lines of up to 128 KiB
 MAX_ID = 64
-UNAVAILABLE = 503
 CLIENTS_OWN = {"api_key", "OPENREWARD_API_KEY"}  # secrets that the SDK sends by itself: the token, once more
 
 M = TypeVar("M", bound=BaseModel)
@@ -74,7 +74,7 @@ class NoBody(OrsBody):
     env: dict[str, Any] = Field(default_factory=dict, max_length=0)
 
 
-class OrsEndpoint(FeatureEndpoint):
+class OrsEndpoint(EpisodeEndpoint):
     """What the paths have in common; the token comes as a bearer token, or as `X-API-Key`, as the SDK sends it."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -90,10 +90,6 @@ class OrsEndpoint(FeatureEndpoint):
     def refusal(self, status: int, message: str) -> Response:
         starting = {"x-backend-state": "starting"} if status == UNAVAILABLE and not self.is_ready() else {}
         return JSONResponse({"detail": message}, status, starting)
-
-    def status_of(self, error: Exception) -> int:
-        """Get a status that no client takes for an error of this server's code."""
-        return min(super().status_of(error), UNAVAILABLE)
 
     async def body(self, kind: type[M], request: FeatureRequest) -> M:
         found: M = await self.parsed(request, partial(read, kind))
@@ -154,7 +150,7 @@ class NewIdEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
         _check_secrets(request)
         await self.body(NoBody, request)
-        return _stream(_events([("task_id", uuid.uuid4().hex), ("end", "")]))
+        return stream_response(_events([("task_id", uuid.uuid4().hex), ("end", "")]))
 
 
 class OldIdEndpoint(OrsEndpoint):
@@ -285,7 +281,7 @@ class CallEndpoint(OrsEndpoint):
         episode = await self.episodes.find(request.caller, sid)
         task_id = body.task_id or uuid.uuid4().hex
         work = partial(self.episodes.output, request.caller, episode, body.name, body.input, task_id)
-        return _stream(self._answered(task_id, work, request, sid))
+        return stream_response(self._answered(task_id, work, request, sid))
 
     async def _answered(
         self, task_id: str, work: Callable[[], Coroutine[Any, Any, Any]], request: FeatureRequest, sid: str
@@ -297,8 +293,8 @@ class CallEndpoint(OrsEndpoint):
         yield _event("task_id", task_id)
         doing = asyncio.ensure_future(work())
         try:
-            while not (await asyncio.wait({doing}, timeout=SIGN_SECONDS))[0]:
-                yield b": still running\n\n"
+            async for sign in signs_of_life(doing, SIGN_SECONDS):
+                yield sign
             pieces = _pieces(doing.result())
         except REFUSALS as error:
             if self.status_of(error) != UNAVAILABLE:
@@ -313,13 +309,8 @@ class CallEndpoint(OrsEndpoint):
         yield _event("end", pieces[-1])
 
 
-def _stream(events: AsyncIterator[bytes]) -> Response:
-    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
-
-
-def _event(name: str, data: str) -> bytes:
-    return f"event: {name}\ndata: {' '.join(data.splitlines())}\n\n".encode()
+def _event(name: str, text: str) -> bytes:
+    return event(name, " ".join(text.splitlines()).encode())
 
 
 async def _events(events: list[tuple[str, str]]) -> AsyncIterator[bytes]:

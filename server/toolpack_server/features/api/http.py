@@ -4,6 +4,7 @@ Nothing is defined here.
 """
 
 from toolpack_server.web.endpoints import Gateway
+from toolpack_server.web.event_stream import event, signs_of_life, stream_response
 from toolpack_server.web.feature_endpoints import FeatureEndpoint, FeatureRequest, FeatureSocket
 
-__all__ = ["FeatureEndpoint", "FeatureRequest", "FeatureSocket", "Gateway"]
+__all__ = ["FeatureEndpoint", "FeatureRequest", "FeatureSocket", "Gateway", "event", "signs_of_life", "stream_response"]

@@ -12,7 +12,7 @@ import pytest
 from mcp_endpoint import META, MODERN, STREAM, events
 from serving import PATIENCE, wait_until
 
-from toolpack_server.features.protocols.mcp import event_stream
+from toolpack_server.web import event_stream
 
 conformance = sys.modules["toolpacks.conformance"]
 

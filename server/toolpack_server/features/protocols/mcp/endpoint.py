@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from toolpack_server.base.errors import HttpRefusedError, InternalError, OverloadedError, RequestError
-from toolpack_server.features.protocols.mcp.event_stream import EventStream, event
 from toolpack_server.features.protocols.mcp.headers import HeaderCheck, check_once, cross_origin, preflight, version_of
 from toolpack_server.features.protocols.mcp.messages import McpMessage, McpRefusedError
 from toolpack_server.features.protocols.mcp.protocol import Mcp
@@ -24,10 +23,10 @@ from toolpack_server.rpc.in_flight import Reservation
 from toolpack_server.rpc.parsing import QUICK_BYTES
 from toolpack_server.web.bodies import HEADERS, no_memory, read_body
 from toolpack_server.web.endpoints import CUT_OFF, Gateway
+from toolpack_server.web.event_stream import MESSAGE, SIGN_OF_LIFE, EventStream, event
 from toolpack_server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response
 
 ACCEPTED, NOT_ALLOWED_STATUS = 202, 405
-SIGN_OF_LIFE = b": still running\n\n"
 STRANGER_SECONDS = 1.0  # for the body of a request whose key opens no session
 
 
@@ -174,7 +173,7 @@ class McpEndpoint:
 
         def sign(seconds: float) -> bytes:
             progress = message.progress(seconds)
-            return SIGN_OF_LIFE if progress is None else event(progress)
+            return SIGN_OF_LIFE if progress is None else event(MESSAGE, progress)
 
         task = asyncio.current_task()
         cancel = task.cancel if task is not None and message.modern else lambda: None

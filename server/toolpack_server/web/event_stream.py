@@ -1,31 +1,47 @@
-"""An answer that becomes an event stream if it takes long: signs of life, then the answer.
+"""Server-sent events: an answer with signs of life, for a request that may take long.
 
-An answer that comes soon is sent as it is, and costs no more than a timer.
+`EventStream` begins only if the answer takes long: one that comes soon costs no more than a timer. `stream_response`
+begins at once. Each event waits until the client has read enough of those before it.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Send
 
 LINE_BREAKS = "\x85\u2028\u2029"  # that JSON allows in a string
+SIGN_OF_LIFE = b": still running\n\n"
 SIGN_SECONDS = 2.0  # until the first sign of life, and between two
 
-_HEADERS = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # nginx would keep signs of life back
-]
+MESSAGE = "message"  # the name of an event that has an answer
+
+_HEADERS = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",  # nginx would keep signs of life back
+}
 
 
-def event(data: bytes) -> bytes:
-    """Return an event with JSON.
+def event(name: str, data: bytes) -> bytes:
+    """Return an event with JSON, or a text of one line.
 
     JSON escapes all line breaks but three, at which clients in Python may end a line.
     """
     for character in LINE_BREAKS:
         data = data.replace(character.encode(), b"\\u%04x" % ord(character))
-    return b"event: message\ndata: %b\n\n" % data
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+def stream_response(events: AsyncIterator[bytes]) -> Response:
+    """Return a response that begins at once."""
+    return StreamingResponse(events, headers=_HEADERS)
+
+
+async def signs_of_life(work: asyncio.Future[object], seconds: float) -> AsyncIterator[bytes]:
+    """Yield a sign of life every so many seconds until the work has ended."""
+    while not (await asyncio.wait({work}, timeout=seconds))[0]:
+        yield SIGN_OF_LIFE
 
 
 class EventStream:
@@ -64,7 +80,7 @@ class EventStream:
             return False
         self._answered.set()
         await self._signs
-        await self._send({"type": "http.response.body", "body": event(answer)})
+        await self._send({"type": "http.response.body", "body": event(MESSAGE, answer)})
         return True
 
     def _begin(self) -> None:
@@ -73,7 +89,7 @@ class EventStream:
 
     async def _live(self, answered: asyncio.Event) -> None:
         """Send the head, then signs of life until the answer is there or the client has left."""
-        headers = [*_HEADERS, *self._headers]
+        headers = [*((name.encode(), value.encode()) for name, value in _HEADERS.items()), *self._headers]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         ends = {asyncio.create_task(self._watch()), asyncio.create_task(answered.wait())}
         try:
