@@ -184,6 +184,11 @@ def test_only_one_module_has_the_numbers_of_errors(nodes):
         assert not found & numbers, name(path)
 
 
+def test_only_one_module_makes_the_servers_logger():
+    made = [name(path) for path in FILES if 'getLogger("toolpack_server")' in path.read_text(encoding="utf-8")]
+    assert made == ["base/logger.py"]
+
+
 def test_every_error_is_in_one_tree_and_says_what_it_means():
     found = [error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, BaseException)]
     bases = [error for error in found if not issubclass(error, errors.ToolpackServerError)]

@@ -8,7 +8,6 @@ is removed by the next one that starts.
 import contextlib
 import fcntl
 import itertools
-import logging
 import os
 import secrets
 import shutil
@@ -21,10 +20,9 @@ from pathlib import Path
 
 from toolpack_server.base.errors import OverloadedError, SettingsError
 from toolpack_server.base.forked import in_forked, let_go
+from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
 from toolpack_server.volumes.working_copy import WorkingCopy
-
-log = logging.getLogger("toolpack_server")
 
 PREFIX = "toolpack-server-"
 _LOCK = "lock"

@@ -6,7 +6,6 @@ given to another process meanwhile.
 
 import contextlib
 import itertools
-import logging
 import os
 import select
 import signal
@@ -23,6 +22,7 @@ from typing import Any
 import orjson
 
 from toolpack_server.base.errors import StartError, shown
+from toolpack_server.base.logger import log
 from toolpack_server.base.settings import PREFIX
 from toolpack_server.base.terminal import printable
 from toolpack_server.features.executors import system
@@ -32,8 +32,6 @@ from toolpack_server.features.executors.output import Output
 from toolpack_server.features.executors.zygote import MAX_CONFIGURATION
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.packs.inventory import Inventory
-
-log = logging.getLogger("toolpack_server")
 
 # The module path is that of this process, so that the same modules are found. It comes through the socket, as the
 # command line of a process should stay short.

@@ -6,12 +6,12 @@ it, so it only runs functions from then on.
 """
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Iterator
 
 from toolpack_server.base.errors import Interrupted, OverloadedError, StartError
+from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
 from toolpack_server.engine.lanes import SPARE_PLACES
 from toolpack_server.features.executors.channel import ExecutorGoneError
@@ -19,8 +19,6 @@ from toolpack_server.features.executors.child import ExecutorProcess, Zygote
 from toolpack_server.features.executors.metrics import ENDED, EXECUTORS, STARTED
 from toolpack_server.features.executors.settings import ExecutorsSettings
 from toolpack_server.observability.metrics import Metrics
-
-log = logging.getLogger("toolpack_server")
 
 # After a crowd, the environments of sessions are in many executors. One in so many calls moves its session to the
 # executor that was used last, until a few executors do all the work: those have all in the processor's cache.

@@ -5,7 +5,6 @@ that executors don't have, and checks what it is answered. No text of an executo
 as the executor would have it.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -13,6 +12,7 @@ from traceback import format_tb
 from typing import Any, Protocol, TypeVar
 
 from toolpack_server.base.errors import CrashedError, InternalError, OverloadedError, shown
+from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
 from toolpack_server.base.terminal import printable
 from toolpack_server.execution.codec import Codec
@@ -33,8 +33,6 @@ from toolpack_server.observability.tracing import running_trace
 from toolpack_server.volumes.volume import Limits
 
 T = TypeVar("T")
-
-log = logging.getLogger("toolpack_server")
 
 ATTEMPTS = 3  # to give a request to an executor that reads it
 STOPPED = "The processes for toolpacks' code have ended; nothing was changed. Send it again, with its call_id."

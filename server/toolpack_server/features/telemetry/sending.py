@@ -6,7 +6,6 @@ may hold a key, are sent to the receiver that was configured and to no other: re
 """
 
 import gzip
-import logging
 import threading
 import time
 import urllib.error
@@ -16,10 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from toolpack_server.base.logger import log
 from toolpack_server.features.telemetry.environment import METRICS, TRACES, Destination, number
 from toolpack_server.functions.leftovers import SERVER_THREADS
-
-log = logging.getLogger("toolpack_server")
 
 THREAD = "telemetry"
 SERVER_THREADS.add(THREAD)

@@ -6,7 +6,6 @@ and what an evaluator does to it reaches nobody. Whatever goes wrong in an autho
 
 import copy
 import inspect
-import logging
 import traceback
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from toolpack_server.base.errors import (
     RequestError,
     ToolpackServerError,
 )
+from toolpack_server.base.logger import log
 from toolpack_server.base.uninterruptible import uninterruptible
 from toolpack_server.execution.call import call
 from toolpack_server.execution.runtime import SessionRuntime
@@ -54,8 +54,6 @@ from toolpack_server.protocol.results import SaidMessage
 from toolpack_server.sessions.paths import PathRecord
 from toolpack_server.sessions.record_kinds import RecordKinds
 from toolpack_server.volumes.volume import is_piece
-
-log = logging.getLogger("toolpack_server")
 
 
 class ReplayError(ToolpackServerError):

@@ -5,7 +5,6 @@ is reported with the place where the task, or its loader, is defined.
 """
 
 import copy
-import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing_extensions import TypedDict, Unpack, override
 
 from toolpack_server.base.doing import doing
 from toolpack_server.base.errors import EvaluationError, InvalidParamsError, RegistrationError, ResultError, shown
+from toolpack_server.base.logger import log
 from toolpack_server.features.evaluation.episodes.rights import check_rights, is_prompt, laid_over
 from toolpack_server.features.evaluation.rules import read_rules
 from toolpack_server.features.evaluation.tasks.rollouts import Evaluator
@@ -26,8 +26,6 @@ from toolpack_server.jsonio.strict import dumps
 from toolpack_server.packs.registration import located
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.protocol.senders import AGENT
-
-log = logging.getLogger("toolpack_server")
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
 Prompt = str | Sequence[Mapping[str, str]]

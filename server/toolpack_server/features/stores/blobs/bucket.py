@@ -9,7 +9,6 @@ as missing, only where the store's marker is.
 
 import datetime as dt
 import errno
-import logging
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from toolpack_server.base.errors import OverloadedError, SettingsError
+from toolpack_server.base.logger import log
 
 try:
     import obstore
@@ -28,8 +28,6 @@ except ImportError:
     raise SettingsError("TOOLPACK_BLOBS_URL needs obstore: pip install 'toolpack-server[blobs]'.") from None
 
 T = TypeVar("T")
-
-log = logging.getLogger("toolpack_server")
 
 SCHEMES = "file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
 ANSWER_SECONDS = 5  # for one request

@@ -8,7 +8,6 @@ between its writing and the commit, is found by its age.
 """
 
 import contextlib
-import logging
 import re
 import secrets
 import threading
@@ -22,11 +21,10 @@ from typing import Any
 
 from toolpack_server.base.cache import BoundedCache
 from toolpack_server.base.errors import MissingBlobError, OverloadedError, SettingsError
+from toolpack_server.base.logger import log
 from toolpack_server.features.stores.blobs.bucket import Bucket
 from toolpack_server.stores.base import NO_HISTORY, Commit, History, SessionStore, StoredSession
 from toolpack_server.stores.outside import MARK, name_of, size_of, stub
-
-log = logging.getLogger("toolpack_server")
 
 CACHE_BYTES = 64 * 2**20  # of blobs, which never change; beside the states of sessions
 AHEAD = 4096  # objects that were written for calls whose commits haven't come yet
