@@ -746,7 +746,7 @@ class Clients:
     def _evaluate(self, connection, rng, session, _number):
         params = {"session_id": session.id}
         try:
-            if rng.random() < 0.3:  # it is refused if the session goes on meanwhile
+            if rng.random() < 0.3:
                 verdict = connection.send("evaluate_session", params | {"record": True})
             else:
                 params["version"] = self._some_version(connection, rng, session)

@@ -25,7 +25,6 @@ from toolpack_server.features.api.core import (
     Failure,
     HttpRefusedError,
     InvalidParamsError,
-    OverloadedError,
     RequestError,
     TooLargeError,
     sentence,
@@ -35,7 +34,6 @@ ALL = "all"  # the split of all tasks
 ANSWER = "submit_answer"
 PAGE = 1000
 MAX_MEMBERS = 100  # of what a client sends that are looked at
-ATTEMPTS = 3  # to evaluate an episode that goes on meanwhile
 
 HANDED_IN = "The answer was handed in."
 OVER_ALREADY = "The episode is over, so no further answer is taken."
@@ -359,17 +357,10 @@ class TaskEpisodes:
         return PlayedCall(result, ended=ended, reward=reward, metadata=metadata)
 
     async def verdict(self, caller: Caller, episode: TaskEpisode, *, record: bool) -> dict[str, Any]:
-        """Evaluate an episode; one that goes on meanwhile, as by a late answer, is evaluated again."""
+        """Evaluate an episode; what comes meanwhile waits if the verdict is recorded."""
         params = {"session_id": episode.session_id, "record": record, "raise_on_error": False}
-        for attempt in range(ATTEMPTS):
-            try:
-                verdict: dict[str, Any] = await self.app.invoke(caller, "evaluate_session", params)
-            except OverloadedError:
-                if attempt == ATTEMPTS - 1:
-                    raise
-            else:
-                return verdict
-        raise AssertionError
+        verdict: dict[str, Any] = await self.app.invoke(caller, "evaluate_session", params)
+        return verdict
 
     async def end(self, caller: Caller, episode: TaskEpisode) -> None:
         """Record the verdict on an episode that ends without an answer."""

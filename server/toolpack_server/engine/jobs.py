@@ -59,6 +59,7 @@ class Operation(Protocol):
     session_id: str
     owner: str  # the owner that the session must have
     kind: str  # operations of one kind take about the same time
+    lane: LaneName  # that limits it unless its kind is known to be quick
     after_commits: bool  # it reads from the store what earlier operations have done, so it starts after their commits
     # Nobody wants it any more. It changes nothing and leaves no record, unless that is committed already.
     cancelled: bool
@@ -204,6 +205,12 @@ def deliver_here(jobs: Sequence[Job]) -> None:
         job.deliver()
 
 
+def deadline_error(thread: int, seconds: float, known: str = NOTHING_CHANGED) -> DeadlineError:
+    """Return the error of a missed deadline, which says what the thread was running."""
+    what = done_by(thread) or "The request"
+    return DeadlineError(f"{what} took longer than {seconds:g} s and was given up; {known}.")
+
+
 class Errand(Job):
     """Work on the store or on an environment that has no turn in a session's queue.
 
@@ -235,10 +242,7 @@ class Errand(Job):
 
     def complete(self, *, timed_out: bool) -> bool:
         if timed_out:
-            what = done_by(self._thread) or "The request"
-            self.error = DeadlineError(
-                f"{what} took longer than {self._timeout_seconds:g} s and was given up; {self._known}."
-            )
+            self.error = deadline_error(self._thread, self._timeout_seconds, self._known)
         else:
             self.answer, self.error = self._returned, self._raised
         return True

@@ -57,11 +57,9 @@ STOPPING = "The server is stopping; nothing was changed. Send it again, with its
 class SessionJob(Job):
     """An operation in its session's queue."""
 
-    lane = "functions"
-
     def __init__(self, queues: "Queues", operation: Operation) -> None:
         super().__init__()
-        self.kind, self.owner = operation.kind, operation.owner
+        self.kind, self.owner, self.lane = operation.kind, operation.owner, operation.lane
         self._queues = queues
         self.operation = operation
         self.trace = operation.trace

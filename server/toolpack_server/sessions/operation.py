@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from toolpack_server.base.errors import DeadlineError, TooLargeError
 from toolpack_server.base.times import timestamp
-from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.jobs import LaneName, StartClock
 from toolpack_server.engine.state import NONE, Effect, SessionState, added_bytes
 from toolpack_server.functions.steps import Steps
 from toolpack_server.observability.trace_context import trace_context
@@ -54,6 +54,7 @@ class SessionOperation:
     Attributes:
         method: The method of JSON-RPC that asks for it.
         kind: Operations of one kind take about the same time; by default those of one method.
+        lane: The lane that limits it, unless its kind is known to be quick.
         record_kind: The name of the kind of its record.
         starts_clock: It starts its clock itself, later than others do.
         by: Whose address it came to, or `client`.
@@ -67,6 +68,7 @@ class SessionOperation:
     after_commits = False
     cancelled = False
     kind = ""
+    lane: LaneName = "functions"
     method = ""
     record_kind = ""
     starts_clock = False

@@ -634,7 +634,7 @@ async def _in_session(
         addresses = {name: await service.sessions.address(session_id, "", name) for name in names}
         tasks = service.feature(Tasks)
         heavy = service.sessions.heavy_reader
-        evidence, _ = await service.sessions.read(lambda _: tasks.evidence(heavy, session_id, "", 0, None))
+        evidence, _ = await service.sessions.read(lambda _: tasks.evidence(heavy, *heavy.find(session_id, ""), 0, None))
         evidence = replace(evidence, initial=_opened(service.codec, evidence.initial))  # while the session is there
         phase("the evaluator, after nothing done", 3 * deadline)
         nothing, solved = [await judged() for _ in range(evaluations)], list[Verdict]()

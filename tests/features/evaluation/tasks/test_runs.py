@@ -1,9 +1,10 @@
 """A run is one question: all rollouts with the same labels are evaluated together, and verdicts can be kept."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from serving import in_parts, refused
+from serving import in_parts, refused, wait_until
 from test_tasks import CATALOG, DO, begin, verdict
 
 from toolpack_server.features.evaluation.tasks.service import Tasks
@@ -136,16 +137,17 @@ def test_only_the_verdict_on_the_session_as_it_is_can_be_recorded(bench, other):
     assert len(bench.rpc("get_trace", session_id=session_id)) == 1
 
 
-def test_a_verdict_on_a_session_that_went_on_meanwhile_is_not_recorded(bench, monkeypatch):
-    session_id = rollout(bench)
-    evidence = Tasks.evidence
+def test_calls_wait_while_a_verdict_is_recorded(bench, monkeypatch):
+    session_id, pool = rollout(bench), ThreadPoolExecutor(1)
+    evidence, sent = Tasks.evidence, []
 
-    def goes_on(*given):
-        found = evidence(*given)
-        bench.result(session_id, "do", **DO)
-        return found
+    def meanwhile(*given):
+        sent.append(pool.submit(bench.result, session_id, "do", **DO))
+        wait_until(bench.service.sessions.queues.waiting)
+        return evidence(*given)
 
-    monkeypatch.setattr(Tasks, "evidence", goes_on)
-    went_on = refused(-32006, verdict, bench, session_id, record=True)
-    assert went_on.message == "The session went on while it was evaluated: evaluate it again."
-    assert [each["kind"] for each in bench.rpc("get_trace", session_id=session_id)] == ["call"]
+    monkeypatch.setattr(Tasks, "evidence", meanwhile)
+    with pool:
+        assert verdict(bench, session_id, record=True)["version"] == 0
+        sent[0].result()
+    assert [each["kind"] for each in bench.rpc("get_trace", session_id=session_id)] == ["verdict", "call"]

@@ -6,7 +6,7 @@ and has a deadline. Nothing here changes an environment.
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from toolpack_server.base.errors import (
     StateDamagedError,
     shown,
 )
+from toolpack_server.engine.state import SessionState
 from toolpack_server.features.evaluation.episodes.messages import MessageOperation
 from toolpack_server.features.evaluation.episodes.progress import Episodes, Progress
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
@@ -42,7 +43,7 @@ from toolpack_server.protocol.omission import if_set
 from toolpack_server.rpc.method import App
 from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.sessions.recipes import Recipe
-from toolpack_server.stores.base import StoredSession
+from toolpack_server.stores.base import Head, StoredSession
 from toolpack_server.stores.history import fitting
 
 
@@ -180,34 +181,53 @@ class Tasks:
             )
         if ends and not record:
             raise InvalidParamsError("Only a recorded verdict ends the agent's part: set record, too, or omit ends.")
-        task, seconds = await self._sessions.read(
-            lambda reader: self._chosen(reader, session_id, owner, name), owner or ""
-        )
-        heavy, last = self._sessions.heavy_reader, -1
+        tracer, began, task = self._sessions.tracer, time.time_ns(), ""
+        heavy = self._sessions.heavy_reader
 
-        def evaluate() -> Verdict:
-            nonlocal last
-            last = heavy.find(session_id, owner)[1].index if record else -1
-            evidence, failure = self.evidence(heavy, session_id, owner, version, answer)
-            verdict = self._context.run(EvaluateTask(task, evidence))
-            perturbed = Counter(rule for each in evidence.path for rule in _rules_met(each))
-            verdict = {**verdict, "perturbed": dict(perturbed)}
-            return {**verdict, "valid": False, "failure": failure} if failure else verdict
+        def evaluate(state: SessionState, start_clock: Callable[[float], None]) -> Verdict:
+            nonlocal task
+            task, seconds = self._chosen(state.session, None)
+            start_clock(seconds)
+            head = Head(state.index, state.version, state.parts, last=state.last)
+            return self._verdict(task, heavy, state.session, head, None, None)
 
-        tracer, began = self._sessions.tracer, time.time_ns()
         try:
-            verdict = await self._sessions.run_authors(evaluate, owner or "", f"evaluate {task}", seconds)
+            if record:
+                if owner is None:
+                    owner = (await self._sessions.read(lambda reader: reader.get(session_id, None)))[0].owner
+                operation = VerdictOperation(self._context, session_id, owner, evaluate, ends=ends)
+                verdict: Verdict = await self._sessions.run(operation)
+            else:
+                session, head, (task, seconds) = await self._sessions.read(
+                    lambda reader: self._found(reader, session_id, owner, name), owner or ""
+                )
+                verdict = await self._sessions.run_authors(
+                    lambda: self._verdict(task, heavy, session, head, version, answer),
+                    *(owner or "", f"evaluate {task}", seconds),
+                )
         except RequestError as error:
-            if tracer is not None:
+            if tracer is not None and task:
                 tracer.evaluated(session_id, task, began, None, error)
             raise
         if tracer is not None:
             tracer.evaluated(session_id, task, began, verdict, None)
-        if record:
-            session, _ = await self._sessions.read(lambda reader: reader.find(session_id, owner), owner or "")
-            operation = VerdictOperation(self._context, session_id, session.owner, verdict, last, ends=ends)
-            await self._sessions.queues.run(operation)
         return verdict
+
+    def _verdict(
+        self,
+        task: str,
+        reader: SessionReader,
+        session: StoredSession,
+        head: Head,
+        version: int | None,
+        answer: str | None,
+    ) -> Verdict:
+        """Run an evaluator, in a thread."""
+        evidence, failure = self.evidence(reader, session, head, version, answer)
+        verdict = self._context.run(EvaluateTask(task, evidence))
+        perturbed = Counter(rule for each in evidence.path for rule in _rules_met(each))
+        verdict = {**verdict, "perturbed": dict(perturbed)}
+        return {**verdict, "valid": False, "failure": failure} if failure else verdict
 
     async def without_reward(
         self, failure: VerdictFailure, session_id: str, owner: str | None, name: str | None, version: int | None
@@ -226,16 +246,23 @@ class Tasks:
             InvalidParamsError: The session has no task, or that has no solution.
             EvaluationError: The solution failed.
         """
-        name, _ = await self._sessions.read(lambda reader: self._chosen(reader, session_id, owner, None))
+        session, head, (name, _) = await self._sessions.read(
+            lambda reader: self._found(reader, session_id, owner, None)
+        )
         heavy = self._sessions.heavy_reader
         return await self._sessions.run_authors(
-            lambda: self._context.run(SolveTask(name, self.evidence(heavy, session_id, owner, 0, None)[0])),
+            lambda: self._context.run(SolveTask(name, self.evidence(heavy, session, head, 0, None)[0])),
             *(owner or "", "solve"),
         )
 
-    def _chosen(self, reader: SessionReader, session_id: str, owner: str | None, name: str | None) -> tuple[str, float]:
-        """Get the name of the task to evaluate, and the deadline of its evaluator."""
-        session, _ = reader.find(session_id, owner)
+    def _found(
+        self, reader: SessionReader, session_id: str, owner: str | None, name: str | None
+    ) -> tuple[StoredSession, Head, tuple[str, float]]:
+        session, head = reader.find(session_id, owner)
+        return session, head, self._chosen(session, name)
+
+    def _chosen(self, session: StoredSession, name: str | None) -> tuple[str, float]:
+        """Return the name of the task to evaluate, and the deadline of its evaluator."""
         recipe = Recipe.of(session)
         if name is None:
             if "task" not in recipe.kept:
@@ -250,12 +277,11 @@ class Tasks:
         return name, task.timeout_seconds or self._context.settings.timeout_seconds
 
     def evidence(
-        self, reader: SessionReader, session_id: str, owner: str | None, version: int | None, answer: str | None
+        self, reader: SessionReader, session: StoredSession, head: Head, version: int | None, answer: str | None
     ) -> tuple[Evidence, VerdictFailure | None]:
         """Get what a session has left for an evaluator, and how the machine or a participant has failed its agent."""
-        session, head = reader.find(session_id, owner)
         at = head.version if version is None else version
-        final = reader.snapshot(session_id, head, at)
+        final = reader.snapshot(session.id, head, at)
         first, path = self._context.paths.evidence(session, at)
         recipe = Recipe.of(session)
         runtime = self._context.runtime(recipe.toolpacks)
@@ -266,12 +292,12 @@ class Tasks:
         evidence = Evidence(
             toolpacks=recipe.toolpacks,
             options=recipe.given()[0],
-            initial=reader.read_parts(session_id, first),
+            initial=reader.read_parts(session.id, first),
             final=final,
             version=at,
             path=[seen(record, kinds) for record in path],
             answer=answer,
-            at=lambda other: reader.snapshot(session_id, head, other),
+            at=lambda other: reader.snapshot(session.id, head, other),
         )
         return evidence, failure
 

@@ -4,14 +4,15 @@ A verdict holds for as long as it is the session's last record: whatever comes a
 evaluator says. Only this server's evaluators make one; a record that a replay has copied is none.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 from typing_extensions import override
 
-from toolpack_server.base.errors import OverloadedError, TooLargeError
-from toolpack_server.engine.jobs import StartClock
+from toolpack_server.base.errors import TooLargeError
+from toolpack_server.engine.jobs import StartClock, deadline_error
 from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.features.evaluation.episodes.progress import Episodes
 from toolpack_server.features.evaluation.tasks.results import Verdict, VerdictRecord
@@ -28,58 +29,68 @@ _OWN = "verdict"  # marks the record, in the line that only the server writes
 
 
 class VerdictOperation(SessionOperation):
-    """Records a verdict.
+    """Evaluates a session in its turn, and records the verdict; whatever comes meanwhile waits.
 
     Args:
-        last: The index of the session's last record that its evaluator has seen.
+        evaluate: Returns the verdict on the session in this state. It starts the clock.
         ends: Whether the verdict ends the agent's part, as an answer does.
     """
 
     after_commits = True
-    kind = "note"
+    kind = "evaluate"
+    lane = "authors"
     record_kind = "verdict"
+    starts_clock = True
 
     def __init__(
         self,
         context: SessionContext,
         session_id: str,
         owner: str,
-        verdict: Verdict,
-        last: int,
+        evaluate: Callable[[SessionState, Callable[[float], None]], Verdict],
         *,
         ends: bool,
     ) -> None:
         super().__init__(context, session_id, owner)
-        self._members = {name: said for name, said in verdict.items() if name in _SAID and said is not None}
-        self._last = last
+        self._evaluate = evaluate
         self._ends = self.is_told = ends
         self._episodes = Episodes.of(context)
-
-    @override
-    def prepare(self, state: SessionState) -> float:
-        size, most = len(dumps(self._members)), self.context.settings.max_record_bytes
-        if size > most:
-            raise TooLargeError(f"The verdict has {size} bytes; {most} can be recorded: shorten its checks or metrics.")
-        return super().prepare(state)
+        self._thread = 0
+        self._seconds = context.settings.timeout_seconds
 
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
         """Record it; the same verdict again is no other."""
-        if state.index != self._last:
-            raise OverloadedError("The session went on while it was evaluated: evaluate it again.")
+        self._thread = threading.get_ident()
+
+        def start(seconds: float) -> None:
+            self._seconds = seconds
+            start_clock(seconds, seconds)
+
+        start(self._seconds)
+        verdict = self._evaluate(state, start)
+        members = {name: said for name, said in verdict.items() if name in _SAID and said is not None}
+        size, most = len(dumps(members)), self.context.settings.max_record_bytes
+        if size > most:
+            raise TooLargeError(f"The verdict has {size} bytes; {most} can be recorded: shorten its checks or metrics.")
         ends = self._ends and self._episodes.progress(state).ended is None
-        if self._last >= 0 and not ends:
-            (record,) = self.context.store.records(self.session_id, self._last - 1, 1)
+        if state.index >= 0 and not ends:
+            (record,) = self.context.store.records(self.session_id, state.index - 1, 1)
             shown, private = map(loads, self.context.records.read(self.session_id, record))
-            if (private or {}).get(_OWN) and self._says(shown):
-                return Effect(True)
-        change = Effect(True, {**self._members, "ends": True} if ends else self._members)
+            if (private or {}).get(_OWN) and _says(shown, members):
+                return Effect(verdict)
+        change = Effect(verdict, {**members, "ends": True} if ends else members)
         change.private[_OWN] = True
         return change
 
-    def _says(self, shown: Mapping[str, Any]) -> bool:
-        """Whether a record says the same; records once had null for what isn't set."""
-        return {name: shown[name] for name in _SAID if shown.get(name) is not None} == self._members
+    @override
+    def on_timeout(self, state: SessionState) -> Effect:
+        raise deadline_error(self._thread, self._seconds)
+
+
+def _says(shown: Mapping[str, Any], members: Mapping[str, Any]) -> bool:
+    """Whether a record says the same; records once had null for what isn't set."""
+    return {name: shown[name] for name in _SAID if shown.get(name) is not None} == members
 
 
 class VerdictKind(RecordKind):

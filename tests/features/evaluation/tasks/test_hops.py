@@ -1,0 +1,65 @@
+"""How many jobs on threads a request takes, one after the other, and how often it fetches its session."""
+
+import pytest
+from test_tasks import CATALOG, DO, begin
+
+from toolpack_server.engine.jobs import Job
+
+TASK = "chores/dishes"
+TRIES = 5  # the server looks for expired sessions every second, which is a job, too
+USER = {"user": {"functions": ["look"], "prompt": "Ask for the dishes."}}
+
+
+@pytest.fixture
+def bench(store_url, make_bench):
+    return make_bench(CATALOG, store_url("sqlite"))
+
+
+@pytest.fixture
+def taken(bench, monkeypatch):
+    """Return the jobs and fetches that a request takes at least."""
+    jobs, fetches, run, get = [], [], Job.run, bench.service.context.store.get
+
+    def counted_run(job):
+        jobs.append(job)
+        run(job)
+
+    def counted_get(session_id):
+        fetches.append(session_id)
+        return get(session_id)
+
+    monkeypatch.setattr(Job, "run", counted_run)
+    monkeypatch.setattr(bench.service.context.store, "get", counted_get)
+
+    def least(method, **params):
+        counts = []
+        for _ in range(TRIES):
+            before = len(jobs), len(fetches)
+            bench.rpc(method, **params)
+            counts.append((len(jobs) - before[0], len(fetches) - before[1]))
+        return min(counts)
+
+    return least
+
+
+@pytest.mark.parametrize("more", [{}, {"participants": USER}], ids=["a task", "a task and participants"])
+def test_a_session_is_created_in_one_hop(bench, taken, more):
+    begin(bench, TASK)  # its environment is built
+    assert taken("create_session", task=TASK, **more) == (1, 0)
+
+
+def test_a_verdict_is_recorded_in_one_hop(bench, taken):
+    session_id, _ = begin(bench, TASK)
+    bench.call(session_id, "do", **DO)
+    jobs, fetches = taken("evaluate_session", session_id=session_id, record=True)
+    assert (jobs, fetches <= 1) == (1, True)
+
+
+def test_an_evaluation_fetches_its_session_once(bench, taken):
+    session_id, _ = begin(bench, TASK)
+    assert taken("evaluate_session", session_id=session_id) == (2, 1)
+
+
+def test_a_small_session_is_forked_in_one_hop(bench, taken):
+    session_id, _ = begin(bench, TASK)
+    assert taken("fork_session", session_id=session_id) == (1, 1)
