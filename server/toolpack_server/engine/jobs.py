@@ -240,6 +240,16 @@ class Errand(Job):
         self.start_clock(self._timeout_seconds, self._timeout_seconds if self.lane else float("inf"))
         return self._work()
 
+    def begin_change(self, known: str) -> None:
+        """Say what is known from here on when the deadline is missed; called by the work, before it changes anything.
+
+        Raises:
+            DeadlineError: It was missed, and the waiter has heard what was known before.
+        """
+        self._known = known  # first: whoever still reads what was known has seen the deadline pass
+        if self.is_over(time.monotonic()):
+            raise deadline_error(self._thread, self._timeout_seconds, known)
+
     def complete(self, *, timed_out: bool) -> bool:
         if timed_out:
             self.error = deadline_error(self._thread, self._timeout_seconds, self._known)

@@ -108,8 +108,14 @@ class SessionManager:
         def prepared() -> NewSession:
             return self.factory.prepared(owner, request, details, creation or self._creation(owner, request))
 
+        def prepare_and_create() -> Session:
+            new = prepared()
+            errand.begin_change(known)
+            return self.factory.create(new)
+
         if not self.factory.is_brief(request):
-            return await self.run_authors(lambda: self.factory.create(prepared()), owner, "create", known=known)
+            errand = Errand(prepare_and_create, self._settings.timeout_seconds, "authors", "create", owner)
+            return cast("Session", await self.queues.do(errand))
         new = prepared()
         if not new.has_default_environments:
             return await self.run_authors(lambda: self.factory.create(new), owner, "create", known=known)
