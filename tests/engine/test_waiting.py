@@ -35,14 +35,10 @@ def gate(request):
 
 @pytest.fixture
 def bench(gate, monkeypatch):
-    """Have a server that lets all its async functions share loops from their first call on."""
-    monkeypatch.setattr(pace, "CLEAN_CALLS", 0)
-    monkeypatch.setattr(pace, "LONG_STEP_SECONDS", PATIENCE)
+    """Have a server where async functions share loops, however quick they are."""
     monkeypatch.setattr(pace.Pace, "is_quick", lambda _, kind: kind == "note")
     pauses.seen.clear()
     with Bench(CATALOG) as made:
-        for function in CATALOG.toolpacks["pauses"].functions:
-            made.sessions.queues.threads._pace._functions[f"pauses.{function}"].shares = True
         yield made
         pauses.gates[gate].set()
 
@@ -52,7 +48,7 @@ def waits(bench):
 
 
 def shares(bench, function):
-    return bench.sessions.queues.threads._pace._functions[f"pauses.{function}"].shares
+    return not bench.sessions.queues.threads._pace.is_blamed(f"pauses.{function}")
 
 
 def done(bench, session_id):
@@ -81,29 +77,53 @@ def test_many_waiting_calls_take_no_threads(bench, gate):
     assert {bench.version(session) for session in sessions} == {1}
 
 
-def test_a_function_shares_a_loop_once_some_of_its_calls_were_seen_on_threads(monkeypatch):
-    monkeypatch.setattr(pace, "LONG_STEP_SECONDS", PATIENCE)
-    with Bench(CATALOG) as bench:
-        session_id = bench.create("pauses")
-        for _ in range(pace.CLEAN_CALLS):
-            assert not shares(bench, "pause")
-            bench.result(session_id, "pause")
-        assert shares(bench, "pause")
-        monkeypatch.setattr(pace, "LONG_STEP_SECONDS", 0)
-        for _ in range(pace.ROUGH_CALLS):
-            assert shares(bench, "echo") is None
-            bench.result(session_id, "echo", value=1)
-        assert shares(bench, "echo") is False
+@pytest.mark.parametrize("how", ["block", "compute", "never"])
+def test_a_blocked_loop_costs_other_sessions_no_call(bench, gate, how, monkeypatch):
+    """One call blocks on its first step; others have begun to wait, or haven't begun, on the same loop."""
+    monkeypatch.setattr(waiting, "INTERRUPTIONS", 4)
+    begun = [bench.later_call(bench.create("pauses"), "keep", how="wait", gate=gate) for _ in range(20)]
+    wait_until(lambda: pauses.seen.count("waits") == 20, "those that wait")
+    bad = bench.later_call(bench.create("pauses"), "keep", {"timeout_seconds": 0.1}, how=how, gate=gate)
+    wait_until(lambda: f"{how} keeps" in pauses.seen, "the step")
+    later = [bench.later_call(bench.create("pauses"), "keep", how="wait", gate=gate) for _ in range(100)]
+    wait_until(lambda: pauses.seen.count("waits") > 20, "one that runs in a thread")
+    assert bad.result(PATIENCE)["error"].startswith("TimeoutError")
+    if how == "never":
+        for call in begun:
+            with pytest.raises(serving.RpcError) as refused:
+                call.result(PATIENCE)
+            assert (refused.value.code, refused.value.message) == (-32006, queues.HELD_UP)
+    pauses.gates[gate].set()
+    assert [call.result(PATIENCE)["result"] for call in later] == [["wait"]] * 100
+    if how != "never":
+        assert [call.result(PATIENCE)["result"] for call in begun] == [["wait"]] * 20
+    wait_until(lambda: waits(bench) == 0, "the end of all")
+    assert not shares(bench, "keep")
 
 
-@pytest.mark.usefixtures("no_verdict")
-def test_calls_wait_for_the_verdict_and_not_longer_than_until_one_has_waited_for_a_while(gate, monkeypatch):
-    monkeypatch.setattr(pace, "LONG_STEP_SECONDS", PATIENCE)
+def test_deadlines_stand_while_another_call_keeps_the_loop(bench, gate):
+    session_ids = [bench.create("pauses") for _ in range(10)]
+    begun = [bench.later_call(one, "keep", {"timeout_seconds": 0.5}, how="nap", gate=gate) for one in session_ids]
+    wait_until(lambda: pauses.seen.count("naps") == 10, "those that wait")
+    bad = bench.later_call(bench.create("pauses"), "keep", how="block", gate=gate)
+    wait_until(lambda: "block keeps" in pauses.seen, "the step")
+    (loop,) = bench.sessions.queues.threads._calls._loops.values()
+    wait_until(lambda: loop.kept > 0.6, "their deadlines")
+    pauses.gates[gate].set()
+    assert [call.result(PATIENCE)["error"] for call in [*begun, bad]] == [None] * 11
+
+
+def test_a_function_that_blocks_for_moments_is_blamed_after_several(bench):
+    calls = [bench.later_call(bench.create("pauses"), "nap") for _ in range(300)]
+    assert [call.result(PATIENCE)["result"] for call in calls] == ["here"] * 300
+    assert not shares(bench, "nap")
+
+
+def test_a_quick_async_function_needs_no_loop_of_its_own():
     with Bench(CATALOG) as bench:
-        calls = [bench.later_call(bench.create("pauses"), "wait", gate=gate) for _ in range(200)]
-        wait_until(lambda: waits(bench) > 150, "the verdict")
-        pauses.gates[gate].set()
-        assert all(call.result(PATIENCE)["error"] is None for call in calls)
+        session_id, threads_ = bench.create("pauses"), bench.sessions.queues.threads
+        wait_until(lambda: bench.result(session_id, "at_once") and threads_._pace.is_quick("at_once"), "the verdict")
+        assert shares(bench, "at_once")
 
 
 def test_a_session_keeps_its_order(bench, gate):
@@ -133,7 +153,7 @@ def test_it_is_answered_at_its_deadline_and_changes_nothing(bench, gate, how, mo
         assert bench.sessions.queues.threads.stuck_threads() == 1
     monkeypatch.setattr(waiting, "BLOCKED_LOOKS", usual)
     if how == "block":  # until it has been seen for long enough
-        wait_until(lambda: shares(bench, "hang") is False, "the verdict")
+        wait_until(lambda: not shares(bench, "hang"), "the verdict")
     if how != "compute":
         pauses.gates[gate].set()
     wait_until(lambda: f"{how} ended" in pauses.seen, "the end of the coroutine")
@@ -142,14 +162,14 @@ def test_it_is_answered_at_its_deadline_and_changes_nothing(bench, gate, how, mo
     assert done(bench, session_id) == ["next"]
     pauses.gates[gate].set()
     if how in ("block", "compute"):
-        assert shares(bench, "hang") is False
+        assert not shares(bench, "hang")
         assert bench.call(session_id, "hang", how="wait", gate=gate)["error"] is None
 
 
 class Held:
     """As much of a job as those that wait look at."""
 
-    context, call, settled_at, deadline, stuck_from = None, None, 0.0, 0.0, 0.0
+    context, call, settled_at, deadline, stuck_from, held_up = None, None, 0.0, 0.0, 0.0, False
 
     def __init__(self, coroutine):
         self.awaiting = Awaiting("pauses.held", coroutine)
@@ -197,7 +217,7 @@ def test_its_clock_stands_while_it_waits_for_a_thread_to_go_on():
 
 def test_a_function_that_blocks_holds_up_no_other_one(bench, gate, caplog):
     blocked = bench.later_call(bench.create("pauses"), "hang", {"timeout_seconds": 0.2}, how="block", gate=gate)
-    wait_until(lambda: shares(bench, "hang") is False, "the verdict")
+    wait_until(lambda: not shares(bench, "hang"), "the verdict")
     assert bench.result(bench.create("pauses"), "pause") == "here"
     assert blocked.result(PATIENCE)["error"].startswith("TimeoutError")
     sentence = "The async function pauses.hang has blocked without awaiting: its calls run in threads from now on."
@@ -269,7 +289,7 @@ def test_nor_that_of_a_thread_on_which_another_sessions_function_runs_next(metho
 def test_a_function_that_hands_work_to_threads_gets_them_and_runs_in_threads_from_then_on(bench):
     session_id = bench.create("pauses")
     assert bench.result(session_id, "hand_over") == ["in a thread"]
-    wait_until(lambda: shares(bench, "hand_over") is False, "the verdict")
+    wait_until(lambda: not shares(bench, "hand_over"), "the verdict")
     assert bench.result(session_id, "hand_over") == ["in a thread"] * 2
 
 
@@ -292,11 +312,9 @@ def test_calls_are_nested_in_either_way(bench):
 
 
 def test_room_is_limited_and_owners_take_turns(gate, monkeypatch):
-    monkeypatch.setattr(pace, "CLEAN_CALLS", 0)
     clock = serving.Clock(monkeypatch, queues)
     with Bench(CATALOG, async_bytes=2**15, tokens=SEVERAL, queue_timeout_seconds=1) as bench:
-        bench.sessions.queues.threads._pace._functions["pauses.wait"].shares = True
-        bench.sessions.queues.threads._pace._kinds["wait"].awaits = True
+        bench.sessions.queues.threads._pace.handed_over("wait", "pauses.wait", 2**15)
         sessions = {owner: [bench.create("pauses", owner=owner) for _ in range(2)] for owner in ("ann", "bob")}
 
         def start(owner, number):

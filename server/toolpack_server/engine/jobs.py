@@ -95,7 +95,9 @@ class Job:
     stuck_from: float = float("inf")
     awaiting: Awaiting | None = None  # the coroutine that it has to wait for before it goes on
     call: SharedCall | None = None  # the one for which it waits, or has waited
-    settled_at: float = 0.0  # when that ended, on the monotonic clock
+    settled_at: float = 0.0  # when that ended, or was handed over and given back, on the monotonic clock
+    awaited_seconds: float = 0.0  # for how long it has waited for that
+    held_up: bool = False  # the loop on which it waits is blocked by another call, and was given up
     waits_for = "a thread"
     left_behind: bool = False  # it has passed its deadline and still runs
 

@@ -30,7 +30,6 @@ AUTHORS = 4  # evaluators, loaders, builders: they may compute, or wait, for as 
 SPARE_THREADS = 16  # for the leader and for what is always quick, unless the store keeps it waiting
 RESERVE = 16  # places among the functions beside all shares, for kinds that aren't known to wait
 RESERVE_PER_KIND = 2
-TRYING = 8  # calls of an async function on threads, as long as it isn't known whether they may share a loop
 RESERVE_APART = 2  # the same, where functions run in other processes
 # Places in other processes beside those that functions have: for that reserve and what has left it, for heavy reads
 # and what authors write, and two for quick functions, which take no place in a lane.
@@ -243,14 +242,13 @@ class Lanes:
         authors = Lane(AUTHORS, AUTHORS // 2, backlog)
         self._by_name = {"functions": functions, "reads": reads, "authors": authors}
         self._computing = Lane(computing, computing, backlog, attrgetter("owner", "kind"))
-        self._trying = Lane(settings.max_threads, TRYING, backlog, attrgetter("kind"))
         self._room = Lane(
             settings.async_bytes,
             settings.share(settings.async_bytes),
             backlog,
             weigh=lambda job: job.weight() or pace.held(job.kind),
         )
-        self._all = (functions, reads, authors, self._computing, self._trying, self._room)
+        self._all = (functions, reads, authors, self._computing, self._room)
         self._freed: list[Job] = []
         self.max_threads = settings.max_threads + 2 * RESERVE + HEAVY_READS + AUTHORS + SPARE_THREADS
 
@@ -267,8 +265,6 @@ class Lanes:
             return self._room.enter(job)
         if not self._by_name[job.lane].enter(job):
             return False
-        if job.lane == "functions" and self._pace.is_tried(job.kind):
-            return self._trying.enter(job)
         # The other lanes' jobs compute, too, but those are narrow enough.
         return job.lane != "functions" or self._pace.may_start(job.kind) or self._computing.enter(job)
 
@@ -288,10 +284,9 @@ class Lanes:
         freed, self._freed = self._freed, []
         return freed
 
-    def found_out(self, kind: str) -> list[Job]:
-        """Get the jobs of a kind that have waited until it is known whether they share a loop, or for a thread."""
-        lanes = self._trying, self._computing, self._by_name["functions"]
-        return [job for lane in lanes for job in lane.release(kind)]
+    def release(self, kind: str) -> list[Job]:
+        """Return the jobs of a kind that wait for a thread, as its calls wait on a shared loop instead."""
+        return self._computing.release(kind) + self._by_name["functions"].release(kind)
 
     def waiting_bytes(self) -> int:
         return self._room.taken
@@ -316,7 +311,7 @@ class Lanes:
         return self._leave_thread(job) + self._room.leave(job)
 
     def _leave_thread(self, job: Job) -> list[Job]:
-        started = self._computing.leave(job) + self._trying.leave(job)
+        started = self._computing.leave(job)
         return started + self._by_name[job.lane].leave(job) if job.lane else started
 
     def leave_behind(self, job: Job) -> list[Job]:

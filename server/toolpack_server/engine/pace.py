@@ -12,16 +12,13 @@ Two questions are asked of a kind, and each answer may change with every run:
 - If it isn't, does it wait or compute? The watcher looks at a job that runs every 5 ms. Whoever has used a tenth of
   that time on the processor computes, whoever has used a twentieth waits; between these nothing changes.
 
-Of an async function it is asked, besides, whether its calls may await on a loop that they share. For that its first
-calls run on threads: three more without a step of 50 ms than with one, and they may; a step that computes or blocks on
-the loop takes it back for good.
+Calls of an async function await on a loop that they share, from the first one on. A function that blocks or computes
+there loses the loop until the worker ends (`blame`); its calls then run in threads.
 """
 
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
-
-from toolpack_server.functions.coroutines import Observation
 
 QUICK_SECONDS = 0.003
 QUICK_RUNS = 4  # until a kind of job is known to be quick; one that computes for longer than that counts as many
@@ -31,9 +28,6 @@ LOOK_SECONDS = 0.005  # between two looks
 COMPUTES_SECONDS, COMPUTES_SHARE = 0.003, 0.1  # of the processor: several that compute have to share it
 WAITS_SHARE = 0.05
 CALL_BYTES = 24 * 1024  # that a call which waits holds, as long as nothing is known of its kind
-LONG_STEP_SECONDS = 0.05  # between two waits of a coroutine: others on its loop would have to wait so long
-CLEAN_CALLS = 3  # without such a step, more than with one, until an async function may share a loop
-ROUGH_CALLS = 4  # with such a step, more than without one, until it is known that it may not
 TRIALS = 4  # at the same time, of a kind of which it isn't known whether it waits or computes
 
 # How long a thread may keep the interpreter while others want it. Calls are brief, and lose a third of their speed if
@@ -51,8 +45,7 @@ class _Kind:
     was_quick: bool = False
     waits: bool | None = None
     trials: int = 0
-    function: str = ""  # the async function that was awaited last
-    awaits: bool = False  # its calls wait on a shared loop
+    function: str = ""  # the async function that was awaited last on a shared loop
     held: int = CALL_BYTES  # how many bytes its calls have held lately while they waited
 
 
@@ -60,18 +53,10 @@ _UNKNOWN = _Kind()
 """A kind of which nothing was seen; nobody changes it."""
 
 
-@dataclass(slots=True)
-class _Function:
-    """What is known of an async function; it has a loop of its own for its calls once some of them were seen."""
-
-    score: int = 0
-    shares: bool | None = None
-
-
 class Pace:
     def __init__(self) -> None:
         self._kinds: defaultdict[str, _Kind] = defaultdict(_Kind)
-        self._functions: defaultdict[str, _Function] = defaultdict(_Function)
+        self._blamed: set[str] = set()
         self._slice_seconds = 0.0
         self.share_interpreter(computing=False)
 
@@ -127,58 +112,33 @@ class Pace:
     # Async functions
 
     def awaits(self, kind: str) -> bool:
-        """Whether calls of a kind wait on a shared loop, as far as is known."""
-        return self._kinds.get(kind, _UNKNOWN).awaits
-
-    def is_tried(self, kind: str) -> bool:
-        """Whether it is being found out if calls of a kind may share a loop."""
+        """Return whether calls of a kind wait on a shared loop, as far as is known."""
         function = self._kinds.get(kind, _UNKNOWN).function
-        return bool(function) and self._functions[function].shares is None
-
-    def function(self, kind: str) -> str:
-        """Get the async function that a call of a kind has awaited last."""
-        return self._kinds[kind].function
+        return bool(function) and function not in self._blamed
 
     def held(self, kind: str) -> int:
         return self._kinds[kind].held
 
+    def is_blamed(self, function: str) -> bool:
+        return function in self._blamed
+
     def may_share(self, kind: str, function: str) -> bool:
-        """Whether a call of a kind may await an async function's coroutine on the shared loop."""
-        seen = self._kinds[kind]
-        seen.function = function
-        return bool(self._functions[function].shares) and not self.is_quick(kind)
+        """Return whether a call of a kind may await an async function's coroutine on the shared loop."""
+        return function not in self._blamed and not self.is_quick(kind)
 
-    def handed_over(self, kind: str, held: int) -> None:
-        """Note that a call waits on the shared loop, and how many bytes it holds."""
-        seen = self._kinds[kind]
+    def handed_over(self, kind: str, function: str, held: int) -> bool:
+        """Note that a call waits on the shared loop, and how many bytes it holds; return whether that is new."""
+        seen, is_new = self._kinds[kind], not self.awaits(kind)
         seen.trials = max(0, seen.trials - 1)
-        seen.quick_runs, seen.waits, seen.awaits = 0, True, True
+        seen.waits, seen.function = True, function
         seen.held = (3 * seen.held + held) // 4
-
-    def saw(self, function: str, seen: Observation) -> bool:
-        """Note what was seen of a function's coroutine on a thread; say if it is now known whether it may share."""
-        known = self._functions[function]
-        if known.shares is not None or not (seen.waited or seen.used_threads):
-            return False
-        known.score += 1 if seen.longest < LONG_STEP_SECONDS else -1
-        if seen.used_threads or known.score <= -ROUGH_CALLS:
-            return self.blame(function)
-        known.shares = True if known.score >= CLEAN_CALLS else None
-        for kind in list(self._kinds.values()):
-            kind.awaits |= bool(known.shares) and kind.function == function
-        return known.shares is not None
-
-    def blame(self, function: str) -> bool:
-        """Let a function's calls run in threads from now on; say if that is new."""
-        known = self._functions[function]
-        is_new = known.shares is not False
-        known.shares = False
-        for kind in list(self._kinds.values()):
-            kind.awaits &= kind.function != function
         return is_new
 
-    def kinds_of(self, function: str) -> list[str]:
-        return [kind for kind, seen in list(self._kinds.items()) if seen.function == function]
+    def blame(self, function: str) -> bool:
+        """Let a function's calls run in threads from now on; return whether that is new."""
+        is_new = function not in self._blamed
+        self._blamed.add(function)
+        return is_new
 
     def share_interpreter(self, *, computing: bool) -> None:
         """Let threads give way to each other sooner while a function computes."""

@@ -11,7 +11,7 @@ from toolpack_server.base.errors import Interrupted
 from toolpack_server.base.logger import log
 from toolpack_server.engine.interruption import Interruptible
 from toolpack_server.engine.jobs import Job
-from toolpack_server.functions.coroutines import Observation, close_loop, seen
+from toolpack_server.functions.coroutines import close_loop
 
 # Of a period on the processor: even a function that computes gets little while calls take turns with it.
 COMPUTES = 0.01
@@ -74,10 +74,6 @@ class PoolThread:
         if self.looks == SECOND_LOOK:
             self._used_at_first = self._used
         return self._used - before > COMPUTES * seconds
-
-    def seen(self) -> Observation:
-        """Get what was seen of the coroutine that it runs, or has run last."""
-        return seen(self._thread.ident or 0)
 
     def watched(self) -> tuple[int, float]:
         """Get how often the watcher has looked since it first asked `computes`, and how long the job has computed."""

@@ -49,6 +49,7 @@ MOST_LEFT_BEHIND = 2  # functions of a session that were given up before their o
 
 AGAIN = "nothing was changed. Send it again."
 CANCELLED = "The call was cancelled; nothing was changed."
+HELD_UP = "A call of another session blocks the event loop of this async function; nothing was changed. Send it again."
 NOT_KEPT = "The call before this one could not be kept; nothing was changed. Send it again."
 NOT_THERE = "The store has lost what the call was to begin with; nothing was changed. Send it again."
 STOPPING = "The server is stopping; nothing was changed. Send it again, with its call_id."
@@ -81,7 +82,7 @@ class SessionJob(Job):
         if call is not None and steps is not None:
             self.call, settled = None, call.settled
             resumed(left_work=self._left_work or call.left_work)
-        else:
+        elif steps is None:
             if self.operation.cancelled:
                 raise OverloadedError(CANCELLED)
             if self.trace is not None:
@@ -91,11 +92,13 @@ class SessionJob(Job):
                 return None
             steps = self._steps = self.operation.steps(self.state, self.start_clock)
         try:
-            awaiting = next(steps) if settled is None else steps.send(settled)
+            awaiting, self.awaiting = self.awaiting, None  # one that a loop has given back
+            if awaiting is not None:
+                resumed(left_work=self._left_work)
+            else:
+                awaiting = next(steps) if settled is None else steps.send(settled)
             while not threads.may_share(self.kind, awaiting.function):
-                here = settle(awaiting, interruptible())
-                threads.saw(awaiting.function)
-                awaiting = steps.send(here)
+                awaiting = steps.send(settle(awaiting, interruptible()))
         except StopIteration as end:
             self._steps = None
             effect: Effect = end.value
@@ -159,6 +162,9 @@ class SessionJob(Job):
             return
         if timed_out and self.is_cancelled():  # no record: whoever has cancelled it wants nothing of it
             self.error = OverloadedError(CANCELLED)
+            return
+        if timed_out and self.held_up:  # nor is what another session's call did a fact of this session
+            self.error = OverloadedError(HELD_UP)
             return
         try:
             effect: Effect = self.operation.on_timeout(state) if timed_out else self._returned
@@ -531,6 +537,7 @@ class Queues:
     def _expire_unstarted(self, now: float) -> None:
         for job in self.threads.expire(now - self._settings.queue_timeout_seconds):
             if isinstance(job, SessionJob):
+                job.drop()
                 queue = self._queues[job.operation.session_id]
                 queue.running = False
                 self._start_next(job.operation.session_id, queue)

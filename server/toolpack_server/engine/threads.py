@@ -26,12 +26,10 @@ from toolpack_server.engine.loop_driver import LoopDriver
 from toolpack_server.engine.pace import LOOK_SECONDS, QUICK_SECONDS, Pace
 from toolpack_server.engine.pool_thread import SECOND_LOOK, PoolThread
 from toolpack_server.engine.waiting import Waiting
-from toolpack_server.functions.coroutines import seen
 from toolpack_server.functions.leftovers import leftover_threads
 
 TICK_SECONDS = LOOK_SECONDS
 QUIET_TICKS = 200
-TRIED_LOOKS = 200  # of the watcher at a coroutine that waits on its thread
 IDLE_SECONDS = 10.0  # until a thread that nobody needs ends
 BATCH = 64
 MANY = 4  # jobs that came alone, one after the other: then the next will, too
@@ -136,12 +134,6 @@ class Threads:
         """Whether a call may await an async function's coroutine on the shared loop, instead of on its thread."""
         return not self._stopped and self._pace.may_share(kind, function)
 
-    def saw(self, function: str) -> None:
-        """Note what was seen of a coroutine that this thread has awaited."""
-        if self._pace.saw(function, seen(threading.get_ident())):
-            with self.lock:
-                self._start_kinds_of(function)
-
     def _start_thread(self, work: Callable[[PoolThread], None]) -> None:
         thread = PoolThread(work, self._discard)
         thread.start()
@@ -190,6 +182,8 @@ class Threads:
         return self._finish_done() if self._complete(thread, job) else []
 
     def _run(self, thread: PoolThread, job: Job) -> None:
+        if job.awaiting is not None:  # a loop has given it back
+            self._calls.go_on(job)
         thread.begin(job)
         # Looked at first: to set an event takes a lock, which costs each quick job more than the look.
         if not self._wake.is_set():
@@ -238,6 +232,7 @@ class Threads:
         """Go on with a job whose coroutine has ended, unless its deadline was faster."""
         with self.lock:
             if self._calls.take(job):
+                self._pace.ran(job.kind, job.awaited_seconds, 0.0)
                 return True
             self._start(self._lanes.leave(job))
             job.ended()
@@ -249,9 +244,9 @@ class Threads:
         with self.lock:
             if not thread.disowned:
                 thread.job = None
-                self._pace.handed_over(job.kind, job.weight())
                 self._start(self._lanes.wait(job))
-                self._calls.begin(job)
+                if self._pace.handed_over(job.kind, self._calls.begin(job), job.weight()):
+                    self._start(self._lanes.release(job.kind))
                 if not self._wake.is_set():
                     self._wake.set()
                 return True
@@ -322,21 +317,15 @@ class Threads:
             job.complete(timed_out=True)
             self._done.append(job)
             self._ready.put(None)
-
-    def _start_kinds_of(self, function: str) -> None:
-        for kind in self._pace.kinds_of(function):
-            self._start(self._lanes.found_out(kind))
+        for job in self._calls.give_back():
+            self._start(self._lanes.leave(job))
+            self._start([job])
 
     def _look_at_slow(self, thread: PoolThread) -> None:
         """Note what a slow job does, and let another thread lead if this one does."""
         job = thread.job
         if job is not None:
             self._start(self._lanes.occupy(job, *thread.watched()))
-            if thread.looks == TRIED_LOOKS and self._pace.is_tried(job.kind):
-                # It has waited for long enough without a long step: others needn't wait for its end.
-                function, found = self._pace.function(job.kind), thread.seen()
-                if found.waited and not found.used_threads and self._pace.saw(function, found):
-                    self._start_kinds_of(function)
         if self._leader is thread and (self._idle or len(self._threads) < self._lanes.max_threads):
             self._replace_leader()
 

@@ -11,10 +11,9 @@ import contextlib
 import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from toolpack_server.functions.leftovers import LoopExecutor, own_thread
 
@@ -41,32 +40,21 @@ def _refused(method: Callable[..., Any]) -> Any:
 
 
 class TurnSelector(selectors.DefaultSelector):
-    """What the turns of an event loop say of its steps.
+    """The selector of an event loop, which tells its steps apart.
 
     Attributes:
         turn: The number of the turn.
         waits: The loop waits; otherwise it is in a step.
-        waited: It has waited since `begin`.
-        longest: The longest turn since then, in seconds.
     """
 
     turn = 0
-    waits = waited = False
-    longest = 0.0
-    _began = 0.0
-
-    def begin(self) -> None:
-        self.waited, self.longest, self._began = False, 0.0, time.perf_counter()
+    waits = False
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.longest = max(self.longest, time.perf_counter() - self._began)
         self.waits = True
-        if timeout != 0:
-            self.waited = True
         try:
             return super().select(timeout)
         finally:
-            self._began = time.perf_counter()
             self.turn += 1
             self.waits = False
 
@@ -101,14 +89,6 @@ class CallLoop(asyncio.SelectorEventLoop):
     set_default_executor = _refused(asyncio.SelectorEventLoop.set_default_executor)
     shutdown_asyncgens = _refused(asyncio.SelectorEventLoop.shutdown_asyncgens)
     shutdown_default_executor = _refused(asyncio.SelectorEventLoop.shutdown_default_executor)
-
-
-class Observation(NamedTuple):
-    """What was seen of a coroutine on its thread: whether it waited, its longest step, whether it used threads."""
-
-    waited: bool
-    longest: float
-    used_threads: bool
 
 
 class _OwnLoop:
@@ -148,15 +128,6 @@ def wake_loop(thread: int) -> None:
             own.loop.call_soon_threadsafe(lambda: None)
 
 
-def seen(thread: int) -> Observation:
-    """Get what was seen of the coroutine that runs on a thread, or was the last there."""
-    own = _own_loops.get(thread)
-    if own is None:
-        return Observation(waited=False, longest=0.0, used_threads=False)
-    executor, turns = own.executor, own.loop.turns
-    return Observation(turns.waited, turns.longest, executor is not None and executor.used)
-
-
 def close_loop() -> None:
     own = _own_loops.pop(threading.get_ident(), None)
     if own is not None:
@@ -173,8 +144,6 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     if executor is None:
         executor = own.executor = LoopExecutor()
         own.loop.set_default_executor(executor)
-    executor.used = False
-    own.loop.turns.begin()
     context = copy_context()
     context.run(of_call.set, coroutine)
     try:

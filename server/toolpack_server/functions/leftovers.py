@@ -22,10 +22,8 @@ class LoopExecutor(ThreadPoolExecutor):
     def __init__(self) -> None:
         super().__init__(thread_name_prefix="functions", initializer=own_thread)
         self.unfinished: set[Future[Any]] = set()
-        self.used = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.used = True
         future = super().submit(fn, *args, **kwargs)
         self.unfinished.add(future)
         # Before any callback of asyncio's: work that was awaited is never counted as unfinished.

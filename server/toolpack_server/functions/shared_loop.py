@@ -33,6 +33,8 @@ class SharedCall:
         left_work: Work that it gave to threads still runs.
         used_threads: It gave work to threads.
         ended: It and all that it has started have ended; nothing more of it is called.
+        kept: For how long its steps have kept the loop from others, in seconds.
+        interrupted: How often a step of it was interrupted in vain.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class SharedCall:
         self.context = Context() if context is None else context
         self.settled: Settled | None = None
         self.left_work = self.used_threads = self.cancelled = self.ended = False
+        self.kept, self.interrupted = 0.0, 0
         self.tasks: set[asyncio.Task[Any]] = set()
         self.timers: list[asyncio.TimerHandle] = []
         self.executor: LoopExecutor | None = None
@@ -75,7 +78,7 @@ class SharedLoop(CallLoop):
         self.set_task_factory(_make_task)
         self._calls: set[SharedCall] = set()
         self._arrived: deque[SharedCall] = deque()
-        self._coming = False  # a callback that lets them begin
+        self._coming = False  # a callback that lets the next of them begin
         self._ending = False
         # Of the thread; unlike the thread's number, it may be asked of one that has ended.
         self._clock: int | None = None
@@ -86,6 +89,8 @@ class SharedLoop(CallLoop):
         self._seen: tuple[int, int, int, Any] | None = None
         self._looks = 0
         self._used_before = 0.0
+        self._kept_since = 0.0
+        self.kept = 0.0  # for how long steps have kept it from other calls, in seconds
         in_forked(self._end_forked)
 
     def _end_forked(self) -> None:
@@ -98,7 +103,7 @@ class SharedLoop(CallLoop):
     def begin(self, call: SharedCall) -> None:
         """Let a coroutine wait here; a `RuntimeError` says that the system allows no more threads."""
         self._arrived.append(call)
-        if self._coming:  # waking the loop is a system call: once for all of a crowd
+        if self._coming and self.thread is not None:  # waking the loop is a system call: once for all of a crowd
             return
         self._coming = True
         self.call_soon_threadsafe(self._begin_arrived)
@@ -120,6 +125,27 @@ class SharedLoop(CallLoop):
             self.call_soon_threadsafe(self._cancel_all)
             self._wanted.set()
 
+    def give_back(self) -> list[SharedCall]:
+        """Return the calls that haven't begun; they won't begin here."""
+        returned = []
+        while self._arrived:
+            try:
+                returned.append(self._arrived.popleft())
+            except IndexError:  # it has just begun
+                break
+        for call in [call for call in returned if call.cancelled]:
+            returned.remove(call)
+            self.begin(call)
+        return returned
+
+    def keep(self, call: SharedCall | None) -> None:
+        """Count the time of the present step, since this was last called in it, as kept from others by its call."""
+        now = time.monotonic()
+        self.kept += now - self._kept_since
+        if call is not None:
+            call.kept += now - self._kept_since
+        self._kept_since = now
+
     def look(self) -> tuple[int, float, SharedCall | None]:
         """Get how often in a row the loop was seen in the same step, how long that has computed, and whose it is.
 
@@ -135,7 +161,7 @@ class SharedLoop(CallLoop):
         seen = turns.turn, self._scheduled_steps, gc.get_stats()[-1]["collections"], task
         used = self._used_processor()
         if self._seen is None or seen[:-1] != self._seen[:-1] or seen[-1] is not self._seen[-1]:
-            self._seen, self._looks, self._used_before = seen, 0, used
+            self._seen, self._looks, self._used_before, self._kept_since = seen, 0, used, time.monotonic()
         self._looks += 1
         return self._looks, used - self._used_before, task.call if isinstance(task, CallTask) else None
 
@@ -186,13 +212,22 @@ class SharedLoop(CallLoop):
         return True
 
     def _stop_if_idle(self) -> None:
-        if not self._calls:
+        if not self._calls and not self._coming:
             super().stop()
 
     def _begin_arrived(self) -> None:
-        self._coming = False  # first: what arrives from here on may be overlooked
-        while self._arrived:
-            self._begin(self._arrived.popleft())
+        """Begin one call in a turn: those behind one whose first step blocks haven't begun then, and can be moved."""
+        try:
+            call = self._arrived.popleft()
+        except IndexError:
+            self._coming = False
+            if not self._arrived:  # what arrives from here on wakes the loop
+                self._stop_if_idle()
+                return
+            self._coming = True
+        else:
+            self._begin(call)
+        self.call_soon(self._begin_arrived)
 
     def _begin(self, call: SharedCall) -> None:
         self._calls.add(call)
