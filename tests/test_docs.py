@@ -14,8 +14,9 @@ from patience import PATIENCE
 from redis_server import free_port
 from serving import AGENTS_METHODS, CLIENTS_METHODS
 
+from toolpack_server.base.companions import COMMANDS, companions
 from toolpack_server.base.settings import PREFIX, Settings
-from toolpack_server.cli import all_commands, elsewhere
+from toolpack_server.cli import all_commands
 from toolpack_server.protocol.parameters import SessionId
 from toolpack_server.rpc import codes
 from toolpack_server.rpc.caller import Caller
@@ -62,7 +63,7 @@ def test_every_method_is_documented_with_its_parameters_in_order():
 
 def test_every_command_is_documented():
     page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
-    commands = {*all_commands(), *elsewhere()}
+    commands = {*all_commands(), *companions(COMMANDS)}
     assert sorted(re.findall(r"^\| `([a-z ]+)` \|", page, re.MULTILINE)) == sorted(commands)
 
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -216,6 +217,12 @@ def check_serving(environment: Environment, version: str, source: Path) -> None:
         with urllib.request.urlopen(f"{url}/openrpc.json", timeout=60) as reply:
             described = json.loads((source / "schemas" / "openrpc.json").read_text(encoding="utf-8"))
             check(json.load(reply) == described, "the OpenRPC document is another")
+        try:
+            urllib.request.urlopen(f"{url}/list_environments", timeout=60)
+        except urllib.error.HTTPError as error:
+            check(b"toolpack-trainers" in error.read(), "nothing says which package has the trainers' paths")
+        else:
+            fail("the wheel alone has the trainers' paths")
 
 
 def check_packages(environment: Environment, source: Path) -> None:

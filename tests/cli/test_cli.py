@@ -16,8 +16,8 @@ import serving
 from command_line import invoke, run, run_here
 from patience import PATIENCE
 
+from toolpack_server.base.companions import COMMANDS, companions
 from toolpack_server.base.settings import Settings
-from toolpack_server.cli import elsewhere
 from toolpack_server.cli.call import _owner
 from toolpack_server.cli.serve import banner
 from toolpack_server.packs.loading import load_catalog
@@ -380,7 +380,7 @@ def test_what_cant_be_written_is_one_sentence(words):
 
 def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("toolpack_server.cli.entry_points", lambda **_: ())
-    for name, package in elsewhere().items():
+    for name, package in companions(COMMANDS).items():
         result = invoke(name, "--help")
         assert result.exit_code == 1
         assert result.output == (

@@ -1,5 +1,6 @@
 """HTTP around JSON-RPC: 200 for requests that reach it; other requests get an HTTP status and one shape of body."""
 
+import asyncio
 import contextlib
 import json
 import re
@@ -10,7 +11,10 @@ import pytest
 import server_process
 import serving
 from serving import RpcError, result_of
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
+from toolpack_server.base import companions
 from toolpack_server.base.errors import SettingsError
 from toolpack_server.web.app import create_app
 
@@ -362,3 +366,16 @@ def test_many_clients_at_once(server):
             assert other.post("/rpc", json=body).json()["result"]["error"] is None
             assert server.http.post("/rpc", json=body).json()["result"]["error"] is None
     assert server.call(session_id, "total")["result"] == 40
+
+
+def test_missing_protocol_says_how_to_install_it(bench, monkeypatch):
+    assert create_app(bench.service).missing == ""
+    monkeypatch.setattr(companions, "find_spec", lambda _: None)
+    app = create_app(bench.service)
+    request = Request({"type": "http", "app": app, "method": "GET", "path": "/nothing", "headers": []})
+    reply = asyncio.run(app.exception_handlers[HTTPException](request, HTTPException(404)))
+    assert json.loads(reply.body)["error"]["message"] == (
+        "There is nothing at this path: POST to /rpc, or to an agent's /agents/<key> or /mcp/<key>. The paths of "
+        "NeMo Gym, ORS, OpenEnv come with toolpack-trainers, which isn't installed: install the wheel of this version, "
+        "or, in a clone of the repository, ./packages/toolpack-trainers."
+    )

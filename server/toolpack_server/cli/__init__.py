@@ -16,6 +16,8 @@ from typing import Any
 
 import click
 
+from toolpack_server.base.companions import COMMANDS as OF_OTHERS
+from toolpack_server.base.companions import advice, companions
 from toolpack_server.base.errors import ToolpackServerError
 from toolpack_server.base.terminal import echo
 
@@ -38,18 +40,10 @@ COMMANDS = {
 GROUPS = {"session": "Look at sessions, and write them into files."}
 """Commands with subcommands, and their help: `session trace` is the subcommand `trace` of `session`."""
 
-ELSEWHERE = "toolpack_server.elsewhere"
-"""Entry point group of commands that other distributions have; the error for a missing command names them."""
-
 
 def all_commands() -> dict[str, str]:
     """Return the import paths of all commands, those of the core and of installed distributions, by name."""
     return {point.name: point.value for point in entry_points(group=GROUP)} | COMMANDS
-
-
-def elsewhere() -> dict[str, str]:
-    """Return the distributions of commands that may not be installed, by the names of the commands."""
-    return {point.name: point.value.replace("_", "-") for point in entry_points(group=ELSEWHERE)}
 
 
 def first_sentence(path: str) -> str:
@@ -97,11 +91,8 @@ class Commands(click.Group):
             command: click.Command | None = resolve_name(path) if path else None
         finally:
             gc.enable()
-        if command is None and (package := elsewhere().get(name)):
-            raise click.ClickException(
-                f"{name} comes with {package}, which isn't installed: install the wheel of this version, or, in a "
-                f"clone of the repository, ./packages/{package}."
-            )
+        if command is None and (package := companions(OF_OTHERS).get(name)):
+            raise click.ClickException(advice(f"{name} comes", package))
         return command
 
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from toolpack_server.base.companions import missing_protocols
 from toolpack_server.base.errors import HttpRefusedError, StartError
 from toolpack_server.observability.request_ids import accept_request_id
 from toolpack_server.observability.trace_context import accept_trace_headers, trace_context
@@ -69,6 +70,7 @@ def create_app(service: Service) -> Starlette:
     app.of_cookies = {
         cookie: {*paths, *feature.routes} for feature in service.features for cookie, paths in feature.cookies.items()
     }
+    app.missing = missing_protocols()
     refused.doors = [*app.doors]
     return app
 
@@ -83,6 +85,7 @@ class Application(Starlette):
     rpc: ASGIApp
     doors: Mapping[str, Endpoint]  # the endpoints of the agents' paths, by what stands before the key
     of_features: Collection[str]  # the paths of features, without those of agents: what they hold is no key
+    missing: str  # how to install protocols that aren't installed
 
     of_cookies: Mapping[str, Collection[str]]  # the only paths for requests with a cookie, by the cookie's name
 
@@ -188,7 +191,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     door = doors.get(request.url.path.rstrip("/"))
     if status == 404:  # noqa: PLR2004 - an HTTP status
         keys = " or ".join(f"{path}/<key>" for path in doors)
-        remedy = f"There is nothing at this path: POST to /rpc, or to an agent's {keys}."
+        remedy = f"There is nothing at this path: POST to /rpc, or to an agent's {keys}. {request.app.missing}".rstrip()
         remedy = (door and door.without_key) or remedy
     elif status == 405:  # noqa: PLR2004
         remedy = f"This path doesn't take {request.method}: use {(headers or {}).get('Allow', 'POST')}."
