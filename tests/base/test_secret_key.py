@@ -89,7 +89,7 @@ def test_where_it_can_not_be_made_the_server_says_what_to_do(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"\n", b"ab" * 15 + b"a", b"not hexadecimal digits, but many", b"\xff" * 64])
 def test_a_file_that_holds_no_key_is_refused(tmp_path, content):
     write(tmp_path, content)
-    with pytest.raises(SettingsError, match="doesn't hold 32 or more hexadecimal digits: restore it"):
+    with pytest.raises(SettingsError, match="must have 32 or more hexadecimal digits: restore it"):
         key(tmp_path)
     assert (tmp_path / "secret.key").read_bytes() == content
 
@@ -97,7 +97,7 @@ def test_a_file_that_holds_no_key_is_refused(tmp_path, content):
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620, 0o666])
 def test_a_file_that_others_can_read_or_write_is_refused(tmp_path, mode):
     write(tmp_path, b"ab" * 32, mode)
-    with pytest.raises(SettingsError, match=r"Other users of this machine can read the key .*`chmod 600 secret\.key`"):
+    with pytest.raises(SettingsError, match=r"can read or replace the key .*`chmod 600 secret\.key`"):
         key(tmp_path)
 
 

@@ -216,8 +216,8 @@ def test_the_shape_of_our_own_errors(bench):
         bench.rpc("get_session", session_id="unknown")
     assert vars(unknown.value) == {
         "code": -32001,
-        "message": "No session has this id or address: it is unknown, closed or expired. Whoever created it can create "
-        "another, with create_session.",
+        "message": "No session has this id or address: it is unknown, closed or expired. Its creator can create a new "
+        "one with create_session.",
         "data": {"type": "SessionNotFoundError"},
     }
 

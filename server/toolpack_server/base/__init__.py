@@ -1,4 +1,1 @@
-"""What everything else stands on: errors, settings, and small things without a place of their own.
-
-Nothing here imports another part of the server.
-"""
+"""Foundations without imports from the rest of the server: errors, settings, the secret key, small helpers."""

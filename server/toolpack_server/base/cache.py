@@ -1,8 +1,7 @@
-"""A bounded cache: for states of sessions, initial environments, recipes, digests, agents' keys.
+"""Bounded LRU cache, for session states, initial environments, recipes, digests and agents' keys.
 
-What it holds can be had again, so whatever no longer fits is dropped. It is our own and not `cachetools`,
-whose caches aren't safe between threads, refuse a value that is too large with an exception, and have no exception for
-the values of the last call, which an executor needs; they would also be the slowest step of a read from memory.
+Why not `cachetools`: its caches aren't thread-safe, raise an exception for a value that is too large, and would be the
+slowest step of a read from memory. Executors also need to store the values of one call even if they are too large.
 """
 
 from collections import OrderedDict
@@ -15,74 +14,74 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """The values that were used last, as many as fit. From any thread.
+    """A thread-safe cache of the most recently used values.
 
     Args:
-        max_size: The size that all values together may have.
-        size_of: Measures a value when it is put in; without it, each has the size 1.
+        max_size: Maximum total size of the values.
+        size_of: Returns the size of a value when it is stored. By default each value has the size 1.
 
     Attributes:
-        size: The size of all values together.
+        size: Total size of the stored values.
     """
 
     def __init__(self, max_size: int, size_of: Callable[[V], int] = lambda _: 1) -> None:
         self._max_size = max_size
         self._size_of = size_of
-        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._lock = RLock()
         self.size = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """Get a value, as the one used last; None if it isn't here."""
+        """Return a value and mark it as used, or None."""
         with self._lock:
-            found = self._kept.get(key)
-            if found is None:
+            entry = self._entries.get(key)
+            if entry is None:
                 return None
-            self._kept.move_to_end(key)
-            return found[0]
+            self._entries.move_to_end(key)
+            return entry[0]
 
     def put(self, key: K, value: V) -> None:
-        """Keep a value as the one used last; not if it is larger than all that may be kept."""
+        """Store a value, unless it alone is larger than the cache."""
         size = self._size_of(value)
         with self._lock:
-            _, before = self._kept.pop(key, (None, 0))
+            _, before = self._entries.pop(key, (None, 0))
             self.size -= before
             if size <= self._max_size:
-                self._kept[key] = value, size
+                self._entries[key] = value, size
                 self.size += size
                 if self.size > self._max_size:
                     self._drop(0)
 
     def setdefault(self, key: K, value: V) -> V:
-        """Get the value that is kept, or else keep this one."""
+        """Return the stored value, or store and return this one."""
         with self._lock:
-            if key in self._kept:
-                return self._kept[key][0]
+            if key in self._entries:
+                return self._entries[key][0]
             self.put(key, value)
         return value
 
     def put_all(self, values: Mapping[K, V]) -> None:
-        """Keep values as those used last; all of them, even if they are too large together."""
+        """Store all values, even if they exceed the maximum size together."""
         with self._lock:
             for key, value in values.items():
                 self.pop(key)
                 size = self._size_of(value)
-                self._kept[key] = value, size
+                self._entries[key] = value, size
                 self.size += size
             self._drop(len(values))
 
     def pop(self, key: K) -> V | None:
-        """Take a value out; None if it isn't here."""
+        """Remove and return a value, or return None."""
         with self._lock:
-            value, size = self._kept.pop(key, (None, 0))
+            value, size = self._entries.pop(key, (None, 0))
             self.size -= size
         return value
 
-    def _drop(self, least: int) -> None:
-        """Drop the values used longest ago that no longer fit, but keep at least so many."""
-        while self.size > self._max_size and len(self._kept) > least:
-            _, (_, size) = self._kept.popitem(last=False)
+    def _drop(self, min_count: int) -> None:
+        """Drop the least recently used values until the rest fits or only `min_count` are left."""
+        while self.size > self._max_size and len(self._entries) > min_count:
+            _, (_, size) = self._entries.popitem(last=False)
             self.size -= size

@@ -1,19 +1,18 @@
-"""Every exception that this server raises on purpose, in one tree.
+"""The server's exceptions, in one tree.
 
-An exception is named for what went wrong. Its text is one sentence that says what, where and what to do. It
-knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` alone maps these classes to codes.
+An exception is named after the fault. Its message is one sentence: what went wrong, where, and what to do. Only
+`rpc/codes.py` maps exceptions to JSON-RPC codes.
 
-Below `ToolpackServerError` an error's first base says who hears of it:
+The base below `ToolpackServerError` says who gets the message:
 
-    StartError      whoever starts the server, which can't start
-    CallError       the agent, who can react: it is in the envelope of a call
-    RequestError    a programmer or an operator, who can fix it: the request is refused
-    ClientError     whoever uses the Python client, which raises it
-    InternalSignal  another module of the server; no caller of the server ever sees it
+    StartError      the person who starts the server; it doesn't start
+    CallError       the agent, in the envelope of its call
+    RequestError    the programmer or operator whose request is refused
+    ClientError     the program that uses the Python client
+    InternalSignal  another module of the server; no caller sees it
 
-The others are caught where they can be answered. `Interrupted`, which ends a function that has passed its deadline, is
-a `BaseException`, so that no `except Exception` in the function keeps it. What only one feature raises and catches is
-defined there, below one of these.
+`Interrupted` ends a function that missed its deadline. It is a `BaseException`, so that no `except Exception` in the
+function catches it. An exception that only one feature uses is defined in the feature, below one of these bases.
 """
 
 from collections.abc import Sequence
@@ -25,15 +24,15 @@ MAX_SHOWN = 200
 
 
 def shown(name: str) -> str:
-    """Get what an error's text shows of a name that a client has sent: it may be as long as a request."""
+    """Return a client's text for an error message, shortened: it may be as long as a request."""
     return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
 
 
 def without_frames(error: E) -> E:
-    """Get an exception that holds nothing but its text.
+    """Remove the traceback, context and cause of an exception, and return it.
 
-    Its traceback holds the frames that it went through, and they hold what was worked with, however large. Who keeps an
-    exception in one of these keeps all of that, in a cycle that only the garbage collector finds, much later.
+    The frames of a traceback refer to all their local variables, however large. An exception that is stored in one of
+    them forms a cycle, which only the garbage collector frees, much later.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
@@ -60,19 +59,19 @@ class RegistrationError(StartError, ValueError):
 
 
 class ToolpackUnavailable(StartError):  # noqa: N818 - no error: the server starts without it
-    """Raised by a toolpack module on import if an optional package is missing; the text says how to install it."""
+    """Raised by a toolpack at its import if an optional package is missing. The message says how to install it."""
 
 
 class NoEnvironmentError(ToolpackServerError, ValueError):
-    """A function with dependencies was to run without an environment: a programmer's mistake, never an agent's."""
+    """A function with dependencies was run without an environment. It is the program's mistake, not the agent's."""
 
 
 class CallError(ToolpackServerError):
-    """Ends a call; its text goes into the envelope."""
+    """Ends a call. Its message is the `error` of the envelope."""
 
 
 class ToolNotFoundError(CallError):
-    """The requested function is not available; those in `similar` are, and may have been meant."""
+    """The session has no such function. `similar` has the names of functions that may have been meant."""
 
     def __init__(self, message: str, similar: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -80,9 +79,10 @@ class ToolNotFoundError(CallError):
 
 
 class SnapshotError(CallError):
-    """The environment holds something that can't be stored exactly; the text names its path and type.
+    """The environment has an object that can't be stored exactly. The message names its path and type.
 
-    `undeclared`: naming its class in the toolpack's `state_types` would help.
+    Attributes:
+        undeclared: Whether it could be stored if its class were in the toolpack's `state_types`.
     """
 
     def __init__(self, message: str, *, undeclared: bool = False) -> None:
@@ -95,10 +95,12 @@ class ResultError(CallError):
 
 
 class ReadOnlyError(CallError):
-    """A function promised `read_only=True`, but changed the environment.
+    """A function with `read_only=True` changed the environment.
 
     Attributes:
-        change: The path of the first change in the toolpack's environment, and what differs there.
+        toolpack: The toolpack.
+        function: The function.
+        change: The path of the first change in the toolpack's environment, and the difference there.
     """
 
     def __init__(self, message: str, toolpack: str = "", function: str = "", change: str = "") -> None:
@@ -109,15 +111,15 @@ class ReadOnlyError(CallError):
 
 
 class TooLargeError(CallError):
-    """A result, an environment or a request is larger than its limit, or an owner has too many sessions or bytes."""
+    """A result, an environment or a request exceeds its limit, or the owner's quota of sessions or bytes is used up."""
 
 
 class CrashedError(CallError):
-    """A toolpack's code has ended the process that it ran in."""
+    """A toolpack's code ended the process that it ran in."""
 
 
 class RequestError(ToolpackServerError):
-    """Refuses a request; nothing has changed and nothing is recorded."""
+    """Refuses a request. Nothing was changed and nothing is recorded."""
 
 
 class InvalidParamsError(RequestError):
@@ -125,17 +127,17 @@ class InvalidParamsError(RequestError):
 
 
 class SessionNotFoundError(RequestError):
-    """The caller has no session with this id, or the address leads to none."""
+    """The caller has no session with this id, or no session has this address."""
 
     def __init__(self) -> None:
-        super().__init__(  # at an agent's address nobody can create one
-            "No session has this id or address: it is unknown, closed or expired. Whoever created it can create "
-            "another, with create_session."
+        super().__init__(  # the reader may be an agent, which can't create a session
+            "No session has this id or address: it is unknown, closed or expired. Its creator can create a new one "
+            "with create_session."
         )
 
 
 class VersionConflictError(RequestError):
-    """`expected_version` is not the session's version."""
+    """`expected_version` isn't the session's version: another caller changed the session."""
 
     def __init__(self, expected: int, version: int) -> None:
         super().__init__(f"The session is at version {version}, not {expected}. Read it again, then decide.")
@@ -143,9 +145,10 @@ class VersionConflictError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """Nothing was changed; the request can be sent again, with the same call_id.
+    """The server can't handle the request now. Nothing was changed; the client can retry with the same call_id.
 
-    `retry_after_seconds` says when.
+    Attributes:
+        retry_after_seconds: Delay before the retry.
     """
 
     def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
@@ -154,14 +157,14 @@ class OverloadedError(RequestError):
 
 
 class ClassesChangedError(RequestError):
-    """The stored state was written by other classes than those that are loaded."""
+    """The stored state was written by other classes than the loaded ones."""
 
 
 class CallIdReusedError(RequestError):
     """The call_id was used for another request, or with other parameters."""
 
     def __init__(self, call_id: str, why: str = "was used for another request or with other parameters") -> None:
-        super().__init__(f"call_id {call_id!r} {why}: make a new one.")
+        super().__init__(f"call_id {call_id!r} {why}: create a new one.")
 
 
 class DeadlineError(RequestError):
@@ -169,32 +172,33 @@ class DeadlineError(RequestError):
 
 
 class VersionNotRetainedError(RequestError):
-    """The version is gone from the history, or has never existed.
+    """The version was removed from the history, or never existed.
 
     Attributes:
-        oldest: The oldest version, after version 0, that is kept.
+        oldest: The oldest retained version except version 0.
     """
 
     def __init__(self, version: int, oldest: int, newest: int) -> None:
         if version > newest:
             text = f"There is no version {version}: the session is at version {newest}."
         else:
-            text = f"Version {version} is no longer kept. Version 0 is, and those from {oldest} on."
+            text = f"Version {version} is no longer retained. Use version 0, or one from {oldest} on."
         super().__init__(text)
         self.oldest = oldest
 
 
 class StateDamagedError(RequestError):
-    """Stored state fails its keyed hash, or can't be read back."""
+    """Stored state fails its HMAC, or can't be read back."""
 
 
 class EvaluationError(RequestError):
-    """The evaluator, the solution or the loader of a task failed; that is never a reward of 0.
+    """The evaluator, the solution or the loader of a task failed. This is never a reward of 0.
 
     Args:
-        kind: The name of the class of the exception that it has raised.
-        not_finite: That is because its reward is no finite number.
-        raised_at: File, line and function, for the author; never part of a reply.
+        message: The message.
+        kind: Name of the exception's class.
+        not_finite: Whether the reward was NaN or infinite.
+        raised_at: File, line and function, for the author. Replies never contain it.
     """
 
     def __init__(self, message: str, kind: str, *, not_finite: bool = False, raised_at: str | None = None) -> None:
@@ -205,17 +209,17 @@ class EvaluationError(RequestError):
 
 
 def for_author(error: Exception) -> str:
-    """Return the text of an error, and where the author's code raised it, if that is known."""
+    """Return the message of an error, with the location in the author's code if it is known."""
     raised_at = getattr(error, "raised_at", None)
     return f"{error} (raised at {raised_at})" if raised_at else str(error)
 
 
 class AnsweredError(RequestError):
-    """Another answer was submitted before, on the same path."""
+    """Another answer was submitted before, in the same history."""
 
 
 class InternalError(ToolpackServerError):
-    """A fault of the server; the log has the details, the caller gets this sentence."""
+    """A fault of the server. The log has the details; the caller gets only this message."""
 
     def __init__(self) -> None:
         super().__init__("The server failed to handle this request; its log says why.")
@@ -237,8 +241,8 @@ class ReplyError(ClientError):
     """The server answered with an error.
 
     Attributes:
-        code: Its JSON-RPC code; -32000 if the request was refused at the HTTP level.
-        message: What went wrong.
+        code: The JSON-RPC code; -32000 if the request was refused at the HTTP level.
+        message: The message.
         data: Further details.
     """
 
@@ -249,23 +253,23 @@ class ReplyError(ClientError):
 
 
 class NoReplyError(ClientError):
-    """No answer came, however often the request was sent; the server may have handled it or not."""
+    """No answer came, also after all retries. The server may or may not have handled the request."""
 
 
 class RemoteFunctionError(ClientError):
-    """A function on the server raised an exception of a class that this process doesn't know."""
+    """A function on the server raised an exception whose class doesn't exist in this process."""
 
 
 class EnvironmentDiffersError(ClientError):
-    """An environment in this process isn't the one that the session on the server has."""
+    """An environment in this process differs from the environment of the session on the server."""
 
 
 class InternalSignal(ToolpackServerError):  # noqa: N818 - a signal, not an error
-    """Passes between two modules of the server, which handle it; no caller of the server sees it."""
+    """A signal between two modules of the server. No caller sees it."""
 
 
 class UnsupportedObjectError(InternalSignal):
-    """One object can't be stored in a snapshot; the text says why, `undeclared` as for a `SnapshotError`."""
+    """An object can't be stored in a snapshot. `undeclared` is that of `SnapshotError`."""
 
     def __init__(self, message: str, *, undeclared: bool = False) -> None:
         super().__init__(message)
@@ -273,7 +277,7 @@ class UnsupportedObjectError(InternalSignal):
 
 
 class PlainObjectError(InternalSignal):
-    """A value that is to be shown as JSON holds a plain object, or refers to itself through one."""
+    """A value to be shown as JSON contains a plain object, or refers to itself through one."""
 
 
 class CycleError(InternalSignal):
@@ -281,7 +285,7 @@ class CycleError(InternalSignal):
 
 
 class RpcRefusedError(InternalSignal):
-    """No JSON, no valid request, or no such method: for that JSON-RPC has errors of its own. The text is its detail."""
+    """The request isn't JSON, isn't a valid request, or has an unknown method. JSON-RPC defines the codes for these."""
 
     def __init__(self, code: int, detail: str) -> None:
         super().__init__(detail)
@@ -289,10 +293,11 @@ class RpcRefusedError(InternalSignal):
 
 
 class CallFailedError(InternalSignal):
-    """A call of a toolpack's function failed that is to be answered with a JSON-RPC error.
+    """A call failed, and the client asked for a JSON-RPC error instead of an envelope.
 
     Args:
-        failure: A `CallFailure`, which says how.
+        failure: The `CallFailure`.
+        toolpack: The toolpack of the function.
     """
 
     def __init__(self, failure: Any, toolpack: str) -> None:
@@ -301,12 +306,12 @@ class CallFailedError(InternalSignal):
 
 
 class HeavyReadError(InternalSignal):
-    """A read takes so much of the processor that it must wait for its turn."""
+    """A read needs so much processor time that it must wait for its turn."""
 
 
 class MissingBlobError(InternalSignal, LookupError):
-    """A blob that was referred to isn't in the store, or no longer."""
+    """A referenced blob isn't in the store."""
 
 
 class Interrupted(BaseException):
-    """Raised inside a function that has passed its deadline, to end it; nobody else ever sees it."""
+    """Raised inside a function that missed its deadline, to end it. It is never seen outside of the function."""

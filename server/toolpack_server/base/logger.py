@@ -1,8 +1,4 @@
-"""The server's log, as all of its parts write to it.
-
-It has one name, which whoever runs the server may configure; how its lines look is for `observability/log.py`
-to say.
-"""
+"""The server's logger. Operators can configure it by its name; `observability/log.py` formats its lines."""
 
 import logging
 

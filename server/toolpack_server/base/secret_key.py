@@ -1,8 +1,7 @@
-"""The secret key of the hash on stored snapshots; whoever has it can forge snapshots.
+"""Secret key of the HMAC on stored snapshots. A program that has the key can forge snapshots.
 
-It is a setting, or it is created once in the data directory, readable only by the server's user; where it
-exists, nothing is written. A file that is damaged, or that others can read, is refused rather than repaired. The key is
-never written to a store or a log.
+The key is a setting, or a file that is created once in the data directory, readable only by the server's user. A
+damaged file, or one that other users can read, is refused, not repaired. The key is never written to a store or a log.
 """
 
 import codecs
@@ -19,10 +18,10 @@ KEY = re.compile(r"[0-9A-Fa-f]{32,}")
 
 
 def secret_key(settings: Settings) -> bytes:
-    """Get the key: the setting, a file in the data directory, or a random one for a memory store.
+    """Return the key: the setting, a file in the data directory, or a random key for a memory store.
 
     Raises:
-        SettingsError: There is none, and none can be created; or it isn't secret.
+        SettingsError: The key can't be read or created, or it isn't secret.
     """
     if settings.secret_key is not None:
         return settings.secret_key.get_secret_value().encode()
@@ -44,8 +43,8 @@ def secret_key(settings: Settings) -> bytes:
         ) from error
     except OSError as error:
         raise SettingsError(
-            f"The key {path} can't be read: {error.strerror}. Let the server's user read it; with another key, stored "
-            "sessions can't be read."
+            f"The key {path} can't be read: {error.strerror}. Let the server's user read it, because stored sessions "
+            "can't be read with another key."
         ) from error
     try:
         create_key(path)
@@ -61,22 +60,23 @@ def _read(path: Path) -> bytes:
         mode, content = os.fstat(file.fileno()).st_mode, file.read()
     if mode & 0o077:
         raise SettingsError(
-            "Other users of this machine can read the key in the data directory, or replace it. If it has stayed "
-            "secret, run `chmod 600 secret.key` there; if not, delete it, and all stored sessions with it."
+            "Other users of this machine can read or replace the key in the data directory. If it is still secret, run "
+            "`chmod 600 secret.key` there. If not, delete it and all stored sessions."
         )
     key = content.removeprefix(codecs.BOM_UTF8).decode("ascii", "replace").strip()
     if not KEY.fullmatch(key):
         raise SettingsError(
-            "The file secret.key in the data directory doesn't hold 32 or more hexadecimal digits: restore it from a "
-            "copy. Without it, stored sessions can't be read; if there are none, delete it, and a new one is made."
+            "The file secret.key in the data directory must have 32 or more hexadecimal digits: restore it from a "
+            "copy. Without it, stored sessions can't be read. If there are none, delete the file: the server creates a "
+            "new key."
         )
     return key.encode()
 
 
 def create_key(path: Path) -> None:
-    """Create the key, unless another process is faster."""
+    """Create the key, unless another process has created it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Written to a temporary file and linked into place, so that nobody reads half a key.
+    # Written to a temporary file and linked into place, so that no process reads an incomplete key.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,19 +1,16 @@
-"""What the URL of a store says about it: whether it lasts, who may share it, and which files it has.
-
-Whoever isn't a store asks here and knows no scheme.
-"""
+"""Store URL: whether the store is persistent or shared, and its files. Other modules don't test URL schemes."""
 
 import re
 from pathlib import Path
 
 SQLITE = "sqlite:///"
 
-# In each of several URLs, what stands before its host, and what an option says that has a password's name.
+# Matches, in each of several URLs, the credentials before the host and the value of a password option.
 _SECRETS = re.compile(r"(?<=://)(?!/)(?:(?!://).)*@|(?<=password=)[^&,]*", re.IGNORECASE)
 
 
 class StoreUrl(str):
-    """`memory:`, `sqlite:///path` or `redis://host`; also one that names no store."""
+    """A URL such as `memory:`, `sqlite:///path` or `redis://host`. It needn't name an existing kind of store."""
 
     __slots__ = ()
 
@@ -24,7 +21,7 @@ class StoreUrl(str):
     @property
     def shown(self) -> str:
         """The URL without passwords."""
-        return _SECRETS.sub(lambda found: "…@" if found[0].endswith("@") else "…", self)
+        return _SECRETS.sub(lambda match: "…@" if match[0].endswith("@") else "…", self)
 
     @property
     def persistent(self) -> bool:
@@ -33,13 +30,13 @@ class StoreUrl(str):
 
     @property
     def shared(self) -> bool:
-        """Whether servers may share it that know nothing of each other, also on several machines.
+        """Whether independent servers, also on several machines, can share the store.
 
-        That is so of each that isn't in memory or in a file, also of those that features add.
+        True for every store that isn't in memory or in a file, including stores that features add.
         """
         return self.scheme not in {"memory", "sqlite"}
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that it is kept in, on the server's own machine; others that belong to one begin with its name."""
+        """The store's files on this machine. Further files of a store begin with the name of one of these."""
         return (Path(self.removeprefix(SQLITE)),) if self.startswith(SQLITE) else ()

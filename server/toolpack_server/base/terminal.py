@@ -1,7 +1,7 @@
-"""What the commands write: on standard output and standard error, line by line.
+"""Output of commands on standard output and standard error.
 
-`echo` alone writes, so nothing that an agent, a toolpack or a server has said can move the terminal's cursor,
-turn the direction of its text, or forge a line. What it escapes it escapes as JSON does, so JSON stays the same JSON.
+All output goes through `echo`, which escapes control characters. So a text from an agent, a toolpack or a server can't
+move the cursor, change the text's direction or forge a line. It escapes as JSON does, so JSON stays the same JSON.
 """
 
 import json
@@ -12,16 +12,16 @@ _OTHERS = re.compile(r"[^ -~]")
 
 
 def printable(text: str) -> str:
-    """Escape what isn't printable, line ends too: controls, marks of direction, what has no width."""
+    """Return a text with everything unprintable escaped: controls, line ends, direction marks, zero width."""
     return text if text.isprintable() else _OTHERS.sub(_escaped, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
+def _escaped(match: re.Match[str]) -> str:
+    return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Write lines to standard output, or to standard error; each stays one line."""
+    """Write lines to standard output, or to standard error. A line break inside a line is escaped."""
     stream = sys.stderr if err else sys.stdout
     stream.write("".join([f"{printable(line)}\n" for line in lines]))
     stream.flush()

@@ -1,17 +1,17 @@
-"""Times as clients see them (RFC 3339), and when a session expires.
+"""Timestamps for clients (RFC 3339) and expiry times of sessions.
 
-Times inside the server are seconds since the epoch, as `time.time` gives them; they become text here only.
+Inside the server a time is a float, in seconds since the epoch. Only this module turns it into text.
 """
 
 from datetime import UTC, datetime
 from functools import lru_cache
 
-# A session lives up to this share longer than its TTL, so that its expiry needn't be written at every call.
+# A session lives up to this fraction longer than its TTL, so that not every call must write its expiry.
 GRACE = 0.05
 
 
 def timestamp(seconds: float) -> str:
-    """Format a time as RFC 3339, in UTC, to the millisecond."""
+    """Return a time as RFC 3339 text in UTC, with milliseconds."""
     whole, thousandths = divmod(round(seconds * 1000), 1000)
     return f"{_second(whole)}.{thousandths:03}Z"
 
@@ -22,5 +22,5 @@ def _second(seconds: int) -> str:
 
 
 def expiry(ttl_seconds: float, now: float) -> float:
-    """Get the expiry to store for a session that is called now."""
+    """Return the expiry time to store for a session that is called now."""
     return now + ttl_seconds * (1 + GRACE)

@@ -1,11 +1,11 @@
-"""A block of the server's own code inside a tool function, which a missed deadline doesn't interrupt.
+"""Context manager that delays the interruption of a tool function while the server's own code runs inside it.
 
-A function that has passed its deadline is ended by an exception between any two of its steps (`engine/interruption`).
-While it reads its files or its database, these steps are the server's: the exception would leave a store's connection
-with an unread answer, or a working copy with no owner.
+If a function misses its deadline, `engine/interruption` raises an exception between any two of its bytecodes. But while
+the function reads files or a database, it runs code of the server. An exception there could leave a connection with an
+unread answer, or a working copy without an owner.
 
-Server code that a function can reach, and that uses what outlives the call, runs within `with
-uninterruptible`. The interruption then waits, and is raised where the block ends.
+So server code that functions can reach, and that uses resources which outlive the call, runs in a block `with
+uninterruptible:`. The interruption waits, and is raised at the end of the block.
 """
 
 import threading
@@ -17,9 +17,9 @@ class InterruptTarget:
     """A block of code that another thread may interrupt.
 
     Attributes:
-        token: Holds one item while the block may be interrupted. The thread that pops it decides: the interrupter
-            raises its exception, the block's own thread excludes one.
-        wanted: The block is to end with `Interrupted`.
+        token: A list with one item while the block may be interrupted. If the interrupter pops it, it raises its
+            exception. If the block's own thread pops it, it can't be interrupted.
+        wanted: Whether the block must end with `Interrupted`.
     """
 
     def __init__(self) -> None:
@@ -27,20 +27,20 @@ class InterruptTarget:
         self.wanted = False
 
     def await_exception(self) -> None:
-        """Return once the interrupter, which has the token, has raised its exception, and none is on its way."""
+        """Wait until the interrupter, which took the token, has raised its exception."""
         raise NotImplementedError
 
 
 class _Uninterruptible(threading.local):
-    """The context manager; it may be used within itself, and around another interruptible block.
+    """The context manager. It can be nested, and can contain another interruptible block.
 
     Attributes:
-        block: The block that the thread runs and that may be interrupted now, or None.
+        block: The interruptible block that the current thread runs, or None.
     """
 
     block: InterruptTarget | None = None
 
-    def __init__(self) -> None:  # called by each thread that uses it
+    def __init__(self) -> None:  # `threading.local` calls it once per thread
         self._outer: list[InterruptTarget | None] = []
 
     def __enter__(self) -> None:
