@@ -1,4 +1,4 @@
-"""What the pages for operators guarantee has a test beside it: `promises.txt` names it, below the page's heading.
+"""What the pages guarantee has a test beside it: `promises.txt` names it, below the page's heading.
 
 Every heading of a page is in the list, with the guarantees below it or the reason why there is none. So
 whoever adds a section, changes a guarantee or renames a test has to look at the other two.
@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 STORE_CONTRACT = ROOT / "server" / "toolpack_server" / "testing" / "store_contract"
 LIST = (TESTS / "promises.txt").read_text(encoding="utf-8")
-PAGES = ["docs/operate.md", "docs/isolation.md", "SECURITY.md"]
+PAGES = ["docs/operate.md", "docs/isolation.md", "SECURITY.md", "docs/protocol.md"]
 LEAST = 30  # characters of a sentence that the list has, unless it is shorter
 
 

@@ -40,6 +40,14 @@ def test_an_agent_and_a_client_meet_nothing_of_each_others_call_ids_whatever_the
         assert heard == [*range(1, 11)]
 
 
+def test_a_fork_starts_without_call_ids(stored_bench):
+    session_id = stored_bench.create()
+    assert [sent(stored_bench, session_id)["result"] for _ in range(2)] == [1, 1]
+    fork = stored_bench.rpc("fork_session", session_id=session_id)[0]["session_id"]
+    assert [sent(stored_bench, fork)["result"] for _ in range(2)] == [2, 2]
+    assert sent(stored_bench, session_id)["result"] == 1
+
+
 def test_a_failed_call_is_recorded_too_and_a_retry_may_choose_raise_on_error(stored_bench):
     session_id = stored_bench.create()
     failed = sent(stored_bench, session_id, "add_then", kwargs={"how": "raise"})

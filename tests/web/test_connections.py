@@ -105,6 +105,15 @@ def test_one_owner_holds_at_most_half_of_the_connections(http):
         assert answer(opened.connect(of("ann")))[0] == 200
 
 
+def test_http_503_says_when_to_send_the_request_again(http):
+    with opening(http, tokens=TOKENS, max_connections=10) as opened:
+        opened.holding(5, of("ann", UNFINISHED))
+        with opened.connect(of("ann")) as connection:
+            head = connection.recv(1000)
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in head
+
+
 def test_the_last_connections_are_for_owners_that_hold_none_and_for_questions_of_health(http):
     with opening(http, tokens=TOKENS, max_connections=10) as opened:
         opened.holding(5, of("ann", UNFINISHED))
