@@ -290,7 +290,7 @@ def test_signals_reach_the_main_thread_while_others_run_the_loop():
 @pytest.mark.parametrize("at_once", [1, 20])
 @pytest.mark.parametrize(("function", "kwargs"), [("add", {"amount": 1}), ("total", {})])  # the second is compared
 def test_what_calls_have_worked_with_is_gone_with_them(make_bench, function, kwargs, at_once, monkeypatch):
-    bench, jobs = make_bench(compare_read_only=True), weakref.WeakSet()
+    bench, jobs = make_bench(verify_read_only=True), weakref.WeakSet()
     made = Job.__init__
     monkeypatch.setattr(Job, "__init__", lambda job: (made(job), jobs.add(job))[0])
     session_id = bench.create()

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolpack_server.engine import jobs, threads
-from toolpack_server.execution import promises, world
-from toolpack_server.execution.promises import FIRST_CALLS, SHARE, Promises
+from toolpack_server.execution import read_only_checks
+from toolpack_server.execution.read_only_checks import FIRST_CALLS, SHARE, ReadOnlyChecks
 from toolpack_server.packs.loading import load_catalog
 
 NAMES = ("liars", "ledger")
@@ -102,7 +102,7 @@ def test_after_a_changing_call_it_is_compared_with_what_that_has_left(bench):
 
 
 def test_a_setting_compares_every_call(make_bench):
-    bench = make_bench(CATALOG, packs=NAMES, compare_read_only=True)
+    bench = make_bench(CATALOG, packs=NAMES, verify_read_only=True)
     session_id = bench.create("liars")
     for _ in range(3 * FIRST_CALLS):
         assert bench.result(session_id, "search", word="nothing") == 0
@@ -111,9 +111,9 @@ def test_a_setting_compares_every_call(make_bench):
 
 def test_objects_are_compared_only_where_their_bytes_differ(make_bench, monkeypatch):
     walked = []
-    compare = world.first_difference
-    monkeypatch.setattr(world, "first_difference", lambda *pair: walked.append(pair[0]) or compare(*pair))
-    bench = make_bench(CATALOG, packs=NAMES, compare_read_only=True, cache_bytes=0)
+    compare = read_only_checks.first_difference
+    monkeypatch.setattr(read_only_checks, "first_difference", lambda *pair: walked.append(pair[0]) or compare(*pair))
+    bench = make_bench(CATALOG, packs=NAMES, verify_read_only=True, cache_bytes=0)
     shelf = {"books": [f"book {number}" for number in range(999, 0, -1)], "lent": ["ann", "bob", "carl", "dora"]}
     given = {"liars": {"seen": ["a word"] * 1000, "shelf": shelf, "notes": {"a": [1, 2] * 500}}}
     session_id = bench.rpc("create_session", toolpacks=["liars"], environment=given)["session_id"]
@@ -129,7 +129,7 @@ def test_objects_are_compared_only_where_their_bytes_differ(make_bench, monkeypa
 def test_the_deadline_does_not_count_comparing(make_bench, monkeypatch):
     clock = serving.Clock(monkeypatch, jobs, threads)
     compared = []
-    monkeypatch.setattr(world.World, "change", lambda *_: compared.append(clock.move(0.8)))
+    monkeypatch.setattr(read_only_checks.ReadOnlyCheck, "change", lambda *_: compared.append(clock.move(0.8)))
     bench = make_bench(CATALOG, packs=NAMES)
     assert bench.call(bench.create("liars"), "search", {"timeout_seconds": 0.6}, word="nothing")["result"] == 0
     assert compared
@@ -152,8 +152,8 @@ def called(tally, clock, times, seconds, compared_seconds):
 @given(seconds=st.floats(1e-5, 1), compared_seconds=st.floats(1e-5, 1), times=st.integers(1, 400))
 def test_comparing_takes_its_share_and_no_more(seconds, compared_seconds, times):
     with pytest.MonkeyPatch.context() as patch:
-        clock = serving.Clock(patch, promises)
-        tally = Promises()
+        clock = serving.Clock(patch, read_only_checks)
+        tally = ReadOnlyChecks()
         first = called(tally, clock, FIRST_CALLS, seconds, compared_seconds)
         assert first[1] == pytest.approx(FIRST_CALLS * compared_seconds)  # the first ones always
         spent = called(tally, clock, times, seconds, compared_seconds)
@@ -162,8 +162,8 @@ def test_comparing_takes_its_share_and_no_more(seconds, compared_seconds, times)
 
 def test_comparing_takes_its_share_of_the_time_of_each_function(monkeypatch):
     """However much time passes: a function that is seldom called and quick isn't made slow."""
-    clock = serving.Clock(monkeypatch, promises)
-    tally = Promises()
+    clock = serving.Clock(monkeypatch, read_only_checks)
+    tally = ReadOnlyChecks()
     called(tally, clock, FIRST_CALLS, 0.001, 0.001)
     clock.move(10_000)
     spent = called(tally, clock, 150, 0.001, 0.001)
@@ -173,8 +173,8 @@ def test_comparing_takes_its_share_of_the_time_of_each_function(monkeypatch):
 
 
 def test_functions_that_wait_at_the_same_time_have_one_share_of_the_time(monkeypatch):
-    clock = serving.Clock(monkeypatch, promises)
-    tally = Promises()
+    clock = serving.Clock(monkeypatch, read_only_checks)
+    tally = ReadOnlyChecks()
     compared, began = 0.0, clock.monotonic()
     for _ in range(1000):
         clock.move(0.01)

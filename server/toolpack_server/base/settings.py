@@ -215,7 +215,7 @@ class Settings(_FromEnvironment, FixedLimits):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="The least important lines that are logged; debug adds the tracebacks of functions."
     )
-    compare_read_only: bool = Field(
+    verify_read_only: bool = Field(
         False, description="Compare the environment after every call of a read-only function, not only after some."
     )
     tokens_file: Path | None = Field(

@@ -149,7 +149,7 @@ def _here(pack_dir: tuple[Path, ...], packs: str | None, details: list[str]) -> 
         elif failure and failure.similar:
             details.append(f"{failure.text} Did you mean {' or '.join(failure.similar)}?")
 
-    settings = memory_settings(pack_dir, packs, compare_read_only=True)
+    settings = memory_settings(pack_dir, packs, verify_read_only=True)
     return local(Service(settings, on_call=note_details), Caller())
 
 

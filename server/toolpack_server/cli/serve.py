@@ -61,7 +61,7 @@ def serve(reload: bool, **flags: Any) -> None:
     flags["pack_dir"] = flags["pack_dir"] or None
     flags["host_names"] = flags["host_names"] or None
     if reload:
-        flags["compare_read_only"] = True
+        flags["verify_read_only"] = True
     settings = load_settings(**flags)
     check_exposure(settings)
     features = load_features(settings.features)

@@ -22,7 +22,9 @@ running     `PoolThread.job`              its thread: `_complete`, or the watche
                                           deadline: `_time_out`. The first one wins
 waiting     `Waiting._waiting`, on no     a thread, when its coroutine has ended: it is       the lock
             thread                        running again; or the watcher, at its deadline:
-                                          ending
+                                          ending. If its function is blamed before its
+                                          coroutine has begun, it is ready again:
+                                          `Waiting.give_back`
 ending      `Waiting._ending`: answered   a thread, when its coroutine has ended:             the lock
                                           `Threads._take_back`. It wakes the session
 left behind `Threads._stuck`: its thread  complete already, but still running. At the end     the lock

@@ -13,9 +13,10 @@ from toolpack_server.base.errors import InternalSignal, OverloadedError, Request
 from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.execution.machine import machine_trouble
 from toolpack_server.execution.plan import Plan
+from toolpack_server.execution.read_only_checks import ReadOnlyCheck
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import Volumes
-from toolpack_server.execution.world import ExecutionContext, PromiseCheck, World
+from toolpack_server.execution.world import ExecutionContext, World
 from toolpack_server.functions.content import check_content
 from toolpack_server.functions.steps import Passed, Steps, run_steps
 from toolpack_server.jsonio.view import to_json
@@ -35,7 +36,7 @@ class Outcome:
     toolpack: str = ""  # the toolpack of the function; "" if there is no such function
     function: str = ""  # the function's name in the toolpack
     # What came out when read-only functions were compared with their promise; None if none was.
-    comparison: PromiseCheck | None = None
+    comparison: ReadOnlyCheck | None = None
     content: bool = False  # the result is a list of MCP's content blocks
     # For each part that it may have changed, what the conditions under which it ran have found there.
     found: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +56,7 @@ def call(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Outcome:
 
 def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Steps[Outcome]:
     """Do what `call` does, but let somebody else await the coroutines, unless it runs under conditions."""
-    world = World(plan, snapshot, context, PromiseCheck() if plan.compares else None, context.max_result_bytes)
+    world = World(plan, snapshot, context, ReadOnlyCheck() if plan.compares else None, context.max_result_bytes)
     live: dict[str, Any] = {}
     try:
         if plan.conditions is None:
@@ -74,7 +75,7 @@ def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Ste
         outcome.live = {}  # the next call reads everything anew: the order of a set depends on how it was filled
     if live:
         outcome.live = {**outcome.live, **live}
-    outcome.comparison = world.comparison
+    outcome.comparison = world.check
     outcome.nested = world.nested
     return outcome
 

@@ -57,7 +57,7 @@ class Plan:
     conditions: Conditions | None = None  # under which it runs; None if a feature sets none
     nested: Sequence[NestedCall] = ()  # its nested calls, in the order in which they run
 
-    def promises(self) -> set[tuple[str, str]]:
-        """Get the toolpack of each function of the call that promises to be read-only, and its name there."""
+    def read_only_functions(self) -> set[tuple[str, str]]:
+        """Return the toolpack of each function of the call that is declared read-only, and its name there."""
         names = {self.function, *(call.function for call in self.nested)}
         return {self.runtime.registered_as(name) for name in names & self.trusted}

@@ -4,19 +4,15 @@ What depends on the functions alone is computed once, when the runtime is create
 """
 
 import copy
-import time
 from collections.abc import Mapping
 from types import CoroutineType
 from typing import Any
 
-from pydantic import BaseModel
-
-from toolpack_server.base.errors import ReadOnlyError
 from toolpack_server.execution.nested import has_nested, read_nested
 from toolpack_server.execution.parts import footprint
 from toolpack_server.execution.plan import Footprint, Plan
-from toolpack_server.execution.promises import Promises
-from toolpack_server.execution.world import PromiseCheck, World
+from toolpack_server.execution.read_only_checks import ReadOnlyChecks
+from toolpack_server.execution.world import World
 from toolpack_server.functions.content import is_content
 from toolpack_server.functions.steps import Awaiting, Passed, Steps
 from toolpack_server.functions_runtime import FunctionCall, FunctionsRuntime
@@ -35,7 +31,7 @@ class SessionRuntime(FunctionsRuntime):
         self,
         functions: Mapping[str, PackFunction],
         timeout_seconds: float,
-        promises: Promises | None = None,
+        read_only_checks: ReadOnlyChecks | None = None,
         *,
         tracebacks: bool = False,
         offered: frozenset[str] | None = None,
@@ -46,12 +42,12 @@ class SessionRuntime(FunctionsRuntime):
         self.offered = offered
         self.functions = {name: function.function for name, function in functions.items()}
         self._registered = functions
-        self._promises = promises = promises or Promises()
+        self._read_only_checks = read_only_checks = read_only_checks or ReadOnlyChecks()
         self._tracebacks = tracebacks
         self._trusted = frozenset(
             name
             for name, function in functions.items()
-            if function.read_only and promises.is_trusted(function.toolpack, function.registered_name)
+            if function.read_only and read_only_checks.is_trusted(function.toolpack, function.registered_name)
         )
         self.distrusted = tuple(  # those that have broken their promise
             name for name, function in functions.items() if function.read_only and name not in self._trusted
@@ -82,7 +78,7 @@ class SessionRuntime(FunctionsRuntime):
             tracebacks=self._tracebacks,
         )
         if plan.read_only:
-            plan.compares = self._promises.is_due(plan.toolpack, plan.registered_name)
+            plan.compares = self._read_only_checks.is_due(plan.toolpack, plan.registered_name)
         if dict in map(type, kwargs.values()) and has_nested(kwargs):
             plan.arguments, plan.nested = read_nested(kwargs)
             self._include_nested(plan, plan.arguments)
@@ -100,7 +96,7 @@ class SessionRuntime(FunctionsRuntime):
                 is_read_only = argument.function in self._trusted
                 plan.read_only &= is_read_only
                 if function is not None and is_read_only:
-                    plan.compares |= self._promises.is_due(function.toolpack, function.registered_name)
+                    plan.compares |= self._read_only_checks.is_due(function.toolpack, function.registered_name)
                 self._include_nested(plan, argument.args)
 
     def dependencies(self, env: World, function: Any) -> dict[str, Any]:
@@ -134,12 +130,8 @@ class SessionRuntime(FunctionsRuntime):
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Steps[Any]:
         """Run the plain function, and note if its own code raised; `ReadOnlyError` if it broke its promise."""
-        compared = env.comparison if function.name in env.plan.trusted else None
-        before = None
-        if compared is not None:
-            toolpack, began = self._registered[function.name].toolpack, time.perf_counter()
-            before = env.copy(toolpack) if env.is_dirty(toolpack) else None
-            compared.seconds += time.perf_counter() - began
+        check = env.check if env.check is not None and function.name in env.plan.trusted else None
+        before = check.before(env, self._registered[function.name].toolpack) if check is not None else None
         try:
             with env.context.interruptible:
                 result = function.run(**arguments)
@@ -155,26 +147,9 @@ class SessionRuntime(FunctionsRuntime):
                 env.raised = True
                 raise settled.raised
             result = settled.returned
-        if compared is not None:
-            self._compare(env, compared, function, before)
+        if check is not None:
+            check.after(env, function.name, self.registered_as(function.name), before)
         return result
-
-    def _compare(self, env: World, comparison: PromiseCheck, function: Any, before: BaseModel | None) -> None:
-        """Raise `ReadOnlyError` if a function has changed its environment, of which there may be a copy from before."""
-        toolpack, registered_name = self.registered_as(function.name)
-        env.plan.comparing()
-        began = time.perf_counter()
-        try:
-            found = env.change(toolpack, before)
-        finally:
-            comparison.seconds += time.perf_counter() - began
-        if found:
-            path, reason = found
-            # An agent may read the message: it names the path, and no value.
-            where = f"env{'' if path.startswith('[') or not path else '.'}{path}"
-            message = f"{function.name} promised read_only=True but changed {where}"
-            comparison.broken = toolpack, registered_name, f"{where}: {reason}"
-            raise ReadOnlyError(message, *comparison.broken)
 
 
 def _united(footprint: Footprint, other: Footprint) -> Footprint:

@@ -4,23 +4,22 @@ The snapshot is the truth, the live object a cache. A call gets its environments
 dropped; only a commit stores what it has changed.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel
 
-from toolpack_server.base.errors import ResultError, SnapshotError
+from toolpack_server.base.errors import ResultError
 from toolpack_server.execution.codec import PlainCodec
 from toolpack_server.execution.parts import besides_volumes, emptied, merge, parts_of, wanted
 from toolpack_server.execution.plan import Plan
+from toolpack_server.execution.read_only_checks import ReadOnlyCheck
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import READ_ONLY, Volumes, stored_volumes
 from toolpack_server.jsonio.strict import cut_if_longer, dumps
 from toolpack_server.jsonio.view import to_json, without_json
-from toolpack_server.snapshots.comparison import first_difference
 
 
 @dataclass(slots=True)
@@ -34,22 +33,13 @@ class ExecutionContext:
 
 
 @dataclass(slots=True)
-class PromiseCheck:
-    """What came out when read-only functions were compared with their promise."""
-
-    seconds: float = 0.0
-    # The toolpack of a falsely read-only function, its name there, and its change.
-    broken: tuple[str, str, str] | None = None
-
-
-@dataclass(slots=True)
 class World:
     """The environments that one call sees; the parts in its footprint are thawed at first use."""
 
     plan: Plan
     snapshot: Snapshot
     context: ExecutionContext
-    comparison: PromiseCheck | None  # what came out of comparing; None if nothing is compared
+    check: ReadOnlyCheck | None  # of its read-only functions; None if nothing is compared
     room: int  # how many bytes the results of nested calls may have as JSON; what is longer is cut
     touched: dict[str, BaseModel] = field(default_factory=dict)  # the parts that the call has used
     dirty: set[str] = field(default_factory=set)  # the names of the parts that it may have changed
@@ -57,7 +47,10 @@ class World:
     volumes: Volumes | None = None  # those of the environments that the call has used, if they have any
     nested: list[bytes] = field(default_factory=list)  # the results of nested calls as JSON, in the order of the calls
     _loaded: dict[str, tuple[BaseModel, Sequence[str]]] = field(default_factory=dict)
-    _restored: dict[str, bytes | None] = field(default_factory=dict)  # in a call that is compared, see `_note_restored`
+
+    @property
+    def codec(self) -> PlainCodec:
+        return self.context.codec
 
     def environment(self, toolpack: str) -> BaseModel:
         """Get the environment of a toolpack, with at least the attributes in the call's footprint."""
@@ -81,50 +74,9 @@ class World:
         self.nested.append(cut_if_longer(text, self.room))
         self.room -= len(self.nested[-1])
 
-    def is_dirty(self, toolpack: str) -> bool:
-        return toolpack in self._loaded and not self.dirty.isdisjoint(self._loaded[toolpack][1])
-
-    def copy(self, toolpack: str) -> BaseModel | None:
-        """Get a copy of a toolpack's environment as it is now; None if it can't be stored, so that the call fails."""
-        environment = self._loaded[toolpack][0]
-        try:
-            with self._without_volumes(environment):
-                return self.context.codec.copy(environment)
-        except SnapshotError:
-            return None
-
-    def change(self, toolpack: str, before: BaseModel | None = None) -> tuple[str, str] | None:
-        """Find a change of a toolpack's environment since `before`, by default since its snapshot: path and reason."""
-        if toolpack not in self._loaded:
-            return None
-        environment, parts = self._loaded[toolpack]
-        if not parts:  # it has volumes only, and a call that is read-only can't write into those
-            return None
-        with self._without_volumes(environment):
-            return self._changed(environment, parts, before)
-
-    def _changed(
-        self, environment: BaseModel, parts: Sequence[str], before: BaseModel | None
-    ) -> tuple[str, str] | None:
-        now = self.context.codec.frozen(environment)
-        if before is None:
-            if not self.dirty.isdisjoint(parts) or (now is not None and self._is_as_it_was(parts, now)):
-                return None
-            before = merge(self._decode(part) for part in parts)
-        was = self.context.codec.frozen(before)
-        if now is None or was is None:
-            found = first_difference(before, environment)
-        elif now == was:
-            return None
-        else:
-            # Only a snapshot of it shows what a snapshot would lose anyway: nobody is accused of that.
-            found = first_difference(self.context.codec.thawed(was), self.context.codec.thawed(now))
-        if found and isinstance(environment, RootModel):  # its only field is all of the environment
-            found = found[0].removeprefix("root").removeprefix("."), found[1]
-        return found
-
-    def _without_volumes(self, environment: BaseModel) -> AbstractContextManager[None]:
-        return nullcontext() if self.volumes is None else self.volumes.outside(environment)
+    def loaded(self, toolpack: str) -> tuple[BaseModel, Sequence[str]] | None:
+        """Return a toolpack's environment, if the call has used it, and the parts that it is made of."""
+        return self._loaded.get(toolpack)
 
     def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, Sequence[str]]:
         names = tuple(self.snapshot.parts)
@@ -166,27 +118,13 @@ class World:
         if environment is None:
             environment = self.snapshot.live.pop(part, None)
             if environment is None:
-                environment = self._decode(part)
-                if self.comparison is not None:
-                    self._note_restored(part, environment, self.comparison)
+                environment = self.decode(part)
+                if self.check is not None:
+                    self.check.restored(self.context.codec, part, environment)
             self.touched[part] = environment
         return environment
 
-    def _note_restored(self, part: str, environment: BaseModel, comparison: PromiseCheck) -> None:
-        """Note which bytes a part that was restored would be stored as: the order of its sets may be another one."""
-        began = time.perf_counter()
-        self._restored[part] = self.context.codec.frozen(environment)
-        comparison.seconds += time.perf_counter() - began
-
-    def _is_as_it_was(self, parts: Sequence[str], now: bytes) -> bool:
-        """Whether these are the bytes of an environment's only part; if not, it may still hold the same."""
-        if len(parts) > 1:
-            return False
-        snapshot, part = self.snapshot, parts[0]
-        if self._restored.get(part) == now:
-            return True
-        return now == self.context.codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
-
-    def _decode(self, part: str) -> BaseModel:
+    def decode(self, part: str) -> BaseModel:
+        """Return a part as its snapshot has it."""
         snapshot = self.snapshot
         return self.context.codec.decode(part, snapshot.parts[part], snapshot.blobs[part])

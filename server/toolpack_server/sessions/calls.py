@@ -19,8 +19,8 @@ from toolpack_server.execution.failure import CallFailure, Failure, cut_error
 from toolpack_server.execution.nested import NestedCall
 from toolpack_server.execution.operations import RunCall
 from toolpack_server.execution.plan import Plan, SessionFunctions, uncompared
+from toolpack_server.execution.read_only_checks import ReadOnlyCheck
 from toolpack_server.execution.snapshot import Snapshot
-from toolpack_server.execution.world import PromiseCheck
 from toolpack_server.functions.steps import Steps
 from toolpack_server.jsonio.strict import Fragment, cut_if_longer, dumps
 from toolpack_server.observability.suspects import LIMIT
@@ -191,7 +191,7 @@ class CallOperation(SessionOperation):
         seconds = time.perf_counter() - began
         outcome.toolpack, outcome.function, outcome.content = plan.toolpack, plan.registered_name, plan.content
         if plan.read_only or outcome.comparison:
-            self._note_promise(outcome.comparison, seconds)
+            self._count_read_only(outcome.comparison, seconds)
         change = self._changed(outcome, seconds)
         snapshot.live.update(outcome.live)
         change.blobs, change.live = blobs, snapshot.live
@@ -201,13 +201,13 @@ class CallOperation(SessionOperation):
             blobs.update({part: blob for part, (_, blob) in outcome.blobs.items() if not is_piece(part)})
         return change
 
-    def _note_promise(self, compared: PromiseCheck | None, seconds: float) -> None:
+    def _count_read_only(self, compared: ReadOnlyCheck | None, seconds: float) -> None:
         plan, context = self.plan, self.context
         if plan.read_only:
             took = min(compared.seconds, seconds) if compared else None  # an executor may say anything
-            context.promises.called(plan.toolpack, plan.registered_name, seconds, took)
+            context.read_only_checks.called(plan.toolpack, plan.registered_name, seconds, took)
         if compared and compared.broken:
-            context.broke_promise(*compared.broken)
+            context.mark_not_read_only(*compared.broken)
 
     def _changed(self, outcome: Outcome, seconds: float) -> Effect:
         """Get what is recorded of an outcome; the trace may have only a part of it."""

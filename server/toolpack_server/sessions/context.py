@@ -15,7 +15,7 @@ from toolpack_server.execution.codec import Codec
 from toolpack_server.execution.conditions import Conditions
 from toolpack_server.execution.initial import InitialEnvironments
 from toolpack_server.execution.operations import BuildEnvironment, ParseEnvironment
-from toolpack_server.execution.promises import Promises
+from toolpack_server.execution.read_only_checks import ReadOnlyChecks
 from toolpack_server.execution.runner import Runner, RunnerOperation
 from toolpack_server.execution.runtime import SessionRuntime
 from toolpack_server.observability.running import RunningFunctions
@@ -64,7 +64,7 @@ class SessionContext:
         self.settings = settings
         self.running = running
         self._tracebacks = tracebacks
-        self.promises = Promises(always=settings.compare_read_only)
+        self.read_only_checks = ReadOnlyChecks(always=settings.verify_read_only)
         self.records = Records(key)
         self.addresses = Addresses()
         self.identities = Identities(key, self.addresses)
@@ -99,14 +99,14 @@ class SessionContext:
         return SessionRuntime(
             self.catalog.functions(toolpacks),
             self.settings.timeout_seconds,
-            self.promises,
+            self.read_only_checks,
             tracebacks=self._tracebacks,
             offered=offered,
         )
 
-    def broke_promise(self, toolpack: str, function: str, change: str) -> None:
+    def mark_not_read_only(self, toolpack: str, function: str, change: str) -> None:
         """Take a falsely read-only function for a changing one from now on, and say so in the log."""
-        if self.promises.break_(toolpack, function):
+        if self.read_only_checks.mark_not_read_only(toolpack, function):
             self.runtime.cache_clear()
             log.warning(
                 "%s: it promised read_only=True but changed %s. From now on it counts as changing: correct it, or "

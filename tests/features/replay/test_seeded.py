@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from serving import PACKS, Bench, refused
 
-from toolpack_server.execution.promises import FIRST_CALLS
+from toolpack_server.execution.read_only_checks import FIRST_CALLS
 from toolpack_server.features.executors.settings import ExecutorsSettings
 from toolpack_server.packs.loading import load_catalog
 

@@ -23,7 +23,7 @@ from toolpack_server.execution.call import Outcome, call
 from toolpack_server.execution.codec import PlainCodec
 from toolpack_server.execution.initial import Built, build
 from toolpack_server.execution.parts import environments
-from toolpack_server.execution.promises import Promises
+from toolpack_server.execution.read_only_checks import ReadOnlyChecks
 from toolpack_server.execution.runtime import SessionRuntime
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import READ_ONLY
@@ -148,7 +148,7 @@ class Trial:
     def _call(
         self, pack: Toolpack, function: PackFunction, arguments: dict[str, Any], built: Built, where: str
     ) -> list[Finding]:
-        runtime = _TriedRuntime(pack.functions, 30.0, Promises(always=True), tracebacks=True)
+        runtime = _TriedRuntime(pack.functions, 30.0, ReadOnlyChecks(always=True), tracebacks=True)
         blobs = {part: blob for part, (_, blob) in built.items()}
         # Restored here, since from `_called` on the time is the function's.
         live = {part: self._codec.decode(part, *blob) for part, blob in built.items() if not is_piece(part)}

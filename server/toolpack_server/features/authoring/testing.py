@@ -30,7 +30,7 @@ from toolpack_server.sessions.calls import CallRequest
 from toolpack_server.volumes.volume import put_in
 from toolpack_server.wiring.service import Service
 
-_SETTINGS = {"store": "memory:", "log_calls": "off", "compare_read_only": True}
+_SETTINGS = {"store": "memory:", "log_calls": "off", "verify_read_only": True}
 _STOP_SECONDS = 10.0
 
 

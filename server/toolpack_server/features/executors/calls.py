@@ -28,11 +28,12 @@ from toolpack_server.execution.operations import (
 )
 from toolpack_server.execution.parts import toolpack_of, wanted
 from toolpack_server.execution.plan import Plan
+from toolpack_server.execution.read_only_checks import ReadOnlyCheck
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.execution.runtime import SessionRuntime
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import Stored, stored_volumes
-from toolpack_server.execution.world import ExecutionContext, PromiseCheck
+from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.executors.channel import Frame
 from toolpack_server.features.executors.transport import (
     Ask,
@@ -183,17 +184,17 @@ class CallTransport(Transport[Outcome]):
             outcome.live[name] = ProcessReference(process, self._tag, pieces)
         return outcome
 
-    def _comparison(self, members: Any) -> PromiseCheck | None:
+    def _comparison(self, members: Any) -> ReadOnlyCheck | None:
         check_answer((members is not None) == self._plan.compares)
         if members is None:
             return None
         seconds, broken = members
         check_answer(isinstance(seconds, float) and seconds >= 0)
         if broken is None:
-            return PromiseCheck(seconds)
+            return ReadOnlyCheck(seconds)
         toolpack, function, change = broken
-        check_answer((toolpack, function) in self._plan.promises() and isinstance(change, str))
-        return PromiseCheck(seconds, (toolpack, function, printable(shown(change))))
+        check_answer((toolpack, function) in self._plan.read_only_functions() and isinstance(change, str))
+        return ReadOnlyCheck(seconds, (toolpack, function, printable(shown(change))))
 
     @classmethod
     @override
