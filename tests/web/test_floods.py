@@ -5,7 +5,7 @@ from http_endpoint import PROTOCOLS, served
 from serving import PACKS
 
 from toolpack_server.packs.loading import load_catalog
-from tools.fuzz.floods import BODIES, FRAME_FLOODS, HTTP_FLOODS, TOKEN, WRAPPED, Flood
+from tools.fuzz.floods import ANSWER_BYTES, BODIES, FRAME_FLOODS, HTTP_FLOODS, TOKEN, WRAPPED, Flood, flood_of_streams
 
 CATALOG = load_catalog((PACKS,), ("bank", "chores"))
 SIZE = 300_000
@@ -31,3 +31,9 @@ def test_a_flood_of_frames_holds_up_nobody(flood, name):
 def test_a_body_of_many_values_holds_up_nobody(flood, path, name):
     flood.body(path, WRAPPED[path][-1].replace(b"%b", BODIES[name]), path)
     flood.body(path, BODIES[name], path)
+
+
+@pytest.mark.parametrize("http", PROTOCOLS)
+def test_event_streams_that_nobody_reads_are_counted(http):
+    with flood_of_streams(http) as flood:
+        flood.streams(ANSWER_BYTES)

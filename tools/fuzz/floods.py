@@ -6,25 +6,30 @@ much memory the process takes meanwhile. A flood that the server refuses, or rea
 
 import contextlib
 import functools
+import json
 import re
 import socket
 import struct
 import threading
 from pathlib import Path
+from unittest import mock
 
 from http_endpoint import HEAD, PING, answer, request, served
 from raw_websocket import CLOSE, PONG, RawWebSocket, frame
 from raw_websocket import PING as PING_FRAME
-from serving import PACKS
+from serving import PACKS, wait_until
 
 from toolpack_server.packs.loading import load_catalog
+from toolpack_server.web import event_stream
 from tools.fuzz.bodies import Pulse
 from tools.fuzz.oracle import BrokenError, require
 
 STALL_SECONDS = 0.15
 MOST_MEMORY = 160  # MiB, besides what is sent: values take much more than their text
+MOST_STREAMS = 20
+ANSWER_BYTES = 6_000_000  # more than the kernel keeps for a client that reads nothing
 MIN_CALLS, MAX_CALLS = 10, 60  # of the neighbour, during a flood
-TOKEN = "token-of-ann"
+TOKEN, OTHER_TOKEN = "token-of-ann", "token-of-ben"
 NEIGHBOUR = HEAD.replace(b"Host", b"Authorization: Bearer %b\r\nHost" % TOKEN.encode())
 NEIGHBOUR += b"Content-Length: %d\r\n\r\n" % len(PING) + PING
 
@@ -138,6 +143,39 @@ class Flood:
         with self._endpoint.connect() as connection:
             return self._pour(name, connection, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
+    def streams(self, size):
+        """Open event streams until one is refused, each with an answer of this size that nobody reads.
+
+        Return the longest stall, in seconds, the memory, in MiB, and the number of streams.
+        """
+        asked = {"Authorization": f"Bearer {OTHER_TOKEN}"}
+        made = self._endpoint.http.post("/rpc", json=request("create_session", toolpacks=["ledger"]), headers=asked)
+        call = request("tools/call", name="repeat", arguments={"text": "x" * 1000, "times": size // 1000})
+        body = json.dumps(call).encode()
+        head = _POST % made.json()["result"]["mcp_path"].encode() + b"Accept: application/json, text/event-stream\r\n"
+        in_flight, name = self._endpoint.app.state.gateway.in_flight, "event streams that nobody reads"
+        clear_peak()
+        before, pulse, opened = peak(), Pulse(self._endpoint.loop), 0
+        with contextlib.ExitStack() as stack:
+            while opened < MOST_STREAMS:
+                held = in_flight.total
+                connection = stack.enter_context(self._endpoint.connect())
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                if connection.recv(12, socket.MSG_PEEK) != b"HTTP/1.1 200":
+                    break
+                opened += 1
+                wait_until(lambda held=held: in_flight.total >= held + size, "the answer's bytes")
+            with self._endpoint.connect() as neighbour:
+                neighbour.sendall(NEIGHBOUR)
+                require(answer(neighbour)[0] == 200, "the neighbour wasn't answered", name)
+        stall, memory = pulse.stop(), peak() - before
+        wait_until(lambda: in_flight.total == 0, "the release of the bytes")
+        require(0 < opened < MOST_STREAMS, f"{opened} streams were opened", name)
+        require(stall < STALL_SECONDS, f"the event loop was blocked for {stall:.2f} s of the processor", name)
+        require(memory < MOST_MEMORY, f"the server took {memory:.0f} MiB", name)
+        return stall, memory, opened
+
     def _pour(self, name, connection, data):
         clear_peak()
         before, pulse = peak(), Pulse(self._endpoint.loop)
@@ -161,6 +199,18 @@ class Flood:
         return stall, memory
 
 
+@contextlib.contextmanager
+def flood_of_streams(http):
+    """Start a server that has memory for few answers, and whose event streams begin at once."""
+    limits = {"max_result_bytes": 2 * ANSWER_BYTES, "max_bytes_in_flight": 8 * ANSWER_BYTES, "log_calls": "off"}
+    catalog, tokens = load_catalog((PACKS,), ("ledger",)), {"ann": TOKEN, "ben": OTHER_TOKEN}
+    with (
+        mock.patch.object(event_stream, "SIGN_SECONDS", 0.002),
+        served(http, catalog=catalog, tokens=tokens, **limits) as it,
+    ):
+        yield Flood(it)
+
+
 def fuzz_floods(http, size=2**20):
     """Send every flood, each of this size, and every body to every door; get the stall of each.
 
@@ -180,6 +230,8 @@ def fuzz_floods(http, size=2**20):
                 for name, body in BODIES.items():
                     about = f"{name} in {wrap.decode()} at {path}"
                     stalls[about] = flood.body(about, wrap.replace(b"%b", body), path)[0]
+    with flood_of_streams(http) as flood:
+        stalls["event streams that nobody reads"] = flood.streams(ANSWER_BYTES)[0]
     return stalls
 
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Send
 
+from toolpack_server.web.refusals import send_body
+
 LINE_BREAKS = "\x85\u2028\u2029"  # that JSON allows in a string
 SIGN_OF_LIFE = b": still running\n\n"
 SIGN_SECONDS = 2.0  # until the first sign of life, and between two
@@ -80,7 +82,7 @@ class EventStream:
             return False
         self._answered.set()
         await self._signs
-        await self._send({"type": "http.response.body", "body": event(MESSAGE, answer)})
+        await send_body(self._send, event(MESSAGE, answer))
         return True
 
     def _begin(self) -> None:
