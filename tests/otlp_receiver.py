@@ -41,7 +41,7 @@ class Receiver:
         bodies: All bodies, as they came.
         heard: Set when a request has come.
         silent: Set: requests are never answered.
-        location: Where a status of 300 and more leads to.
+        replies: Headers of each answer.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,8 @@ class Receiver:
         self.headers: list[dict[str, str]] = []
         self.heard, self.ends = threading.Event(), threading.Event()
         self.silent = False
-        self.status, self.location = 200, ""
+        self.status = 200
+        self.replies: dict[str, str] = {}
         self.port = 0
 
     def variables(self, **more: str) -> dict[str, str]:
@@ -96,8 +97,8 @@ def receiving() -> Iterator[Receiver]:
             if receiver.status == 200:
                 receiver.take(self.path, body)
             self.send_response(receiver.status)
-            if receiver.location:
-                self.send_header("Location", receiver.location)
+            for reply in receiver.replies.items():
+                self.send_header(*reply)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from tools.benchmarks import auditing, calls, growth, isolation, report, waiting, workers, worlds
+from tools.benchmarks import auditing, calls, growth, isolation, report, tracing, waiting, workers, worlds
 from tools.benchmarks import bounds as measurements
 from tools.benchmarks.contenders import bare
 from tools.benchmarks.load import find_wrk
@@ -27,7 +27,7 @@ from tools.benchmarks.workshop import Workshop
 
 PARTS = (
     *("throughput", "latency", "touched", "sessions", "growth", "workers", "isolation", "worlds", "start", "audit"),
-    *("waiting", "call"),
+    *("waiting", "call", "tracing"),
 )
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpack-server-benchmarks"
 
@@ -57,7 +57,8 @@ def main(parts, only, rounds, seconds, cache, sizes, out):
             workshop = Workshop(Path(folder), cache)
             crowds, crowd_bounds = waiting.meet(workshop, only, sizes) if not parts or "waiting" in parts else ([], [])
             alone = [*calls.calls(workshop)] if not parts or "call" in parts else []
-            others = not parts or {*parts} - {"waiting", "call"}
+            alone += [*tracing.tracing(workshop)] if not parts or "tracing" in parts else []
+            others = not parts or {*parts} - {"waiting", "call", "tracing"}
             rows, bounds = measure(workshop, plan, parts or PARTS, only) if others else ([], [])
             bounds += crowd_bounds + alone
     except UnavailableError as error:
@@ -80,7 +81,7 @@ def main(parts, only, rounds, seconds, cache, sizes, out):
 
 
 def measure(workshop, plan, parts, only):
-    """Get the rows of the table, and the bounds, of all parts but `waiting` and `call`."""
+    """Get the rows of the table, and the bounds, of all parts but `waiting`, `call` and `tracing`."""
     find_wrk()
     rows, bounds = [], []
     with bare(workshop, plain=True) as reference, bare(workshop, plain=False) as fast:

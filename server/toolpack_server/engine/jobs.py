@@ -43,9 +43,8 @@ class StartClock(Protocol):
 class Noted(Protocol):
     """Is told how far an operation is; brief, and from any thread."""
 
-    context: Context | None  # in which the operation runs; None if any will do
-
-    def runs(self) -> None: ...
+    def runs(self) -> None:
+        """Note that it begins to run, in the context in which it runs."""
 
     def has_run(self) -> None: ...
 

@@ -64,8 +64,6 @@ class SessionJob(Job):
         self._queues = queues
         self.operation = operation
         self.trace = operation.trace
-        if self.trace is not None and self.trace.context is not None:
-            self.context = self.trace.context
         self.state: SessionState | None = None
         self.commit: Commit | None = None
         self.committed: bool | None = False

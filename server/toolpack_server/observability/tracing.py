@@ -6,7 +6,7 @@ takes no lock; the tracer reads what was noted when the call has been answered.
 
 import time
 from collections.abc import Mapping
-from contextvars import Context, ContextVar
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 
@@ -23,25 +23,19 @@ class CallTrace:
     """What is noted of one call; times are nanoseconds since the epoch, and 0 if that hasn't happened.
 
     Attributes:
-        context: In which its function runs; None if any will do.
         told: What another process is told that runs its function; None if it needn't know.
     """
 
-    __slots__ = ("commit_began", "commit_ended", "context", "run_began", "run_ended", "told")
+    __slots__ = ("commit_began", "commit_ended", "run_began", "run_ended", "told")
 
     def __init__(self) -> None:
-        self.context: Context | None = None
         self.told: Mapping[str, Any] | None = None
         self.run_began = self.run_ended = self.commit_began = self.commit_ended = 0
 
-    def run_in(self, context: Context) -> Context:
-        """Let its function run in this context."""
-        context.run(_running.set, self)
-        self.context = context
-        return context
-
     def runs(self) -> None:
+        """Note that its run begins. Called in the context in which its function then runs."""
         self.run_began = time.time_ns()
+        _running.set(self)
 
     def has_run(self) -> None:
         self.run_ended = time.time_ns()

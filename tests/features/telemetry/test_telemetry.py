@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -12,21 +14,18 @@ import otlp_receiver
 import pytest
 import server_process
 import serving
-from hypothesis import given
-from hypothesis import strategies as some
 from opentelemetry import trace as otel
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
-from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext
 
-from toolpack_server.features.telemetry import calls, sending
-from toolpack_server.features.telemetry.call_spans import encode_call
-from toolpack_server.features.telemetry.encoding import Alike, found_spans
-from toolpack_server.features.telemetry.environment import targets
-from toolpack_server.features.telemetry.provider import EndedSpans
-from toolpack_server.features.telemetry.spans import IDS_BYTES, SpanOfCall
-from toolpack_server.observability.trace_context import TraceContext
-from toolpack_server.observability.tracing import AskedBy
+from toolpack_server.features.telemetry.environment import exported_signals
+from toolpack_server.features.telemetry.executor_spans import MAX_SPANS, read_spans
+from toolpack_server.observability.trace_context import TraceContext, trace_context
 from toolpack_server.rpc.caller import Caller
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -146,7 +145,7 @@ def test_what_the_client_does_not_sample_is_measured_only(receiver, bench):
     session_id = server.create()
 
     async def call_within(text):
-        calls.trace_context.set(calls.TraceContext(TRACE, SPAN, sampled=False))
+        trace_context.set(TraceContext(TRACE, SPAN, sampled=False))
         await server.service.request(Caller(), "run_function", {"session_id": session_id, "function": text})
 
     server._run(call_within("total"))
@@ -202,53 +201,34 @@ def test_the_spans_of_a_toolpack_hang_below_its_calls(receiver, tmp_path, isolat
 
 
 def test_what_an_executor_claims_is_checked():
-    good = {
-        "name": "x",
-        "scope": "s",
-        "span_id": "1" * 16,
-        "parent_id": "2" * 16,
-        "kind": 1,
-        "began": 1,
-        "ended": 2,
-        "attributes": {"a": [1], "b": 1.5},
-        "events": [],
-        "status": 0,
-        "message": "",
-    }
-    call = SpanOfCall(bytes(48), None, AskedBy("", "", None), "", None, 0, sampled=True)
+    ids = {"span_id": "1" * 16, "parent_id": "2" * 16}
+    good = {"name": "x", "scope": "s", **ids, "kind": 1, "began": 1, "ended": 2, "status": 2, "message": "no"}
+    good |= {"attributes": {"a": [1], "b": 1.5, "c": 2**64}, "events": [["e", 1, {}]]}
+    changes = [{"kind": 9}, {"span_id": "11"}, {"began": -1}, {"ended": 2**64}, {"events": 1}, {"attributes": []}]
+    changes += [{"status": "x"}, {"parent_id": None}, {"events": [["e", "1", {}]]}]
+    run = SpanContext(int(TRACE, 16), int(SPAN, 16), is_remote=False, trace_flags=otel.TraceFlags(1))
 
-    def taken(*found):
-        call.take([*found])
-        return [span.name for scoped in found_spans(call) for span in scoped.spans]
+    def read(claims):
+        return [*read_spans(claims, run, Resource.get_empty())]
 
-    wrong = [
-        {},
-        [],
-        None,
-        7,
-        {**good, "kind": 9},
-        {**good, "span_id": "11"},
-        {**good, "began": -1},
-        {**good, "events": 1},
-    ]
-    wrong += [{**good, "attributes": []}, {**good, "status": "x"}, {**good, "parent_id": None}]
-    assert taken(*wrong, good) == ["x"]
-    assert len(taken(*[good] * 1000)) == 256
-    call.take("not even a list")
-    assert found_spans(call) == []
+    (span,) = read([{}, [], None, 7, *({**good, **change} for change in changes), {**good, "name": "\ud800"}])
+    assert (span.name, span.context.trace_id, span.attributes) == (
+        "?",
+        run.trace_id,
+        {"a": "[1]", "b": 1.5, "c": str(2**64)},
+    )
+    assert encode_spans([span])
+    assert len(read([good] * 1000)) == MAX_SPANS
+    assert read("not even a list") == []
 
 
 @pytest.mark.filterwarnings("default")  # of the client's
 def test_an_instrumented_client_of_mcp_is_above_its_calls(receiver, tmp_path):
     client = mcp_clients.imported("mcp.client.client")
-    ended = []
-
-    provider = TracerProvider()
-    provider.add_span_processor(EndedSpans(ended.append))
+    ended = InMemorySpanExporter()
     if isinstance(otel.get_tracer_provider(), otel.ProxyTracerProvider):
-        otel.set_tracer_provider(provider)
-    else:
-        otel.get_tracer_provider().add_span_processor(EndedSpans(ended.append))
+        otel.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
+    otel.get_tracer_provider().add_span_processor(SimpleSpanProcessor(ended))
 
     async def call(url):
         async with client.Client(url, mode="2026-07-28") as connected:
@@ -258,7 +238,7 @@ def test_an_instrumented_client_of_mcp_is_above_its_calls(receiver, tmp_path):
         session = server.rpc("create_session", toolpacks=["ledger"])
         asyncio.run(call(server.url + session["mcp_path"]))
         (ours,) = receiver.wait_for("tools/call add")
-    (theirs,) = [span for span in ended if span.name.endswith("tools/call add")]
+    (theirs,) = [span for span in ended.get_finished_spans() if span.name.endswith("tools/call add")]
     assert (ours.trace, ours.parent) == (f"{theirs.context.trace_id:032x}", f"{theirs.context.span_id:016x}")
     assert ours.attributes["mcp.protocol.version"] == "2026-07-28"
 
@@ -279,8 +259,7 @@ def test_a_receiver_that_never_answers_harms_nobody(receiver, tmp_path):
         assert server.process.wait(serving.PATIENCE) == 0
 
 
-def test_a_receiver_that_is_down_or_refuses_is_named_in_the_log_once(receiver, bench, caplog, monkeypatch):
-    monkeypatch.setattr(sending, "PAUSE_SECONDS", 0.0)
+def test_a_receiver_that_refuses_is_logged_once(receiver, bench, caplog):
     receiver.status = 400
     server = bench(variables={"OTEL_METRICS_EXPORTER": "none"})
     session_id = server.create()
@@ -288,57 +267,65 @@ def test_a_receiver_that_is_down_or_refuses_is_named_in_the_log_once(receiver, b
         server.call(session_id, "echo", value=SECRET)
         serving.wait_until(receiver.heard.is_set, "a request")
         receiver.heard.clear()
-    serving.wait_until(lambda: [each for each in caplog.records if "can't be sent" in each.message], "a line")
+    serving.wait_until(lambda: "can't be sent" in caplog.text, "a line")
     (line,) = [each.getMessage() for each in caplog.records if "can't be sent" in each.message]
-    assert line == "Telemetry can't be sent to 127.0.0.1: status 400."
+    assert line.startswith("Telemetry can't be sent: 127.0.0.1 answers with status 400; ")
 
 
-@pytest.mark.parametrize(("status", "times"), [(429, 3), (502, 3), (503, 3), (504, 3), (400, 1), (500, 1)])
-def test_a_request_is_sent_again_for_what_the_standard_says_and_nothing_else(receiver, monkeypatch, status, times):
-    monkeypatch.setattr(sending, "PAUSE_SECONDS", 0.0)
-    receiver.status = status
-    target = targets(receiver.variables())["TRACES"]
-    assert sending.Sender({}, bytes, bytes)._post(target, b"") is False
-    assert len(receiver.headers) == times
+def test_a_receiver_that_is_down_is_logged_without_its_url(bench, caplog):
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1/?key=secret", "OTEL_EXPORTER_OTLP_TIMEOUT": "0.1"}
+    server = bench(variables=endpoint)
+    server.call(server.create(), "total")
+    serving.wait_until(lambda: "Telemetry can't be sent: 127.0.0.1: ConnectionError; " in caplog.text, "a line")
+    assert "secret" not in caplog.text
 
 
-def test_what_the_receiver_may_have_taken_is_not_sent_again(receiver, monkeypatch):
-    monkeypatch.setattr(sending, "PAUSE_SECONDS", 0.0)
-    receiver.silent = True
-    target = targets(receiver.variables(OTEL_EXPORTER_OTLP_TIMEOUT="0.3"))["TRACES"]
-    assert sending.Sender({}, bytes, bytes)._post(target, b"") is False
+def test_spans_are_sent_again_when_the_receiver_wants_it(receiver, bench):
+    receiver.status, receiver.replies = 503, {"Retry-After": "0"}
+    server = bench(variables={"OTEL_METRICS_EXPORTER": "none"})
+    server.call(server.create(), "total")
     assert receiver.heard.wait(serving.PATIENCE)
-    assert len(receiver.headers) == 1
+    receiver.status = 200
+    receiver.wait_for("run_function total")
+    assert len(receiver.bodies) == 1
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_headers_go_to_the_receiver_alone_and_not_where_it_redirects_to(receiver, bench, caplog, status):
+@pytest.mark.parametrize("status", [301, 308])
+def test_headers_go_to_the_receiver_and_not_to_a_redirect(receiver, bench, caplog, status):
     with otlp_receiver.receiving() as stranger:
-        receiver.status, receiver.location = status, f"http://127.0.0.1:{stranger.port}/"
+        receiver.status, receiver.replies = status, {"Location": f"http://127.0.0.1:{stranger.port}/"}
         more = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret", "OTEL_METRICS_EXPORTER": "none"}
         server = bench(variables=more)
         server.call(server.create(), "total")
         serving.wait_until(lambda: f"status {status}" in caplog.text, "a line")
-        assert {each["Authorization"] for each in receiver.headers} == {"secret"}
+        assert {each["authorization"] for each in receiver.headers} == {"secret"}
         assert stranger.headers == []
 
 
-def test_what_is_too_much_for_the_queue_is_lost(monkeypatch):
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
-    batches = []
-    sender = sending.Sender({}, batches.append, bytes)
-    monkeypatch.setattr(sender, "start", lambda: None)
-    for number in range(5):
-        sender.put(number)
-    assert ([*sender._queue], sender._lost) == ([3, 4], 3)
+def test_every_lost_span_is_counted(receiver, bench, caplog):
+    receiver.silent = True
+    sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "8", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4"}
+    server = bench(variables={**sizes, "OTEL_EXPORTER_OTLP_TIMEOUT": "0.3", "OTEL_METRICS_EXPORTER": "none"})
+    session_id = server.create()
+    for _ in range(10):
+        server.call(session_id, "total")
+    server.service.sessions.tracer.close()
+    assert re.findall(r"; (\d+) spans were lost", caplog.text)[-1] == "40"
 
 
-def test_numbers_that_no_queue_and_no_clock_takes_are_cut(receiver, bench):
-    huge = dict.fromkeys(["OTEL_BSP_SCHEDULE_DELAY", "OTEL_METRIC_EXPORT_INTERVAL"], "9" * 30)
-    server = bench(variables={**huge, "OTEL_BSP_MAX_QUEUE_SIZE": "9" * 30, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1"})
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_process_that_a_function_forks_sends_nothing(receiver, bench):
+    server = bench()
+    child = os.fork()
+    if child == 0:
+        server.service.sessions.tracer.provider.get_tracer("a child").start_span("of a child").end()
+        server.service.sessions.tracer.provider.force_flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
     server.call(server.create(), "total")
-    assert receiver.wait_for("run_function total")
+    receiver.wait_for("run_function total")
+    assert "of a child" not in {span.name for span in receiver.spans}
 
 
 def test_headers_and_gzip_are_sent(receiver, bench):
@@ -353,34 +340,30 @@ def test_headers_and_gzip_are_sent(receiver, bench):
 # The standard's variables
 
 
-def urls(**variables):
-    return {signal: target.url for signal, target in targets(variables).items()}
-
-
-def test_the_variables_say_where_to():
+def test_the_variables_say_what_is_exported():
     base = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318/"}
-    assert urls() == {}
-    assert urls(**base) == {"TRACES": "http://a:4318/v1/traces", "METRICS": "http://a:4318/v1/metrics"}
-    assert urls(**base, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="http://b/as/is")["TRACES"] == "http://b/as/is"
-    assert urls(**base, OTEL_TRACES_EXPORTER="none") == {"METRICS": "http://a:4318/v1/metrics"}
-    assert urls(**base, OTEL_SDK_DISABLED="true") == {}
-    keys = {"OTEL_EXPORTER_OTLP_HEADERS": "key=all", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "key=own"}
-    assert {signal: target.headers["key"] for signal, target in targets({**base, **keys}).items()} == {
-        "TRACES": "own",
-        "METRICS": "all",
-    }
-    times = [{"OTEL_EXPORTER_OTLP_TIMEOUT": each} for each in ("soon", "0", "-1", "nan", "inf", "1e300")]
-    for wrong in ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, *times):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            urls(**base, **wrong)
-    with pytest.raises(ValueError, match="http://"):
-        urls(OTEL_EXPORTER_OTLP_ENDPOINT="a:4318")
+    assert exported_signals({}) == set()
+    assert exported_signals(base) == {"TRACES", "METRICS"}
+    assert exported_signals({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b"}) == {"TRACES"}
+    assert exported_signals({**base, "OTEL_TRACES_EXPORTER": "none"}) == {"METRICS"}
+    assert exported_signals({**base, "OTEL_SDK_DISABLED": "true"}) == set()
+    for wrong in ({**base, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "a:4318"}):
+        with pytest.raises(ValueError, match=r"OTEL_EXPORTER_OTLP_PROTOCOL|http://"):
+            exported_signals(wrong)
 
 
-def test_what_can_t_be_kept_is_said_and_calls_go_on(bench, caplog):
-    server = bench(variables={"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "1", "max_export_batch_size"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "9" * 30, ""),
+    ],
+)
+def test_wrong_variables_are_logged_and_calls_go_on(bench, caplog, name, value, why):
+    server = bench(variables={name: value})
     assert server.service.sessions.tracer is None
-    assert "There is no telemetry: OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'" in caplog.text
+    assert f"There is no telemetry: {why}" in caplog.text
     assert server.result(server.create(), "total") == 0
 
 
@@ -395,30 +378,3 @@ def test_nothing_is_imported_when_it_is_off():
     environment = {name: value for name, value in server_process.environment().items() if not name.startswith("OTEL_")}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "None []\n"
-
-
-TIMES = some.integers(1, 2**63)
-
-
-@given(
-    ids=some.binary(min_size=IDS_BYTES, max_size=IDS_BYTES),
-    times=some.lists(TIMES, min_size=6, max_size=6),
-    session_id=some.text("s%\\r1", min_size=1),
-    request=some.none() | some.text() | some.integers(),
-    parent=some.none() | some.just(TraceContext(TRACE, SPAN, sampled=True)),
-    parts=some.sampled_from([0, 2, 3]),
-)
-def test_spans_of_a_known_form_have_the_values_of_their_call(ids, times, session_id, request, parent, parts):
-    alike = Alike("jsonrpc", "run_function", "", "100 % %b", "tcp", "ok", None, is_call=True)
-    span = SpanOfCall(ids, parent, AskedBy("jsonrpc", "run_function", request), session_id, "f", times[0], sampled=True)
-    span.alike, span.ended = alike, times[1]
-    if parts:
-        span.run_began, span.run_ended = times[2:4]
-        if parts == 3:
-            span.commit_began, span.commit_ended = times[4:]
-    quick = ScopeSpans.FromString(encode_call(span))
-    span.sent = b"{}"  # a call whose arguments are exported has no form that others share
-    slow = ScopeSpans.FromString(encode_call(span))
-    del slow.spans[0].attributes[-1]
-    assert quick == slow
-    assert [each.name for each in quick.spans[1:]] == ["run", "queue", "commit"][:parts]

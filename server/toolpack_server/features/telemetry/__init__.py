@@ -1,1 +1,1 @@
-"""OpenTelemetry: spans and metrics of calls and evaluations, by the names that the standard gives them."""
+"""OpenTelemetry: spans and metrics of calls and evaluations, under the names of its semantic conventions."""

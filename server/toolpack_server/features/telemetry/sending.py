@@ -1,157 +1,149 @@
-"""A queue of what has ended, and the thread that sends it.
+"""Exporters and a queue of spans that never hold up a call.
 
-Whoever puts something in never waits. What doesn't fit into the queue, or can't be sent, is lost, and the log
-says so at most once a minute. Each wait for the receiver has a limit, also when the server stops. The headers, which
-may hold a key, are sent to the receiver that was configured and to no other: redirects aren't followed.
+The SDK's own threads send; a call only puts its spans into the queue. What doesn't fit, or can't be sent, is counted,
+and logged at most once a minute. Headers, which may hold a key, are sent to the configured address only.
 """
 
-import gzip
+import logging
+import os
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+import requests
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+
+from toolpack_server.base.forked import in_forked
 from toolpack_server.base.logger import log
-from toolpack_server.features.telemetry.environment import METRICS, TRACES, Destination, number
 from toolpack_server.functions.leftovers import SERVER_THREADS
 
-THREAD = "telemetry"
-SERVER_THREADS.add(THREAD)
-ATTEMPTS = 3
-PAUSE_SECONDS = 1.0  # before the second attempt; each further pause is twice as long
+CLOSE_SECONDS = 2.0  # that the receiver has when the server stops
 QUIET_SECONDS = 60.0  # between two lines in the log
-CLOSE_SECONDS = 2.0
-SPANS_PER_CALL = 4
-BATCH, QUEUE = 4096, 16_384  # spans; each request takes as much of the processor as many calls
-MAX_REPLY = 65_536  # bytes
-_AGAIN = {429, 502, 503, 504}  # for these the standard wants another attempt
+MAX_QUEUE_SIZE = 2048  # spans, as in the specification
+SERVER_THREADS |= {"OtelBatchSpanRecordProcessor", "OtelPeriodicExportingMetricReader"}
+# The exporters log every attempt, some with the receiver's whole URL, which may hold a key.
+logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL + 1)
 
 
-class Sender:
-    """Sends items in batches.
+class LossLog:
+    """Counts lost spans, and logs why they were lost."""
 
-    Args:
-        encode: Makes a request's body of items.
-        measured: Makes the body of a request with all metrics.
+    def __init__(self) -> None:
+        self.lost = 0
+        self._logged_at = float("-inf")
+        self._logged = 0
+
+    def report(self, why: str) -> None:
+        """Log a failure, at most once a minute."""
+        if time.monotonic() - self._logged_at >= QUIET_SECONDS:
+            self._write(why)
+
+    def report_rest(self) -> None:
+        """Log the spans that were lost since the last line."""
+        if self.lost > self._logged:
+            self._write("the server stops")
+
+    def _write(self, why: str) -> None:
+        self._logged_at, self._logged = time.monotonic(), self.lost
+        log.warning("Telemetry can't be sent: %s; %d spans were lost so far.", why, self.lost)
+
+
+class Collector(requests.Session):
+    """Sends requests to the receiver, follows no redirect, and remembers what became of the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcome = ""
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        host = urlsplit(str(request.url)).hostname
+        try:
+            response = super().send(request, **{**options, "allow_redirects": False})
+        except OSError as error:
+            # The text of an error of `requests` has the whole URL.
+            why = type(error).__name__ if isinstance(error, requests.RequestException) else error
+            self.outcome = f"{host}: {why}"
+            raise
+        self.outcome = f"{host} answers with status {response.status_code}"
+        if 300 <= response.status_code < 400:  # noqa: PLR2004 - the exporter would take it for a success
+            raise requests.TooManyRedirects(self.outcome, response=response)
+        return response
+
+
+class SpanExporter(OTLPSpanExporter):
+    """Exports spans, and counts those that are lost.
+
+    Attributes:
+        done: The number of spans that were sent or lost.
     """
 
-    def __init__(
-        self,
-        targets: dict[str, Destination],
-        encode: Callable[[Sequence[Any]], bytes],
-        measured: Callable[[], bytes],
-    ) -> None:
-        self._targets = targets
-        self.measures = METRICS in targets
-        self._encode = encode
-        self._measured = measured
-        self._seconds = number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000
-        self._interval = number("OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000
-        self._most = max(number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH) // SPANS_PER_CALL, 1)
-        self._queue: deque[Any] = deque(
-            maxlen=max(number("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE) // SPANS_PER_CALL, self._most)
-        )
-        self._wake = threading.Event()
-        self._closed = threading.Event()
-        self._lost = 0
-        self._told = float("-inf")
-        self._measured_at = time.monotonic()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+    def __init__(self, losses: LossLog) -> None:
+        self._losses, self._collector = losses, Collector()
+        self.done = 0
+        super().__init__(session=self._collector)
+        in_forked(self.shutdown)  # a process that a function forks must not use the same connection
 
-    def put(self, item: Any) -> None:
-        """Send something some time; from any thread."""
-        queue = self._queue
-        if len(queue) == queue.maxlen:
-            self._lost += 1
-        queue.append(item)
-        if self._thread is None:
-            self.start()
-        if len(queue) >= self._most and not self._wake.is_set():
-            self._wake.set()
-
-    def start(self) -> None:
-        """Start the thread, unless it runs already: the first call does, as the process may have been forked before."""
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
-                self._thread.start()
-
-    def close(self) -> None:
-        """Send what is left, as far as that is quick."""
-        self._closed.set()
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(CLOSE_SECONDS)
-
-    def _run(self) -> None:
-        while True:
-            self._wake.wait(self._seconds)
-            self._wake.clear()
-            try:
-                self._send_all()
-            except Exception:
-                log.exception("Telemetry could not be sent")
-            if self._closed.is_set():
-                return
-
-    def _send_all(self) -> None:
-        while self._queue:
-            items = [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
-            if TRACES in self._targets and not self._post(self._targets[TRACES], self._encode(items)):
-                self._lost += len(items)
-        now = time.monotonic()
-        if self.measures and (self._closed.is_set() or now - self._measured_at >= self._interval):
-            self._measured_at = now
-            self._post(self._targets[METRICS], self._measured())
-        if self._lost and now - self._told >= QUIET_SECONDS:
-            log.warning("The spans of %d calls were lost: the receiver of telemetry doesn't keep up.", self._lost)
-            self._lost, self._told = 0, now
-
-    def _post(self, target: Destination, body: bytes) -> bool:
-        headers = {"Content-Type": "application/x-protobuf", **target.headers}
-        if target.gzip:
-            body, headers["Content-Encoding"] = gzip.compress(body, 1), "gzip"
-        why, opener = "", _opener(target)
-        for attempt in range(ATTEMPTS):
-            # Its scheme was checked when the server started.
-            request = urllib.request.Request(target.url, body, headers)  # noqa: S310
-            try:
-                with opener.open(request, timeout=target.seconds) as reply:
-                    reply.read1(MAX_REPLY)  # what there is: a receiver that trickles is waited for once
-                    return True
-            except urllib.error.HTTPError as error:
-                why = f"status {error.code}"
-                error.close()
-                if error.code not in _AGAIN:
-                    break
-            except TimeoutError:
-                why = f"no answer within {target.seconds:g} s"
-                break  # it may have taken the batch
-            except (OSError, ValueError) as error:
-                why = str(getattr(error, "reason", error))
-            if self._closed.is_set() or attempt == ATTEMPTS - 1:
-                break
-            self._closed.wait(PAUSE_SECONDS * 2**attempt)
-        if time.monotonic() - self._told >= QUIET_SECONDS:
-            self._told = time.monotonic()
-            log.warning("Telemetry can't be sent to %s: %s.", urlsplit(target.url).hostname, why)
-        return False
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self._collector.outcome = "spans can't be encoded"
+        result, lost = SpanExportResult.FAILURE, self._losses.lost
+        try:
+            result = super().export(spans)
+        finally:
+            self.done += len(spans)
+            if result is SpanExportResult.FAILURE:
+                self._losses.lost += len(spans)
+                self._losses.report(self._collector.outcome)
+            elif self._losses.lost > lost:
+                self._losses.report("there are more spans than the receiver takes")
+        return result
 
 
-def _opener(target: Destination) -> urllib.request.OpenerDirector:
-    """Get what urllib opens URLs with, but for the handler of redirects: that would send all headers to any host."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(context=target.tls),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPDefaultErrorHandler(),
-    ):
-        opener.add_handler(handler)
-    return opener
+class MetricExporter(OTLPMetricExporter):
+    """Exports metrics."""
+
+    def __init__(self, losses: LossLog) -> None:
+        self._losses, self._collector = losses, Collector()
+        super().__init__(session=self._collector)
+        in_forked(self.shutdown)  # or a process that a function forks would send the same numbers again
+
+    def export(self, metrics_data: MetricsData, *more: Any, **options: Any) -> MetricExportResult:
+        result = super().export(metrics_data, *more, **options)
+        if result is MetricExportResult.FAILURE:
+            self._losses.report(self._collector.outcome)
+        return result
+
+
+class SpanQueue(BatchSpanProcessor):
+    """A queue of spans that counts those that don't fit."""
+
+    def __init__(self, losses: LossLog) -> None:
+        self._losses, self._exporter = losses, SpanExporter(losses)
+        self._added = 0
+        self._max_size = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or MAX_QUEUE_SIZE)
+        super().__init__(self._exporter, self._max_size)
+
+    def waiting(self) -> int:
+        return self._added - self._exporter.done
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if self.waiting() >= self._max_size:
+            self._losses.lost += 1
+        else:
+            self._added += 1
+            super().on_end(span)
+
+
+def close_all(closing: Sequence[Callable[[], object]]) -> None:
+    """Call functions that wait for the receiver, and stop waiting for them after two seconds."""
+    deadline = time.monotonic() + CLOSE_SECONDS
+    threads = [threading.Thread(target=close, name="telemetry", daemon=True) for close in closing]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))

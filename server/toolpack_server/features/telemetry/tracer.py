@@ -1,0 +1,213 @@
+"""The tracer of calls and evaluations, which makes their spans and measures how long they take."""
+
+import os
+import time
+from collections.abc import Container, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from opentelemetry.context import Context, attach
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from toolpack_server.base.errors import RequestError
+from toolpack_server.features.telemetry.environment import METRICS, TRACES, captures_content
+from toolpack_server.features.telemetry.executor_spans import read_spans
+from toolpack_server.features.telemetry.provider import NAME, create_provider, create_resource
+from toolpack_server.features.telemetry.sending import LossLog, MetricExporter, SpanQueue, close_all
+from toolpack_server.observability.request_ids import request_id
+from toolpack_server.observability.trace_context import trace_context
+from toolpack_server.observability.tracing import AskedBy, CallTrace, asked_by
+from toolpack_server.rpc.codes import ERROR_INTERNAL_ERROR, describe
+
+EXECUTOR = "toolpack_server.features.telemetry.executor_spans:run_traced"
+MAX_CONTENT = 16_384  # characters of arguments, and of a result
+MAX_ID = 4096  # characters of a request's id
+BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)  # seconds, by the conventions for MCP
+OK, REFUSED = "ok", "refused"
+_NOBODY = AskedBy("", "run_function", None)
+_propagator = TraceContextTextMapPropagator()
+
+
+class CallSpans(CallTrace):
+    """The spans of one call.
+
+    Attributes:
+        span: The span of the call.
+        below: The context of the spans below it.
+        run: The span of its run; None as long as it waits.
+        began: When it came, in nanoseconds since the epoch.
+        labels: What its metrics are labelled with.
+        claims: Descriptions of the spans that its function made in an executor.
+    """
+
+    __slots__ = ("_tracer", "asked", "began", "below", "claims", "labels", "run", "span")
+
+    def __init__(self, tracer: "CallTracer", span: Span, asked: AskedBy, labels: dict[str, str], began: int) -> None:
+        super().__init__()
+        self._tracer = tracer
+        self.span, self.below = span, set_span_in_context(span, Context())
+        self.asked, self.labels, self.began = asked, labels, began
+        self.run: Span | None = None
+        self.claims: Any = None
+
+    def runs(self) -> None:
+        super().runs()
+        self._tracer.start_run(self)
+
+    def take(self, found: Any) -> None:
+        self.claims = found
+
+
+class CallTracer:
+    """Traces calls, and measures them.
+
+    Args:
+        functions: The names of all functions; any other is no name of a span.
+        signals: The signals that are exported.
+        in_processes: Functions run in executors.
+        for_toolpacks: Toolpacks make spans themselves, which belong below those of their calls.
+    """
+
+    def __init__(
+        self, functions: Container[str], signals: Container[str], *, in_processes: bool, for_toolpacks: bool
+    ) -> None:
+        self._functions = functions
+        self._in_processes, self._for_toolpacks = in_processes, for_toolpacks
+        self._captures = captures_content(os.environ)
+        self._losses = LossLog()
+        self._resource = create_resource()
+        self._queue = SpanQueue(self._losses) if TRACES in signals else None
+        self.provider = create_provider(self._resource, self._queue, None if self._queue else ALWAYS_OFF)
+        readers = [PeriodicExportingMetricReader(MetricExporter(self._losses))] if METRICS in signals else []
+        self._metrics = MeterProvider(readers, self._resource, shutdown_on_exit=False)
+        self._tracer: Tracer = self.provider.get_tracer(NAME, version(NAME))
+        histogram = self._metrics.get_meter(NAME, version(NAME)).create_histogram
+        self._tool_seconds, self._mcp_seconds = (
+            histogram(name, "s", text, explicit_bucket_boundaries_advisory=BOUNDS)
+            for name, text in (
+                ("gen_ai.execute_tool.duration", "Time of a call, by its function."),
+                ("mcp.server.operation.duration", "Time of a request of MCP."),
+            )
+        )
+
+    def close(self) -> None:
+        """Send what is left, as far as that is quick."""
+        close_all([self.provider.shutdown, self._metrics.shutdown])
+        if self._queue is not None:
+            self._losses.lost += self._queue.waiting()
+        self._losses.report_rest()
+
+    def begin(self, session_id: str, function: str, arguments: bytes) -> CallTrace:
+        labels = {"gen_ai.operation.name": "execute_tool"}
+        if function in self._functions:
+            labels["gen_ai.tool.name"] = function
+        asked, began = asked_by.get() or _NOBODY, time.time_ns()
+        more = {"gen_ai.tool.call.arguments": _cut(arguments)} if self._captures else {}
+        span = self._start(asked, session_id, labels.get("gen_ai.tool.name"), began, {**labels, **more})
+        return CallSpans(self, span, asked, labels, began)
+
+    def _start(
+        self, asked: AskedBy, session_id: str, name: str | None, began: int, more: Mapping[str, str] | None = None
+    ) -> Span:
+        attributes = {
+            **_method(asked),
+            "network.transport": "tcp" if request_id.get() else "pipe",
+            "mcp.session.id": session_id,
+            **(more or {}),
+        }
+        if asked.id is not None:
+            attributes["jsonrpc.request.id"] = str(asked.id)[:MAX_ID].encode("utf-8", "replace").decode()
+        parent = trace_context.get()
+        above = Context() if parent is None else _propagator.extract(parent.members(), Context())
+        span_name = f"{asked.method} {name}" if name else asked.method
+        return self._tracer.start_span(span_name, above, SpanKind.SERVER, attributes, start_time=began)
+
+    def start_run(self, trace: CallSpans) -> None:
+        """Start the span of a run, in the context of its function."""
+        trace.run = self._tracer.start_span("run", trace.below, start_time=trace.run_began)
+        if not self._for_toolpacks:
+            return
+        within = set_span_in_context(trace.run, Context())
+        if self._in_processes:
+            trace.told = told = {"by": EXECUTOR}
+            _propagator.inject(told, within)
+        else:
+            attach(within)  # for as long as the context of the call exists
+
+    def end(self, trace: CallTrace, outcome: str, result: bytes | str | None, refusal: BaseException | None) -> None:
+        if not isinstance(trace, CallSpans):
+            return
+        ended, span = time.time_ns(), trace.span
+        failure = _failure(trace.asked, outcome, refusal)
+        labels = {**trace.labels, "error.type": failure["error.type"]} if failure else trace.labels
+        seconds = (ended - trace.began) / 1e9
+        self._tool_seconds.record(seconds, labels)
+        if trace.asked.protocol == "mcp":
+            self._mcp_seconds.record(seconds, {**_method(trace.asked), **labels})
+        if not span.is_recording():
+            return
+        if self._captures and result is not None:
+            span.set_attribute("gen_ai.tool.call.result", _cut(result))
+        if trace.run is not None:
+            self._tracer.start_span("queue", trace.below, start_time=trace.began).end(trace.run_began)
+            trace.run.end(trace.run_ended or ended)
+            if trace.commit_began:
+                self._tracer.start_span("commit", trace.below, start_time=trace.commit_began).end(trace.commit_ended)
+            if trace.claims is not None and self._queue is not None:
+                for each in read_spans(trace.claims, trace.run.get_span_context(), self._resource):
+                    self._queue.on_end(each)
+        _end(span, failure, ended)
+
+    def evaluated(
+        self, session_id: str, task: str, began: int, verdict: Mapping[str, Any] | None, refusal: Exception | None
+    ) -> None:
+        asked = asked_by.get() or _NOBODY
+        span = self._start(asked, session_id, task, began)
+        if verdict is not None:
+            attributes = {
+                "gen_ai.evaluation.name": task,
+                "gen_ai.evaluation.score.value": verdict["reward"],
+                "gen_ai.evaluation.score.label": ("pass" if verdict["passed"] else "fail")
+                if verdict["valid"]
+                else "invalid",
+            }
+            span.add_event("gen_ai.evaluation.result", attributes)
+        _end(span, _failure(asked, OK if refusal is None else REFUSED, refusal), time.time_ns())
+
+
+def _end(span: Span, failure: Mapping[str, str], ended: int) -> None:
+    if failure:
+        span.set_attributes(failure)
+        span.set_status(StatusCode.ERROR)
+    span.end(ended)
+
+
+def _method(asked: AskedBy) -> dict[str, str]:
+    """Return the attributes of the method by which a call came."""
+    if asked.protocol != "mcp":
+        return {"rpc.system.name": "jsonrpc", "rpc.method": asked.method}
+    attributes = {"mcp.method.name": asked.method}
+    if asked.version:
+        attributes["mcp.protocol.version"] = asked.version
+    return attributes
+
+
+def _failure(asked: AskedBy, outcome: str, refusal: BaseException | None) -> dict[str, str]:
+    """Return the attributes that say why a call failed; none if it succeeded."""
+    if refusal is not None:
+        code = str(describe(refusal)[0] if isinstance(refusal, RequestError) else ERROR_INTERNAL_ERROR)
+        return {"error.type": code, "rpc.response.status_code": code, "toolpack.outcome": outcome}
+    if outcome == OK:
+        return {}
+    # The conventions for MCP have a word for a failed tool, as its request hasn't failed.
+    return {"error.type": "tool_error" if asked.protocol == "mcp" else outcome, "toolpack.outcome": outcome}
+
+
+def _cut(content: bytes | str) -> str:
+    """Return the beginning of arguments or of a result, as a text that protobuf can encode."""
+    text = content if isinstance(content, str) else content[:MAX_CONTENT].decode(errors="ignore")
+    return text[:MAX_CONTENT].encode("utf-8", "replace").decode()

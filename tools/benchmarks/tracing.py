@@ -1,0 +1,114 @@
+"""The cost of telemetry for a call: a server that traces beside one that doesn't, in the same process.
+
+Bursts of calls come to each server in turns. The spans of a burst are sent before the other's turn, to a receiver in a
+process of its own, so that a turn has all that its calls cost.
+"""
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from unittest import mock
+
+from tests.whole_server import Frames, WholeServer, request
+from toolpack_server.features.telemetry.tracer import CallTracer
+from toolpack_server.packs.loading import load_catalog
+from tools.benchmarks.bounds import Bound
+from tools.benchmarks.processes import UnavailableError
+from tools.benchmarks.workshop import PACKS, Workshop
+
+TURNS, BURSTS, AT_ONCE = 60, 40, 8
+LIMIT = 5.0  # how many times as much of the processor a traced call takes, at most
+RECEIVER = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+Turn = Callable[[], None]
+
+
+def tracing(workshop: Workshop) -> Iterator[Bound]:
+    """Measure reads and changes, with spans and metrics and without."""
+    with contextlib.ExitStack() as closing:
+        receiver = closing.enter_context(subprocess.Popen([sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE))
+        closing.callback(receiver.kill)
+        assert receiver.stdout is not None
+        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{int(receiver.stdout.readline())}"}
+        log = closing.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - it is no file
+        closing.enter_context(contextlib.redirect_stderr(log))
+        timed = _start(workshop, closing, "timed", endpoint)
+        took = {kind: _time(turns) for kind, turns in timed.items()}
+        frames = Frames()
+        with frames.watching():
+            counted = _start(workshop, closing, "counted", endpoint)
+            for kind, turns in counted.items():
+                calls = {name: _count(frames, turn) for name, turn in turns.items()}
+                texts = (f"{name} {took[kind][name]:.0f} µs, {calls[name]:.0f} function calls" for name in turns)
+                ratio = took[kind]["traced"] / took[kind]["untraced"]
+                yield Bound(f"traced {kind}, by processor", ratio, LIMIT, detail="; ".join(texts))
+
+
+def _start(
+    workshop: Workshop, closing: contextlib.ExitStack, folder: str, endpoint: dict[str, str]
+) -> dict[str, dict[str, Turn]]:
+    """Start a server that traces and one that doesn't, and return the turns of each for each kind of call."""
+    kinds: dict[str, dict[str, Turn]] = {"read": {}, "change": {}}
+    for name, variables in (("untraced", {}), ("traced", endpoint)):
+        with mock.patch.dict(os.environ, variables):
+            given = {"data_dir": workshop.folder / folder / name, "pack_dir": (PACKS,), "packs": "counter"}
+            server = WholeServer(load_catalog((PACKS,), ("counter",)), **given)
+        closing.callback(server.close)
+        session = server.rpc("create_session", toolpacks=["counter"])["session_id"]
+        for kind, function, kwargs in (("read", "get", {}), ("change", "add", {"amount": 1})):
+            params = {"session_id": session, "function": function, "kwargs": kwargs}
+            call = request("/rpc", {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params})
+            kinds[kind][name] = partial(_turn, server, call)
+    return kinds
+
+
+def _turn(server: WholeServer, call: bytes) -> None:
+    """Make calls, and wait until their spans are sent."""
+    for _ in range(BURSTS):
+        replies = server.burst([[call]] * AT_ONCE)
+        if b"".join(reply for some in replies for reply in some).count(b'"error":null}') != AT_ONCE:
+            raise UnavailableError("a call was answered with an error")
+    if isinstance(server.service.sessions.tracer, CallTracer):
+        flush = threading.Thread(target=server.service.sessions.tracer.provider.force_flush)
+        flush.start()
+        flush.join()
+
+
+def _time(turns: dict[str, Turn]) -> dict[str, float]:
+    """Return the median of the processor time of a call, in µs, for each of these turns."""
+    took: dict[str, list[float]] = {name: [] for name in turns}
+    for _ in range(TURNS):
+        for name, turn in turns.items():
+            began = time.process_time()
+            turn()
+            took[name].append(time.process_time() - began)
+    return {name: statistics.median(seconds) / BURSTS / AT_ONCE * 1e6 for name, seconds in took.items()}
+
+
+def _count(frames: Frames, turn: Turn) -> float:
+    """Return how many Python functions a call calls."""
+    turn()
+    before = frames.counted.total()
+    turn()
+    return (frames.counted.total() - before) / BURSTS / AT_ONCE
