@@ -90,23 +90,40 @@ class Gateway:
 class Admission(Reservation):
     """A context manager that lets a request in, whose caller is known: `with gateway.admitted(scope, caller)`.
 
-    Meanwhile it holds its connection, and its bytes are counted. Not a generator: every call enters one.
+    Meanwhile it holds its connection, and its bytes are counted; once its body is read, `begin_answer` counts it among
+    the requests that are being answered. Not a generator: every call enters one.
 
     Raises:
         HttpRefusedError: Too many are being answered.
     """
 
-    __slots__ = ("_caller", "_connections", "_scope")
+    __slots__ = ("_caller", "_connections", "_gateway", "_is_answered", "_scope")
 
     def __init__(self, gateway: Gateway, scope: Scope, caller: Caller) -> None:
         self.in_flight, self.owner, self.refusal, self.size = gateway.in_flight, caller.owner, no_memory, 0
         self._connections, self._scope, self._caller = gateway.connections, scope, caller
+        self._gateway, self._is_answered = gateway, False
 
     def __enter__(self) -> Self:
         self._connections.hold(self._scope, self._caller)
         return self
 
+    def begin_answer(self) -> None:
+        """Count the request among those that are being answered, until it is left.
+
+        Called after the body is read: a client that still sends may not read the refusal.
+
+        Raises:
+            HttpRefusedError: The application starts or stops.
+        """
+        if not self._gateway.ready:
+            raise HttpRefusedError(503, NOT_READY)
+        self._is_answered = True
+        self._gateway.answering += 1
+
     def __exit__(self, *_exception: object) -> None:
+        if self._is_answered:
+            self._gateway.answering -= 1
         self.become(0)
         self._connections.release(self._scope, self._caller)
 
@@ -146,20 +163,15 @@ class RpcEndpoint:
             caller = await self.caller(scope, receive, headers)
             with self._gateway.admitted(scope, caller) as reservation:
                 body = await read_body(headers, receive, reservation, self._max_bytes)
-                if not self._gateway.ready:  # after the body: a client that still sends may not read the refusal
-                    raise HttpRefusedError(503, NOT_READY)
-                self._gateway.answering += 1
+                reservation.begin_answer()
                 try:
-                    try:
-                        reply = await self._rpc.answer(caller, body, reservation.grow_to) or b""
-                        status = 200 if reply else 204
-                    except asyncio.CancelledError:  # the server can't wait any longer
-                        status, reply = 503, refusal(503, CUT_OFF)
-                    if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
-                        reservation.become(len(reply))
-                    await send_response(send, status, reply, request_id=id_)
-                finally:
-                    self._gateway.answering -= 1
+                    reply = await self._rpc.answer(caller, body, reservation.grow_to) or b""
+                    status = 200 if reply else 204
+                except asyncio.CancelledError:  # the server can't wait any longer
+                    status, reply = 503, refusal(503, CUT_OFF)
+                if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+                    reservation.become(len(reply))
+                await send_response(send, status, reply, request_id=id_)
         except HttpRefusedError as error:
             await refuse(send, error, scope, id_)
         except (RequestError, InternalError) as error:  # from `caller`: no id is known yet

@@ -206,17 +206,13 @@ class FeatureEndpoint:
                 body = b""
                 if scope["method"] not in BODILESS and not has_no_body(headers):
                     body = await read_body(headers, receive, reservation, self._max_bytes)
-                self._gateway.check_ready()
-                self._gateway.answering += 1
+                reservation.begin_answer()
+                request = _request(scope, headers, body, caller, reservation.become, reservation.grow_to)
+                response = await self._answer(request)
                 try:
-                    request = _request(scope, headers, body, caller, reservation.become, reservation.grow_to)
-                    response = await self._answer(request)
-                    try:
-                        await self._send(response, scope, receive, send, reservation.become)
-                    except asyncio.CancelledError:  # the server can't wait any longer, and the answer has begun
-                        scope["state"][STATE].cut_off()
-                finally:
-                    self._gateway.answering -= 1
+                    await self._send(response, scope, receive, send, reservation.become)
+                except asyncio.CancelledError:  # the server can't wait any longer, and the answer has begun
+                    scope["state"][STATE].cut_off()
         except HttpRefusedError as error:
             refused.write(error.status, str(error), scope)
             await self._send(self.refusal(error.status, str(error)), scope, receive, send)
@@ -348,7 +344,7 @@ class FeatureSocket(FeatureEndpoint):
                     return
                 if not self._gateway.ready:
                     raise SocketRefusedError(503, RESTARTS, NOT_READY)
-                self._gateway.answering += 1
+                reservation.begin_answer()
                 socket.answers = True
                 try:
                     reply = await self._asked(
@@ -360,7 +356,6 @@ class FeatureSocket(FeatureEndpoint):
                         reservation.become(len(reply))
                     await socket.send(reply)
                 finally:
-                    self._gateway.answering -= 1
                     socket.answered()
 
 

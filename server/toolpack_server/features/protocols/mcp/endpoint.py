@@ -110,12 +110,8 @@ class McpEndpoint:
             return
         with self._gateway.admitted(exchange.scope, caller) as reservation:
             body = await read_body(exchange.headers, exchange.receive, reservation, self._max_bytes)
-            self._gateway.check_ready()  # after the body: a client that still sends may not read the refusal
-            self._gateway.answering += 1
-            try:
-                await self._answer(exchange, caller, body, reservation)
-            finally:
-                self._gateway.answering -= 1
+            reservation.begin_answer()
+            await self._answer(exchange, caller, body, reservation)
 
     async def _refuse_stranger(self, exchange: Exchange, error: Exception) -> None:
         """Refuse a message to a key that opens no session, with its id if that is here soon.

@@ -102,13 +102,9 @@ class OwnSessionEndpoint(McpEndpoint):
             raise HttpRefusedError(400, "Which session? Send the header Mcp-Session-Id.")
         try:
             agent = await self.stranger(exchange)
-            with self._gateway.admitted(exchange.scope, agent):
-                self._gateway.check_ready()
-                self._gateway.answering += 1
-                try:
-                    await self._end(Caller(agent.owner), {"session_id": agent.session_id})
-                finally:
-                    self._gateway.answering -= 1
+            with self._gateway.admitted(exchange.scope, agent) as admission:
+                admission.begin_answer()
+                await self._end(Caller(agent.owner), {"session_id": agent.session_id})
         except SessionNotFoundError as error:
             raise HttpRefusedError(self.status[Fault.NO_SESSION], str(error)) from None
         except REFUSALS as error:
