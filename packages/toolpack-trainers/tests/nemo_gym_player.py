@@ -19,9 +19,8 @@ import urllib.request
 import uvicorn
 from environment_servers.single_agent_turn.app import SingleAgentTurnEnvironmentServer
 from fastapi import FastAPI, Request
-from nemo_gym.config_types import BaseServerConfig
+from nemo_gym import BaseServerConfig, ServerClient
 from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict
-from nemo_gym.server_utils import ServerClient
 from omegaconf import OmegaConf
 from responses_api_agents.simple_agent.app import SimpleAgent
 

@@ -17,7 +17,7 @@ import server_process
 from killed_episodes import STORES, TOKEN, plays_on, solved
 from patience import PATIENCE
 
-ADVICE = "not installed: pip install -e '.[trainers]'"
+ADVICE = "not installed: pip install -e 'packages/toolpack-trainers[ors]'"
 TRAINERS = os.environ.get("TRAINERS", "")
 PYTHON = TRAINERS if TRAINERS not in {"", "true"} else sys.executable
 PLAYER = Path(__file__).with_name("trainers_player.py")

@@ -1,0 +1,46 @@
+"""The versions of trainers' clients stand in pyproject.toml; pages and CI name the same."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "packages" / "toolpack-trainers" / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
+PINNED = dict(each.split("==") for extra in PROJECT["optional-dependencies"].values() for each in extra)
+NAMED = {  # what the page calls them
+    "openreward": r"`openreward` SDK",
+    "trl": r"\bTRL",
+    "openenv": r"its clients",
+    "verifiers": r"\bverifiers",
+    "nemo-gym": r"NeMo Gym",
+    "harbor": r"Harbor",
+}
+
+
+def test_every_peer_has_its_name_on_the_page():
+    assert PINNED.keys() == NAMED.keys()
+
+
+@pytest.mark.parametrize("path", ["docs/trainers.md", "docs/training.md", "docs/internals/develop.md", ".ci/examples"])
+def test_commands_install_the_pinned_versions(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    for name, version in re.findall(r"([\w-]+)==([\d.]*\d)", text):
+        assert PINNED.get(name, version) == version, name
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_page_names_the_pinned_version(name):
+    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
+    versions = re.findall(rf"{NAMED[name]}\s+(\d+(?:\.\d+)+)", page)
+    assert versions or name == "openreward"
+    assert [each for each in versions if not f"{PINNED[name]}.".startswith(f"{each}.")] == []
+
+
+def test_server_has_no_extra_for_peers():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.match(r"[\w-]+", each)[0] for extra in project["optional-dependencies"].values() for each in extra}
+    assert names.isdisjoint(PINNED)
