@@ -25,11 +25,24 @@ def http_on(protocol: str, folder: Path) -> dict[str, str]:
     """Get the variables with which a server speaks HTTP through `httptools` on uvloop, or `h11` on asyncio."""
     if protocol == "httptools":
         return {}
-    hiding = folder / "hidden"
-    hiding.mkdir()
-    for module in ("httptools", "uvloop"):  # where they are missing, uvicorn takes the others
-        (hiding / f"{module}.py").write_text("raise ImportError('hidden by a test')\n")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(hiding), os.environ.get("PYTHONPATH")]))}
+    hidden = "raise ImportError('hidden by a test')\n"
+    return with_modules(folder, httptools=hidden, uvloop=hidden)  # where they are missing, uvicorn takes the others
+
+
+def with_fixed(folder: Path, **limits: float) -> dict[str, str]:
+    """Return the variables with which a server has other fixed limits."""
+    lines = [f"FixedLimits.model_fields[{name!r}].default = {value}\n" for name, value in limits.items()]
+    imported = "from toolpack_server.base.fixed_limits import FixedLimits\n"
+    return with_modules(folder, sitecustomize=imported + "".join(lines))
+
+
+def with_modules(folder: Path, **texts: str) -> dict[str, str]:
+    """Return the variables with which Python finds these modules first."""
+    modules = folder / "modules"
+    modules.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (modules / f"{name}.py").write_text(text)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(modules), os.environ.get("PYTHONPATH")]))}
 
 
 def command(*arguments: str) -> list[str]:

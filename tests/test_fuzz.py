@@ -7,12 +7,17 @@ import pytest
 import server_process
 
 from tools.fuzz.bodies import fuzz_bodies, fuzz_heavy
-from tools.fuzz.conversations import LIMITS, fuzz_conversations
+from tools.fuzz.conversations import LIMITS, RECEIVE_SECONDS, fuzz_conversations
 from tools.fuzz.costs import fuzz_costs
 from tools.fuzz.openenv import fuzz_openenv
 from tools.fuzz.trainers import fuzz_trainers
 
 pytestmark = pytest.mark.heavy
+
+
+def served(folder, http="httptools"):
+    fixed = server_process.with_fixed(folder, receive_seconds=RECEIVE_SECONDS)
+    return server_process.served(folder, **(LIMITS | server_process.http_on(http, folder) | fixed))
 
 
 def test_hostile_bodies():
@@ -38,19 +43,19 @@ def test_what_costs_a_server_much_more_than_its_sender():
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 def test_bad_http(tmp_path, http):
-    with server_process.served(tmp_path, **LIMITS, **server_process.http_on(http, tmp_path)) as server:
+    with served(tmp_path, http) as server:
         seen = fuzz_conversations(server, tmp_path / "server.log", 1)
     assert {200, 400} <= set(seen)
 
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 def test_hostile_clients_of_trainers_protocols(tmp_path, http):
-    with server_process.served(tmp_path, **LIMITS, **server_process.http_on(http, tmp_path)) as server:
+    with served(tmp_path, http) as server:
         seen = fuzz_openenv(server, tmp_path / "server.log", 200)
     assert {200, 400, 404, 422, "observation", "error", 1000, 1002} <= set(seen)
 
 
 def test_requests_to_the_doors_of_trainers(tmp_path):
-    with server_process.served(tmp_path, **LIMITS) as server:
+    with served(tmp_path) as server:
         seen = fuzz_trainers(server.url, 300, 1)
     assert {200, 400, 404, 422} <= set(seen)

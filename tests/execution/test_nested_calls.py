@@ -24,7 +24,7 @@ def nested(function, **args):
 
 @pytest.fixture
 def bench(make_bench):
-    return make_bench(max_record_bytes=4096)
+    return make_bench(max_result_bytes=4 * 4096)
 
 
 @contextlib.contextmanager

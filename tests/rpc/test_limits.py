@@ -116,7 +116,7 @@ def test_the_answers_of_a_batch_are_limited_together():
         assert server.version(session) == 3
 
 
-SMALL = {"max_body_bytes": 1024, "max_result_bytes": 1024, "max_record_bytes": 1024, "max_list_bytes": 1024}
+SMALL = {"max_body_bytes": 1024, "max_result_bytes": 1024, "max_list_bytes": 1024}
 ALLOWED = 6144  # bytes of an answer with these
 
 

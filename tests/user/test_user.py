@@ -255,7 +255,7 @@ def fail(client, url, reason, *arguments, says=""):
         (lambda _: called("fly"), "wrong_calls", "5 calls in a row"),
         (lambda _: called("enable_line"), "wrong_calls", "5 calls in a row"),
         (lambda _: called("look", '{"times": "x"}'), "wrong_calls", "5 calls in a row"),
-        (lambda _: said("x" * 300_000), "nonsense", "TOOLPACK_MAX_RECORD_BYTES"),
+        (lambda _: said("x" * 300_000), "nonsense", "TOOLPACK_MAX_RESULT_BYTES"),
         (lambda _: said("x" * 3_000_000), "nonsense", "bytes"),
         (lambda _: said("Hi \ud800"), "nonsense", "no low surrogate"),
         (lambda _: said("###STOP### \ud800"), "nonsense", "no low surrogate"),

@@ -17,7 +17,7 @@ import server_process
 
 from tools.fuzz import crowd
 from tools.fuzz.bodies import fuzz_bodies, fuzz_heavy
-from tools.fuzz.conversations import LIMITS, fuzz_conversations
+from tools.fuzz.conversations import LIMITS, RECEIVE_SECONDS, fuzz_conversations
 from tools.fuzz.costs import fuzz_costs
 from tools.fuzz.floods import fuzz_floods
 from tools.fuzz.openenv import fuzz_openenv
@@ -73,18 +73,18 @@ def main(seconds, seed, connections, heavy):
 
 def server(folder, http):
     """Start a server that reads HTTP with this library."""
-    return server_process.served(folder, **LIMITS, **server_process.http_on(http, folder))
+    fixed = server_process.with_fixed(folder, receive_seconds=RECEIVE_SECONDS)
+    return server_process.served(folder, **(LIMITS | server_process.http_on(http, folder) | fixed))
 
 
 def crowded(connections):
     """Open connections to a server that allows 500 fewer."""
     crowd.allow_files(2 * connections + 1000)
-    limits = crowd.LIMITS | {"TOOLPACK_MAX_CONNECTIONS": str(connections - 500)}
-    with (
-        tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder,
-        server_process.served(Path(folder), **limits) as running,
-    ):
-        return asyncio.run(crowd.crowd(int(running.url.rpartition(":")[2]), connections))
+    limits = {"TOOLPACK_LOG_CALLS": "off", "TOOLPACK_MAX_CONNECTIONS": str(connections - 500)}
+    with tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder:
+        fixed = server_process.with_fixed(Path(folder), receive_seconds=crowd.RECEIVE_SECONDS)
+        with server_process.served(Path(folder), **limits, **fixed) as running:
+            return asyncio.run(crowd.crowd(int(running.url.rpartition(":")[2]), connections))
 
 
 def report(bodies, statuses):

@@ -7,7 +7,7 @@ import time
 from tools.fuzz.oracle import require, strict
 
 STEP = 1000
-LIMITS = {"TOOLPACK_RECEIVE_SECONDS": "900", "TOOLPACK_LOG_CALLS": "off"}
+RECEIVE_SECONDS = 900.0
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 
 

@@ -12,7 +12,7 @@ from toolpack_author.checking.examples import example_arguments, known_values
 from toolpack_server import TaskEnvironment
 from toolpack_server.features.authoring.checking.findings import Tried
 from toolpack_server.functions_runtime import make_function
-from toolpack_server.packs import checks
+from toolpack_server.packs import checks, loading
 
 LIMITS = {
     "build": (checks, "BUILD_SECONDS"),
@@ -26,7 +26,7 @@ def limits(monkeypatch):
     """Limits that a slow machine keeps, too, and no module that another test has loaded under the same name."""
     for module, name in LIMITS.values():
         monkeypatch.setattr(module, name, serving.PATIENCE)
-    monkeypatch.setenv("TOOLPACK_IMPORT_SECONDS", str(serving.PATIENCE))
+    monkeypatch.setattr(loading, "IMPORT_SECONDS", serving.PATIENCE)
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
@@ -48,7 +48,7 @@ ENDLESS = {
 def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
     if name in ENDLESS:
         if ENDLESS[name] == "import":
-            monkeypatch.setenv("TOOLPACK_IMPORT_SECONDS", "0.3")
+            monkeypatch.setattr(loading, "IMPORT_SECONDS", 0.3)
         else:
             monkeypatch.setattr(*LIMITS[ENDLESS[name]], 0.3)
     expected = assert_said(tmp_path, name, called=True)

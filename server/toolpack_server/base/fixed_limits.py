@@ -13,6 +13,21 @@ class FixedLimits(BaseModel):
     queue_timeout_seconds: float = Field(
         30, gt=0, description="How long a call may wait for its session, or for a thread: clients wait for 75 seconds."
     )
+    receive_seconds: float = Field(
+        30,
+        gt=0,
+        description="Time limit for a request's body; its headers have a third: 16 MB in it take 5 Mbit/s.",
+    )
+    max_bytes_in_flight: int = Field(
+        256 * 2**20,
+        ge=1024,
+        description="Estimated memory for requests that a worker receives or answers: 16 of the largest ones.",
+    )
+    async_bytes: int = Field(
+        2**30,
+        ge=0,
+        description="Estimated memory for calls that wait in async functions, per worker: 64 KB for each of 16,000.",
+    )
     max_stuck_threads: int = Field(
         4,
         ge=0,

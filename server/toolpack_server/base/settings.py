@@ -149,9 +149,6 @@ class Settings(_FromEnvironment, FixedLimits):
     tokens: Annotated[dict[str, SecretStr], BeforeValidator(_split_pairs)] = Field(
         default_factory=dict, description="Bearer tokens, as name:token pairs; each owner sees only their own sessions."
     )
-    metrics_owners: tuple[str, ...] = Field(
-        (), description="Owners that see in /metrics which functions are called, if several have tokens."
-    )
     no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
     host_names: tuple[str, ...] = Field(
         (), description="Names by which the server may be addressed without tokens, beside its IP addresses."
@@ -159,21 +156,11 @@ class Settings(_FromEnvironment, FixedLimits):
     secret_key: SecretStr | None = Field(
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
     )
-    import_seconds: Seconds = Field(
-        10,
-        gt=0,
-        description="Seconds in which a toolpack is imported, busy or waiting; for a library in it, six times as many.",
-    )
     timeout_seconds: Seconds = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
     max_threads: int = Field(
         256,
         ge=1,
         description="Functions that a worker runs at once but quick ones; of several owners one has half.",
-    )
-    async_bytes: int = Field(
-        2**30,
-        ge=0,
-        description="Memory, as estimated, of the calls that wait in a worker's async functions; likewise.",
     )
     isolation: str = Field(
         THREAD,
@@ -199,14 +186,6 @@ class Settings(_FromEnvironment, FixedLimits):
         description="Size of a request's body; an answer may have four times as much, or what a result or a list "
         "needs, an agent's request a sixteenth.",
     )
-    receive_seconds: Seconds = Field(
-        30, gt=0, description="How long a client may take to send a request's body; for the headers, a third of that."
-    )
-    max_bytes_in_flight: int = Field(
-        256 * 2**20,
-        ge=1024,
-        description="Memory, as estimated, of the requests that a worker receives or answers at once; likewise.",
-    )
     log_calls: Literal["auto", "full", "json", "text", "off"] = Field(
         "auto",
         description="A line for each call on standard error: json, text, off, auto: text on a terminal, or full: auto "
@@ -224,9 +203,8 @@ class Settings(_FromEnvironment, FixedLimits):
     console: bool = Field(True, description="Serve the console, a page for browsers, at /console/.")
     max_connections: int = Field(5000, ge=1, description="Connections that a worker holds at once.")
     max_sessions: int = Field(100_000, ge=1, description="Sessions that an owner may have at once.")
-    max_result_bytes: int = Field(2**20, ge=1024, description="Size of a call's result as JSON.")
-    max_record_bytes: int = Field(
-        2**18, ge=1024, description="Size of a call's arguments, and of its result, in the trace; the rest is cut."
+    max_result_bytes: int = Field(
+        2**20, ge=1024, description="Size of a call's result as JSON; the trace keeps results up to a quarter of it."
     )
     max_environment_bytes: int = Field(32 * 2**20, ge=1024, description="Size of a toolpack's snapshot.")
     max_volume_bytes: int = Field(
@@ -301,8 +279,12 @@ class Settings(_FromEnvironment, FixedLimits):
         A result stands in an answer up to three times, by MCP as text in JSON and as JSON; a list ends with an item
         that is as large as it is, and a batch has answers before it.
         """
-        most = max(self.max_result_bytes, self.max_record_bytes)
-        return max(4 * self.max_body_bytes, 4 * most + 2 * self.max_list_bytes)
+        return max(4 * self.max_body_bytes, 4 * self.max_result_bytes + 2 * self.max_list_bytes)
+
+    @property
+    def max_record_bytes(self) -> int:
+        """The size of a call's arguments, and of its result, in the trace; the rest is cut."""
+        return self.max_result_bytes // 4
 
     @property
     def keep_bytes(self) -> int:

@@ -149,7 +149,7 @@ function callOf({ kwargs, error, result, nested = [], perturbed }) {
       h("pre", nested.map(ran).join("\n\n")),
     ],
     perturbed ? bothOf({ error, result }, perturbed) : answerOf({ error, result }),
-    isCut && h("p.hint", "$cut stands for a value that is too long for a record (TOOLPACK_MAX_RECORD_BYTES)."),
+    isCut && h("p.hint", "$cut stands for a value that is too long for a record (TOOLPACK_MAX_RESULT_BYTES / 4)."),
   ];
 }
 

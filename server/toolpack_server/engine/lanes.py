@@ -329,5 +329,5 @@ class Lanes:
 
     def expire(self, before: float) -> list[Job]:
         for job in (expired := self._room.expire(before)):
-            job.waits_for = "room among the waiting calls (TOOLPACK_ASYNC_BYTES)"
+            job.waits_for = "room among the waiting calls"
         return expired + [job for lane in self._all for job in lane.expire(before)]

@@ -30,7 +30,7 @@ from toolpack_server.packs.registration import collected_problems
 from toolpack_server.packs.sources import NAMESPACE, OWN, Source, in_folders, installed
 from toolpack_server.packs.toolpack import Toolpack
 
-IMPORT_SECONDS = 10.0
+IMPORT_SECONDS = 30.0  # an import that computes or waits for longer belongs into a function
 
 
 def load_catalog(
@@ -38,18 +38,16 @@ def load_catalog(
     names: Sequence[str] = (),
     *,
     build: bool = True,
-    import_seconds: float | None = None,
 ) -> Catalog:
     """Load the toolpacks of these names and check them; without names, all in `pack_dirs`, else all that are installed.
 
     Args:
         build: Build the initial environments, to check them; a process that forks others must not.
-        import_seconds: How long the import of a toolpack may take; that of a library in it, six times as long.
 
     Raises:
         RegistrationError: The first problem; its text says how many more there are.
     """
-    catalog, problems = inspect_toolpacks(pack_dirs, names, thorough=False, build=build, import_seconds=import_seconds)
+    catalog, problems = inspect_toolpacks(pack_dirs, names, thorough=False, build=build)
     if problems:
         more = f" ({len(problems) - 1} more: see `toolpack-server check`)" if len(problems) > 1 else ""
         raise RegistrationError(f"{problems[0]}{more}")
@@ -59,7 +57,7 @@ def load_catalog(
 
 def catalog_of(settings: Settings, *, build: bool = True) -> Catalog:
     """Load the toolpacks of a server with these settings; the rest is as in `load_catalog`."""
-    return load_catalog(settings.pack_dir, settings.packs, build=build, import_seconds=settings.import_seconds)
+    return load_catalog(settings.pack_dir, settings.packs, build=build)
 
 
 def inspect_toolpacks(
@@ -68,7 +66,6 @@ def inspect_toolpacks(
     *,
     thorough: bool = True,
     build: bool = True,
-    import_seconds: float | None = None,
 ) -> tuple[Catalog | None, list[RegistrationError]]:
     """Load toolpacks and collect all problems; the catalog is None if any toolpack can't be loaded.
 
@@ -79,7 +76,7 @@ def inspect_toolpacks(
     token = collected_problems.set(problems)
     try:
         with unseeded.noting():
-            found, sources, notices = _find(pack_dirs, names, problems, import_seconds or IMPORT_SECONDS)
+            found, sources, notices = _find(pack_dirs, names, problems)
     finally:
         collected_problems.reset(token)
     sound = not problems
@@ -99,14 +96,14 @@ def inspect_toolpacks(
 
 
 def _find(
-    pack_dirs: Sequence[Path], names: Sequence[str], problems: list[RegistrationError], import_seconds: float
+    pack_dirs: Sequence[Path], names: Sequence[str], problems: list[RegistrationError]
 ) -> tuple[dict[str, Toolpack], dict[str, Source], list[str]]:
     bundled = extend_namespace(pack_dirs, problems)
     only_folders = pack_dirs and not names
     sources = [*in_folders(pack_dirs if only_folders else [*pack_dirs, *bundled], pack_dirs, problems)]
     if not only_folders:
         sources += installed()
-    search = _Search(problems, import_seconds)
+    search = _Search(problems)
     # If packs are named, sources of the same name come first, and the search ends when all packs are found.
     for source in sorted(sources, key=lambda source: source.name not in names):
         if names and source.name not in names and set(names) <= search.found.keys():
@@ -136,14 +133,13 @@ def _find(
 class _Search:
     """A search through modules."""
 
-    def __init__(self, problems: list[RegistrationError], import_seconds: float) -> None:
+    def __init__(self, problems: list[RegistrationError]) -> None:
         self.found: dict[str, Toolpack] = {}
         self.sources: dict[str, Source] = {}  # of those that were found
         self.unsound: set[str] = set()  # the names of those that have problems; further checks would report these again
         self.notices: list[str] = []
         self.unavailable: dict[str, str] = {}  # those of the notices that say what a module needs, by its name
         self._problems = problems
-        self._import_seconds = import_seconds
         self._broken: list[tuple[list[RegistrationError], set[str]]] = []  # of a module: its problems, its toolpacks
 
     def look_into(self, source: Source) -> None:
@@ -151,7 +147,7 @@ class _Search:
         known = len(problems)
         module = None
         try:
-            module = _import(source, problems, self._import_seconds)
+            module = _import(source, problems)
         except ToolpackUnavailable as unavailable:
             self.unavailable[source.name] = str(unavailable)
             self.notices.append(str(unavailable))
@@ -225,7 +221,7 @@ def _without_toolpack(source: Source, module: ModuleType) -> str:
     return f"{place}: it binds no Toolpack at module level: add one, or {otherwise}."
 
 
-def _import(source: Source, problems: list[RegistrationError], seconds: float) -> ModuleType | None:
+def _import(source: Source, problems: list[RegistrationError]) -> ModuleType | None:
     """Import a module; what goes wrong is added to the problems.
 
     Raises:
@@ -235,7 +231,7 @@ def _import(source: Source, problems: list[RegistrationError], seconds: float) -
     exit_process = os._exit
     os._exit = _refuse_exit
     try:
-        with patience(seconds, "its import", "do this in a function, or raise TOOLPACK_IMPORT_SECONDS"):
+        with patience(IMPORT_SECONDS, "its import", "do this in a function"):
             return importlib.import_module(name)
     except ToolpackUnavailable:
         raise

@@ -44,7 +44,7 @@ class BytesInFlight:
             so_far, limit = f"you have {of_owner - size}", self._limit_per_owner
         raise refusal(
             f"Too many bytes of requests are being received or answered: {so_far}, and {limit} are allowed. Nothing "
-            f"was changed. Send the request again later, or raise TOOLPACK_MAX_BYTES_IN_FLIGHT."
+            f"was changed. Send the request again later."
         )
 
     def add(self, owner: str, size: int) -> None:

@@ -75,7 +75,6 @@ class TokenGate:
 
     def __init__(self, settings: Settings) -> None:
         self._owners = {digest: _owner(name) for digest, name in _names(settings).items()}
-        self._metrics_owners = frozenset(map(_owner, settings.metrics_owners))
         only_local, names = is_loopback(settings.host), frozenset(map(str.lower, settings.host_names))
         # Nearly all requests carry the same Host header.
         self._names_this_server = lru_cache(maxsize=64)(lambda header: _is_named(header, names, only_local))
@@ -106,10 +105,6 @@ class TokenGate:
     def several(self) -> bool:
         """Whether there are owners with different names."""
         return len({*self._owners.values()}) > 1
-
-    def may_see_calls(self, owner: str) -> bool:
-        """Whether an owner may see in the metrics which functions are called, by other owners too."""
-        return owner in self._metrics_owners or not self.several
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
         """Without tokens, refuse web pages: DNS rebinding by Host, cross-site requests by Origin."""

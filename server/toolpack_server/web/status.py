@@ -33,12 +33,12 @@ def status_routes(gateway: Gateway) -> list[Route]:
         return _answer(f"ready {problem}".strip().encode(), "text/plain") if ready else refusal_response(503, problem)
 
     async def metrics(request: Request) -> Response:
-        may_see_calls = gateway.gate.may_see_calls(owner(request))
+        owner(request)
         try:
             sessions = await service.sessions.count()
         except (InternalError, RequestError):  # metrics matter most when the store can't be reached
             sessions = None
-        shown = exposition(service.metrics, sessions, calls=may_see_calls)
+        shown = exposition(service.metrics, sessions, calls=not gateway.gate.several)
         return _answer(shown, "text/plain; version=0.0.4; charset=utf-8")
 
     async def openrpc(request: Request) -> Response:

@@ -146,7 +146,7 @@ def test_what_is_unpacked_is_reserved_and_released(make, mode):
     in_flight.add("", -(2**23))
     # What is more than anybody may have isn't.
     lines[0]["head"]["options"] = {"gated": {"x": [0] * 200_000}}
-    assert "TOOLPACK_MAX_BYTES_IN_FLIGHT" in refused(-32007, imported, bench, lines, mode).message
+    assert "which no request may take" in refused(-32007, imported, bench, lines, mode).message
     assert in_flight.total == 0
 
 
@@ -195,7 +195,7 @@ def test_blobs_are_not_kept_for_a_replay(make):
 
 
 def test_messages_have_their_limit(make):
-    bench = make(max_record_bytes=2000)
+    bench = make(max_result_bytes=8000)
     lines = lines_with(bench, "add", amount=1)
     note(lines, kind="message", role="user", content="x" * 2000)
     replayed = imported(bench, lines)
@@ -208,7 +208,7 @@ def test_messages_have_their_limit(make):
 
 
 def test_verdicts_are_copied_within_the_limit_and_are_none(make):
-    bench = make(max_record_bytes=2000)
+    bench = make(max_result_bytes=8000)
     lines = lines_with(bench, "add", amount=1)
     said = {"task": "gated/t", "reward": 1.0, "passed": True, "checks": [], "metrics": {}}
     note(lines, kind="verdict", **said)

@@ -319,7 +319,7 @@ def test_classes_that_have_changed_are_built_again(code):
 
 
 def test_arguments_that_were_cut_cannot_be_run_again(code, make_bench):
-    bench = make_bench(catalog_of(code), max_record_bytes=1024)
+    bench = make_bench(catalog_of(code), max_result_bytes=4096)
     session_id = bench.create("drift")
     bench.call(session_id, "echo", value="x" * 900)
     bench.call(session_id, "echo", value="x" * 5000)
@@ -330,15 +330,15 @@ def test_arguments_that_were_cut_cannot_be_run_again(code, make_bench):
 
 
 def test_results_and_errors_that_were_cut_are_compared(code, make_bench):
-    bench = make_bench(catalog_of(code), max_record_bytes=1024)
+    bench = make_bench(catalog_of(code), max_result_bytes=4096)
     session_id = bench.create("drift")
-    code.text, code.error = "x" * 5000, "y" * 5000
+    code.text, code.error = "x" * 3000, "y" * 3000
     bench.call(session_id, "look")
     bench.call(session_id, "fail")
     assert replay(bench, session_id)["complete"]
-    code.error = "y" * 5001
+    code.error = "y" * 3001
     assert replay(bench, session_id).get("diverged")["index"] == 1
-    code.text = "x" * 4999 + "z"
+    code.text = "x" * 2999 + "z"
     assert replay(bench, session_id).get("diverged")["index"] == 0
 
 

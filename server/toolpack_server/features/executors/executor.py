@@ -40,7 +40,6 @@ class Configuration:
 
     pack_dirs: list[str]
     packs: list[str]
-    import_seconds: float
     preload: bool  # the zygote loads the toolpacks, and not each executor
     operations: list[str]  # as `module:class`
     conditions: list[str]  # likewise
@@ -82,12 +81,7 @@ def run_executor(
         with system.STATM.open() as statm:
             _confine(sandbox, configuration, own)
             if catalog is None:
-                catalog = load_catalog(
-                    [*map(Path, configuration.pack_dirs)],
-                    configuration.packs,
-                    build=False,
-                    import_seconds=configuration.import_seconds,
-                )
+                catalog = load_catalog([*map(Path, configuration.pack_dirs)], configuration.packs, build=False)
                 greeting["inventory"] = catalog.inventory().to_json()
             system.limit_memory(configuration.memory_bytes, statm)
     except OSError as error:

@@ -60,7 +60,6 @@ def start_executors(
     own_files = [path for path in (settings.data_dir, settings.tokens_file, *settings.store_url.files) if path]
     configuration = Configuration(
         pack_dirs=[str(folder.resolve()) for folder in settings.pack_dir],
-        import_seconds=settings.import_seconds,
         packs=[*settings.packs],
         preload=True,
         operations=[*map(path_of, operations)],

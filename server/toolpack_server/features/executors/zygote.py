@@ -43,12 +43,7 @@ def main(control: socket.socket) -> NoReturn:
     answer: dict[str, Any] = {}
     if configuration.preload:
         try:
-            catalog = load_catalog(
-                [*map(Path, configuration.pack_dirs)],
-                configuration.packs,
-                build=False,
-                import_seconds=configuration.import_seconds,
-            )
+            catalog = load_catalog([*map(Path, configuration.pack_dirs)], configuration.packs, build=False)
             answer = {"inventory": catalog.inventory().to_json(), "threads": system.keeps_threads()}
         except StartError as error:
             answer = {"error": str(error)}

@@ -121,8 +121,8 @@ def pack(lines: Iterable[bytes], keyed: KeyedHash, max_bytes: int, max_raw_bytes
     if raw > max_raw_bytes or size > max_bytes:
         raise TooLargeError(
             f"The bundle would be larger than {max_bytes} bytes, or unpacked than {max_raw_bytes}, which is more than "
-            "a server takes: export the versions `ends` only, or raise TOOLPACK_MAX_BODY_BYTES and "
-            "TOOLPACK_MAX_BYTES_IN_FLIGHT there and here."
+            "a server takes: export the versions `ends` only, or raise TOOLPACK_MAX_BODY_BYTES "
+            "there and here."
         )
     compressed = b"".join(packed)
     return _START + keyed.of(compressed).encode() + b"\n" + compressed

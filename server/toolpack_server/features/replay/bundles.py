@@ -317,8 +317,8 @@ class _Memory:
         needed, most = self._kept + size, self._reservation.in_flight.most
         if needed > most:
             raise TooLargeError(
-                f"To unpack the bundle takes more than {most} bytes of memory, which no request may take: raise "
-                "TOOLPACK_MAX_BYTES_IN_FLIGHT to import it here."
+                f"To unpack the bundle takes more than {most} bytes of memory, which no request may take: export the "
+                "versions `ends` only."
             )
         self._reservation.grow_to(needed)
 

@@ -49,7 +49,7 @@ MAX_SHOWN_TEXT = 2000
 
 _NOT_RUN = {Failure.DEADLINE, Failure.CRASHED}  # such a call depends on the machine, not on the world
 _CUT_ARGUMENTS = (
-    "The arguments of this call were cut from the trace, so it can't be run again: a larger TOOLPACK_MAX_RECORD_BYTES "
+    "The arguments of this call were cut from the trace, so it can't be run again: a larger TOOLPACK_MAX_RESULT_BYTES "
     "keeps them."
 )
 

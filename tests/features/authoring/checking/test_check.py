@@ -11,7 +11,7 @@ from wrong_toolpacks import check as check_with
 from toolpack_server.base.errors import RegistrationError
 from toolpack_server.base.settings import Settings, unknown_variables
 from toolpack_server.features.authoring.checking import command
-from toolpack_server.packs import checks
+from toolpack_server.packs import checks, loading
 from toolpack_server.packs.loading import load_catalog
 
 
@@ -24,7 +24,7 @@ def check(*arguments):
 def limits(monkeypatch):
     """Limits that a slow machine keeps, too, and no module that another test has loaded under the same name."""
     monkeypatch.setattr(checks, "BUILD_SECONDS", serving.PATIENCE)
-    monkeypatch.setenv("TOOLPACK_IMPORT_SECONDS", str(serving.PATIENCE))
+    monkeypatch.setattr(loading, "IMPORT_SECONDS", serving.PATIENCE)
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
@@ -39,7 +39,7 @@ ENDLESS = {"endless_import": "import", "sleeping_import": "import", "factory_nev
 @pytest.mark.parametrize("name", WRONG)
 def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
     if ENDLESS.get(name) == "import":
-        monkeypatch.setenv("TOOLPACK_IMPORT_SECONDS", "0.3")
+        monkeypatch.setattr(loading, "IMPORT_SECONDS", 0.3)
     elif name in ENDLESS:
         monkeypatch.setattr(checks, "BUILD_SECONDS", 0.3)
     assert_said(tmp_path, name, called=False)

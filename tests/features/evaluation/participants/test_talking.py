@@ -114,7 +114,7 @@ def test_what_cannot_be_said_or_heard(market):
     refused(-32602, listen, played, "buyer", after=-2)
     refused(-32601, market.rpc, "say", text="Hi.")
     long = "x" * (market.settings.max_record_bytes + 1)
-    assert "TOOLPACK_MAX_RECORD_BYTES" in refused(-32007, played.send, "buyer", "say", text=long).message
+    assert "TOOLPACK_MAX_RESULT_BYTES" in refused(-32007, played.send, "buyer", "say", text=long).message
     played.send("buyer", "submit_answer", answer="sold")
     told = refused(-32014, played.send, "seller", "say", text="Wait!").message
     assert told == "The answer has been submitted, so nothing more is said."

@@ -177,7 +177,7 @@ def test_of_calls_that_are_sent_at_once_the_last_hears_the_answer_of_the_first_a
 
 
 def test_a_long_answer_is_as_stale_in_a_fork_as_in_its_session(make_bench):
-    bench = make_bench(CATALOG, packs=("shop", "ledger"), max_record_bytes=1024)
+    bench = make_bench(CATALOG, packs=("shop", "ledger"), max_result_bytes=4096)
     agent = Agent(bench, {"functions": "payments", "stale": True, "calls": "3-"})
     assert agent.heard("payments") == []
     agent.heard(to="y" * 900)
@@ -286,7 +286,7 @@ def test_effects_are_given_up_at_the_deadline_of_the_call(bench):
 
 
 def test_a_long_answer_is_heard_whole_by_the_repeat_of_its_call_id(make_bench):
-    agent = Agent(make_bench(CATALOG, packs=("shop", "ledger"), max_record_bytes=1024), {"append": "y" * 2000})
+    agent = Agent(make_bench(CATALOG, packs=("shop", "ledger"), max_result_bytes=4096), {"append": "y" * 2000})
     heard = agent.heard("read_note", _call={"call_id": "one"})
     assert (len(heard), heard) == (
         2000 + len("This is note a [[ref:1]]"),

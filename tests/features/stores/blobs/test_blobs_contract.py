@@ -11,7 +11,7 @@ from toolpack_server.testing.store_contract import *  # noqa: F403 - the tests
 from toolpack_server.wiring.stores import open_store
 
 # Of the contract nearly all blobs are outside then: those but one letter long have ids that are no objects' names.
-FROM_BYTES = 1
+MIN_BYTES = 1
 
 
 @pytest.fixture(
@@ -40,6 +40,6 @@ def new_store(request, tmp_path):
             url = postgres_server.emptied(request.getfixturevalue("postgres_url"))
             request.addfinalizer(partial(postgres_server.emptied, url))
             opener = partial(open_store, url)
-        return lambda: opened(opener(), f"file://{tmp_path}/blobs", FROM_BYTES)
+        return lambda: opened(opener(), f"file://{tmp_path}/blobs", MIN_BYTES)
 
     return new

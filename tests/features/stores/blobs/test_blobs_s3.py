@@ -19,10 +19,11 @@ import redis
 import redis_server
 from command_line import run
 from patience import PATIENCE
-from server_process import served
+from server_process import served, with_modules
 from serving import refused, wait_until
 
 PYTHON = os.environ.get("S3", "")
+ALL_OUTSIDE = "from toolpack_server.features.stores.blobs import store\nstore.opened.__defaults__ = (1,)\n"
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(not PYTHON, reason="S3 names no Python with moto[server]")]
 
 
@@ -119,12 +120,12 @@ def proxy(s3):
 def variables(proxy, tmp_path):
     return {
         "TOOLPACK_BLOBS_URL": f"s3://bucket/{tmp_path.name}",
-        "TOOLPACK_BLOBS_FROM_BYTES": "1",
         "TOOLPACK_CACHE_BYTES": "0",
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_port}",
         "AWS_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
+        **with_modules(tmp_path, sitecustomize=ALL_OUTSIDE),
     }
 
 

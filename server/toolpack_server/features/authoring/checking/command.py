@@ -104,7 +104,7 @@ class _Looked(NamedTuple):
 
 
 def _look(settings: Settings) -> _Looked:
-    catalog, errors = inspect_toolpacks(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
+    catalog, errors = inspect_toolpacks(settings.pack_dir, settings.packs)
     notes, problems = list[str](), [str(error) for error in errors]
     if catalog is None:
         return _Looked(notes, problems, [], [], 0)

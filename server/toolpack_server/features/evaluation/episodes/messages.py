@@ -43,7 +43,7 @@ class Note(SessionOperation):
         size, most = self._size(), self.context.settings.max_record_bytes
         if size > most:
             raise TooLargeError(
-                f"The text has {size} bytes; {most} are allowed: shorten it, or raise TOOLPACK_MAX_RECORD_BYTES."
+                f"The text has {size} bytes; {most} are allowed: shorten it, or raise TOOLPACK_MAX_RESULT_BYTES."
             )
         return super().prepare(state)
 

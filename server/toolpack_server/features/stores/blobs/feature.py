@@ -16,7 +16,7 @@ def outside(store: SessionStore, settings: Settings) -> SessionStore:
     if own.url:
         from toolpack_server.features.stores.blobs.store import opened  # noqa: PLC0415 - needs a library that may not be there
 
-        wrapped: Any = opened(store, own.url, own.from_bytes)
+        wrapped: Any = opened(store, own.url)
         return wrapped  # type: ignore[no-any-return]
     if hasattr(store, "outside_name") and store.outside_name(""):
         store.close()

@@ -11,4 +11,3 @@ class BlobsSettings(FeatureSettings, feature="blobs"):
         description="Where large blobs are kept: file:///path, s3://bucket/prefix, gs:// or az://; default: in the "
         "store.",
     )
-    from_bytes: int = Field(32 * 1024, ge=1, description="Size from which on a blob is kept there.")

@@ -26,6 +26,7 @@ from toolpack_server.features.stores.blobs.bucket import Bucket
 from toolpack_server.stores.base import NO_HISTORY, Commit, History, SessionStore, StoredSession
 from toolpack_server.stores.outside import MARK, name_of, size_of, stub
 
+MIN_BYTES = 32 * 1024  # of a blob outside; a smaller one costs an object more than a row
 CACHE_BYTES = 64 * 2**20  # of blobs, which never change; beside the states of sessions
 AHEAD = 4096  # objects that were written for calls whose commits haven't come yet
 DELETED_AT_ONCE = 256
@@ -36,7 +37,7 @@ NAMED_AT_ONCE = 50
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{2,100}")  # an id that can be a part of an object's name, as those of the server can
 
 
-def opened(inner: SessionStore, url: str, from_bytes: int) -> "OutsideBlobs":
+def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "OutsideBlobs":
     """Keep the large blobs of a store elsewhere; raises `SettingsError` if that isn't possible."""
     if not hasattr(inner, "outside_name"):
         raise SettingsError("TOOLPACK_BLOBS_URL: this store can't keep blobs outside: unset it, or use another store.")
@@ -47,20 +48,20 @@ def opened(inner: SessionStore, url: str, from_bytes: int) -> "OutsideBlobs":
         name = inner.outside_name(new)
     objects = Bucket(url, name)
     objects.check(new=False)
-    return OutsideBlobs(inner, objects, from_bytes)
+    return OutsideBlobs(inner, objects, min_bytes)
 
 
 class OutsideBlobs:
     """A store whose large blobs are objects; what isn't here the store itself does.
 
     Args:
-        from_bytes: The size from which on a blob is large.
+        min_bytes: The size from which on a blob is large.
     """
 
-    def __init__(self, inner: Any, objects: Bucket, from_bytes: int) -> None:
+    def __init__(self, inner: Any, objects: Bucket, min_bytes: int) -> None:
         self._inner = inner
         self._objects = objects
-        self._from = from_bytes
+        self._min_bytes = min_bytes
         self._cache = BoundedCache[str, bytes](CACHE_BYTES, len)  # by blob id
         self._ahead = BoundedCache[str, bytes](AHEAD)  # stubs, by blob id
         self._dropped: deque[str] = deque()  # names of objects to be deleted
@@ -155,7 +156,7 @@ class OutsideBlobs:
         return {
             blob: body
             for blob, body in blobs.items()
-            if (len(body) >= self._from or body.startswith(MARK)) and _PLAIN.fullmatch(blob)
+            if (len(body) >= self._min_bytes or body.startswith(MARK)) and _PLAIN.fullmatch(blob)
         }
 
     def _stubs(self, large: Mapping[str, bytes]) -> dict[str, bytes]:
