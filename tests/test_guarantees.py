@@ -42,7 +42,7 @@ def test_a_server_in_this_process_keeps_them(isolation, monkeypatch):
     # As many executors as questions are asked at a time: those about deadlines keep one for a second and more.
     settings = {"isolation": isolation, "pack_dir": (PACKS,), "packs": ("conform",)}
     settings["queue_timeout_seconds"] = PATIENCE
-    monkeypatch.setenv("TOOLPACK_EXECUTORS_MOST", "6")
+    monkeypatch.setenv("TOOLPACK_EXECUTORS_MAX", "6")
     with running(load_catalog((PACKS,), ("conform",)), store="memory:", log_calls="off", **settings) as url:
         assert broken(url) == []
 

@@ -47,9 +47,9 @@ def note(diary: Annotated[Diary, Depends("diary")], text: str, seconds: float) -
     diary.notes.append(text)
     return len(diary.notes)
 """
-LEAVE_SECONDS = 1.0
+SHUTDOWN_DELAY_SECONDS = 1.0
 ASK_SECONDS = 0.05  # between two looks of the balancer at a server
-SLOW_SECONDS = 1.5 * LEAVE_SECONDS  # a call that begins before the signal ends while the server refuses what is new
+SLOW_SECONDS = 1.5 * SHUTDOWN_DELAY_SECONDS  # a call from before the signal ends while the server refuses new ones
 CALLS_BETWEEN = 60  # answered by all clients together, before and after each server is replaced
 
 
@@ -206,7 +206,8 @@ def test_servers_are_replaced_without_a_refused_call(tmp_path):
             folder = tmp_path / f"server-{next(names)}"
             folder.mkdir()
             flags = ("--store", url, "--pack-dir", str(packs), "--packs", "diary")
-            settings = {"LEAVE_SECONDS": str(LEAVE_SECONDS), "SECRET_KEY": "a key that these servers share"}
+            delay = str(SHUTDOWN_DELAY_SECONDS)
+            settings = {"SHUTDOWN_DELAY_SECONDS": delay, "SECRET_KEY": "a key that these servers share"}
             variables = {f"TOOLPACK_{name}": value for name, value in settings.items()}
             server = ended.enter_context(server_process.served(folder, *flags, **variables))
             balancer.add(httpx.URL(server.url).port)

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 PROGRAM = [sys.executable, "-W", "error", "-m", "toolpack_server"]
 MODULES = [
     "toolpack_server.cli.serve",
-    "toolpack_server.cli.look",
+    "toolpack_server.cli.session_commands",
     "toolpack_server.web.app",
     "toolpack_server.features.protocols.mcp.command",
     "toolpack_server.rpc.jsonrpc",

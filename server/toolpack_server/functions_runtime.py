@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError, ValidationError
 from toolpack_server.base.errors import MAX_SHOWN, NoEnvironmentError, ToolNotFoundError, shown
 from toolpack_server.functions.argument_validators import finite_validator
 from toolpack_server.functions.signatures import FunctionSignature, read_signature
-from toolpack_server.functions.steps import Passed, Steps, awaited, run_steps
+from toolpack_server.functions.steps import Steps, WrappedStopIteration, awaited, run_steps
 
 __all__ = [
     "Depends",
@@ -200,7 +200,7 @@ class FunctionsRuntime:
         """Run the calls among the arguments, then the function, and return its result or raise its exception."""
         try:
             return run_steps(self.steps(env, name, kwargs))
-        except Passed as passed:
+        except WrappedStopIteration as passed:
             raise passed.error from None
 
     def steps(self, env: Any, name: str, kwargs: Mapping[str, Any], depth: int = 0) -> Steps[Any]:
@@ -222,7 +222,7 @@ class FunctionsRuntime:
             )
             bound.update(self.dependencies(env, function))
         except StopIteration as error:
-            raise Passed(error) from None
+            raise WrappedStopIteration(error) from None
         return (yield from self.run(env, function, bound))
 
     def run(self, env: Any, function: Any, arguments: dict[str, Any]) -> Steps[Any]:  # noqa: ARG002 - a subclass uses it
@@ -230,7 +230,7 @@ class FunctionsRuntime:
         try:
             result = function.run(**arguments)
         except StopIteration as error:
-            raise Passed(error) from None
+            raise WrappedStopIteration(error) from None
         return (yield from awaited(function.name, result)) if inspect.iscoroutine(result) else result
 
     def nested_result(self, env: Any, outer: str, call: FunctionCall, depth: int) -> Steps[Any]:

@@ -70,7 +70,7 @@ def test_more_than_what_was_asked_for_does_not_pass(bench, name):
 MORE = {
     "bank": {
         "function": "send_money",
-        "kwargs": {"recipient": "DE02120300000000202051", "amount": "1.00", "subject": "Tip"},
+        "kwargs": {"recipient": "DE02120300000000202051", "amount": "1.00", "subject": "SessionHead"},
     },
     "workspace": {
         "function": "send_mail",

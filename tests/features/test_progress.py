@@ -32,14 +32,14 @@ def world(tmp_path_factory):
 @pytest.mark.parametrize("name", ["evaluate", "check", "replay", "replay-file"])
 def test_long_commands_show_a_bar_on_a_terminal_and_only_there(world, name):
     server, session_id, file = world
-    doing, arguments = {
+    labelled, arguments = {
         "evaluate": ("Evaluating", ["evaluate", "--url", server.url]),
         "check": ("Checking tasks", ["check", *BANK, "--no-calls", "--task", TASK]),
         "replay": ("Replaying", ["replay", "--url", server.url, session_id]),
         "replay-file": ("Replaying", ["replay", *BANK, file]),
     }[name]
     bar, printed = with_errors_on_a_terminal(*arguments)
-    assert doing in bar
+    assert labelled in bar
     assert "100%" in bar
     assert bar.endswith("\x1b[?25h\n")  # the cursor is shown again
     piped = run(*arguments)

@@ -26,8 +26,8 @@ from toolpack_server.observability.suspects import MOST, Suspects
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.inventory import Inventory
 from toolpack_server.processes import draining, pipe, supervisor, worker
-from toolpack_server.processes.activity import Activity
 from toolpack_server.processes.child import Child
+from toolpack_server.processes.cpu_time import CpuTime
 from toolpack_server.processes.draining import DrainingServer
 from toolpack_server.processes.listen import listen
 from toolpack_server.processes.pipe import SERVING, STARTING, UNFIT, SupervisorPipe
@@ -326,7 +326,7 @@ def test_a_stopping_server_is_not_ready_answers_what_runs_and_exits_with_0(waiti
 
 @pytest.mark.parametrize("flags", [["--store", "memory:"], []], ids=["one process", "supervised"])
 def test_a_server_that_leaves_is_not_ready_and_serves_on(tmp_path, flags):
-    waiting = Waiting(tmp_path, *flags, LEAVE_SECONDS="600")
+    waiting = Waiting(tmp_path, *flags, SHUTDOWN_DELAY_SECONDS="600")
     try:
         session = waiting.rpc(waiting.http, "create_session")["session_id"]  # on a connection that is kept
         waiting.process.send_signal(signal.SIGTERM)
@@ -456,7 +456,7 @@ def test_silence_counts_while_a_process_waits_and_else_what_it_has_had_of_a_proc
             [sys.executable, "-c", code.format(action)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as process:
             process.stdout.readline()
-            activity = Activity(process.pid)
+            activity = CpuTime(process.pid)
             # Far more than has gone by: so what counts must come from the process.
             if waits:
                 wait_until(lambda: activity.counted(1000.0) == 1000.0, "its wait")  # noqa: B023

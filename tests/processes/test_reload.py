@@ -18,7 +18,7 @@ from serving import RpcError, wait_until
 
 from toolpack_server.base.errors import SettingsError, StartError
 from toolpack_server.processes import watching
-from toolpack_server.processes.watching import FileWatch
+from toolpack_server.processes.file_watch import FileWatch
 
 SHOP = '''"""A shop."""
 from typing import Annotated

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 from serving import open_store
 
-from toolpack_server.cli.send import local
+from toolpack_server.cli.requests import local
 from toolpack_server.features.evaluation.tasks.atif import atif
 from toolpack_server.features.evaluation.tasks.export import told_to
 from toolpack_server.protocol.senders import AGENT

@@ -8,7 +8,7 @@ from command_line import run
 from serving import refused
 from test_stored import DATABASES, KINDS
 
-from toolpack_server.features.replay.seeding import SeedCreationHook
+from toolpack_server.features.replay.seed_hook import SeedCreationHook
 from toolpack_server.snapshots import seal
 from toolpack_server.wiring.installed import load_features
 

@@ -182,7 +182,7 @@ class Fake:
     def __init__(self):
         self.reasons = []
 
-    def displace(self, reason):
+    def evict(self, reason):
         self.reasons.append(reason)
 
 

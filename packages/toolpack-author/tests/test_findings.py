@@ -3,7 +3,7 @@
 import pytest
 
 from toolpack_author.audit.attempts import Attempt
-from toolpack_author.audit.findings import TriedTask, findings
+from toolpack_author.audit.findings import AuditedTask, findings
 from toolpack_author.audit.trials import AttemptResult
 
 
@@ -15,7 +15,7 @@ def found(*results, changing=(0,), says=True):
     """Get kinds and levels of the findings where these attempts, by kind and reward, were made."""
     made = [AttemptResult(Attempt(kind, 1, (), "", f"try {at}"), verdict(r)) for at, (kind, r) in enumerate(results)]
     call = ("pay", {"amount": 1}, "agent")
-    tried = TriedTask((call,), changing, says, False, verdict(0.0), verdict(1.0), made)
+    tried = AuditedTask((call,), changing, says, False, verdict(0.0), verdict(1.0), made)
     return [(finding.kind, finding.level) for finding in findings(tried)]
 
 

@@ -423,7 +423,7 @@ def test_mcp_on_a_websocket_of_its_own(server, player):
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "get_balance"}}
         assert float(one.ask(request)["result"]["data"]) == 1840.25
         one.write(frame(b"nope"))
-        assert one.hear()["error"]["code"] == -32700
+        assert one.on_message()["error"]["code"] == -32700
         assert one.ask([])["error"]["code"] == -32600
 
 
@@ -547,7 +547,7 @@ def test_what_is_wrong_is_said_in_a_sentence_and_the_websocket_goes_on(player, m
 @pytest.mark.parametrize("text", [b"{nope", b"", b'{"type": NaN}', b"[" * 2000 + b"]" * 2000, b'{"a":"\\ud800"}'])
 def test_a_message_that_is_no_json(player, text):
     player.socket.write(frame(text))
-    reply = player.socket.hear()
+    reply = player.socket.on_message()
     assert refused(reply, "INVALID_JSON" if text else "UNKNOWN_TYPE")
     assert player.state()["step_count"] == 0
 
@@ -558,9 +558,9 @@ def test_what_is_nested_deeply_is_no_fault_of_the_server(player, depth):
     nested = b"[" * depth + b"1" + b"]" * depth
     call = b'{"type":"step","data":{"type":"call_tool","tool_name":"get_balance","arguments":{"x":%b}}}'
     player.socket.write(frame(call % nested))
-    assert player.socket.hear()["type"] in {"observation", "error"}
+    assert player.socket.on_message()["type"] in {"observation", "error"}
     player.socket.write(frame(b'{"type":"reset","data":{"task":"bank/save-300","perturbations":{"x":%b}}}' % nested))
-    assert player.socket.hear()["type"] == "error"
+    assert player.socket.on_message()["type"] == "error"
     reply = player.http.post("/openenv/bank/mcp", content=b'{"jsonrpc":"2.0","method":"tools/list","id":%b}' % nested)
     assert (reply.status_code, "error" in reply.json()) == (200, True)
     assert player.state()["step_count"] <= 1

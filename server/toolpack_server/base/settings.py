@@ -166,7 +166,7 @@ class Settings(_FromEnvironment, FixedLimits):
         THREAD,
         description="Where toolpacks' code runs: in threads of the worker, or in processes of its own.",
     )
-    leave_seconds: Seconds = Field(
+    shutdown_delay_seconds: Seconds = Field(
         0,
         ge=0,
         description="How long a stopping server takes requests, while /readyz tells balancers to send them elsewhere.",

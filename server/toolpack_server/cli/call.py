@@ -12,9 +12,9 @@ import click
 from toolpack_server.base.errors import CallError
 from toolpack_server.base.terminal import echo
 from toolpack_server.cli.local import memory_settings
-from toolpack_server.cli.look import check_text, label
 from toolpack_server.cli.options import packs_options, server_options
-from toolpack_server.cli.send import Send, local, remote
+from toolpack_server.cli.requests import Send, local, remote
+from toolpack_server.cli.session_commands import check_text, label
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.wiring.service import Service
 

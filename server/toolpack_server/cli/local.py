@@ -13,7 +13,7 @@ import click
 
 from toolpack_server.base.errors import StoreInUseError
 from toolpack_server.cli.options import server_options
-from toolpack_server.cli.send import Send, local, remote
+from toolpack_server.cli.requests import Send, local, remote
 from toolpack_server.rpc.caller import Caller
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import click
 from toolpack_server.base.settings import load_settings
 from toolpack_server.base.terminal import echo
 from toolpack_server.cli.options import packs_options, server_options
-from toolpack_server.cli.send import Send, remote
+from toolpack_server.cli.requests import Send, remote
 from toolpack_server.packs.formats import native
 from toolpack_server.packs.loading import catalog_of
 

@@ -18,12 +18,12 @@ from toolpack_server.cli.options import packs_options
 from toolpack_server.observability.log import configure_logging
 from toolpack_server.packs.inventory import Inventory
 from toolpack_server.packs.sources import package_folders
-from toolpack_server.processes.apart import Loaded, load
+from toolpack_server.processes.exit_logger import log_exit_of
+from toolpack_server.processes.isolated_call import Loaded, load
 from toolpack_server.processes.listen import listen
 from toolpack_server.processes.pipe import SupervisorPipe
 from toolpack_server.processes.reload import Reloader
 from toolpack_server.processes.supervisor import Supervisor
-from toolpack_server.processes.witness import witnessed
 from toolpack_server.processes.worker import run_worker, share_memory_between_threads
 from toolpack_server.web.auth import check_exposure
 from toolpack_server.wiring.installed import feature_variables, load_features
@@ -76,7 +76,7 @@ def serve(reload: bool, **flags: Any) -> None:
     for prepare in (prepare for feature in features for prepare in feature.before_serving):
         prepare(settings)
     share_memory_between_threads()
-    with witnessed(settings):
+    with log_exit_of(settings):
         if reload:
             _serve_again_and_again(settings)
             return

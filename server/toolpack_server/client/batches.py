@@ -90,7 +90,7 @@ def _fail(parts: list[_Part], error: ClientError) -> None:
             reply.fail(error)
 
 
-class Sending(Collection):
+class BatchCollection(Collection):
     """Sends its requests at the end of a `with` block. If the block raises, nothing is sent."""
 
     def __init__(self, send: Callable[[Request[Responses]], Responses]) -> None:
@@ -110,7 +110,7 @@ class Sending(Collection):
                 raise
 
 
-class AsyncSending(Collection):
+class AsyncBatchCollection(Collection):
     """The same for `async with`."""
 
     def __init__(self, send: Callable[[Request[Responses]], Coroutine[Any, Any, Responses]]) -> None:
@@ -130,17 +130,17 @@ class AsyncSending(Collection):
                 raise
 
 
-class Batch(Sending, ClientMethods):
+class Batch(BatchCollection, ClientMethods):
     """A batch of `Client`."""
 
 
-class AsyncBatch(AsyncSending, ClientMethods):
+class AsyncBatch(AsyncBatchCollection, ClientMethods):
     """A batch of `AsyncClient`."""
 
 
-class AgentBatch(Sending, AgentMethods):
+class AgentBatch(BatchCollection, AgentMethods):
     """A batch of `AgentClient`."""
 
 
-class AsyncAgentBatch(AsyncSending, AgentMethods):
+class AsyncAgentBatch(AsyncBatchCollection, AgentMethods):
     """A batch of `AsyncAgentClient`."""

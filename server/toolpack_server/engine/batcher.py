@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from toolpack_server.base.errors import DeadlineError
-from toolpack_server.engine.jobs import Errand
+from toolpack_server.engine.jobs import ThreadJob
 
 MOST = 256  # at once
 
@@ -28,7 +28,7 @@ class Batcher(Generic[R]):
 
     def __init__(
         self,
-        submit: Callable[[Errand], object],
+        submit: Callable[[ThreadJob], object],
         work: Callable[[Sequence[R]], Sequence[Any]],
         timeout_seconds: float,
         known: str,
@@ -50,23 +50,23 @@ class Batcher(Generic[R]):
     def _come(self) -> None:
         if self._waiting and not self._coming:
             self._coming = True
-            self._submit(_BatchErrand(self, self._do_waiting))
+            self._submit(_BatchJob(self, self._do_waiting))
 
-    def _do_waiting(self, batch: "_BatchErrand") -> Sequence[Any]:
+    def _do_waiting(self, batch: "_BatchJob") -> Sequence[Any]:
         self._take(batch)
         if self._waiting:
             batch.loop.call_soon_threadsafe(self._come)
         return self._do(batch)
 
-    def _do(self, batch: "_BatchErrand") -> Sequence[Any]:
+    def _do(self, batch: "_BatchJob") -> Sequence[Any]:
         return self._work([request for request, _ in batch.asked])
 
-    def _take(self, batch: "_BatchErrand") -> None:
+    def _take(self, batch: "_BatchJob") -> None:
         self._coming = False  # first: what comes from here on may be overlooked
         while self._waiting and len(batch.asked) < MOST:
             batch.asked.append(self._waiting.popleft())
 
-    def answer(self, batch: "_BatchErrand") -> None:
+    def answer(self, batch: "_BatchJob") -> None:
         """Answer the requests that were done together; called on the event loop."""
         if not batch.asked:  # it was refused before it began
             self._take(batch)
@@ -77,7 +77,7 @@ class Batcher(Generic[R]):
                 if not future.done():  # otherwise nobody waits any more
                     future.set_result(answer)
             elif len(batch.asked) > 1 and not isinstance(answer, DeadlineError):
-                self._submit(_BatchErrand(self, self._do, asked))
+                self._submit(_BatchJob(self, self._do, asked))
             elif not future.done():
                 future.set_exception(answer)
 
@@ -86,10 +86,10 @@ _Asked = tuple[Any, asyncio.Future[Any]]
 """A request, and what its answer is awaited with."""
 
 
-class _BatchErrand(Errand):
+class _BatchJob(ThreadJob):
     """Requests that are done together; the first of them may be known before it begins."""
 
-    def __init__(self, batcher: Batcher[Any], work: Callable[["_BatchErrand"], Sequence[Any]], *asked: _Asked) -> None:
+    def __init__(self, batcher: Batcher[Any], work: Callable[["_BatchJob"], Sequence[Any]], *asked: _Asked) -> None:
         super().__init__(lambda: work(self), batcher.timeout_seconds, known=batcher.known)
         self._batcher = batcher
         self.asked = [*asked]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Literal, Protocol
 
-from toolpack_server.base.doing import done_by
 from toolpack_server.base.errors import (
     CallError,
     DeadlineError,
@@ -25,6 +24,7 @@ from toolpack_server.base.errors import (
     without_frames,
 )
 from toolpack_server.base.logger import log
+from toolpack_server.base.thread_labels import label_of
 from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.functions.shared_loop import SharedCall
 from toolpack_server.functions.steps import Awaiting, Steps
@@ -40,7 +40,7 @@ class StartClock(Protocol):
     def __call__(self, seconds: float, stuck_after: float = ...) -> None: ...
 
 
-class Noted(Protocol):
+class OperationTracer(Protocol):
     """Is told how far an operation is; brief, and from any thread."""
 
     def runs(self) -> None:
@@ -64,7 +64,7 @@ class Operation(Protocol):
     cancelled: bool
 
     @property
-    def trace(self) -> Noted | None:
+    def trace(self) -> OperationTracer | None:
         """Who is told how far it is; None if nobody wants to know."""
 
     def steps(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
@@ -208,11 +208,11 @@ def deliver_here(jobs: Sequence[Job]) -> None:
 
 def deadline_error(thread: int, seconds: float, known: str = NOTHING_CHANGED) -> DeadlineError:
     """Return the error of a missed deadline, which says what the thread was running."""
-    what = done_by(thread) or "The request"
+    what = label_of(thread) or "The request"
     return DeadlineError(f"{what} took longer than {seconds:g} s and was given up; {known}.")
 
 
-class Errand(Job):
+class ThreadJob(Job):
     """Work on the store or on an environment that has no turn in a session's queue.
 
     Args:

@@ -29,14 +29,14 @@ from toolpack_server.base.errors import (
 from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
 from toolpack_server.engine.commits import Committer, Measure
-from toolpack_server.engine.jobs import Errand, Job, Operation
+from toolpack_server.engine.jobs import Job, Operation, ThreadJob
 from toolpack_server.engine.leases import HEARTBEAT_SECONDS, AcquireLeases, Leases
 from toolpack_server.engine.pool_thread import interruptible
 from toolpack_server.engine.session_clock import SessionClock
 from toolpack_server.engine.state import CLOSED, Effect, SessionState
 from toolpack_server.engine.threads import Threads
 from toolpack_server.functions.leftovers import resumed, suspended
-from toolpack_server.functions.steps import Settled, Steps, settle
+from toolpack_server.functions.steps import CoroutineResult, Steps, settle
 from toolpack_server.stores.base import Commit, Head, SessionStore
 
 POLL_SECONDS = 0.005  # how soon a lease is asked for again; less often for operations that have waited long
@@ -76,7 +76,7 @@ class SessionJob(Job):
         It does the next steps, until they end, or there is a coroutine to be awaited elsewhere.
         """
         call, steps, threads = self.call, self._steps, self._queues.threads
-        settled: Settled | None = None
+        settled: CoroutineResult | None = None
         if call is not None and steps is not None:
             self.call, settled = None, call.settled
             resumed(left_work=self._left_work or call.left_work)
@@ -281,7 +281,7 @@ class Queues:
             self._enqueue(job)
         return job.future
 
-    def do(self, errand: Errand) -> asyncio.Future[Any]:
+    def do(self, errand: ThreadJob) -> asyncio.Future[Any]:
         """Do an errand, which waits for no session; await its answer. Awaiting may raise `RequestError`."""
         if self._stopped:  # nobody would ever run it
             errand.refuse(OverloadedError(STOPPING))

@@ -7,7 +7,7 @@ was written by it needn't be corrected.
 
 import time
 
-from toolpack_server.stores.base import Counted
+from toolpack_server.stores.base import StoreClock
 
 
 class SessionClock:
@@ -18,10 +18,10 @@ class SessionClock:
         uncounted: By how many the store's clock is ahead of this time.
     """
 
-    def __init__(self, counted: Counted) -> None:
+    def __init__(self, counted: StoreClock) -> None:
         self.look(counted)
 
-    def look(self, counted: Counted) -> None:
+    def look(self, counted: StoreClock) -> None:
         """Take over what the store has just counted."""
         self.ahead, self.uncounted = counted.now - time.monotonic(), counted.uncounted
 

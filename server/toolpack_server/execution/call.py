@@ -11,14 +11,14 @@ from typing import Any
 
 from toolpack_server.base.errors import InternalSignal, OverloadedError, RequestError, TooLargeError
 from toolpack_server.execution.failure import CallFailure, Failure
-from toolpack_server.execution.machine import machine_trouble
+from toolpack_server.execution.host_errors import host_error
 from toolpack_server.execution.plan import Plan
 from toolpack_server.execution.read_only_checks import ReadOnlyCheck
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import Volumes
 from toolpack_server.execution.world import ExecutionContext, World
 from toolpack_server.functions.content import check_content
-from toolpack_server.functions.steps import Passed, Steps, run_steps
+from toolpack_server.functions.steps import Steps, WrappedStopIteration, run_steps
 from toolpack_server.jsonio.view import to_json
 
 
@@ -100,7 +100,7 @@ def _run(world: World) -> Steps[Outcome]:
         # A `GeneratorExit` that no function has raised closes the steps of a call that was given up.
         if isinstance(error, RequestError | InternalSignal | GeneratorExit) and not world.raised:
             raise
-        if isinstance(error, Passed):
+        if isinstance(error, WrappedStopIteration):
             error = error.error
         return Outcome(failure=_failure(world, error, Failure.RAISED if world.raised else None))
 
@@ -111,7 +111,7 @@ def _failure(world: World, error: BaseException, why: Failure | None) -> CallFai
         explained = world.volumes.explain(error)
         if explained is not error or world.volumes.failed is not None:
             raise explained from None
-    trouble = machine_trouble(error)
+    trouble = host_error(error)
     if trouble is not None:
         raise OverloadedError(trouble) from None
     return CallFailure.of(error, why, world.context.max_result_bytes, keep_cause=world.plan.tracebacks)

@@ -13,11 +13,11 @@ from toolpack_server.snapshots.classes import ClassTable
 from toolpack_server.volumes.volume import VolumeContext
 
 
-class Conditions:
+class ExecutionPolicy:
     """What holds while one call runs, or an environment is built: a frozen dataclass of JSON values.
 
     Attributes:
-        found: What `find` and `find_in_piece` get.
+        found: What `find` and `digest_piece` get.
     """
 
     found: ClassVar[TypeAdapter[Any]]
@@ -38,10 +38,10 @@ class Conditions:
         """Get what is to be known of a part of an environment that the call may have changed."""
         raise NotImplementedError
 
-    def find_in_piece(self, part: str, payload: bytes, context: VolumeContext) -> Any:
+    def digest_piece(self, part: str, payload: bytes, context: VolumeContext) -> Any:
         """Get what is to be known of a piece of a volume that the call has changed."""
         raise NotImplementedError
 
 
-def held(conditions: Conditions | None) -> AbstractContextManager[None]:
+def held(conditions: ExecutionPolicy | None) -> AbstractContextManager[None]:
     return nullcontext() if conditions is None else conditions.hold()

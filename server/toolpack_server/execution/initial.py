@@ -10,7 +10,7 @@ from typing import Any
 
 from toolpack_server.base.cache import BoundedCache
 from toolpack_server.base.errors import SnapshotError
-from toolpack_server.execution.conditions import Conditions, held
+from toolpack_server.execution.conditions import ExecutionPolicy, held
 from toolpack_server.execution.parts import environments
 from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.jsonio.strict import dumps
@@ -24,7 +24,7 @@ ENTRY_BYTES = 1024  # what a part takes in the cache besides its bytes
 
 
 def build(
-    context: ExecutionContext, toolpack: str, options: Mapping[str, Any], conditions: Conditions | None = None
+    context: ExecutionContext, toolpack: str, options: Mapping[str, Any], conditions: ExecutionPolicy | None = None
 ) -> Built:
     """Build a toolpack's initial environment, under conditions; raises as `Toolpack.build` and `encode`.
 
@@ -46,7 +46,9 @@ def build(
     return codec.seal_all(payloads)
 
 
-def parse(context: ExecutionContext, toolpack: str, environment: Any, conditions: Conditions | None = None) -> Built:
+def parse(
+    context: ExecutionContext, toolpack: str, environment: Any, conditions: ExecutionPolicy | None = None
+) -> Built:
     """Build a toolpack's environment from JSON; interrupted, and raises, as `build`."""
     codec = context.codec
     with held(conditions), context.interruptible:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from toolpack_server.base.errors import CrashedError
 from toolpack_server.execution.call import Outcome, call_steps
-from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.execution.initial import Built, build, parse
 from toolpack_server.execution.plan import Plan
@@ -69,8 +69,8 @@ class MakeEnvironment(RunnerOperation[Built]):
 
     toolpack: str
     source: Any
-    conditions: Conditions | None = None
-    _make: ClassVar["staticmethod[[ExecutionContext, str, Any, Conditions | None], Built]"]
+    conditions: ExecutionPolicy | None = None
+    _make: ClassVar["staticmethod[[ExecutionContext, str, Any, ExecutionPolicy | None], Built]"]
     _author: ClassVar[str]  # whose code it is
 
     def __post_init__(self) -> None:

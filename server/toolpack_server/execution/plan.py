@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.nested import NestedCall
 from toolpack_server.functions.steps import Steps
 
@@ -54,7 +54,7 @@ class Plan:
     compares: bool = False  # whether to compare what its read-only functions leave behind with what they were given
     comparing: Callable[[], None] = uncompared  # called when comparing begins, which its deadline doesn't count
     tracebacks: bool = False  # whether the outcome of a function that raised is to have its traceback
-    conditions: Conditions | None = None  # under which it runs; None if a feature sets none
+    conditions: ExecutionPolicy | None = None  # under which it runs; None if a feature sets none
     nested: Sequence[NestedCall] = ()  # its nested calls, in the order in which they run
 
     def read_only_functions(self) -> set[tuple[str, str]]:

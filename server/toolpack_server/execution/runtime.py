@@ -14,7 +14,7 @@ from toolpack_server.execution.plan import Footprint, Plan
 from toolpack_server.execution.read_only_checks import ReadOnlyChecks
 from toolpack_server.execution.world import World
 from toolpack_server.functions.content import is_content
-from toolpack_server.functions.steps import Awaiting, Passed, Steps
+from toolpack_server.functions.steps import Awaiting, Steps, WrappedStopIteration
 from toolpack_server.functions_runtime import FunctionCall, FunctionsRuntime
 from toolpack_server.packs.pack_function import PackFunction, is_offered
 
@@ -138,7 +138,7 @@ class SessionRuntime(FunctionsRuntime):
         except BaseException as error:
             env.raised = True
             if isinstance(error, StopIteration):
-                raise Passed(error) from None
+                raise WrappedStopIteration(error) from None
             raise
         if isinstance(result, CoroutineType):
             registered = self._registered[function.name]

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from toolpack_server.base.errors import OverloadedError
 from toolpack_server.execution.codec import PlainCodec
-from toolpack_server.execution.machine import machine_trouble
+from toolpack_server.execution.host_errors import host_error
 from toolpack_server.execution.parts import environments, toolpack_of
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import READING, Volumes, stored_volumes
@@ -45,7 +45,7 @@ def reading(codec: PlainCodec) -> Iterator[Volumes]:
     except Exception as error:
         if volumes.failed is not None:
             raise volumes.failed from None
-        trouble = machine_trouble(error)
+        trouble = host_error(error)
         if trouble is not None:
             raise OverloadedError(trouble) from None
         raise

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from toolpack_server.base.errors import SnapshotError
 from toolpack_server.execution.codec import PlainCodec
-from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.volumes.scratch import Place
 from toolpack_server.volumes.volume import (
@@ -94,7 +94,7 @@ class Volumes:
         bound: The volumes by name.
     """
 
-    def __init__(self, codec: PlainCodec, *, read_only: str, conditions: Conditions | None = None) -> None:
+    def __init__(self, codec: PlainCodec, *, read_only: str, conditions: ExecutionPolicy | None = None) -> None:
         self._codec = codec
         self._read_only = read_only
         self._conditions = conditions
@@ -228,7 +228,7 @@ class Volumes:
         changes.blobs.update(sealed)
         changes.counts[stored.name] = len(changed)
         if self._conditions is not None:
-            find, context = self._conditions.find_in_piece, codec.volumes
+            find, context = self._conditions.digest_piece, codec.volumes
             changes.found.update({part: find(part, payload, context) for part, payload in payloads.items()})
         ids = {} if mount.chain.key is None else dict(zip(stored.parts, mount.chain.key[1:], strict=True))
         ids |= {part: blob_id for part, (blob_id, _) in sealed.items()}

@@ -15,11 +15,11 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, NoReturn
 
-from toolpack_server.base.forked import in_forked
+from toolpack_server.base.after_fork import run_after_fork
 from toolpack_server.base.uninterruptible import InterruptTarget, uninterruptible
 from toolpack_server.functions.coroutines import CallLoop, of_call
 from toolpack_server.functions.leftovers import LoopExecutor
-from toolpack_server.functions.steps import Settled
+from toolpack_server.functions.steps import CoroutineResult
 
 IDLE_SECONDS = 10.0  # until the thread of a loop that nobody needs ends
 
@@ -47,7 +47,7 @@ class SharedCall:
         self.done = done
         # In which it runs, and nothing else meanwhile; its caller sees what it sets there, as with any `await`.
         self.context = Context() if context is None else context
-        self.settled: Settled | None = None
+        self.settled: CoroutineResult | None = None
         self.left_work = self.used_threads = self.cancelled = self.ended = False
         self.kept, self.interrupted = 0.0, 0
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -91,7 +91,7 @@ class SharedLoop(CallLoop):
         self._used_before = 0.0
         self._kept_since = 0.0
         self.kept = 0.0  # for how long steps have kept it from other calls, in seconds
-        in_forked(self._end_forked)
+        run_after_fork(self._end_forked)
 
     def _end_forked(self) -> None:
         """In a process that a function has forked, run its code until it waits, and nothing of other calls."""
@@ -233,7 +233,7 @@ class SharedLoop(CallLoop):
         self._calls.add(call)
         if call.cancelled:
             call.coroutine.close()
-            call.settled = Settled(None, asyncio.CancelledError())
+            call.settled = CoroutineResult(None, asyncio.CancelledError())
             self._ended(call)
             return
         call.context.run(of_call.set, call)
@@ -243,9 +243,9 @@ class SharedLoop(CallLoop):
     def _main_ended(self, main: "asyncio.Task[Any]") -> None:
         call = main.call  # type: ignore[attr-defined]
         try:
-            call.settled = Settled(main.result(), None)
+            call.settled = CoroutineResult(main.result(), None)
         except BaseException as error:  # noqa: BLE001 - the call's own
-            call.settled = Settled(None, error)
+            call.settled = CoroutineResult(None, error)
         self._end_rest(call)
 
     def _end_rest(self, call: SharedCall) -> None:

@@ -20,17 +20,17 @@ class Awaiting(NamedTuple):
     coroutine: Coroutine[Any, Any, Any]
 
 
-class Settled(NamedTuple):
+class CoroutineResult(NamedTuple):
     """What came of a coroutine."""
 
     returned: Any
     raised: BaseException | None
 
 
-Steps = Generator[Awaiting, Settled, T]
+Steps = Generator[Awaiting, CoroutineResult, T]
 
 
-class Passed(BaseException):
+class WrappedStopIteration(BaseException):
     """Carries a `StopIteration` out of a generator, which would replace it."""
 
     def __init__(self, error: StopIteration) -> None:
@@ -46,13 +46,13 @@ def awaited(function: str, coroutine: Coroutine[Any, Any, Any]) -> Steps[Any]:
     return settled.returned
 
 
-def settle(awaiting: Awaiting, around: AbstractContextManager[object]) -> Settled:
+def settle(awaiting: Awaiting, around: AbstractContextManager[object]) -> CoroutineResult:
     """Await a coroutine on this thread."""
     try:
         with around:
-            return Settled(run_coroutine(awaiting.coroutine), None)
+            return CoroutineResult(run_coroutine(awaiting.coroutine), None)
     except BaseException as error:  # noqa: BLE001 - whoever made the coroutine raises it
-        return Settled(None, error)
+        return CoroutineResult(None, error)
 
 
 def run_steps(steps: Steps[T], around: AbstractContextManager[object] | None = None) -> T:

@@ -6,7 +6,7 @@ An id that is given is taken only if it is safe to log.
 import re
 from contextvars import ContextVar
 
-from toolpack_server.base.forked import id_numbers
+from toolpack_server.base.after_fork import id_numbers
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # printable ASCII without spaces
 

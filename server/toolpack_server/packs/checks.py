@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from toolpack_server.base.errors import InvalidParamsError, RegistrationError, ResultError, SnapshotError
 from toolpack_server.jsonio.view import to_json
 from toolpack_server.packs.catalog import Catalog
-from toolpack_server.packs.patience import Impatience, patience
+from toolpack_server.packs.import_timeout import TimeLimitExceeded, time_limit
 from toolpack_server.packs.registration import place
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.comparison import difference
@@ -32,7 +32,7 @@ def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False)
     if requires(pack.options):
         return None  # only a session's own options can build it
     try:
-        with patience(BUILD_SECONDS, "the initial environment"):
+        with time_limit(BUILD_SECONDS, "the initial environment"):
             environment = Context().run(pack.build, {})
             for volume in take_out(environment, of_instances=pack.holds_instances).values():
                 volume.build(Limits())
@@ -50,7 +50,7 @@ def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False)
             f"{text} can be stored but not shown, so get_environment and diff_environment would fail: {error}: keep it "
             "in a private attribute (PrivateAttr), or use another type."
         )
-    except Impatience as error:
+    except TimeLimitExceeded as error:
         return RegistrationError(f"{text} isn't built: {error}")
     return RegistrationError(f"{text} can't be stored exactly: {lost}") if lost else None
 

@@ -20,12 +20,12 @@ from typing import NoReturn
 from pydantic.errors import PydanticSchemaGenerationError
 
 from toolpack_server.base.errors import RegistrationError, ToolpackUnavailable
+from toolpack_server.base.module_rngs import module_rngs
 from toolpack_server.base.settings import Settings
-from toolpack_server.base.unseeded import unseeded
 from toolpack_server.functions_runtime import error_text
 from toolpack_server.packs.catalog import Catalog, ambiguous
 from toolpack_server.packs.checks import initial_problem
-from toolpack_server.packs.patience import Impatience, patience
+from toolpack_server.packs.import_timeout import TimeLimitExceeded, time_limit
 from toolpack_server.packs.registration import collected_problems
 from toolpack_server.packs.sources import NAMESPACE, OWN, Source, in_folders, installed
 from toolpack_server.packs.toolpack import Toolpack
@@ -75,7 +75,7 @@ def inspect_toolpacks(
     problems: list[RegistrationError] = []
     token = collected_problems.set(problems)
     try:
-        with unseeded.noting():
+        with module_rngs.noting():
             found, sources, notices = _find(pack_dirs, names, problems)
     finally:
         collected_problems.reset(token)
@@ -231,13 +231,13 @@ def _import(source: Source, problems: list[RegistrationError]) -> ModuleType | N
     exit_process = os._exit
     os._exit = _refuse_exit
     try:
-        with patience(IMPORT_SECONDS, "its import", "do this in a function"):
+        with time_limit(IMPORT_SECONDS, "its import", "do this in a function"):
             return importlib.import_module(name)
     except ToolpackUnavailable:
         raise
     except RegistrationError as error:
         problems.append(error)
-    except Impatience as error:
+    except TimeLimitExceeded as error:
         problems.append(RegistrationError(f"{_where(name, error)}: {error}"))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):

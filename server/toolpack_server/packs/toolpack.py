@@ -12,7 +12,9 @@ from pydantic import BaseModel, RootModel, ValidationError
 from toolpack_server.base.errors import InvalidParamsError, RegistrationError, shown
 from toolpack_server.functions_runtime import EmptyEnv, error_text, finite_validator, is_ready, make_function
 from toolpack_server.jsonio.strict import dumps
-from toolpack_server.packs.given import (
+from toolpack_server.packs.pack_function import PackFunction
+from toolpack_server.packs.registration import caller_description, caller_place, located
+from toolpack_server.packs.registration_checks import (
     check_assignments,
     check_dependency,
     check_function,
@@ -23,8 +25,6 @@ from toolpack_server.packs.given import (
     has_source,
     problems,
 )
-from toolpack_server.packs.pack_function import PackFunction
-from toolpack_server.packs.registration import caller_description, caller_place, located
 from toolpack_server.volumes.volume import Volume
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])

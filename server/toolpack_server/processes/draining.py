@@ -1,6 +1,6 @@
 """An HTTP server with an end that loses nothing: no call, no answer, no connection.
 
-A worker that is stopped isn't ready any more, and serves as before for `leave_seconds`, in which balancers find that
+A stopped worker isn't ready any more. It serves as before for `shutdown_delay_seconds`, in which balancers find that
 out. Then it goes on accepting connections and answers 503, until no call runs or `drain_seconds` are over.
 A worker that is retired leaves new connections to the one that takes its place, and runs what comes on those it has.
 Every request gets an answer, in JSON, and each answer closes its connection. When nothing else is left, idle
@@ -17,7 +17,7 @@ from types import FrameType
 
 from starlette.types import ASGIApp
 
-from toolpack_server.base.forked import in_forked, let_go
+from toolpack_server.base.after_fork import detach, run_after_fork
 from toolpack_server.base.logger import log
 from toolpack_server.processes.child import handle_stop
 from toolpack_server.processes.pipe import SupervisorPipe
@@ -41,7 +41,7 @@ class DrainingServer(HttpServer):
         self._refuse_at = 0.0
         self._stop_at: float | None = None
         self._quiet_since = 0.0
-        in_forked(self.close_in_child)
+        run_after_fork(self.close_in_child)
 
     def handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop at a signal; called on the main thread, which isn't the one that runs the loop."""
@@ -58,7 +58,7 @@ class DrainingServer(HttpServer):
             log.info("The server stops: it was sent %s.", signal.Signals(sig).name)
         self._hurried |= self._stopped and sig == signal.SIGINT
         if not self._stopped:
-            self._refuse_at = time.monotonic() + self._service.settings.leave_seconds
+            self._refuse_at = time.monotonic() + self._service.settings.shutdown_delay_seconds
         self._stopped = self._gateway.leaving = True
         self.close_with_next_answer()  # so that clients connect anew, to other servers
         self._leave()
@@ -94,7 +94,7 @@ class DrainingServer(HttpServer):
 
     def close_in_child(self) -> None:
         """In a process that a function has forked, keep neither the port nor the handlers of signals."""
-        let_go([*(one.fileno() for one in self.sockets()), *self._pipe.descriptors()])
+        detach([*(one.fileno() for one in self.sockets()), *self._pipe.descriptors()])
         # What `terminate()` sends must end it. This process would hear of what is written for a signal, too.
         handle_stop(signal.SIG_DFL)
         signal.set_wakeup_fd(-1)

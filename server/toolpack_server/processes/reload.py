@@ -21,10 +21,10 @@ from types import FrameType
 from toolpack_server.base.errors import StartError
 from toolpack_server.base.settings import Settings
 from toolpack_server.base.terminal import echo
-from toolpack_server.processes.apart import Loaded, load
 from toolpack_server.processes.child import Child, follow, handle_stop
+from toolpack_server.processes.file_watch import FileWatch
+from toolpack_server.processes.isolated_call import Loaded, load
 from toolpack_server.processes.supervisor import STOP_SECONDS
-from toolpack_server.processes.watching import FileWatch
 
 TICK_SECONDS = 0.25
 SERVING, GO = b"serving", b"go"
@@ -167,7 +167,7 @@ class Reloader:
         if generation is None:
             return
         generation.signal(signal.SIGTERM)
-        seconds = self._settings.leave_seconds + self._settings.drain_seconds + STOP_SECONDS
+        seconds = self._settings.shutdown_delay_seconds + self._settings.drain_seconds + STOP_SECONDS
         deadline = time.monotonic() + seconds + 1
         hurried = False
         while generation.exit_code is None and time.monotonic() < deadline:

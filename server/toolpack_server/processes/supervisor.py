@@ -20,8 +20,8 @@ from toolpack_server.base.logger import log
 from toolpack_server.base.secret_key import secret_key
 from toolpack_server.base.settings import Settings
 from toolpack_server.packs.inventory import Inventory
-from toolpack_server.processes.activity import Activity
 from toolpack_server.processes.child import Child, handle_stop
+from toolpack_server.processes.cpu_time import CpuTime
 from toolpack_server.processes.pipe import ENDED, FAILED, HOLDER, HURRY, RETIRE, SERVING, UNFIT
 from toolpack_server.processes.worker import OUTDATED, START_FAILED, supervised_worker
 from toolpack_server.wiring.installed import load_features
@@ -60,7 +60,7 @@ class WorkerProcess(Child):
         self.holder = self.failure = ""
         self.told: set[str] = set()
         super().__init__(run, others)
-        self._activity = Activity(self.pid)
+        self._activity = CpuTime(self.pid)
 
     def watch(self, seconds: float) -> None:
         """Read what has come through the pipe in these seconds, not counting pauses of the supervisor itself."""
@@ -267,7 +267,7 @@ class Supervisor:
         self._listener.close()  # the last worker to end closes the port
         for child in self._children:
             child.signal(signal.SIGTERM)
-        seconds, hurried = self._settings.leave_seconds + self._settings.drain_seconds + STOP_SECONDS, False
+        seconds, hurried = self._settings.shutdown_delay_seconds + self._settings.drain_seconds + STOP_SECONDS, False
         while seconds > 0 and any(child.is_alive() for child in self._children):
             seconds -= self._wait()
             if signal.SIGINT in self._signals[1:] and not hurried:
@@ -277,5 +277,5 @@ class Supervisor:
 
 
 def _hangs(child: WorkerProcess) -> bool:
-    patience = HANG_SECONDS if child.served else LOADING_SECONDS
-    return child.silence > patience or child.quiet > MORE_PATIENCE * patience
+    time_limit = HANG_SECONDS if child.served else LOADING_SECONDS
+    return child.silence > time_limit or child.quiet > MORE_PATIENCE * time_limit

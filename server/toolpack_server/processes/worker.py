@@ -20,7 +20,7 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.observability.metrics import Metrics
 from toolpack_server.packs.inventory import Inventory
 from toolpack_server.packs.loading import catalog_of
-from toolpack_server.packs.spawned import let_spawned_import
+from toolpack_server.packs.spawn_imports import enable_spawn_imports
 from toolpack_server.processes.child import follow
 from toolpack_server.processes.draining import DrainingServer
 from toolpack_server.processes.pipe import SupervisorPipe
@@ -38,7 +38,7 @@ START_FAILED, OUTDATED = 3, 4  # exit statuses: why a worker doesn't serve
 def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe) -> None:
     """Serve in this process until it is to end; a setting that can't be used is a `StartError`."""
     _allow_open_files(service.settings.max_connections)
-    let_spawned_import(service.settings.pack_dir)
+    enable_spawn_imports(service.settings.pack_dir)
     app = create_app(service)
     # Loaded modules stay: exclude them from garbage collection, and make full collections rare.
     gc.collect()

@@ -73,7 +73,7 @@ class Reservation:
             self.in_flight.reserve(self.owner, size - self.size, self.refusal)
             self.size = size
 
-    def become(self, size: int) -> None:
+    def resize(self, size: int) -> None:
         """Count another number of bytes from now on, whatever the limits."""
         self.in_flight.add(self.owner, size - self.size)
         self.size = size
@@ -82,4 +82,4 @@ class Reservation:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self.become(0)
+        self.resize(0)

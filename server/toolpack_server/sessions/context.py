@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
-from toolpack_server.base.doing import doing
 from toolpack_server.base.errors import ClassesChangedError, StateDamagedError, shown
 from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
+from toolpack_server.base.thread_labels import labelled
 from toolpack_server.execution.codec import Codec
-from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.initial import InitialEnvironments
 from toolpack_server.execution.operations import BuildEnvironment, ParseEnvironment
 from toolpack_server.execution.read_only_checks import ReadOnlyChecks
@@ -140,10 +140,10 @@ class SessionContext:
 
     def run(self, operation: RunnerOperation[T]) -> T:
         """Run an author's code that isn't a function; where it misses its deadline, the error says what it was."""
-        with doing(operation.who):
+        with labelled(operation.who):
             return self.runner.run(operation)
 
-    def initial_conditions(self, details: Mapping[str, Any]) -> Conditions | None:
+    def initial_conditions(self, details: Mapping[str, Any]) -> ExecutionPolicy | None:
         found = (hook.conditions(details) for hook in self.creation_hooks) if details else ()
         return next(filter(None, found), None)
 
@@ -152,7 +152,7 @@ class SessionContext:
         toolpacks: tuple[str, ...],
         options: Mapping[str, Any],
         environment: Mapping[str, Any],
-        conditions: Conditions | None = None,
+        conditions: ExecutionPolicy | None = None,
     ) -> tuple[dict[str, str], dict[str, bytes]]:
         """Get the blob ids by part, and the blobs, of the environments that a session starts with.
 

@@ -7,7 +7,7 @@ change a request one after the other, in the order of their parameters. What a r
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.protocol.parameters import ForkRequest, Parameters, SessionRequest
 from toolpack_server.stores.base import Head, StoredSession
 
@@ -60,7 +60,7 @@ class CreationHook:
         del request, parent, head, version
         return {}
 
-    def conditions(self, details: Mapping[str, Any]) -> Conditions | None:
+    def conditions(self, details: Mapping[str, Any]) -> ExecutionPolicy | None:
         """Get those under which the environments of a session with these details are built; None if there are none."""
 
 

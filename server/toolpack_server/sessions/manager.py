@@ -23,7 +23,7 @@ from toolpack_server.base.errors import (
 )
 from toolpack_server.engine.batcher import Batcher
 from toolpack_server.engine.commits import Measure
-from toolpack_server.engine.jobs import NOTHING_CHANGED, Errand
+from toolpack_server.engine.jobs import NOTHING_CHANGED, ThreadJob
 from toolpack_server.engine.queues import Queues
 from toolpack_server.execution.call import Outcome
 from toolpack_server.observability.tracing import Tracer
@@ -114,7 +114,7 @@ class SessionManager:
             return self.factory.create(new)
 
         if not self.factory.is_brief(request):
-            errand = Errand(prepare_and_create, self._settings.timeout_seconds, "authors", "create", owner)
+            errand = ThreadJob(prepare_and_create, self._settings.timeout_seconds, "authors", "create", owner)
             return cast("Session", await self.queues.do(errand))
         new = prepared()
         if not new.has_default_environments:
@@ -229,7 +229,7 @@ class SessionManager:
 
         `known` is what is known when it has missed its deadline, for the end of that sentence.
         """
-        errand = Errand(work, self._settings.timeout_seconds, "reads", kind, owner, known=known)
+        errand = ThreadJob(work, self._settings.timeout_seconds, "reads", kind, owner, known=known)
         return cast("T", await self.queues.do(errand))
 
     async def run_authors(
@@ -248,7 +248,7 @@ class SessionManager:
             known: What is known if it is missed, at the end of a sentence.
         """
         seconds = self._settings.timeout_seconds if timeout_seconds is None else timeout_seconds
-        errand = Errand(work, seconds, "authors", kind, owner, known)
+        errand = ThreadJob(work, seconds, "authors", kind, owner, known)
         return cast("T", await self.queues.do(errand))
 
     async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
@@ -399,7 +399,7 @@ class SessionManager:
 
     async def _do(self, work: Callable[[], T], known: str = NOTHING_CHANGED) -> T:
         """Do work that blocks but is quick, in a thread; see `compute`."""
-        return cast("T", await self.queues.do(Errand(work, self._settings.timeout_seconds, known=known)))
+        return cast("T", await self.queues.do(ThreadJob(work, self._settings.timeout_seconds, known=known)))
 
 
 def may_be_created(*, repeatable: bool) -> str:

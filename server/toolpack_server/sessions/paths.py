@@ -43,7 +43,7 @@ class _Known:
         self.history = RecordTree(kinds)
 
 
-class _Stretch(NamedTuple):
+class _PathSegment(NamedTuple):
     """The part of a path that is one session's own.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Stretch(NamedTuple):
         stop: The place after the last.
     """
 
-    before: "_Stretch | None"
+    before: "_PathSegment | None"
     session_id: str
     point: ForkPoint | None
     ranges: Sequence[range]
@@ -61,9 +61,11 @@ class _Stretch(NamedTuple):
     stop: int
 
 
-def _stretch(before: _Stretch | None, session_id: str, point: ForkPoint | None, ranges: Sequence[range]) -> _Stretch:
+def _stretch(
+    before: _PathSegment | None, session_id: str, point: ForkPoint | None, ranges: Sequence[range]
+) -> _PathSegment:
     start = before.stop if before else 0
-    return _Stretch(before, session_id, point, ranges, start, start + sum(map(len, ranges)))
+    return _PathSegment(before, session_id, point, ranges, start, start + sum(map(len, ranges)))
 
 
 class _Piece(NamedTuple):
@@ -74,7 +76,7 @@ class _Piece(NamedTuple):
     indices: range
 
 
-class Said(NamedTuple):
+class PathMessage(NamedTuple):
     """What a participant has said, by the place of its record; `to` is None if it was said to all."""
 
     session_id: str
@@ -103,7 +105,7 @@ class Paths:
         self._records = records
         self._identities = identities
         self._known = lru_cache(maxsize=REMEMBERED)(lambda _session_id: _Known(kinds))
-        self._pasts = BoundedCache[ForkPoint, _Stretch](POINTS_REMEMBERED)
+        self._pasts = BoundedCache[ForkPoint, _PathSegment](POINTS_REMEMBERED)
         self.before = lru_cache(maxsize=POINTS_REMEMBERED)(self._before)
 
     # Whole paths
@@ -131,16 +133,16 @@ class Paths:
             if batch:
                 yield from self._read(batch)
 
-    def said(self, session: StoredSession, version: int) -> list[Said]:
+    def said(self, session: StoredSession, version: int) -> list[PathMessage]:
         """Get what participants have said on the path of a version, in order; no record is read again."""
         with self._unless_closed(session):
             return [
-                Said(stretch.session_id, stretch.point, *each)
+                PathMessage(stretch.session_id, stretch.point, *each)
                 for stretch in self._stretches(session, version, 0)
                 for each in self._history(stretch.session_id).said(stretch.ranges)
             ]
 
-    def said_lines(self, session: StoredSession, said: Sequence[Said]) -> Iterator[bytes]:
+    def said_lines(self, session: StoredSession, said: Sequence[PathMessage]) -> Iterator[bytes]:
         """Read what clients see of these records; raises as `lines`."""
         pieces = [_Piece(each.session_id, each.point, range(each.record, each.record + 1)) for each in said]
         with self._unless_closed(session):
@@ -148,9 +150,11 @@ class Paths:
                 for _, text in self._read(pieces[start : start + READ_AT_ONCE]):
                     yield text
 
-    def _stretches(self, session: StoredSession, version: int, start: int) -> list[_Stretch]:
+    def _stretches(self, session: StoredSession, version: int, start: int) -> list[_PathSegment]:
         """Get the stretches of a path, in order, from that of a place on."""
-        path: _Stretch | None = _stretch(self._past(session), session.id, None, self._history(session.id).path(version))
+        path: _PathSegment | None = _stretch(
+            self._past(session), session.id, None, self._history(session.id).path(version)
+        )
         found = []
         while path is not None and path.stop > start:
             found.append(path)
@@ -204,7 +208,7 @@ class Paths:
                 raise SessionNotFoundError from None
             raise
 
-    def _past(self, session: StoredSession) -> _Stretch | None:
+    def _past(self, session: StoredSession) -> _PathSegment | None:
         """Get what a session inherits of its path; None if it is no fork."""
         points, point, past = [], session.parent, None
         while point is not None and (past := self._pasts.get(point)) is None:

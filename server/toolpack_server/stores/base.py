@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from toolpack_server.base.forked import id_numbers
+from toolpack_server.base.after_fork import id_numbers
 
 
 def new_record_id() -> str:
@@ -146,7 +146,7 @@ HELD_SECONDS = 86_400.0
 """How long a session outlives its TTL at most while a worker holds its lease: one that has died unseen does, too."""
 
 
-class Counted(NamedTuple):
+class StoreClock(NamedTuple):
     """The time by which sessions live, as counted at one moment, and by how many seconds the clock is ahead of it."""
 
     now: float
@@ -274,7 +274,7 @@ class SessionStore(Protocol):
         What several of the owner's sessions share counts once, and so does what is kept for forks.
         """
 
-    def count_time(self, clock: float | None = None) -> Counted:
+    def count_time(self, clock: float | None = None) -> StoreClock:
         """Get the time by which sessions live: what the clock says, without the seconds that nobody has counted.
 
         A store notes when it was asked last. If that is more than `history.GAP_SECONDS` away, in either direction, the

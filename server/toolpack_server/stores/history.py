@@ -20,7 +20,7 @@ NOTE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class Tip:
+class SessionHead:
     """Where a session is, as its next commit must know it."""
 
     epoch: int
@@ -29,7 +29,7 @@ class Tip:
     last: str
 
 
-def follows(tip: Tip, commit: Commit) -> bool:
+def follows(tip: SessionHead, commit: Commit) -> bool:
     """Whether a commit was made under the session's lease and after its last record. `script.lua` says the same."""
     return (
         commit.epoch == tip.epoch

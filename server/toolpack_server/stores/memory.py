@@ -20,15 +20,15 @@ from toolpack_server.stores.base import (
     HELD_SECONDS,
     NO_HISTORY,
     Commit,
-    Counted,
     Head,
     History,
     Record,
     SessionQuery,
+    StoreClock,
     StoredSession,
 )
-from toolpack_server.stores.history import Change, Tip, fitting, follows, parts_at, to_note, trim
-from toolpack_server.stores.outside import MARK, size_of
+from toolpack_server.stores.blob_stubs import MARK, size_of
+from toolpack_server.stores.history import Change, SessionHead, fitting, follows, parts_at, to_note, trim
 
 
 @dataclass(slots=True)
@@ -60,13 +60,13 @@ class Row:
             self.session = dataclasses.replace(self.session, expires_at=self.expires_at)
         return self.session
 
-    def head(self, tip: Tip, blobs: Mapping[str, bytes]) -> Head:
+    def head(self, tip: SessionHead, blobs: Mapping[str, bytes]) -> Head:
         added = {change.blob for change in self.changes if change.version > 0}
         size = self.recorded + sum(size_of(blobs[blob]) for blob in added)
         return Head(tip.place, self.version, self.parts, tip.epoch, tip.last, size)
 
 
-class Orders:
+class SortedIndex:
     """Ids of sessions, sorted by id and by time of creation, and those of each session's forks."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._rows: dict[str, Row] = {}
         self._kept: dict[str, Row] = {}  # of deleted sessions, for their forks
-        self._orders = Orders()
+        self._orders = SortedIndex()
         self._agents: dict[str, str] = {}
         self._owners: Counter[str] = Counter()
         self._blobs: dict[str, bytes] = {}
@@ -277,11 +277,11 @@ class MemoryStore:
                 + sum(map(len, {row.session.recipe for row in rows}))
             )
 
-    def count_time(self, clock: float | None = None) -> Counted:
+    def count_time(self, clock: float | None = None) -> StoreClock:
         with self._lock:
             now = time.time() if clock is None else clock
             self._noted = to_note(*self._noted, now) or self._noted
-            return Counted(now - self._noted[1], self._noted[1])
+            return StoreClock(now - self._noted[1], self._noted[1])
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
         with self._lock:
@@ -348,8 +348,8 @@ class MemoryStore:
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _tip(self, row: Row) -> Tip:
-        return Tip(0, None, len(row.records) - 1, row.records[-1].id if row.records else "")
+    def _tip(self, row: Row) -> SessionHead:
+        return SessionHead(0, None, len(row.records) - 1, row.records[-1].id if row.records else "")
 
     def _head(self, row: Row) -> Head:
         return row.head(self._tip(row), self._blobs)

@@ -12,8 +12,8 @@ import click
 
 from toolpack_server.base.errors import ClientError
 from toolpack_server.base.terminal import echo
-from toolpack_server.cli.look import label
 from toolpack_server.cli.options import server_options
+from toolpack_server.cli.session_commands import label
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")

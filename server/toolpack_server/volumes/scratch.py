@@ -18,8 +18,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
+from toolpack_server.base.after_fork import detach, run_after_fork
 from toolpack_server.base.errors import OverloadedError, SettingsError
-from toolpack_server.base.forked import in_forked, let_go
 from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
 from toolpack_server.volumes.working_copy import WorkingCopy
@@ -303,13 +303,13 @@ class Scratch:
             ) from error
         self._finalize = weakref.finalize(self, _remove, made, lock, os.getpid())
         self._lock_file = lock
-        in_forked(self._let_go)
+        run_after_fork(self._let_go)
         return made
 
     def _let_go(self) -> None:
         """In a process that was forked from this one, don't keep the folder from those who remove leftovers."""
         if self._finalize is not None and self._finalize.alive:
-            let_go([self._lock_file])
+            detach([self._lock_file])
 
 
 def _remove(folder: Path, lock: int, process: int) -> None:

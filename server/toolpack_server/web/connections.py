@@ -21,7 +21,7 @@ STATE = "connection"  # where `scope["state"]` has a request's connection
 class Connection(Protocol):
     """A connection, as its requests find it."""
 
-    def displace(self, reason: str) -> None:
+    def evict(self, reason: str) -> None:
         """End at once, to make room for another."""
 
 
@@ -55,7 +55,7 @@ class Connections:
         crowd = self._new if len(self._new) > self._reserve or not self._idle else self._idle
         displaced = next(iter(crowd))
         del crowd[displaced]
-        displaced.displace(
+        displaced.evict(
             f"The server has {self._most} connections already: try again later, or raise {PREFIX}MAX_CONNECTIONS and "
             "`ulimit -Hn`."
         )

@@ -124,7 +124,7 @@ class Admission(Reservation):
     def __exit__(self, *_exception: object) -> None:
         if self._is_answered:
             self._gateway.answering -= 1
-        self.become(0)
+        self.resize(0)
         self._connections.release(self._scope, self._caller)
 
 
@@ -170,7 +170,7 @@ class RpcEndpoint:
                 except asyncio.CancelledError:  # the server can't wait any longer
                     status, reply = 503, refusal(503, CUT_OFF)
                 if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
-                    reservation.become(len(reply))
+                    reservation.resize(len(reply))
                 await send_response(send, status, reply, request_id=id_)
         except HttpRefusedError as error:
             await refuse(send, error, scope, id_)

@@ -207,10 +207,10 @@ class FeatureEndpoint:
                 if scope["method"] not in BODILESS and not has_no_body(headers):
                     body = await read_body(headers, receive, reservation, self._max_bytes)
                 reservation.begin_answer()
-                request = _request(scope, headers, body, caller, reservation.become, reservation.grow_to)
+                request = _request(scope, headers, body, caller, reservation.resize, reservation.grow_to)
                 response = await self._answer(request)
                 try:
-                    await self._send(response, scope, receive, send, reservation.become)
+                    await self._send(response, scope, receive, send, reservation.resize)
                 except asyncio.CancelledError:  # the server can't wait any longer, and the answer has begun
                     scope["state"][STATE].cut_off()
         except HttpRefusedError as error:
@@ -280,7 +280,7 @@ class FeatureSocket(FeatureEndpoint):
 
     verbs: Sequence[str] | None = ("GET",)
 
-    async def welcome(self, handshake: FeatureRequest) -> None:
+    async def on_connect(self, handshake: FeatureRequest) -> None:
         """Look at a handshake before it is accepted.
 
         Raises:
@@ -288,7 +288,7 @@ class FeatureSocket(FeatureEndpoint):
             RequestError: A method has refused it.
         """
 
-    async def hear(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
+    async def on_message(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
         """Answer a message, which is the body of a request like the handshake; None closes the WebSocket.
 
         Args:
@@ -317,7 +317,7 @@ class FeatureSocket(FeatureEndpoint):
             with self._gateway.admitted(scope, Caller(owner)):
                 accepted = accept_handshake(headers)
                 self._gateway.check_ready()
-                await self._asked(self.welcome(_request(scope, headers, b"", Caller(owner))))
+                await self._asked(self.on_connect(_request(scope, headers, b"", Caller(owner))))
         except HttpRefusedError as error:
             refused.write(error.status, str(error), scope)
             await self._send(self.refusal(error.status, str(error)), scope, receive, send)
@@ -348,12 +348,12 @@ class FeatureSocket(FeatureEndpoint):
                 socket.answers = True
                 try:
                     reply = await self._asked(
-                        self.hear(replace(handshake, body=body, reserve=reservation.grow_to), memory)
+                        self.on_message(replace(handshake, body=body, reserve=reservation.grow_to), memory)
                     )
                     if reply is None:
                         return
                     if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
-                        reservation.become(len(reply))
+                        reservation.resize(len(reply))
                     await socket.send(reply)
                 finally:
                     socket.answered()

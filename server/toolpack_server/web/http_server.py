@@ -46,7 +46,7 @@ class Upgraded(Protocol):
     def drain(self) -> None:
         """End as soon as whoever is being answered is."""
 
-    def displace(self, reason: str) -> None:
+    def evict(self, reason: str) -> None:
         """End at once, to make room for another connection."""
 
 
@@ -103,10 +103,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             made.drain()
         return made
 
-    def displace(self, reason: str) -> None:
+    def evict(self, reason: str) -> None:
         """End at once, to make room for another connection; whoever is being answered loses the answer."""
         if self.upgraded is not None:
-            self.upgraded.displace(reason)
+            self.upgraded.evict(reason)
         elif self.transport.get_write_buffer_size() or (self._in_request() and self.cycle.response_started):
             self.transport.abort()
         else:

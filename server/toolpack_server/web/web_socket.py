@@ -173,7 +173,7 @@ class WebSocket(asyncio.Protocol):
             self._transport.last = True
             self._transport.close()
 
-    def displace(self, reason: str) -> None:
+    def evict(self, reason: str) -> None:
         """Close it at once, to make room for another connection."""
         self._pieces.clear()
         unread = self._transport.get_write_buffer_size()

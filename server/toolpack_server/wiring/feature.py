@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from toolpack_server.base.settings import FeatureSettings, Settings
-from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.observability.metrics import MetricFamily
 from toolpack_server.observability.tracing import Tracer
@@ -97,7 +97,7 @@ class Feature:
     cookies: ClassVar[Mapping[str, Sequence[str]]] = {}
     views: ClassVar[Mapping[str, str]] = {}
     operations: ClassVar[Sequence[type[RunnerOperation[Any]]]] = ()
-    conditions: ClassVar[Sequence[type[Conditions]]] = ()
+    conditions: ClassVar[Sequence[type[ExecutionPolicy]]] = ()
     checks: ClassVar[Sequence[Callable[[Settings], None]]] = ()
     before_serving: ClassVar[Sequence[Callable[[Settings], None]]] = ()
     isolations: ClassVar[Mapping[str, str]] = {}

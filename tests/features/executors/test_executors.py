@@ -273,7 +273,7 @@ def test_one_call_for_each_executor():
 
 
 def test_without_that_limit_an_executor_stays():
-    with rough_bench(of_features=[ExecutorsSettings(most=1)]) as bench:
+    with rough_bench(of_features=[ExecutorsSettings(max=1)]) as bench:
         session_id = bench.create("rough")
         assert [bench.result(session_id, "remember", value=value) for value in "ab"] == [["a"], ["a", "b"]]
 
@@ -281,7 +281,7 @@ def test_without_that_limit_an_executor_stays():
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_what_builds_and_judges_runs_in_a_process_that_has_run_no_function(number, monkeypatch):
     monkeypatch.setattr(pool, "SPARE_PLACES", 0)
-    with rough_bench(of_features=[ExecutorsSettings(most=number)]) as bench:
+    with rough_bench(of_features=[ExecutorsSettings(max=number)]) as bench:
         first = bench.create("rough")
         for _ in range(3):
             assert bench.result(first, "remember", value="x")  # all sessions' verdicts, if this process gave them
@@ -292,7 +292,7 @@ def test_what_builds_and_judges_runs_in_a_process_that_has_run_no_function(numbe
 
 
 def test_calls_run_beside_each_other_and_wait_for_an_executor():
-    with rough_bench(of_features=[ExecutorsSettings(most=2)]) as bench, ThreadPoolExecutor(3) as threads:
+    with rough_bench(of_features=[ExecutorsSettings(max=2)]) as bench, ThreadPoolExecutor(3) as threads:
         sessions = [bench.create("rough") for _ in range(3)]
         hanging = [threads.submit(bench.call, session, "hang", how="sleep") for session in sessions]
         ends = [call.result(PATIENCE)["error"] for call in hanging]
@@ -302,7 +302,7 @@ def test_calls_run_beside_each_other_and_wait_for_an_executor():
 
 
 def test_a_quick_function_waits_for_no_executor_that_others_hold(tmp_path):
-    with rough_bench(of_features=[ExecutorsSettings(most=1)], timeout_seconds=2 * PATIENCE) as bench:
+    with rough_bench(of_features=[ExecutorsSettings(max=1)], timeout_seconds=2 * PATIENCE) as bench:
         quick, marks = bench.create("rough"), []
         while len(marks) < 10 or not bench.sessions.queues.threads._pace.is_quick("mark"):
             marks = bench.result(quick, "mark", text="before")
@@ -313,7 +313,7 @@ def test_a_quick_function_waits_for_no_executor_that_others_hold(tmp_path):
 
 def test_one_owner_keeps_no_other_from_an_executor(tmp_path):
     tokens = {name: f"a token of {name}" for name in ("ann", "bob")}
-    with rough_bench(of_features=[ExecutorsSettings(most=6)], tokens=tokens) as bench:
+    with rough_bench(of_features=[ExecutorsSettings(max=6)], tokens=tokens) as bench:
 
         def wait(name, calls):
             for number in range(calls):
@@ -331,7 +331,7 @@ def test_one_owner_keeps_no_other_from_an_executor(tmp_path):
 def test_a_call_that_finds_no_executor_in_time_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(lanes, "RESERVE_APART", 0)
     monkeypatch.setattr(pool, "SPARE_PLACES", 0)
-    with rough_bench(of_features=[ExecutorsSettings(most=1)], queue_timeout_seconds=0.1) as bench:
+    with rough_bench(of_features=[ExecutorsSettings(max=1)], queue_timeout_seconds=0.1) as bench:
         busy, waiting = bench.create("rough"), bench.create("rough")
         process = bench.result(busy, "process")
         hanging = waiting_call(bench, busy, tmp_path)

@@ -21,7 +21,7 @@ from toolpack_server.base.errors import (
     VersionNotRetainedError,
 )
 from toolpack_server.execution import machine
-from toolpack_server.execution.machine import machine_trouble
+from toolpack_server.execution.host_errors import host_error
 from toolpack_server.features.executors.refusals import read_refusal, refusals, write_refusal
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
@@ -159,12 +159,12 @@ def test_what_the_machine_lacks_refuses_a_call_in_a_thread():
 
 
 def test_what_a_function_asks_too_much_of_is_its_own_failure(monkeypatch):
-    assert machine_trouble(MemoryError()) is None
-    assert machine_trouble(OSError(errno.ENOMEM, "")) is None
-    assert machine_trouble(OSError(errno.ENOENT, "")) is None
-    assert machine_trouble(ValueError("Too many open files")) is None
+    assert host_error(MemoryError()) is None
+    assert host_error(OSError(errno.ENOMEM, "")) is None
+    assert host_error(OSError(errno.ENOENT, "")) is None
+    assert host_error(ValueError("Too many open files")) is None
     monkeypatch.setattr(machine, "_MEMORY_BYTES", 2**62)
-    assert machine_trouble(MemoryError()) == machine.MEMORY
+    assert host_error(MemoryError()) == machine.MEMORY
     looped = ValueError()
     looped.__cause__ = looped
-    assert machine_trouble(looped) is None
+    assert host_error(looped) is None

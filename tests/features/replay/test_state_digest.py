@@ -17,7 +17,7 @@ from pydantic import BaseModel, PrivateAttr
 
 from toolpack_server import Depends, TaskEnvironment, Toolpack
 from toolpack_server.execution.parts import divide
-from toolpack_server.features.replay.digest import part_entries, world_digest
+from toolpack_server.features.replay.world_digest import part_entries, world_digest
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.snapshots.classes import ClassTable
 from toolpack_server.snapshots.comparison import difference

@@ -240,7 +240,7 @@ def test_each_executor_keeps_its_share_of_the_scratch_folder(monkeypatch):
     seen = []
     begin = runner.Zygote
     monkeypatch.setattr(runner, "Zygote", lambda given, *more: (seen.append(given), begin(given, *more))[1])
-    with make("process", scratch_bytes=64 * 2**20, of_features=[ExecutorsSettings(most=4)]):
+    with make("process", scratch_bytes=64 * 2**20, of_features=[ExecutorsSettings(max=4)]):
         assert [configuration.scratch_bytes for configuration in seen] == [16 * 2**20]
 
 
@@ -646,7 +646,7 @@ def test_a_read_at_a_limit_of_the_machine_is_refused(monkeypatch, trouble):
     with Bench(Catalog({"closing": Toolpack("closing", ShopOfOne)})) as bench:
         session = bench.create("closing")
         monkeypatch.setattr("toolpack_server.features.volumes.databases.database_views.view", fail)
-        monkeypatch.setattr("toolpack_server.execution.machine._can_get_memory", lambda: False)
+        monkeypatch.setattr("toolpack_server.execution.host_errors._can_get_memory", lambda: False)
         refused(-32006, bench.rpc, "get_environment", session_id=session)
 
 
@@ -1004,7 +1004,7 @@ def test_all_words_for_the_time_now_are_pinned(seeding, sql):
 
 @pytest.fixture(scope="module")
 def seeding():
-    with make("process", of_features=[ExecutorsSettings(most=1)]) as made:
+    with make("process", of_features=[ExecutorsSettings(max=1)]) as made:
         yield made
 
 
@@ -1019,7 +1019,7 @@ def test_the_state_is_compared_under_the_same_version_of_sqlite_only(monkeypatch
         ]
 
     changing = "INSERT INTO orders (product, quantity, at) VALUES (1, 1, strftime('%f', 'now'))"
-    with make("process", of_features=[ExecutorsSettings(most=1)]) as bench:
+    with make("process", of_features=[ExecutorsSettings(max=1)]) as bench:
         session = bench.create("stall", seed="x")  # without a clock, so it does something else each time
         assert bench.result(session, "run_sql", sql=changing) == []
         assert replays(bench, session) == [(0, "state")] * 3

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from toolpack_author.audit.attempts import Calls, Solved, attempts
-from toolpack_author.audit.findings import AuditFinding, TriedTask, findings, first_finding, never_failing
+from toolpack_author.audit.findings import AuditedTask, AuditFinding, findings, first_finding, never_failing
 from toolpack_author.audit.trials import Phase, RefusedError, Trials, in_session
 from toolpack_author.audit.values import KnownValues
 from toolpack_server import Task
@@ -78,7 +78,7 @@ class Auditor:
 
     def _report(self, pack: Toolpack, trials: Trials) -> dict[str, Any]:
         task = trials.task
-        known = TriedTask(
+        known = AuditedTask(
             trials.calls, trials.changing, bool(trials.answer), task.nop_passes, trials.nothing, trials.solved, ()
         )
         if trials.unstable:

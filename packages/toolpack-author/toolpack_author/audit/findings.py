@@ -48,7 +48,7 @@ class AuditFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class TriedTask:
+class AuditedTask:
     """What is known of a task after its attempts.
 
     Attributes:
@@ -69,7 +69,7 @@ class TriedTask:
     guards: Collection[str] = ()
 
 
-def first_finding(tried: TriedTask) -> AuditFinding | None:
+def first_finding(tried: AuditedTask) -> AuditFinding | None:
     """Get what is wrong with a task so that every further finding would follow from it."""
     if tried.solved is not None and not tried.solved["passed"]:
         failed = [check for check in tried.solved["checks"] if not check["passed"]]
@@ -91,7 +91,7 @@ def first_finding(tried: TriedTask) -> AuditFinding | None:
     return None
 
 
-def findings(tried: TriedTask) -> list[AuditFinding]:
+def findings(tried: AuditedTask) -> list[AuditFinding]:
     """Get what attempts have shown."""
     first = first_finding(tried)
     if first is not None:
@@ -107,19 +107,19 @@ def findings(tried: TriedTask) -> list[AuditFinding]:
     ]
 
 
-def _passing(tried: TriedTask, *kinds: str) -> list[AttemptResult]:
+def _passing(tried: AuditedTask, *kinds: str) -> list[AttemptResult]:
     """Get the attempts that have passed without doing the task."""
     return [each for each in tried.results if each.attempt.kind in kinds and each.passed and each.world != EQUAL]
 
 
-def _finding(tried: TriedTask, kind: str, result: AttemptResult, *, fault: bool, more: str = "") -> AuditFinding:
+def _finding(tried: AuditedTask, kind: str, result: AttemptResult, *, fault: bool, more: str = "") -> AuditFinding:
     attempt = result.attempt
     return AuditFinding(
         kind, fault, f"passes: {attempt.what}{more}", _plain(whole(tried, attempt)), attempt.answer, attempt.about
     )
 
 
-def whole(tried: TriedTask, attempt: Attempt) -> Calls:
+def whole(tried: AuditedTask, attempt: Attempt) -> Calls:
     """Get all calls of an attempt."""
     return (*(tried.calls or ())[: attempt.start], *attempt.calls)
 
@@ -132,7 +132,7 @@ def _plain(calls: Calls) -> list[dict[str, Any]]:
     ]
 
 
-def _failures(tried: TriedTask) -> Iterator[AuditFinding]:
+def _failures(tried: AuditedTask) -> Iterator[AuditFinding]:
     """Find evaluators and rewards that fail, each once."""
     seen = set()
     for result in tried.results:
@@ -145,7 +145,7 @@ def _failures(tried: TriedTask) -> Iterator[AuditFinding]:
                 yield AuditFinding(kind, True, text, _plain(whole(tried, attempt)), attempt.answer)
 
 
-def _by_answer(tried: TriedTask) -> Iterator[AuditFinding]:
+def _by_answer(tried: AuditedTask) -> Iterator[AuditFinding]:
     """Find tasks that an answer alone passes."""
     for kind, named in _BY_ANSWER.items():
         for result in [] if tried.nothing["passed"] else [each for each in tried.results if each.attempt.kind == kind]:
@@ -153,7 +153,7 @@ def _by_answer(tried: TriedTask) -> Iterator[AuditFinding]:
                 yield _finding(tried, named, result, fault=True)
 
 
-def _unneeded(tried: TriedTask) -> Iterator[AuditFinding]:
+def _unneeded(tried: AuditedTask) -> Iterator[AuditFinding]:
     """Find calls that aren't needed, then arguments that aren't looked at."""
     passing = _passing(tried, "read only") or _passing(tried, "omit")
     unneeded = set()
@@ -183,7 +183,7 @@ def _unneeded(tried: TriedTask) -> Iterator[AuditFinding]:
                     break
 
 
-def _answers(tried: TriedTask) -> Iterator[AuditFinding]:
+def _answers(tried: AuditedTask) -> Iterator[AuditFinding]:
     """Find answers that aren't looked at."""
     if not tried.says or tried.nothing["passed"]:
         return
@@ -196,7 +196,7 @@ def _answers(tried: TriedTask) -> Iterator[AuditFinding]:
             yield _finding(tried, "answer-dump", result, fault=False)
 
 
-def _spellings(tried: TriedTask) -> Iterator[AuditFinding]:
+def _spellings(tried: AuditedTask) -> Iterator[AuditFinding]:
     """Find what is refused because of how it is spelled, and wrong answers that pass as they contain the right one."""
     is_read = not all(each.passed for each in tried.results if each.attempt.kind == "wrong")
     for result in tried.results:
@@ -211,7 +211,7 @@ def _spellings(tried: TriedTask) -> Iterator[AuditFinding]:
             yield _finding(tried, "answer-within", result, fault=is_number and not tried.changing)
 
 
-def _careless(tried: TriedTask) -> Iterator[AuditFinding]:
+def _careless(tried: AuditedTask) -> Iterator[AuditFinding]:
     """Find tasks that are passed by calling without a thought; who happens to have done the task isn't meant."""
     calls = tried.calls or ()
     needed = [calls[place] for place in tried.changing]
@@ -226,14 +226,14 @@ def _careless(tried: TriedTask) -> Iterator[AuditFinding]:
         yield _finding(tried, "no-work", passing[0], fault=sure)
 
 
-def never_failing(tried: TriedTask) -> list[str]:
+def never_failing(tried: AuditedTask) -> list[str]:
     """Get the names of the checks that no attempt has failed."""
     verdicts = [result.verdict for result in tried.results if result.verdict is not None]
     failing = {check["name"] for verdict in verdicts for check in verdict["checks"] if not check["passed"]}
     return [check["name"] for check in (tried.solved["checks"] if tried.solved else ()) if check["name"] not in failing]
 
 
-def _checks(tried: TriedTask) -> Iterator[AuditFinding]:
+def _checks(tried: AuditedTask) -> Iterator[AuditFinding]:
     """Find checks that never fail, and rewards outside of their range."""
     for name in never_failing(tried):
         if name not in tried.guards:

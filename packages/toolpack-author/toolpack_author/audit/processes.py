@@ -30,8 +30,8 @@ from toolpack_server.features.authoring.checking.command import IN_MEMORY
 from toolpack_server.features.evaluation.tasks.finding import all_tasks
 from toolpack_server.features.evaluation.tasks.task import SEPARATOR
 from toolpack_server.packs.loading import catalog_of
-from toolpack_server.processes.apart import run_apart
 from toolpack_server.processes.child import Child, follow
+from toolpack_server.processes.isolated_call import run_isolated
 from toolpack_server.wiring.service import Service
 
 GRACE_SECONDS = 5.0  # after a deadline at which the process itself should have ended what was late
@@ -61,7 +61,7 @@ def task_names(settings: Settings) -> list[str]:
     Raises:
         StartError: The toolpacks, or their tasks, can't be loaded.
     """
-    found = run_apart(lambda: _names(settings))
+    found = run_isolated(lambda: _names(settings))
     if "problem" in found:
         raise StartError(found["problem"])
     names: list[str] = found["names"]

@@ -40,7 +40,7 @@ from toolpack_server.features.evaluation.tasks.results import Verdict
 from toolpack_server.features.evaluation.tasks.service import Tasks
 from toolpack_server.features.evaluation.tasks.solutions import PlainCall
 from toolpack_server.features.executors.transport import opened
-from toolpack_server.features.replay.pins import Pin
+from toolpack_server.features.replay.pinned_clock import PinnedClock
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.packs.pack_function import PackFunction, is_offered
 from toolpack_server.sessions.calls import CallRequest
@@ -221,7 +221,7 @@ class Trials:
             return
         self._pinned = True
         evidence, context = self._evidence, self._service.context
-        parts, blobs = context.initial_parts(evidence.toolpacks, evidence.options, {}, Pin(0, "", CLOCK_NS))
+        parts, blobs = context.initial_parts(evidence.toolpacks, evidence.options, {}, PinnedClock(0, "", CLOCK_NS))
         initial = Snapshot(parts, {part: blobs[blob_id] for part, blob_id in parts.items()})
         initial = _opened(context.codec, initial)
         self._evidence = replace(evidence, initial=initial, final=initial)
@@ -565,10 +565,10 @@ def _offered(function: PackFunction, offered: frozenset[str] | None) -> bool:
     return offered is None or is_offered(function, offered)
 
 
-def _pin(made: PlainCall, path: Sequence[SeenRecord]) -> Pin:
+def _pin(made: PlainCall, path: Sequence[SeenRecord]) -> PinnedClock:
     """Pin a call: it sees and draws the same wherever it stands, so that omitting another one makes no difference."""
     before = sum((each.call["function"], each.call["kwargs"]) == made[:2] for each in path if each.call)
-    return Pin(1, f"{before} {dumps(made).decode()}", CLOCK_NS)
+    return PinnedClock(1, f"{before} {dumps(made).decode()}", CLOCK_NS)
 
 
 # Sessions

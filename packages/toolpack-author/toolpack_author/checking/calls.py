@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 from toolpack_author.checking.trial import Trial
 from toolpack_server.features.api.stores import shown
-from toolpack_server.features.authoring.checking.findings import Finding, Tried
+from toolpack_server.features.authoring.checking.findings import Finding, TrialOutcome
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.processes.child import Child, follow
 
@@ -25,7 +25,7 @@ SECONDS = 30.0
 _CALLED, _RETURNED = b"called", b"returned"  # between the two the time is the function's, in all other steps ours
 
 
-def try_functions(load: Callable[[], Catalog], functions: Sequence[Tried]) -> list[Finding]:
+def try_functions(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> list[Finding]:
     """Call every function, and get what was found.
 
     Args:
@@ -87,7 +87,7 @@ def _end(child: Child, place: str) -> Finding:
 
 
 @contextlib.contextmanager
-def _trying(load: Callable[[], Catalog], functions: Sequence[Tried]) -> Iterator[Child]:
+def _trying(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> Iterator[Child]:
     parent = os.getpid()
 
     def run(pipe: Connection) -> int:
@@ -108,7 +108,7 @@ def _trying(load: Callable[[], Catalog], functions: Sequence[Tried]) -> Iterator
         child.end()
 
 
-def _try_each(load: Callable[[], Catalog], functions: Sequence[Tried], pipe: Connection) -> None:
+def _try_each(load: Callable[[], Catalog], functions: Sequence[TrialOutcome], pipe: Connection) -> None:
     try:
         trial = Trial(load(), lambda: pipe.send_bytes(_CALLED), lambda: pipe.send_bytes(_RETURNED))
     except Exception as error:  # noqa: BLE001 - it is said, and the process ends

@@ -229,7 +229,7 @@ class OpenEnvSocket(OpenEnvEndpoint, FeatureSocket):
         super().__init__(gateway)
         self.mcp = OpenEnvMcp(self.episodes)
 
-    async def welcome(self, handshake: FeatureRequest) -> None:
+    async def on_connect(self, handshake: FeatureRequest) -> None:
         await self.env(handshake)
         _asked(handshake, "session_id")
 
@@ -244,7 +244,7 @@ class OpenEnvMcpEndpoint(OpenEnvSocket):
             return await super().answer(request)
         return JSONResponse(await self._answered(request, None))
 
-    async def hear(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:  # noqa: ARG002
+    async def on_message(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:  # noqa: ARG002
         return _text(await self._answered(message, _asked(message, "session_id")))
 
     async def _answered(self, request: FeatureRequest, sid: str | None) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class EpisodeSocket(OpenEnvSocket):
     WebSocket with the same session.
     """
 
-    async def hear(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
+    async def on_message(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
         try:
             try:
                 sent = await self.parsed(message, _read)

@@ -5,10 +5,10 @@ Nothing is defined here.
 
 from toolpack_server.base.terminal import echo
 from toolpack_server.cli.local import ask_in_memory, opened_store
-from toolpack_server.cli.look import label
 from toolpack_server.cli.options import packs_options, server_options
 from toolpack_server.cli.progress import progress
-from toolpack_server.cli.send import Send
+from toolpack_server.cli.requests import Send
+from toolpack_server.cli.session_commands import label
 from toolpack_server.packs.rebinding import function_tree
 
 __all__ = [

@@ -3,6 +3,7 @@
 Nothing is defined here.
 """
 
+from toolpack_server.base.after_fork import detach, run_after_fork
 from toolpack_server.base.cache import BoundedCache
 from toolpack_server.base.errors import (
     MissingBlobError,
@@ -14,14 +15,12 @@ from toolpack_server.base.errors import (
     VersionNotRetainedError,
     shown,
 )
-from toolpack_server.base.forked import in_forked, let_go
 from toolpack_server.base.store_url import SQLITE
 from toolpack_server.features.stores.rows import RECIPE_CACHE_BYTES, decoder, digest, labels_match, load, undamaged
 from toolpack_server.stores.base import (
     HELD_SECONDS,
     NO_HISTORY,
     Commit,
-    Counted,
     ForkPoint,
     Head,
     History,
@@ -29,21 +28,22 @@ from toolpack_server.stores.base import (
     Record,
     SessionQuery,
     SharedStore,
+    StoreClock,
     StoredSession,
     family_of,
 )
+from toolpack_server.stores.blob_stubs import DIGITS, MARK, MAX_STUB_BYTES, name_of, size_of, stub
 from toolpack_server.stores.history import (
     GAP_SECONDS,
     NOTE_SECONDS,
     Change,
-    Tip,
+    SessionHead,
     fitting,
     follows,
     parts_at,
     to_note,
     trim,
 )
-from toolpack_server.stores.outside import DIGITS, MARK, MAX_STUB_BYTES, name_of, size_of, stub
 
 __all__ = [
     "DIGITS",
@@ -58,7 +58,6 @@ __all__ = [
     "BoundedCache",
     "Change",
     "Commit",
-    "Counted",
     "ForkPoint",
     "Head",
     "History",
@@ -66,26 +65,27 @@ __all__ = [
     "MissingBlobError",
     "OverloadedError",
     "Record",
+    "SessionHead",
     "SessionNotFoundError",
     "SessionQuery",
     "SettingsError",
     "SharedStore",
     "StateDamagedError",
+    "StoreClock",
     "StoreInUseError",
     "StoredSession",
-    "Tip",
     "VersionNotRetainedError",
     "decoder",
+    "detach",
     "digest",
     "family_of",
     "fitting",
     "follows",
-    "in_forked",
     "labels_match",
-    "let_go",
     "load",
     "name_of",
     "parts_at",
+    "run_after_fork",
     "shown",
     "size_of",
     "stub",

@@ -17,7 +17,7 @@ from toolpack_server.base.errors import MAX_SHOWN, ResultError, shown
 from toolpack_server.base.terminal import printable
 from toolpack_server.execution.call import Outcome, call_steps
 from toolpack_server.execution.codec import Codec
-from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.failure import OF_CALLS, CallFailure, Failure
 from toolpack_server.execution.operations import (
     BuildEnvironment,
@@ -260,7 +260,7 @@ class _Calls:
         return SessionRuntime(self._context.codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
 
 
-def _found(found: Any, parts: Iterable[str], conditions: Conditions) -> dict[str, Any]:
+def _found(found: Any, parts: Iterable[str], conditions: ExecutionPolicy) -> dict[str, Any]:
     """Read what a call's conditions have found in the parts that it has changed; raises as `Transport.read`."""
     check_answer(isinstance(found, dict) and found.keys() == {*parts})
     return {part: conditions.found.validate_python(value) for part, value in found.items()}

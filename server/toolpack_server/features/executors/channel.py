@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from toolpack_server.base.after_fork import detach
 from toolpack_server.base.errors import InternalSignal, TooLargeError
-from toolpack_server.base.forked import let_go
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.rpc.parsing import has_more_values
 
@@ -134,9 +134,9 @@ class Channel:
         except OSError:  # the other end is gone already, or this one is closed
             return
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """In a process that a function has forked, keep nobody waiting for what this one sends."""
-        let_go([self._socket.fileno()])
+        detach([self._socket.fileno()])
 
     def close(self) -> None:
         self._socket.close()

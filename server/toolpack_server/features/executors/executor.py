@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from toolpack_server.base.after_fork import run_after_fork
 from toolpack_server.base.errors import StartError, TooLargeError
-from toolpack_server.base.forked import in_forked
 from toolpack_server.execution.codec import PlainCodec
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.features.executors import system
@@ -73,7 +73,7 @@ def run_executor(
     system.adopt_orphans()
     signal.signal(signal.SIGTERM, _for_children_only(os.getpid()))
     channel = Channel(end)
-    in_forked(channel.let_go)
+    run_after_fork(channel.detach)
     greeting: dict[str, Any] = {"process": os.getpid()}
     try:
         own = scratch / str(os.getpid())

@@ -34,7 +34,7 @@ class Pool:
         self._settings = settings
         self._metrics = metrics
         self._own = settings.of(ExecutorsSettings)
-        self._most = self._own.most + SPARE_PLACES
+        self._most = self._own.max + SPARE_PLACES
         self._changed = threading.Condition()
         self._children: dict[int, ExecutorProcess] = {}
         self._idle: list[int] = []  # the one that was used last comes last

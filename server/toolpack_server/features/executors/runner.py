@@ -16,7 +16,7 @@ from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
 from toolpack_server.base.terminal import printable
 from toolpack_server.execution.codec import Codec
-from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.executors.calls import TRANSPORTS
@@ -49,7 +49,7 @@ def start_executors(
     metrics: Metrics,
     interruptible: Callable[[], InterruptibleBlock],
     operations: Iterable[type[RunnerOperation[Any]]],
-    conditions: Iterable[type[Conditions]],
+    conditions: Iterable[type[ExecutionPolicy]],
 ) -> "ExecutorRunner":
     """Start the zygote and a first executor, which can do these operations under these conditions.
 
@@ -72,11 +72,11 @@ def start_executors(
         volumes=[*map(path_of, codec.volumes.kinds.values())] if codec.volumes else [],
         limits=[*Limits.of(settings)],
         scratch_dir=str(settings.scratch_dir.resolve()) if settings.scratch_dir else None,
-        scratch_bytes=settings.scratch_bytes // own.most,
+        scratch_bytes=settings.scratch_bytes // own.max,
         memory_bytes=own.memory_bytes,
     )
     pool = Pool(Zygote(configuration, codec.catalog.inventory()), settings, metrics)
-    return ExecutorRunner(ExecutionContext(codec, settings.max_result_bytes), codec, pool, interruptible, own.most)
+    return ExecutorRunner(ExecutionContext(codec, settings.max_result_bytes), codec, pool, interruptible, own.max)
 
 
 class ExecutorRunner:

@@ -1,4 +1,4 @@
-"""The settings of executors."""
+"""Settings of executors."""
 
 from typing import Literal
 
@@ -8,16 +8,16 @@ from toolpack_server.base.settings import FeatureSettings
 
 
 class ExecutorsSettings(FeatureSettings, feature="executors"):
-    most: int = Field(
+    max: int = Field(
         16,
         ge=1,
         le=1024,
-        description="Processes for toolpacks' code that a worker has, at most; twelve more are for quick functions.",
+        description="Maximum number of processes for toolpacks' code per worker, beside twelve for quick functions.",
     )
     memory_bytes: int = Field(
-        0, ge=0, le=2**60, description="Memory that such a process may take beyond what it starts with; 0 for any."
+        0, ge=0, le=2**60, description="Maximum memory of such a process beyond its memory at the start; 0: no limit."
     )
-    calls: int = Field(0, ge=0, description="Calls after which such a process is replaced; 0 for any number.")
+    calls: int = Field(0, ge=0, description="Number of calls after which such a process is replaced; 0: never.")
     sandbox: tuple[Literal["files", "network"], ...] = Field(
-        (), description="What such a process can't reach: files, network, or both."
+        (), description="Resources that such a process can't reach: files, network, or both."
     )

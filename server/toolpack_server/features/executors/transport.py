@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from toolpack_server.base.errors import RequestError
 from toolpack_server.execution.codec import Codec, PlainCodec
-from toolpack_server.execution.conditions import Conditions
+from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.initial import Built
 from toolpack_server.execution.operations import MakeEnvironment
 from toolpack_server.execution.parts import toolpack_of
@@ -69,7 +69,7 @@ class Transport(Generic[T]):
             given = [part for part in value.parts if not is_piece(part)]
             pieces += [opened(codec, value, part) for part in given]
             return {"parts": known_parts(value, value.parts), "given": given}
-        if isinstance(value, Conditions):
+        if isinstance(value, ExecutionPolicy):
             return written(value)
         if is_dataclass(value):
             found = {each.name: getattr(value, each.name) for each in fields(value)}
@@ -200,14 +200,14 @@ def path_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def written(conditions: Conditions) -> list[Any]:
+def written(conditions: ExecutionPolicy) -> list[Any]:
     """Get conditions as JSON, for an executor."""
     return [path_of(type(conditions)), asdict(conditions)]  # type: ignore[call-overload] # each is a dataclass
 
 
-def restored(conditions: Sequence[Any]) -> Conditions:
+def restored(conditions: Sequence[Any]) -> ExecutionPolicy:
     path, values = conditions
-    made: Conditions = resolve_name(path)(**values)
+    made: ExecutionPolicy = resolve_name(path)(**values)
     return made
 
 
@@ -244,7 +244,7 @@ def _restored(place: str, kind: Any, value: Any, pieces: Iterator[bytes], ask: A
     """Get a field, in an executor, from what a request says of it."""
     if kind is Snapshot:
         return _snapshot(place, value, pieces, ask)
-    if kind is Conditions:
+    if kind is ExecutionPolicy:
         return restored(value)
     if kind == Versions:
         return partial(_version, place, ask)

@@ -26,7 +26,7 @@ from toolpack_server.features.executors.sandbox import Sandbox
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import extend_namespace, load_catalog
-from toolpack_server.packs.spawned import let_spawned_import
+from toolpack_server.packs.spawn_imports import enable_spawn_imports
 from toolpack_server.volumes.scratch import Scratch, remove_leftovers
 
 MAX_CONFIGURATION = 2**17
@@ -55,7 +55,7 @@ def main(control: socket.socket) -> NoReturn:
         os._exit(1)
     if "error" in answer or answer.get("threads"):
         os._exit(1)
-    let_spawned_import(map(Path, configuration.pack_dirs))
+    enable_spawn_imports(map(Path, configuration.pack_dirs))
     for path in configuration.conditions:
         pkgutil.resolve_name(path).load()  # once, for all executors
     gc.collect()

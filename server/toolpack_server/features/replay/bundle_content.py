@@ -10,7 +10,7 @@ from toolpack_server.base.errors import ClassesChangedError, InvalidParamsError,
 from toolpack_server.execution.operations import ExportEnvironments
 from toolpack_server.execution.parts import toolpack_of
 from toolpack_server.execution.snapshot import Snapshot
-from toolpack_server.features.evaluation.episodes.progress import Recount
+from toolpack_server.features.evaluation.episodes.progress import ProgressChecker
 from toolpack_server.features.replay.bundle_format import BundleHead, Line, record_of
 from toolpack_server.protocol.senders import AGENT, CLIENT
 from toolpack_server.sessions.context import SessionContext
@@ -42,7 +42,7 @@ class Content:
         self._keep = keep
         self._ids: dict[int, tuple[str, str]] = {}
         self._call_ids: set[str] = set()
-        self._recount = Recount(began_as_fork=head.fork) if head.all_kept() else None
+        self._recount = ProgressChecker(began_as_fork=head.fork) if head.all_kept() else None
         loaded, versions = context.catalog.fingerprints, context.catalog.versions(head.toolpacks)
         for name in head.toolpacks:
             if name not in loaded:

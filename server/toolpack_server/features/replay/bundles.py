@@ -37,7 +37,7 @@ from toolpack_server.features.replay.bundle_format import (
     unpack,
 )
 from toolpack_server.features.replay.code import codes_of
-from toolpack_server.features.replay.seeds import REPLAYS
+from toolpack_server.features.replay.seed_parameters import REPLAYS
 from toolpack_server.jsonio.strict import Fragment, dumps, loads
 from toolpack_server.protocol.parameters import CallId, Labels, Parameters, TtlSeconds
 from toolpack_server.protocol.results import Session

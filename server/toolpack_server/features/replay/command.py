@@ -17,10 +17,10 @@ import click
 from toolpack_server.base.errors import RequestError
 from toolpack_server.base.terminal import printable
 from toolpack_server.cli.local import ask_in_memory, look_at, look_options
-from toolpack_server.cli.look import FORMS, show, whole_id
 from toolpack_server.cli.options import packs_options
 from toolpack_server.cli.progress import progress
-from toolpack_server.cli.send import Send
+from toolpack_server.cli.requests import Send
+from toolpack_server.cli.session_commands import FORMS, show, whole_id
 from toolpack_server.features.replay.bundle_format import read_line, sealed, unpack
 
 LIMIT = 100_000

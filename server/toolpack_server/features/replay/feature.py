@@ -1,13 +1,13 @@
 """What replays and bundles add to the server."""
 
+from toolpack_server.features.replay.blob_digests import ReadEntries
 from toolpack_server.features.replay.bundles import Bundles
-from toolpack_server.features.replay.digests import ReadEntries
 from toolpack_server.features.replay.methods import METHODS
-from toolpack_server.features.replay.pins import Pin
+from toolpack_server.features.replay.pinned_clock import PinnedClock
 from toolpack_server.features.replay.replays import Replays
 from toolpack_server.features.replay.results import SessionSeeds
-from toolpack_server.features.replay.seeding import SeedCreationHook, Seeding
-from toolpack_server.features.replay.seeds import SeedParameters
+from toolpack_server.features.replay.seed_hook import SeedCreationHook, SeedHook
+from toolpack_server.features.replay.seed_parameters import SeedParameters
 from toolpack_server.features.replay.settings import ReplaySettings
 from toolpack_server.protocol.results import Session
 from toolpack_server.rpc.method import App
@@ -33,8 +33,8 @@ class ReplayFeature(Feature):
     services = (_replays, _bundles)
     methods = METHODS
     creation_hooks = (SeedCreationHook,)
-    operation_hooks = (Seeding,)
+    operation_hooks = (SeedHook,)
     parameters = {CreateSession: SeedParameters, ForkSession: SeedParameters}
     results = {Session: SessionSeeds}
     operations = (ReadEntries,)
-    conditions = (Pin,)
+    conditions = (PinnedClock,)

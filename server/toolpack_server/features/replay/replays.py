@@ -23,9 +23,15 @@ from toolpack_server.base.errors import (
 )
 from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import Failure, cut_error
-from toolpack_server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall
+from toolpack_server.features.replay.replay_operations import (
+    CopyOperation,
+    Repeated,
+    RepeatedCall,
+    RepeatedReset,
+    UnrunCall,
+)
 from toolpack_server.features.replay.results import Difference, Replay, Versions
-from toolpack_server.features.replay.seeds import REPLAYS
+from toolpack_server.features.replay.seed_parameters import REPLAYS
 from toolpack_server.features.replay.writers import has_kind, other_writers
 from toolpack_server.jsonio.strict import Fragment, cut, dumps, loads
 from toolpack_server.protocol.omission import if_set

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import Sampler
 
-from toolpack_server.base.forked import id_numbers
+from toolpack_server.base.after_fork import id_numbers
 
 NAME = "toolpack-server"
 

@@ -19,7 +19,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
-from toolpack_server.base.forked import in_forked
+from toolpack_server.base.after_fork import run_after_fork
 from toolpack_server.base.logger import log
 from toolpack_server.functions.leftovers import SERVER_THREADS
 
@@ -87,7 +87,7 @@ class SpanExporter(OTLPSpanExporter):
         self._losses, self._collector = losses, Collector()
         self.done = 0
         super().__init__(session=self._collector)
-        in_forked(self.shutdown)  # a process that a function forks must not use the same connection
+        run_after_fork(self.shutdown)  # a process that a function forks must not use the same connection
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self._collector.outcome = "spans can't be encoded"
@@ -110,7 +110,7 @@ class MetricExporter(OTLPMetricExporter):
     def __init__(self, losses: LossLog) -> None:
         self._losses, self._collector = losses, Collector()
         super().__init__(session=self._collector)
-        in_forked(self.shutdown)  # or a process that a function forks would send the same numbers again
+        run_after_fork(self.shutdown)  # or a process that a function forks would send the same numbers again
 
     def export(self, metrics_data: MetricsData, *more: Any, **options: Any) -> MetricExportResult:
         result = super().export(metrics_data, *more, **options)

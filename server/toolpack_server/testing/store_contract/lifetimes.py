@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from toolpack_server.base.errors import SessionNotFoundError
-from toolpack_server.stores.base import HELD_SECONDS, Counted, Head, Lease, SessionQuery
+from toolpack_server.stores.base import HELD_SECONDS, Head, Lease, SessionQuery, StoreClock
 from toolpack_server.testing.store_contract.samples import (
     change,
     claim,
@@ -41,11 +41,11 @@ class TestExpiryAndListing:
     @pytest.mark.parametrize("jump", [10**7, -(10**7)])
     def test_time_that_nobody_counted_does_not_count(self, store, jump):
         start = 10.0**9
-        assert store.count_time(start) == Counted(start, 0.0)
-        assert store.count_time(start + jump) == Counted(start, jump)
+        assert store.count_time(start) == StoreClock(start, 0.0)
+        assert store.count_time(start + jump) == StoreClock(start, jump)
         for later in (0, 1, 9, 11, 40, 100, 101, 90, 31, 91):
-            assert store.count_time(start + jump + later) == Counted(start + later, jump)
-        assert store.count_time(start + 91) == Counted(start + 91, 0.0)  # the clock is set right again
+            assert store.count_time(start + jump + later) == StoreClock(start + later, jump)
+        assert store.count_time(start + 91) == StoreClock(start + 91, 0.0)  # the clock is set right again
 
     def test_the_time_is_that_of_the_clock_that_all_have(self, store):
         assert abs(store.count_time().now - time.time()) < 10

@@ -12,8 +12,8 @@ from serving import PACKS, PATIENCE, in_both, refused, wait_until
 
 from toolpack_server import perturbations as p
 from toolpack_server.base.errors import TooLargeError
-from toolpack_server.features.evaluation.perturbations.altered import Chance, altered
 from toolpack_server.features.evaluation.perturbations.appearance import Appearance
+from toolpack_server.features.evaluation.perturbations.effects import Chance, altered
 from toolpack_server.features.evaluation.rules import read_rules
 from toolpack_server.features.evaluation.tasks.variants import HEAD, losses, variants_table
 from toolpack_server.features.protocols.mcp.protocol import Mcp

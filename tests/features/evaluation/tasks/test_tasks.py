@@ -19,7 +19,7 @@ from serving import PACKS, Bench, refused
 
 from toolpack_server import Check, Evaluation, Rollout, Toolpack, reached_solution
 from toolpack_server.base.errors import Interrupted, InvalidParamsError, RegistrationError
-from toolpack_server.features.evaluation.episodes.progress import Recount
+from toolpack_server.features.evaluation.episodes.progress import ProgressChecker
 from toolpack_server.features.evaluation.tasks.evaluation import seen
 from toolpack_server.features.evaluation.tasks.rollouts import verdict as judge
 from toolpack_server.features.evaluation.tasks.task import Task
@@ -195,8 +195,8 @@ def test_a_name_is_used_once():
 def test_a_bundle_says_of_no_fork_that_it_has_inherited_fewer_calls_than_none():
     shown = {"kind": "call", "function": "look", "by": "agent", "index": 0, "version": 0, "nested": [{}]}
     with pytest.raises(InvalidParamsError, match="Record 0 of the bundle says something else of the calls"):
-        Recount(began_as_fork=True).add(CallKind(), shown, {"progress": [1, None]})
-    Recount(began_as_fork=True).add(CallKind(), shown, {"progress": [2, None]})
+        ProgressChecker(began_as_fork=True).add(CallKind(), shown, {"progress": [1, None]})
+    ProgressChecker(began_as_fork=True).add(CallKind(), shown, {"progress": [2, None]})
 
 
 # Sessions with a task

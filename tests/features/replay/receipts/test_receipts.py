@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolpack_server.cli.local import memory_settings
-from toolpack_server.cli.send import local
+from toolpack_server.cli.requests import local
 from toolpack_server.features.replay.receipts import keys
 from toolpack_server.features.replay.receipts import receipt as receipts
 from toolpack_server.features.replay.receipts.command import _run_again

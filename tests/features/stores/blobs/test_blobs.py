@@ -21,8 +21,8 @@ from toolpack_server.features.stores.blobs.bucket import Bucket
 from toolpack_server.features.stores.blobs.feature import outside
 from toolpack_server.features.stores.blobs.settings import BlobsSettings
 from toolpack_server.features.stores.blobs.store import UNNAMED_SECONDS, opened
+from toolpack_server.stores.blob_stubs import MARK, name_of
 from toolpack_server.stores.memory import MemoryStore
-from toolpack_server.stores.outside import MARK, name_of
 from toolpack_server.testing.store_contract.samples import change, commit, fork_of, session
 
 LARGE = 1000
@@ -102,7 +102,7 @@ def test_a_blob_that_is_there_already_is_not_written_again(store):
 
 
 def test_a_commit_uses_what_was_written_ahead(store, one, monkeypatch):
-    store.write_ahead({"b1": b"b1" * LARGE, "s1": b"small"})
+    store.upload_before_commit({"b1": b"b1" * LARGE, "s1": b"small"})
     monkeypatch.setattr(Bucket, "put", None)
     assert store.commit([large(one, 0, "b1")]) == [True]
     assert len(store.listed()) == 2
@@ -188,7 +188,7 @@ def test_a_reader_between_deletion_and_return_gets_the_new_object(store, one, mo
 
 @pytest.mark.usefixtures("one")
 def test_what_a_crash_left_is_swept_by_its_age(store, tmp_path):
-    store.write_ahead({"b1": b"b1" * LARGE})  # and its commit never comes
+    store.upload_before_commit({"b1": b"b1" * LARGE})  # and its commit never comes
     assert len(store.listed()) == 2
     assert store.sweep() == 0
     long_ago = time.time() - UNNAMED_SECONDS - 1
@@ -201,7 +201,7 @@ def test_what_a_crash_left_is_swept_by_its_age(store, tmp_path):
 
 @pytest.mark.usefixtures("one")
 def test_two_servers_sweep_at_once(store, inner, tmp_path):
-    store.write_ahead({f"b{number}": b"b" * LARGE for number in range(1, 60)})
+    store.upload_before_commit({f"b{number}": b"b" * LARGE for number in range(1, 60)})
     with (
         contextlib.closing(opened(inner, f"file://{tmp_path}/blobs", LARGE)) as other,
         ThreadPoolExecutor(2) as threads,
@@ -313,7 +313,7 @@ def test_while_a_folder_is_unmounted_nothing_counts_as_deleted_or_swept(store, o
 @pytest.mark.usefixtures("one")
 @pytest.mark.parametrize("days", [-2, 2])
 def test_a_server_with_a_wrong_clock_deletes_nothing_young(store, days, monkeypatch):
-    store.write_ahead({"b1": b"b1" * LARGE})
+    store.upload_before_commit({"b1": b"b1" * LARGE})
     now = time.time() + days * 24 * 3600
     monkeypatch.setattr(time, "time", lambda: now)
     store.clean_up()
@@ -441,7 +441,7 @@ def test_the_command_counts_what_is_named_missing_and_unnamed(tmp_path, monkeypa
         outside_store.delete([kept.id])  # its first version is kept for the fork
         outside_store.clean_up()
         wait_until(outside_store._tidying.done)
-        outside_store.write_ahead({"b9": b"9" * LARGE})
+        outside_store.upload_before_commit({"b9": b"9" * LARGE})
     assert invoke("blobs", "--check", "--store", store).output == "2 named, 0 missing, 1 unnamed\n"
     next(Path(tmp_path, "blobs").rglob("b0.*")).unlink()
     told = invoke("blobs", "--check", "--store", store)

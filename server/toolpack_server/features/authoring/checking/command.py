@@ -20,20 +20,20 @@ from click.core import ParameterSource
 from toolpack_server.base.settings import Settings, load_settings, unknown_variables
 from toolpack_server.base.terminal import echo
 from toolpack_server.cli.options import packs_options
-from toolpack_server.features.authoring.checking.findings import Finding, Tried
-from toolpack_server.features.authoring.checking.notes import notes_on
+from toolpack_server.features.authoring.checking.findings import Finding, TrialOutcome
+from toolpack_server.features.authoring.checking.warnings import notes_on
 from toolpack_server.features.authoring.checking.writes import writes
 from toolpack_server.features.evaluation.tasks.checks import check_tasks
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import catalog_of, inspect_toolpacks
 from toolpack_server.packs.registration import place, qualified_name
-from toolpack_server.processes.apart import run_apart
+from toolpack_server.processes.isolated_call import run_isolated
 from toolpack_server.wiring.installed import feature_variables
 
 GROUP = "toolpack_server.checks"
 """The group of entry points by which a distribution names functions that look at toolpacks by running their code.
 
-They take a function that loads the toolpacks, and the functions to look at, each a `Tried`, and give a `Finding` each.
+Each takes a function that loads the toolpacks and functions as `TrialOutcome`, and returns a `Finding` each.
 """
 NOT_CALLED = "No function was called: that takes toolpack-author, in a clone `pip install ./packages/toolpack-author`."
 IN_MEMORY = {"store": "memory:", "log_calls": "off", "log_level": "error", "isolation": "thread", "workers": 1}
@@ -62,20 +62,20 @@ def check(
     ):
         raise click.UsageError(NOT_CALLED)
     load = partial(catalog_of, settings, build=False)
-    looked = _Looked(**run_apart(lambda: _look(settings)._asdict()))
+    looked = _Looked(**run_isolated(lambda: _look(settings)._asdict()))
     problems = looked.problems
     notes = [*unknown_variables(feature_variables()), *looked.notes]
     found = [Finding(*finding) for finding in looked.findings]
     if calls and not problems:
         written = {(finding.function, finding.subject) for finding in found}
-        functions = [Tried(*function) for function in looked.functions]
+        functions = [TrialOutcome(*function) for function in looked.functions]
         tried = [finding for point in deeper for finding in point.load()(load, functions)]
         found += [each for each in tried if (each.function, each.subject) not in written]
     notes += [str(finding) for finding in found if not finding.is_problem]
     problems += [str(finding) for finding in found if finding.is_problem]
     checked = ""
     if (tasks or names) and not problems:
-        number, problems = run_apart(
+        number, problems = run_isolated(
             lambda: asyncio.run(check_tasks(settings.model_copy(update=IN_MEMORY), load(), names))
         )
         checked = f" and {number} task{'' if number == 1 else 's'}"
@@ -111,7 +111,7 @@ def _look(settings: Settings) -> _Looked:
     (notes if catalog.toolpacks else problems).extend(catalog.notices)
     notes += [] if errors else notes_on(catalog.toolpacks.values())
     functions = [
-        Tried(pack.name, function.name, place(function.function))
+        TrialOutcome(pack.name, function.name, place(function.function))
         for pack in catalog.toolpacks.values()
         for function in pack.functions.values()
     ]

@@ -27,7 +27,7 @@ class Finding:
         return f"{self.place}: {self.what}{self.called}{advice}{lines}"
 
 
-class Tried(NamedTuple):
+class TrialOutcome(NamedTuple):
     """A function to look at, by the name of its toolpack and its own, and the place of its definition."""
 
     toolpack: str

@@ -26,7 +26,7 @@ from toolpack_server.stores.base import Record
 ALONE = "The session has no other participant: create it with participants."
 
 
-class Note(SessionOperation):
+class RecordOperation(SessionOperation):
     """An operation that leaves a record and changes nothing else."""
 
     after_commits = True
@@ -54,7 +54,7 @@ class Note(SessionOperation):
         return True
 
 
-class MessageOperation(Note):
+class MessageOperation(RecordOperation):
     """Records a message of the conversation."""
 
     method = "add_message"

@@ -70,7 +70,7 @@ class Ending(NamedTuple):
         return "the session has been evaluated" if self.answer is None else "the answer has been submitted"
 
 
-class Recount:
+class ProgressChecker:
     """Checks, for records that come in a bundle, that each says of those before it what they show.
 
     Args:

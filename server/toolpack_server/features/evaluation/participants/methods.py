@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from toolpack_server.features.evaluation.participants.played import FailureOperation, TurnOperation
+from toolpack_server.features.evaluation.participants.conversation import Conversation
 from toolpack_server.features.evaluation.participants.results import HeardMessages
-from toolpack_server.features.evaluation.participants.talking import Talking
+from toolpack_server.features.evaluation.participants.simulated_user_records import FailureOperation, TurnOperation
 from toolpack_server.protocol.parameters import MAX_COUNT, CallId, Parameters, SessionId
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.method import App, Method
@@ -46,7 +46,7 @@ class Say(SayParameters, Method, result=Literal[True], agents_only="is for parti
     call_id: CallId
 
     async def handle(self, caller: Caller, app: App) -> bool:
-        talking, session_id = app.feature(Talking), caller.session_id or ""
+        talking, session_id = app.feature(Conversation), caller.session_id or ""
         return await talking.say(session_id, caller.owner, caller.address, self.text, self.to, self.call_id)
 
 
@@ -60,7 +60,7 @@ class Listen(
 
     async def handle(self, caller: Caller, app: App) -> HeardMessages:
         return await caller.while_there(
-            app.feature(Talking).listen(
+            app.feature(Conversation).listen(
                 caller.session_id or "", caller.owner, caller.address, self.after, self.wait_seconds
             )
         )
@@ -120,7 +120,7 @@ class SayTool(_Tool):
 
     @override
     async def use(self, session_id: str, owner: str, by: str, arguments: Any, call_id: str | None) -> bool:
-        talking, said = self._app.feature(Talking), arguments
+        talking, said = self._app.feature(Conversation), arguments
         return await talking.say(session_id, owner, by, said.text, said.to, call_id)
 
 
@@ -135,4 +135,4 @@ class ListenTool(_Tool):
     @override
     async def use(self, session_id: str, owner: str, by: str, arguments: Any, call_id: str | None) -> HeardMessages:
         asked = arguments
-        return await self._app.feature(Talking).listen(session_id, owner, by, asked.after, asked.wait_seconds)
+        return await self._app.feature(Conversation).listen(session_id, owner, by, asked.after, asked.wait_seconds)

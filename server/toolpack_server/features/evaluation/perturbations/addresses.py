@@ -2,7 +2,7 @@
 
 from typing_extensions import override
 
-from toolpack_server.features.evaluation.perturbations.perturbing import Perturbing
+from toolpack_server.features.evaluation.perturbations.hook import PerturbationHook
 from toolpack_server.protocol.senders import AGENT
 from toolpack_server.rpc.method import App
 from toolpack_server.sessions.addresses import AddressHook, View
@@ -13,7 +13,7 @@ class PerturbedAddresses(AddressHook):
     """Changes how functions appear at the agent's address."""
 
     def __init__(self, app: App) -> None:
-        self._perturbing = app.feature(Perturbing)
+        self._perturbing = app.feature(PerturbationHook)
 
     @override
     def view(self, session: StoredSession, head: Head, name: str) -> View | None:

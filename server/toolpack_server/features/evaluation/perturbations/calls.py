@@ -5,7 +5,7 @@ The record is of what has happened; `perturbed` has what the agent heard where t
 
 from typing_extensions import override
 
-from toolpack_server.features.evaluation.perturbations.results import Heard
+from toolpack_server.features.evaluation.perturbations.results import AgentView
 from toolpack_server.sessions.calls import CallKind
 from toolpack_server.sessions.record_kinds import Shown
 
@@ -19,7 +19,7 @@ class PerturbedCallKind(CallKind):
     @override
     def check(self, shown: Shown) -> None:
         super().check(shown)
-        if "perturbed" in shown and not shown["perturbed"]["agent"].keys() <= Heard.__annotations__.keys():
+        if "perturbed" in shown and not shown["perturbed"]["agent"].keys() <= AgentView.__annotations__.keys():
             raise ValueError("the agent has heard what no call says")
 
     @override

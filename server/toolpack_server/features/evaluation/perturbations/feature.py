@@ -7,7 +7,7 @@ from toolpack_server.features.evaluation.perturbations.creation_hook import (
     PerturbationCreationHook,
     PerturbationParameters,
 )
-from toolpack_server.features.evaluation.perturbations.perturbing import Perturbing
+from toolpack_server.features.evaluation.perturbations.hook import PerturbationHook
 from toolpack_server.features.evaluation.perturbations.results import CallPerturbed, SessionPerturbations
 from toolpack_server.protocol.results import CallRecord, Session
 from toolpack_server.rpc.methods import CreateSession, ForkSession
@@ -21,5 +21,5 @@ class PerturbationsFeature(Feature):
     creation_hooks = (PerturbationCreationHook,)
     parameters = {CreateSession: PerturbationParameters, ForkSession: ForkPerturbations}
     results = {Session: SessionPerturbations, CallRecord: CallPerturbed}
-    operation_hooks = (Perturbing,)
+    operation_hooks = (PerturbationHook,)
     address_hooks = (PerturbedAddresses,)

@@ -30,7 +30,7 @@ class SessionPerturbations(TypedDict):
     perturbations: NotRequired[Perturbations]
 
 
-class Heard(TypedDict):
+class AgentView(TypedDict):
     """What an agent has sent and heard of a call, where that isn't what has happened."""
 
     function: NotRequired[str]
@@ -44,7 +44,7 @@ class Perturbed(TypedDict):
 
     rules: list[str]
     run: bool
-    agent: Heard
+    agent: AgentView
 
 
 class CallPerturbed(TypedDict):

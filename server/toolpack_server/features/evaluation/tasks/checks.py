@@ -15,7 +15,7 @@ import click
 from toolpack_server.base.errors import EvaluationError, RequestError, for_author
 from toolpack_server.base.settings import Settings
 from toolpack_server.cli.progress import progress
-from toolpack_server.cli.send import local
+from toolpack_server.cli.requests import local
 from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.nested import read_nested
 from toolpack_server.features.evaluation.tasks.finding import tasks_of

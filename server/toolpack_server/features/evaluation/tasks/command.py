@@ -14,27 +14,27 @@ import click
 
 from toolpack_server.base.terminal import echo, printable
 from toolpack_server.cli.local import look_at, look_options
-from toolpack_server.cli.look import label, whole_trace
 from toolpack_server.cli.options import packs_options
 from toolpack_server.cli.progress import progress
-from toolpack_server.cli.send import Send
+from toolpack_server.cli.requests import Send
+from toolpack_server.cli.session_commands import label, whole_trace
 from toolpack_server.features.evaluation.tasks.atif import atif
 from toolpack_server.features.evaluation.tasks.export import FORMATS, told_to
 from toolpack_server.features.evaluation.tasks.pass_rates import rates, table
 from toolpack_server.features.evaluation.tasks.report import RunsPage
 from toolpack_server.features.evaluation.tasks.summaries import CONSOLE_LABEL
 from toolpack_server.features.evaluation.tasks.trajectories import said, trajectory
-from toolpack_server.features.evaluation.tasks.variants import Losses, losses, variants_table
+from toolpack_server.features.evaluation.tasks.variants import LostAnswers, losses, variants_table
 from toolpack_server.protocol.senders import AGENT
 
 GROUP = "toolpack_server.evaluate"
-"""The group of entry points that name classes like `Addition`."""
+"""The group of entry points that name classes like `EvaluateExtra`."""
 
 _AT_ONCE = 25  # sessions
 _OF_SESSION = {"session_id", "labels", "variant", "problem"}  # what goes with a verdict
 
 
-class Addition(Protocol):
+class EvaluateExtra(Protocol):
     """What another feature makes of the sessions that are evaluated.
 
     Attributes:
@@ -54,7 +54,7 @@ class Addition(Protocol):
         """Called after the last one."""
 
 
-_ADDITIONS: Sequence[type[Addition]] = [point.load() for point in entry_points(group=GROUP)]
+_ADDITIONS: Sequence[type[EvaluateExtra]] = [point.load() for point in entry_points(group=GROUP)]
 
 
 @click.command()
@@ -125,7 +125,7 @@ async def _evaluate(
     whose: str,
     form: str,
     page: RunsPage | None,
-    additions: Sequence[Addition],
+    additions: Sequence[EvaluateExtra],
     *,
     record: bool,
 ) -> bool:
@@ -194,7 +194,7 @@ def _tell_asides(forks: int, left_out: int, invalid: Sequence[Mapping[str, Any]]
             echo(f"  {about}: {failure['kind']}: {failure['message']}", err=True)
 
 
-async def _losses(send: Send, verdict: dict[str, Any]) -> Losses:
+async def _losses(send: Send, verdict: dict[str, Any]) -> LostAnswers:
     return losses(await whole_trace(send, verdict["session_id"], path=True))
 
 

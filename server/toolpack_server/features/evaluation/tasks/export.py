@@ -11,9 +11,9 @@ import click
 
 from toolpack_server.base.terminal import echo
 from toolpack_server.cli.local import look_at, look_options
-from toolpack_server.cli.look import whole_id, whole_trace
 from toolpack_server.cli.options import packs_options
-from toolpack_server.cli.send import Send
+from toolpack_server.cli.requests import Send
+from toolpack_server.cli.session_commands import whole_id, whole_trace
 from toolpack_server.features.evaluation.tasks.atif import atif
 from toolpack_server.features.evaluation.tasks.trajectories import (
     Messages,

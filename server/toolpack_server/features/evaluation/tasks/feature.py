@@ -2,9 +2,9 @@
 
 from toolpack_server.features.evaluation.tasks.addresses import TaskAddresses
 from toolpack_server.features.evaluation.tasks.answer_tool import AnswerTool
+from toolpack_server.features.evaluation.tasks.answers import AnswerKind
 from toolpack_server.features.evaluation.tasks.creation_hook import TaskCreationHook, TaskRequest
 from toolpack_server.features.evaluation.tasks.methods import METHODS
-from toolpack_server.features.evaluation.tasks.notes import AnswerKind
 from toolpack_server.features.evaluation.tasks.operations import OPERATIONS
 from toolpack_server.features.evaluation.tasks.results import SessionTask
 from toolpack_server.features.evaluation.tasks.service import Tasks

@@ -17,7 +17,7 @@ from toolpack_server.features.evaluation.tasks.results import (
     TaskPage,
     Verdict,
 )
-from toolpack_server.features.evaluation.tasks.service import Tasks, Wanted
+from toolpack_server.features.evaluation.tasks.service import TaskQuery, Tasks
 from toolpack_server.features.evaluation.tasks.summaries import Summaries, unless_known
 from toolpack_server.features.evaluation.tasks.summary_order import BY_STORE, Order
 from toolpack_server.features.evaluation.tasks.validity import evaluation_failure
@@ -41,7 +41,7 @@ class ListTasks(Method, result=TaskPage):
     limit: Limit
 
     async def handle(self, caller: Caller, app: App) -> TaskPage:
-        wanted = Wanted(self.toolpack, self.split, self.tags)
+        wanted = TaskQuery(self.toolpack, self.split, self.tags)
         return await app.feature(Tasks).list(caller.owner, wanted, self.after, self.limit)
 
 

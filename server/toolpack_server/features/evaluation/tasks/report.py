@@ -18,8 +18,8 @@ import click
 
 from toolpack_server.base.terminal import printable
 from toolpack_server.base.times import timestamp
-from toolpack_server.cli.look import whole_trace
-from toolpack_server.cli.send import Send
+from toolpack_server.cli.requests import Send
+from toolpack_server.cli.session_commands import whole_trace
 from toolpack_server.features.evaluation.tasks.verdicts import VerdictKind
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import all_record_kinds

@@ -22,9 +22,9 @@ from toolpack_server.engine.state import SessionState
 from toolpack_server.features.evaluation.episodes.messages import MessageOperation
 from toolpack_server.features.evaluation.episodes.progress import Episodes, Progress
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
+from toolpack_server.features.evaluation.tasks.answers import AnswerOperation
 from toolpack_server.features.evaluation.tasks.evaluation import Evidence, SeenRecord, seen
 from toolpack_server.features.evaluation.tasks.finding import all_tasks, find_task
-from toolpack_server.features.evaluation.tasks.notes import AnswerOperation
 from toolpack_server.features.evaluation.tasks.operations import EvaluateTask, SolveTask
 from toolpack_server.features.evaluation.tasks.results import (
     AgentTask,
@@ -47,7 +47,7 @@ from toolpack_server.stores.base import Head, StoredSession
 from toolpack_server.stores.history import fitting
 
 
-class Wanted(NamedTuple):
+class TaskQuery(NamedTuple):
     """Which tasks a client asks for; None or no tags: any."""
 
     toolpack: str | None
@@ -66,7 +66,7 @@ class Tasks:
 
     # Tasks alone
 
-    async def list(self, owner: str, wanted: Wanted, after: int, limit: int) -> TaskPage:
+    async def list(self, owner: str, wanted: TaskQuery, after: int, limit: int) -> TaskPage:
         return await self._sessions.run_authors(lambda: self._page(wanted, after, limit), owner, "tasks")
 
     async def describe(self, owner: str, name: str) -> TaskDescription:
@@ -77,7 +77,7 @@ class Tasks:
 
         return await self._sessions.run_authors(describe, owner, "tasks")
 
-    def _page(self, wanted: Wanted, after: int, limit: int) -> TaskPage:
+    def _page(self, wanted: TaskQuery, after: int, limit: int) -> TaskPage:
         if wanted.toolpack is not None and wanted.toolpack not in self._catalog.toolpacks:
             raise InvalidParamsError(
                 f"There is no toolpack {shown(wanted.toolpack)!r}: choose from {', '.join(self._catalog.toolpacks)}."

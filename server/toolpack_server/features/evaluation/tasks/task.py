@@ -14,9 +14,9 @@ from typing import Any, Self, TypeVar
 
 from typing_extensions import TypedDict, Unpack, override
 
-from toolpack_server.base.doing import doing
 from toolpack_server.base.errors import EvaluationError, InvalidParamsError, RegistrationError, ResultError, shown
 from toolpack_server.base.logger import log
+from toolpack_server.base.thread_labels import labelled
 from toolpack_server.features.evaluation.episodes.rights import check_rights, is_prompt, laid_over
 from toolpack_server.features.evaluation.rules import read_rules
 from toolpack_server.features.evaluation.tasks.rollouts import Evaluator
@@ -264,7 +264,7 @@ class TaskList:
                 found[source.name] = source
                 continue
             try:
-                with doing(f"The loader `{_name(source)}` of toolpack {self._toolpack!r}"):
+                with labelled(f"The loader `{_name(source)}` of toolpack {self._toolpack!r}"):
                     for task in source():
                         if not isinstance(task, Task):
                             raise TypeError(f"it gave a {type(task).__name__}: give Task objects")

@@ -13,14 +13,14 @@ CLEAN = "clean"  # the row of rollouts without perturbations
 HEAD = ("variant", "n", "passed", "pass^k", "perturbed", "recovered", "lost", "repeated")
 
 
-class Losses(NamedTuple):
+class LostAnswers(NamedTuple):
     """The answers that an agent has lost, and how often it has made what had happened happen again."""
 
     lost: int = 0
     repeated: int = 0
 
 
-def losses(path: Iterable[Mapping[str, Any]]) -> Losses:
+def losses(path: Iterable[Mapping[str, Any]]) -> LostAnswers:
     """Count the lost answers on a path, and the same calls that have changed the world once more after one."""
     lost = repeated = version = 0
     done: list[tuple[str, Any]] = []
@@ -35,10 +35,10 @@ def losses(path: Iterable[Mapping[str, Any]]) -> Losses:
             lost += 1
             if changed:
                 done.append(call)
-    return Losses(lost, repeated)
+    return LostAnswers(lost, repeated)
 
 
-def variants_table(verdicts: Sequence[Mapping[str, Any]], found: Mapping[str, Losses]) -> str:
+def variants_table(verdicts: Sequence[Mapping[str, Any]], found: Mapping[str, LostAnswers]) -> str:
     """Get the table of valid rollouts by variant.
 
     Args:
@@ -51,7 +51,7 @@ def variants_table(verdicts: Sequence[Mapping[str, Any]], found: Mapping[str, Lo
         by_task = rates(some)
         k = min(MOST_K, *(rate.rollouts for rate in by_task))
         met = [verdict for verdict in some if verdict["perturbed"]]
-        lost = [found.get(verdict["session_id"], Losses()) for verdict in some]
+        lost = [found.get(verdict["session_id"], LostAnswers()) for verdict in some]
         rows.append(
             (
                 variant or CLEAN,

@@ -156,7 +156,7 @@ class McpEndpoint:
                 await exchange.respond(503, refusal(503, CUT_OFF))
             return
         if len(reply.body) > PIECE_BYTES:  # what is smaller has left the server when it is sent
-            reservation.become(len(reply.body))
+            reservation.resize(len(reply.body))
         if stream is None or not await stream.end(reply.body):
             await self._respond(exchange, reply)
 

@@ -21,7 +21,7 @@ from toolpack_server.base.terminal import echo, printable
 from toolpack_server.cli.local import memory_settings
 from toolpack_server.cli.options import packs_options
 from toolpack_server.cli.progress import progress
-from toolpack_server.cli.send import Send, local
+from toolpack_server.cli.requests import Send, local
 from toolpack_server.features.evaluation.tasks.pass_rates import rates, table
 from toolpack_server.features.evaluation.tasks.report import RunsPage
 from toolpack_server.features.executors.settings import ExecutorsSettings

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from toolpack_server.base.settings import Settings
-from toolpack_server.cli.send import Send
+from toolpack_server.cli.requests import Send
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
 from toolpack_server.features.replay.bundle_format import BundleHead, Line, is_blob, pack, read_line, sealed, unpack
 from toolpack_server.features.replay.receipts.receipt import ReceiptEntry, ReceiptPart, Times

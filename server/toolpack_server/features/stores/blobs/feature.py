@@ -4,7 +4,7 @@ from typing import Any
 
 from toolpack_server.base.errors import SettingsError
 from toolpack_server.base.settings import Settings
-from toolpack_server.features.stores.blobs.ahead import WriteAhead
+from toolpack_server.features.stores.blobs.early_upload import UploadBeforeCommit
 from toolpack_server.features.stores.blobs.settings import BlobsSettings
 from toolpack_server.stores.base import SessionStore
 from toolpack_server.wiring.feature import Feature
@@ -28,4 +28,4 @@ class BlobsFeature(Feature):
     name = "blobs"
     settings = BlobsSettings
     around_stores = (outside,)
-    operation_hooks = (WriteAhead,)
+    operation_hooks = (UploadBeforeCommit,)

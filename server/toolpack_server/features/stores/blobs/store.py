@@ -24,7 +24,7 @@ from toolpack_server.base.errors import MissingBlobError, OverloadedError, Setti
 from toolpack_server.base.logger import log
 from toolpack_server.features.stores.blobs.bucket import Bucket
 from toolpack_server.stores.base import NO_HISTORY, Commit, History, SessionStore, StoredSession
-from toolpack_server.stores.outside import MARK, name_of, size_of, stub
+from toolpack_server.stores.blob_stubs import MARK, name_of, size_of, stub
 
 MIN_BYTES = 32 * 1024  # of a blob outside; a smaller one costs an object more than a row
 CACHE_BYTES = 64 * 2**20  # of blobs, which never change; beside the states of sessions
@@ -105,7 +105,7 @@ class OutsideBlobs:
             answers = self._inner.commit(_with_stubs(commits, large, self._written(large)))
         return answers
 
-    def write_ahead(self, blobs: Mapping[str, bytes]) -> None:
+    def upload_before_commit(self, blobs: Mapping[str, bytes]) -> None:
         """Write the objects of blobs that are to be committed soon, so that the commit needn't wait for that.
 
         Raises:

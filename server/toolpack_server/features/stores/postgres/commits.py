@@ -10,7 +10,7 @@ from typing import Any
 from toolpack_server.features.stores.postgres import statements as sql
 from toolpack_server.features.stores.postgres.connection import PostgresConnection, PostgresConnections, Statement
 from toolpack_server.stores.base import Commit
-from toolpack_server.stores.outside import size_of
+from toolpack_server.stores.blob_stubs import size_of
 
 
 def apply(connections: PostgresConnections, commits: Sequence[Commit]) -> list[bool]:

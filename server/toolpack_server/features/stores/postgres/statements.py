@@ -8,7 +8,7 @@ refer to it, and goes with the last.
 A session that was deleted and is kept for its forks stays, marked as `kept`, with an epoch that no commit names.
 """
 
-from toolpack_server.stores.outside import DIGITS, MARK
+from toolpack_server.stores.blob_stubs import DIGITS, MARK
 
 MIGRATIONS = (
     """

@@ -20,17 +20,17 @@ from toolpack_server.features.stores.rows import RECIPE_CACHE_BYTES, decoder, di
 from toolpack_server.stores.base import (
     NO_HISTORY,
     Commit,
-    Counted,
     ForkPoint,
     Head,
     History,
     Lease,
     Record,
     SessionQuery,
+    StoreClock,
     StoredSession,
 )
+from toolpack_server.stores.blob_stubs import size_of
 from toolpack_server.stores.history import Change, fitting, parts_at, to_note, trim
-from toolpack_server.stores.outside import size_of
 
 
 class PostgresStore:
@@ -150,12 +150,12 @@ class PostgresStore:
         ((found,),) = self._read(sql.STORED_BYTES, owner)
         return int(found)
 
-    def count_time(self, clock: float | None = None) -> Counted:
+    def count_time(self, clock: float | None = None) -> StoreClock:
         ((noted, uncounted, now),) = self._read(sql.CLOCK)
         now = now if clock is None else clock
         if to_note(noted, uncounted, now) is not None:
             return self._connections.transaction(lambda connection: _count_time(connection, clock))
-        return Counted(now - uncounted, uncounted)
+        return StoreClock(now - uncounted, uncounted)
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
         return deletion.delete_expired(self._connections, now, limit, busy)
@@ -322,13 +322,13 @@ def _facts(session: StoredSession, recipe: str) -> tuple[Any, ...]:
     )
 
 
-def _count_time(connection: PostgresConnection, clock: float | None) -> Counted:
+def _count_time(connection: PostgresConnection, clock: float | None) -> StoreClock:
     (((noted, uncounted, now),),) = connection.run([(sql.LOCK_CLOCK, ())])
     now = now if clock is None else clock
     if note := to_note(noted, uncounted, now):
         connection.run([(sql.NOTE_TIME, note)])
         uncounted = note[1]
-    return Counted(now - uncounted, uncounted)
+    return StoreClock(now - uncounted, uncounted)
 
 
 def _record(place: int, version: int, call_id: bytes | None, body: bytes, id_: bytes) -> Record:

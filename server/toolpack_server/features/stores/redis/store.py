@@ -38,13 +38,13 @@ from toolpack_server.stores.base import (
     HELD_SECONDS,
     NO_HISTORY,
     Commit,
-    Counted,
     ForkPoint,
     Head,
     History,
     Lease,
     Record,
     SessionQuery,
+    StoreClock,
     StoredSession,
 )
 from toolpack_server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, fitting, parts_at, trim
@@ -214,9 +214,9 @@ class RedisStore:
     def stored_bytes(self, owner: str) -> int:
         return int(self._redis.command("HGET", self._redis.key("bytes"), owner) or 0)
 
-    def count_time(self, clock: float | None = None) -> Counted:
+    def count_time(self, clock: float | None = None) -> StoreClock:
         found = self._redis.run("count_time", GAP_SECONDS, NOTE_SECONDS, "" if clock is None else clock)
-        return Counted(*map(float, found))
+        return StoreClock(*map(float, found))
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
         kept = pairs(dict.fromkeys(busy, ""))

@@ -16,14 +16,14 @@ from toolpack_server.features.stores.sqlite import statements as sql
 from toolpack_server.features.stores.sqlite.file import SqliteFile
 from toolpack_server.features.stores.sqlite.rows import add_blob, find_blob
 from toolpack_server.stores.base import Commit
-from toolpack_server.stores.history import Tip, follows
-from toolpack_server.stores.outside import MARK, size_of
+from toolpack_server.stores.blob_stubs import MARK, size_of
+from toolpack_server.stores.history import SessionHead, follows
 
 REMEMBERED = 4000  # sessions
 
 
 @dataclass(slots=True)
-class _KnownTip(Tip):
+class _KnownHead(SessionHead):
     """What is known of a session: also its key, and the bytes of its records."""
 
     key: int
@@ -50,7 +50,7 @@ class Commits:
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
-        self._known: dict[str, _KnownTip] = {}
+        self._known: dict[str, _KnownHead] = {}
         self._last_blob = 0  # the highest key of a blob
         self._written: tuple[int, int] | None = None  # the transaction that wrote this, and the data version in it
 
@@ -88,7 +88,7 @@ class Commits:
         if unknown:
             ((tips,),) = writer.execute(sql.TIPS, (orjson.dumps(unknown),))
             for session_id, *known in orjson.loads(tips):
-                self._known[session_id] = _KnownTip(*known)
+                self._known[session_id] = _KnownHead(*known)
         return number, version
 
     def _note(self, writer: sqlite3.Connection, commit: Commit, rows: _Rows) -> bool:

@@ -16,7 +16,7 @@ import orjson
 from toolpack_server.base.errors import OverloadedError
 from toolpack_server.features.stores.sqlite import statements as sql
 from toolpack_server.features.stores.sqlite.file import SqliteFile
-from toolpack_server.stores.base import HELD_SECONDS, Counted
+from toolpack_server.stores.base import HELD_SECONDS, StoreClock
 from toolpack_server.stores.history import fitting, to_note
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def delete_expired(file: SqliteFile, now: float, limit: int, busy: Collection[st
     return _delete(file, choose)
 
 
-def count_time(file: SqliteFile, clock: float | None) -> Counted:
+def count_time(file: SqliteFile, clock: float | None) -> StoreClock:
     """Do what `SessionStore.count_time` says; the time is noted now and then."""
     noted, left_out = file.read(sql.NOTED)[0]
     now = time.time() if clock is None else clock
@@ -61,7 +61,7 @@ def count_time(file: SqliteFile, clock: float | None) -> Counted:
             noted, left_out = to_note(noted, left_out, now) or (noted, left_out)
             writer.execute(sql.FORGET_TIME)
             writer.executemany(sql.NOTE_TIME, ((noted,), (left_out,)))
-    return Counted(now - left_out, left_out)
+    return StoreClock(now - left_out, left_out)
 
 
 def _these(session_ids: Sequence[str], _writer: sqlite3.Connection) -> Sequence[str]:

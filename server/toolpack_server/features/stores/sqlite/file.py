@@ -25,8 +25,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
+from toolpack_server.base.after_fork import detach, run_after_fork
 from toolpack_server.base.errors import OverloadedError, SettingsError, StateDamagedError, StoreInUseError, shown
-from toolpack_server.base.forked import in_forked, let_go
 from toolpack_server.base.store_url import SQLITE
 from toolpack_server.features.stores.sqlite import statements as sql
 from toolpack_server.features.stores.sqlite.checkpoints import OWN_CHECKPOINT_PAGES, Checkpoints, checkpoint
@@ -153,7 +153,7 @@ class SqliteFile:
         self._readers: deque[sqlite3.Connection] = deque()  # idle; never more than there were reads at the same time
         self._closed = False
         self._lock_file = lock(path, exclusive=exclusive)
-        in_forked(self._let_go)
+        run_after_fork(self._let_go)
         try:
             self._writer = self._connect()
             try:
@@ -376,7 +376,7 @@ class SqliteFile:
     def _let_go(self) -> None:
         """In a process that a function has forked, keep neither the lock nor the database."""
         if not self._lock_file.closed:
-            let_go([self._lock_file.fileno(), *_descriptors_of(f"{self._path}{end}" for end in ("", "-wal", "-shm"))])
+            detach([self._lock_file.fileno(), *_descriptors_of(f"{self._path}{end}" for end in ("", "-wal", "-shm"))])
 
     def _close_readers(self) -> None:
         with suppress(IndexError):

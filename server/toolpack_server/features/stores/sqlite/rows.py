@@ -12,7 +12,7 @@ import orjson
 from toolpack_server.base.errors import MissingBlobError, SessionNotFoundError
 from toolpack_server.features.stores.sqlite import statements as sql
 from toolpack_server.stores.base import History, StoredSession
-from toolpack_server.stores.outside import size_of
+from toolpack_server.stores.blob_stubs import size_of
 
 
 def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:

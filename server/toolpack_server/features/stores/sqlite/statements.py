@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from toolpack_server.stores.outside import DIGITS, MARK, MAX_STUB_BYTES
+from toolpack_server.stores.blob_stubs import DIGITS, MARK, MAX_STUB_BYTES
 
 SIZES = (64, 32, 16, 8, 4, 2, 1)  # rows in one statement
 

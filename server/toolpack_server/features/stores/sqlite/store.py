@@ -29,13 +29,13 @@ from toolpack_server.features.stores.sqlite.rows import add_blob, add_history, c
 from toolpack_server.stores.base import (
     NO_HISTORY,
     Commit,
-    Counted,
     ForkPoint,
     Head,
     History,
     Lease,
     Record,
     SessionQuery,
+    StoreClock,
     StoredSession,
 )
 from toolpack_server.stores.history import Change, fitting, trim
@@ -178,7 +178,7 @@ class SqliteStore:
     def stored_bytes(self, owner: str) -> int:
         return int(self._file.read(sql.STORED_BYTES, owner, owner)[0][0])
 
-    def count_time(self, clock: float | None = None) -> Counted:
+    def count_time(self, clock: float | None = None) -> StoreClock:
         return deletion.count_time(self._file, clock)
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from toolpack_server.base.errors import InvalidParamsError, ResultError, shown
 from toolpack_server.base.uninterruptible import uninterruptible
-from toolpack_server.features.volumes.beside import beside_caller
+from toolpack_server.features.volumes.caller_paths import relative_to_caller
 from toolpack_server.features.volumes.databases import database_views
 from toolpack_server.features.volumes.databases.database_connection import (
     FULL,
@@ -458,7 +458,7 @@ def _sql_or_path(schema: str | Path | None) -> str | Path | None:
     is_path = isinstance(schema, Path) or (
         given.lower().endswith((*_SQL_FILES, *_DATABASE_FILES)) and not set(given) & {"\n", ";"}
     )
-    return beside_caller(given) if is_path else given
+    return relative_to_caller(given) if is_path else given
 
 
 def _make_empty(path: Path) -> None:

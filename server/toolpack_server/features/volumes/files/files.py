@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 from toolpack_server.base.errors import InvalidParamsError, OverloadedError, RegistrationError, shown
 from toolpack_server.base.uninterruptible import uninterruptible
-from toolpack_server.features.volumes.beside import beside_caller
+from toolpack_server.features.volumes.caller_paths import relative_to_caller
 from toolpack_server.features.volumes.files import files_json, files_pieces
 from toolpack_server.features.volumes.files.files_directory import Directory, read_folder
 from toolpack_server.features.volumes.files.files_glob import matching
@@ -473,7 +473,7 @@ def _given(path: Path, content: Any) -> Node:
 
 
 def _read_start(path: Path) -> FolderNode:
-    folder = beside_caller(path)
+    folder = relative_to_caller(path)
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}")
     return read_folder(folder, Limits(max_bytes=sys.maxsize - 1, max_entries=sys.maxsize))

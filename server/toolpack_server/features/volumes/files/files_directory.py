@@ -53,7 +53,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class _Sight(NamedTuple):
+class _Stat(NamedTuple):
     """What was seen at a path."""
 
     node: FileNode | LinkNode
@@ -82,7 +82,7 @@ class Directory:
         self._root = -1
         self._now_ns, self._mode = 0, 0o777
         self._size = Size()  # of the tree that was laid out
-        self._looks: dict[str, _Sight] = {}
+        self._looks: dict[str, _Stat] = {}
         self._folders: dict[str, FolderNode] = {}
         self._odd: list[str] = []  # files that have what isn't kept
         self._is_full = False  # files were emptied, as they had grown too large
@@ -199,7 +199,7 @@ class Directory:
             return EMPTY
 
     def _read(self) -> FolderNode:
-        looks: dict[str, _Sight] = {}
+        looks: dict[str, _Stat] = {}
         found: dict[str, dict[str, Node]] = {}
         self._odd = []
         size = Size()
@@ -253,7 +253,7 @@ class Directory:
         finally:
             os.close(opened)
 
-    def _look(self, path: str, status: os.stat_result) -> _Sight:
+    def _look(self, path: str, status: os.stat_result) -> _Stat:
         known, sign = self._looks.get(path), _sign(status)
         node: FileNode | LinkNode
         if stat.S_ISREG(status.st_mode):
@@ -270,7 +270,7 @@ class Directory:
             raise failure(errno.EINVAL, path, why="only files, folders and symbolic links can be kept")
         if known is not None and is_same(known.node, node):
             node = known.node
-        return _Sight(node, sign, status.st_ctime_ns < self._now_ns)
+        return _Stat(node, sign, status.st_ctime_ns < self._now_ns)
 
     def _content(self, path: str) -> bytes:
         opened = self._reachable(path, lambda path: os.open(path, _READ, dir_fd=self._root))
@@ -320,13 +320,13 @@ class Directory:
 
     def _note(self, tree: FolderNode, statuses: dict[str, os.stat_result]) -> None:
         """Note what the directory holds now, with the status of what is new."""
-        looks: dict[str, _Sight] = {}
+        looks: dict[str, _Stat] = {}
         folders = {"": tree}
         for path, node in walk(tree):
             if isinstance(node, FolderNode):
                 folders[path] = node
             elif path in statuses:
-                looks[path] = _Sight(node, _sign(statuses[path]), settled=False)
+                looks[path] = _Stat(node, _sign(statuses[path]), settled=False)
             else:
                 looks[path] = self._looks[path]._replace(node=node)
         self._looks, self._folders = looks, folders

@@ -1,6 +1,6 @@
 """What a thread is doing, as far as whoever waits for it should know when that takes too long.
 
-Whoever runs an author's code says so with `doing`, wherever it runs.
+Whoever runs an author's code says so with `labelled`, wherever it runs.
 """
 
 import threading
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 _doing: dict[int, str] = {}  # by the numbers of threads
 
 
-def done_by(thread: int) -> str:
+def label_of(thread: int) -> str:
     """Get what a thread is doing, as the beginning of a sentence; "" if nobody has said that. From any thread."""
     return _doing.get(thread, "")
 
 
 @contextmanager
-def doing(what: str) -> Iterator[None]:
+def labelled(what: str) -> Iterator[None]:
     """Note what the present thread is doing, as the beginning of a sentence: "The factory of toolpack 'bank'"."""
     thread = threading.get_ident()
     before = _doing.get(thread)

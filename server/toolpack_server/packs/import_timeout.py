@@ -24,13 +24,13 @@ REPEAT_SECONDS = 0.5  # until code is interrupted again that has swallowed the e
 _SERVER = str(Path(__file__).parents[1]) + "/"
 
 
-class Impatience(BaseException):
+class TimeLimitExceeded(BaseException):
     """Code took too long; the text says where it was."""
 
 
 @contextlib.contextmanager
-def patience(seconds: float, what: str, advice: str = "do this in a function, or not at all") -> Iterator[None]:
-    """Raise `Impatience` in code that takes too long; only on the main thread, as only that can be interrupted."""
+def time_limit(seconds: float, what: str, advice: str = "do this in a function, or not at all") -> Iterator[None]:
+    """Raise `TimeLimitExceeded` in code that takes too long. Only the main thread can be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -48,7 +48,7 @@ def patience(seconds: float, what: str, advice: str = "do this in a function, or
             log.warning("Slow: %s has gone on for %d s%s; %g of them count.", what, took, where, round(counted, 1))
             signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
             return
-        raise Impatience(f"{what} takes longer than {seconds:g} s{where}: {advice}.")
+        raise TimeLimitExceeded(f"{what} takes longer than {seconds:g} s{where}: {advice}.")
 
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)

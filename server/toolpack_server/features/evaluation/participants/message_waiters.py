@@ -41,7 +41,7 @@ class Wait:
         self._woken.clear()
 
 
-class Waits(Watcher):
+class MessageWaiters(Watcher):
     """Those that wait at the addresses of this worker."""
 
     def __init__(self) -> None:

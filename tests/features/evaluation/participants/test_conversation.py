@@ -13,8 +13,8 @@ from serving import Bench, open_store, refused, wait_until
 
 from toolpack_server import Toolpack
 from toolpack_server.client import AgentClient
-from toolpack_server.features.evaluation.participants.talking import Talking
-from toolpack_server.features.evaluation.participants.waiting import Waits
+from toolpack_server.features.evaluation.participants.conversation import Conversation
+from toolpack_server.features.evaluation.participants.message_waiters import MessageWaiters
 from toolpack_server.features.protocols.mcp.messages import CALL_ID_KEY
 from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.packs.catalog import Catalog
@@ -43,7 +43,7 @@ def heard(played, name, **params):
 
 
 def waits(bench):
-    return bench.service.feature(Talking).waits
+    return bench.service.feature(Conversation).waits
 
 
 def waiting(played, name, **params):
@@ -347,7 +347,7 @@ def test_workers_that_share_a_store_hear_each_other(store_url, kind):
 
 def test_waits_of_one_session_are_forgotten_one_by_one():
     async def play_waits():
-        made = Waits()
+        made = MessageWaiters()
         with made.one("s", "a") as first:
             with made.one("s", "a") as second:
                 assert (first.is_over, second.is_over, len(made)) == (True, False, 1)

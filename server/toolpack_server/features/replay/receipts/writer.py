@@ -13,7 +13,7 @@ import click
 from toolpack_server.base.settings import load_settings
 from toolpack_server.base.terminal import echo
 from toolpack_server.base.times import timestamp
-from toolpack_server.cli.send import Send
+from toolpack_server.cli.requests import Send
 from toolpack_server.features.replay.receipts.entries import entry_of
 from toolpack_server.features.replay.receipts.keys import SigningKey
 from toolpack_server.features.replay.receipts.receipt import MOST_BYTES, ReceiptEntry, Times, write

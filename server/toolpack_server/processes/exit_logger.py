@@ -24,7 +24,7 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # whi
 
 
 @contextlib.contextmanager
-def witnessed(settings: Settings) -> Iterator[None]:
+def log_exit_of(settings: Settings) -> Iterator[None]:
     """Have a witness while the block runs; whatever it raises is said by others. Only Linux has what it needs."""
     if not hasattr(os, "pidfd_open"):
         yield

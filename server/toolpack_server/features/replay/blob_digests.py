@@ -14,7 +14,7 @@ from toolpack_server.execution.parts import toolpack_of
 from toolpack_server.execution.runner import Runner, RunnerOperation
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.world import ExecutionContext
-from toolpack_server.features.replay.digest import Entries, part_entries, piece_entries, world_digest
+from toolpack_server.features.replay.world_digest import Entries, part_entries, piece_entries, world_digest
 from toolpack_server.sessions.part_bytes import PartBytes
 from toolpack_server.stores.base import SessionStore
 from toolpack_server.volumes.volume import is_piece

@@ -43,13 +43,13 @@ def load(settings: Settings) -> Loaded:
         except RegistrationError as error:
             return {"problem": str(error)}
 
-    found = run_apart(find)
+    found = run_isolated(find)
     if "problem" in found:
         raise RegistrationError(found["problem"])
     return Loaded(Inventory.from_json(found["inventory"]), None)
 
 
-def run_apart(work: Callable[[], Any]) -> Any:
+def run_isolated(work: Callable[[], Any]) -> Any:
     """Work with toolpacks in a process of its own, and get what that returns, plain JSON.
 
     Raises:

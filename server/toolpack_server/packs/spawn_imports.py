@@ -17,7 +17,7 @@ from toolpack_server.packs.loading import extend_namespace
 _VARIABLE = "TOOLPACKS_PATH"
 
 
-def let_spawned_import(pack_dirs: Iterable[Path]) -> None:
+def enable_spawn_imports(pack_dirs: Iterable[Path]) -> None:
     """Let processes that this one starts by `multiprocessing` find toolpacks in these folders; once, at its start."""
     os.environ[_VARIABLE] = os.pathsep.join(str(folder.resolve()) for folder in pack_dirs)
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)

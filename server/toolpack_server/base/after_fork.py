@@ -12,16 +12,16 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-_acts: list[weakref.WeakMethod[Callable[[], object]]] = []
+_callbacks: list[weakref.WeakMethod[Callable[[], object]]] = []
 
 
-def in_forked(act: Callable[[], object]) -> None:
+def run_after_fork(act: Callable[[], object]) -> None:
     """Have a bound method called in each process that is forked from this one, as long as its object lives."""
-    _acts[:] = [each for each in _acts if each() is not None]
-    _acts.append(weakref.WeakMethod(act))
+    _callbacks[:] = [each for each in _callbacks if each() is not None]
+    _callbacks.append(weakref.WeakMethod(act))
 
 
-def let_go(descriptors: Iterable[int]) -> None:
+def detach(descriptors: Iterable[int]) -> None:
     """Close descriptors in a forked process.
 
     Their numbers stay in use, because objects that this process has inherited would close them once more. Behind them
@@ -35,16 +35,16 @@ def let_go(descriptors: Iterable[int]) -> None:
     os.close(nothing)
 
 
-def _act_all() -> None:
-    for reference in _acts:
+def _run_callbacks() -> None:
+    for reference in _callbacks:
         act: Any = reference()
         if act is not None:
             act()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_act_all)
+    os.register_at_fork(after_in_child=_run_callbacks)
 
 id_numbers = random.Random()  # noqa: S311 - see below
 """Draws ids that nobody has to be unable to guess: to ask the system for each takes longer."""
-in_forked(id_numbers.seed)  # or both processes would draw the same
+run_after_fork(id_numbers.seed)  # or both processes would draw the same

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.features.evaluation.episodes.messages import ALONE, SayOperation
 from toolpack_server.features.evaluation.episodes.progress import Episodes
+from toolpack_server.features.evaluation.participants.message_waiters import MessageWaiters
 from toolpack_server.features.evaluation.participants.results import HeardMessage, HeardMessages
-from toolpack_server.features.evaluation.participants.waiting import Waits
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.rpc.method import App
-from toolpack_server.sessions.paths import Said
+from toolpack_server.sessions.paths import PathMessage
 from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.stores.base import Head, StoredSession
 from toolpack_server.stores.history import fitting
@@ -30,7 +30,7 @@ class _Found(NamedTuple):
 
     session: StoredSession
     last: int  # the index of the session's last record
-    new: Sequence[Said]  # what was said after the message that it has
+    new: Sequence[PathMessage]  # what was said after the message that it has
     done: bool
 
     def is_answer(self, name: str) -> bool:
@@ -38,7 +38,7 @@ class _Found(NamedTuple):
         return self.done or any(said.by != name for said in self.new)
 
 
-class Talking:
+class Conversation:
     """Lets participants talk.
 
     Attributes:
@@ -46,7 +46,7 @@ class Talking:
     """
 
     def __init__(self, app: App) -> None:
-        self.waits = app.feature(Waits)
+        self.waits = app.feature(MessageWaiters)
         self._context = app.context
         self._sessions = app.sessions
         self._episodes = app.feature(Episodes)

@@ -11,7 +11,7 @@ from typing_extensions import override
 from toolpack_server.base.errors import AnsweredError, InvalidParamsError
 from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState
-from toolpack_server.features.evaluation.episodes.messages import Note
+from toolpack_server.features.evaluation.episodes.messages import RecordOperation
 from toolpack_server.features.evaluation.episodes.progress import Episodes
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
 from toolpack_server.features.evaluation.tasks.results import AnswerRecord
@@ -21,7 +21,7 @@ from toolpack_server.sessions.record_kinds import Shown
 from toolpack_server.sessions.repeatable_kind import RepeatableKind
 
 
-class AnswerOperation(Note):
+class AnswerOperation(RecordOperation):
     """Records the agent's answer, which ends its part."""
 
     method = "submit_answer"

@@ -21,7 +21,7 @@ _MEMORY_BYTES = 2**24
 _CAUSES = 10  # of an error, at most
 
 
-def machine_trouble(error: BaseException) -> str | None:
+def host_error(error: BaseException) -> str | None:
     """Say what the machine lacks, if that is why a call has failed; else None."""
     for each in _causes(error):
         number = each.errno if isinstance(each, OSError) else None

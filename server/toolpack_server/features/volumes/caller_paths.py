@@ -11,7 +11,7 @@ from pathlib import Path
 _OURS = ("toolpack_server", "pydantic")  # pydantic calls the factories of fields
 
 
-def beside_caller(path: str | os.PathLike[str]) -> Path:
+def relative_to_caller(path: str | os.PathLike[str]) -> Path:
     """Get an absolute path; a relative one begins at the folder of the module whose code has called this package."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() would read the source of every frame
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.base.settings import Settings
-from toolpack_server.features.replay.pins import Pin, start_ns
+from toolpack_server.features.replay.pinned_clock import PinnedClock, start_ns
 from toolpack_server.protocol.parameters import Parameters
 from toolpack_server.sessions.recipes import details_of
 from toolpack_server.stores.base import StoredSession
@@ -105,7 +105,7 @@ class Seeds:
     def shown(self) -> dict[str, Any]:
         return {"seed": self.seed, "clock": self.clock, "clock_step_seconds": self.clock_step_seconds}
 
-    def pin(self, calls: int) -> Pin | None:
+    def pin(self, calls: int) -> PinnedClock | None:
         """Get what is pinned for a call; None if nothing is.
 
         `calls` is 1 more than the index of the record that the call will get; 0 while an environment is built.
@@ -114,8 +114,10 @@ class Seeds:
             return None
         tick = self.ticks + calls if calls else 0
         if self.clock is None:
-            return Pin(tick, self.seed)
-        return Pin(tick, self.seed, start_ns(datetime.fromisoformat(self.clock), self.clock_step_seconds or 0, tick))
+            return PinnedClock(tick, self.seed)
+        return PinnedClock(
+            tick, self.seed, start_ns(datetime.fromisoformat(self.clock), self.clock_step_seconds or 0, tick)
+        )
 
     def check(self, settings: Settings) -> None:
         """Raise `InvalidParamsError` if this server can't pin it."""

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState
-from toolpack_server.features.replay.digests import StateDigests
-from toolpack_server.features.replay.pins import Pin
-from toolpack_server.features.replay.seeds import REAL, REPLAYS, Seeds
+from toolpack_server.features.replay.blob_digests import StateDigests
+from toolpack_server.features.replay.pinned_clock import PinnedClock
+from toolpack_server.features.replay.seed_parameters import REAL, REPLAYS, Seeds
 from toolpack_server.features.replay.writers import WRITTEN_BY, noted_writers
 from toolpack_server.protocol.parameters import ForkRequest, SessionRequest
 from toolpack_server.sessions.calls import CallOperation
@@ -25,7 +25,7 @@ from toolpack_server.sessions.resets import ResetOperation
 from toolpack_server.stores.base import Head, StoredSession
 
 
-class Seeding(OperationHook):
+class SeedHook(OperationHook):
     """Pins time and chance for the calls of seeded sessions, and records the digests of their worlds."""
 
     def __init__(self, context: SessionContext) -> None:
@@ -95,5 +95,5 @@ class SeedCreationHook(CreationHook):
         return {**replace(seeds, ticks=own.ticks + made_by + 1).details(), **noted_writers(self._context)}
 
     @override
-    def conditions(self, details: Mapping[str, Any]) -> Pin | None:
+    def conditions(self, details: Mapping[str, Any]) -> PinnedClock | None:
         return Seeds.of_details(details).pin(0)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from toolpack_server.packs import patience as module
-from toolpack_server.packs.patience import Impatience, patience
+from toolpack_server.packs.import_timeout import TimeLimitExceeded, patience
 
 pytestmark = pytest.mark.skipif(not hasattr(module.signal, "setitimer"), reason="the system has no timers")
 
@@ -36,12 +36,12 @@ def test_code_that_gets_little_of_a_processor_is_not_interrupted_and_the_log_say
 @pytest.mark.parametrize("share", [0.0, 0.001, 1.0, 2.0])
 def test_code_that_waits_or_computes_is_interrupted(monkeypatch, share):
     monkeypatch.setattr(module, "time", Machine(share))
-    with pytest.raises(Impatience, match=r"its import takes longer than 0\.05 s at .*: advice\."):  # noqa: SIM117
+    with pytest.raises(TimeLimitExceeded, match=r"its import takes longer than 0\.05 s at .*: advice\."):  # noqa: SIM117
         with patience(0.05, "its import", "advice"):
             go_on(60)
 
 
 def test_code_that_gets_little_of_a_processor_is_interrupted_when_it_has_had_enough(monkeypatch):
     monkeypatch.setattr(module, "time", Machine(share=0.25))
-    with pytest.raises(Impatience), patience(0.05, "its import"):
+    with pytest.raises(TimeLimitExceeded), patience(0.05, "its import"):
         go_on(60)

@@ -12,7 +12,7 @@ from typing_extensions import override
 from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState
-from toolpack_server.features.evaluation.episodes.messages import ALONE, Note
+from toolpack_server.features.evaluation.episodes.messages import ALONE, RecordOperation
 from toolpack_server.features.evaluation.episodes.progress import Episodes
 from toolpack_server.features.evaluation.participants.results import FailureRecord, TurnRecord
 from toolpack_server.jsonio.strict import dumps
@@ -24,7 +24,7 @@ from toolpack_server.sessions.repeatable_kind import RepeatableKind
 MEMBERS = ("participant", "reason", "message", "metadata", "problem")
 
 
-class _PlayedOperation(Note):
+class _PlayedOperation(RecordOperation):
     """Records something of a participant, with the members of its record."""
 
     def __init__(

@@ -15,7 +15,7 @@ from random import random as imported_random, choice, randint
 from secrets import token_hex
 from time import time as imported_time
 from uuid import uuid4
-from toolpack_server.features.replay.pins import Pin, start_ns
+from toolpack_server.features.replay.pinned_clock import Pin, start_ns
 
 imported_now, imported_today = datetime.now, date.today
 PIN = Pin(tick=3, seed="a seed", now_ns=1_800_000_000 * 10**9)
@@ -111,10 +111,10 @@ def test_looks_of_all_kinds_come_from_one_clock():
 
 
 MODULE = """
-from toolpack_server.base.unseeded import unseeded
+from toolpack_server.base.module_rngs import module_rngs
 
 made = {"__name__": "made"}
-with unseeded.noting():
+with module_rngs.noting():
     exec(
         "import random\\nclass Own(random.Random): pass\\n"
         "DICE, OWN, COINS = random.Random(), Own(), random.Random()\\n"
@@ -270,6 +270,6 @@ def test_when_a_call_starts(clock, step, tick, expected):
 
 
 def test_pytest_is_not_imported():
-    load = "from toolpack_server.features.replay.pins import load_time_machine; load_time_machine()"
+    load = "from toolpack_server.features.replay.pinned_clock import load_time_machine; load_time_machine()"
     code = f"{load}; print(json.dumps('pytest' in sys.modules))"
     assert run(code) is False

@@ -11,7 +11,7 @@ from pathlib import Path
 _GOES_ON = {"R", "D"}  # runs or waits for a processor; waits for a disk, or for memory that is on one
 
 
-class Activity:
+class CpuTime:
     def __init__(self, process: int) -> None:
         self._process = Path(f"/proc/{process}")
         self._used = 0.0

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from toolpack_server.base.forked import in_forked
+from toolpack_server.base.after_fork import run_after_fork
 
 
-class Unseeded:
+class ModuleRngs:
     """Those that are noted, as long as they live."""
 
     def __init__(self) -> None:
         self._noted: dict[str, weakref.ref[random.Random]] = {}
-        in_forked(self.seed)
+        run_after_fork(self.seed)
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -63,5 +63,5 @@ def _caller() -> str:
     return str(frame.f_globals.get("__name__"))
 
 
-unseeded = Unseeded()
+module_rngs = ModuleRngs()
 """Those of this process."""

@@ -20,10 +20,10 @@ from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import CallFailure, Failure, cut_error
 from toolpack_server.execution.plan import Plan
-from toolpack_server.features.evaluation.perturbations.altered import Chance, altered, too_large
 from toolpack_server.features.evaluation.perturbations.appearance import Appearance
 from toolpack_server.features.evaluation.perturbations.calls import heard
 from toolpack_server.features.evaluation.perturbations.counts import COUNTS, NAME, UNKNOWN, Counts, counts_at
+from toolpack_server.features.evaluation.perturbations.effects import Chance, altered, too_large
 from toolpack_server.features.evaluation.perturbations.session_rules import Call, Decision, Functions, SessionRules
 from toolpack_server.functions.content import check_content
 from toolpack_server.functions_runtime import not_found
@@ -63,7 +63,7 @@ class _Memo(NamedTuple):
     recent: Mapping[bytes, bytes] = {}  # what the agent has heard last, by call; perhaps not committed yet
 
 
-class _Met(NamedTuple):
+class _MatchedRules(NamedTuple):
     """What was found before a call for what comes after it."""
 
     decision: Decision
@@ -73,7 +73,7 @@ class _Met(NamedTuple):
     appearance: Appearance | None = None
 
 
-class Perturbing(OperationHook):
+class PerturbationHook(OperationHook):
     """Has calls of agents fail, lie and lose their answers, as the rules of their sessions say."""
 
     def __init__(self, context: SessionContext) -> None:
@@ -121,7 +121,9 @@ class Perturbing(OperationHook):
         if conditions is not None and delay:
             operation.plan.conditions = conditions.later(delay)
 
-    def _decide(self, operation: CallOperation, state: SessionState, start_clock: StartClock, memo: _Memo) -> _Met:
+    def _decide(
+        self, operation: CallOperation, state: SessionState, start_clock: StartClock, memo: _Memo
+    ) -> _MatchedRules:
         rules, sent = self._rules(state.session), operation.request
         appearance, names = rules.appearance(memo.counts.calls), list[str]()
         hidden = self._hide(operation, appearance) if appearance is not None and appearance.hidden else []
@@ -129,14 +131,14 @@ class Perturbing(OperationHook):
             names, refused = self._translate(operation, appearance)
             if refused is not None:
                 operation.outcome = refused
-                return _Met(Decision(hidden or names), False, start_clock)
+                return _MatchedRules(Decision(hidden or names), False, start_clock)
         if hidden:
-            return _Met(Decision(hidden), False, start_clock)
+            return _MatchedRules(Decision(hidden), False, start_clock)
         decision = rules.decide(memo.counts.calls, self._calls(operation, state), partial(self._is_known, state))
         if decision.instead is not None:
             operation.outcome = self._instead(decision, operation, state)
         decision = decision._replace(met=[*names, *decision.met])
-        return _Met(decision, decision.instead is None, start_clock, sent if names else None, appearance)
+        return _MatchedRules(decision, decision.instead is None, start_clock, sent if names else None, appearance)
 
     @staticmethod
     def _translate(operation: CallOperation, appearance: Appearance) -> tuple[list[str], Outcome | None]:
@@ -229,14 +231,14 @@ class Perturbing(OperationHook):
         else:
             functions = self._functions(Recipe.of(state.session).toolpacks)
             memo = memo._replace(counts=memo.counts.after(kind, shown, functions))
-        met: _Met | None = operation.notes.get(self)
+        met: _MatchedRules | None = operation.notes.get(self)
         if met is not None and isinstance(operation, CallOperation):
             self._perturb(met, operation.plan, state, change)
             counts = memo.counts._replace(delay=memo.counts.delay + met.decision.delay)
             memo = memo._replace(counts=counts, recent=self._remembered(memo, operation, state, change))
         change.private[COUNTS], change.memo[self] = memo.counts.written(), memo
 
-    def _perturb(self, met: _Met, plan: Plan, state: SessionState, change: Effect) -> None:
+    def _perturb(self, met: _MatchedRules, plan: Plan, state: SessionState, change: Effect) -> None:
         """Replace what the agent hears, and record that."""
         decision, outcome = met.decision, change.answer
         names, told = [*decision.met], outcome

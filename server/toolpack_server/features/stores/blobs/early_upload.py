@@ -9,9 +9,9 @@ from toolpack_server.sessions.operation import OperationHook, SessionOperation
 from toolpack_server.stores.base import StoredSession
 
 
-class WriteAhead(OperationHook):
+class UploadBeforeCommit(OperationHook):
     def __init__(self, context: SessionContext) -> None:
-        self._write = getattr(context.store, "write_ahead", None)
+        self._write = getattr(context.store, "upload_before_commit", None)
 
     def concerns(self, session: StoredSession) -> bool:  # noqa: ARG002 - of all sessions, or of none
         return self._write is not None

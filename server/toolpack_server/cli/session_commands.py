@@ -14,7 +14,7 @@ import click
 from toolpack_server.base.terminal import echo, printable
 from toolpack_server.cli.local import look_at, look_options
 from toolpack_server.cli.options import packs_options
-from toolpack_server.cli.send import Send
+from toolpack_server.cli.requests import Send
 from toolpack_server.protocol.results import Session
 from toolpack_server.sessions.identity import DIGITS
 from toolpack_server.sessions.record_kinds import short

@@ -23,9 +23,9 @@ from typing import Any, Self
 from pydantic import BaseModel, TypeAdapter
 from typing_extensions import override
 
-from toolpack_server.base.unseeded import unseeded
-from toolpack_server.execution.conditions import Conditions
-from toolpack_server.features.replay.digest import Entries, part_entries, piece_entries
+from toolpack_server.base.module_rngs import module_rngs
+from toolpack_server.execution.conditions import ExecutionPolicy
+from toolpack_server.features.replay.world_digest import Entries, part_entries, piece_entries
 from toolpack_server.snapshots.classes import ClassTable
 from toolpack_server.volumes.volume import VolumeContext
 
@@ -39,7 +39,7 @@ _MULTICAST = 1 << 40  # marks the address of a machine as made up (RFC 9562, sec
 
 
 @dataclass(frozen=True, slots=True)
-class Pin(Conditions):
+class PinnedClock(ExecutionPolicy):
     """What is pinned while one call runs, of which the digests of all that it changes are kept."""
 
     tick: int  # the number of the call; 0 while an initial environment is built
@@ -73,7 +73,7 @@ class Pin(Conditions):
         return part_entries(environment, classes)
 
     @override
-    def find_in_piece(self, part: str, payload: bytes, context: VolumeContext) -> Entries:
+    def digest_piece(self, part: str, payload: bytes, context: VolumeContext) -> Entries:
         return piece_entries(part, payload, context)
 
 
@@ -182,7 +182,7 @@ def _chance(seed: str, tick: int) -> Iterator[None]:
     ]
     originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replaced]
     seed_generator(shared, shared_seed)
-    unseeded.seed(stream.number_of)
+    module_rngs.seed(stream.number_of)
     try:
         for owner, name, value in replaced:
             setattr(owner, name, value)
@@ -191,4 +191,4 @@ def _chance(seed: str, tick: int) -> Iterator[None]:
         for owner, name, value in originals:
             setattr(owner, name, value)
         seed_generator(shared)
-        unseeded.seed()
+        module_rngs.seed()

@@ -15,8 +15,8 @@ from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.functions.docstrings import hidden_sections
 from toolpack_server.functions_runtime import Function
 from toolpack_server.packs.checks import BUILD_SECONDS, requires
+from toolpack_server.packs.import_timeout import TimeLimitExceeded, time_limit
 from toolpack_server.packs.names import without_dots
-from toolpack_server.packs.patience import Impatience, patience
 from toolpack_server.packs.registration import place
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.comparison import difference
@@ -34,9 +34,9 @@ def _of_environment(pack: Toolpack) -> list[str]:
     if requires(pack.options):
         return []
     try:
-        with patience(BUILD_SECONDS, "the initial environment"):
+        with time_limit(BUILD_SECONDS, "the initial environment"):
             first, second = Context().run(pack.build, {}), Context().run(pack.build, {})
-    except (InvalidParamsError, Impatience):
+    except (InvalidParamsError, TimeLimitExceeded):
         return []
     notes = []
     for name, value in first.__dict__.items():
