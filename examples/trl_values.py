@@ -1,4 +1,4 @@
-"""What each call was worth (docs/values.md), as advantages of tokens in TRL's GRPOTrainer.
+"""What each call was worth (docs/train/values.md), as advantages of tokens in TRL's GRPOTrainer.
 
 `python examples/trl_values.py http://127.0.0.1:8000 bank/cancel-climbing` makes one step with the tiny model of
 `trl_environment.py`. Its texts are scripted: of a group of four, two do what the solution says, and two cancel another

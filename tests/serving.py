@@ -25,7 +25,7 @@ from toolpack_server.packs.loading import load_catalog
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import describe, error_reply
 from toolpack_server.rpc.method import agents_methods, clients_methods
-from toolpack_server.stores.base import Counted, SessionStore
+from toolpack_server.stores.base import SessionStore, StoreClock
 from toolpack_server.volumes.scratch import Scratch
 from toolpack_server.volumes.volume import Limits, VolumeContext
 from toolpack_server.wiring import stores
@@ -85,7 +85,7 @@ class Clock:
         for module in modules:
             monkeypatch.setattr(module, "time", self)
         for bench in benches:
-            bench.sessions.queues.clock.look(Counted(self._now, 0.0))
+            bench.sessions.queues.clock.look(StoreClock(self._now, 0.0))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)

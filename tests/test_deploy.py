@@ -65,7 +65,7 @@ def test_the_pods_variables_are_settings():
 
 
 def test_the_command_of_the_page_makes_the_secret():
-    page = (ROOT / "docs/operate.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/operate/operate.md").read_text(encoding="utf-8")
     name, *keys = re.search(r"^kubectl create secret generic (.*)$", page, re.MULTILINE)[1].split(" --from-literal=")
     made = {key.partition("=")[0] for key in keys}
     references = [each["valueFrom"]["secretKeyRef"] for each in VARIABLES.values() if "valueFrom" in each]
@@ -161,5 +161,5 @@ def test_before_a_commit_the_quick_checks_of_ci_run():
 
 
 def test_the_page_on_fleets_has_what_is_computed():
-    page = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/operate/scale.md").read_text(encoding="utf-8")
     assert [line for line in page.splitlines() if line.startswith("|")] == [*scale.measured(), *scale.computed()]

@@ -26,7 +26,9 @@ from toolpack_server.wiring.feature import Feature
 from toolpack_server.wiring.installed import load_features
 
 ROOT = Path(__file__).parent.parent
-PROTOCOL, OPERATE = ((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("protocol.md", "operate.md"))
+PROTOCOL, OPERATE = (
+    (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("reference/protocol.md", "operate/operate.md")
+)
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
@@ -48,7 +50,7 @@ def settings_table():
 def test_every_setting_is_documented():
     wanted = settings_table()
     found = [line for line in OPERATE.splitlines() if line.startswith(f"| `{PREFIX}")]
-    assert found == wanted, "the settings table of docs/operate.md must be:\n" + "\n".join(wanted)
+    assert found == wanted, "the settings table of docs/operate/operate.md must be:\n" + "\n".join(wanted)
 
 
 def test_every_method_is_documented_with_its_parameters_in_order():
@@ -62,7 +64,7 @@ def test_every_method_is_documented_with_its_parameters_in_order():
 
 
 def test_every_command_is_documented():
-    page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     commands = {*all_commands(), *companions(COMMANDS)}
     assert sorted(re.findall(r"^\| `([a-z ]+)` \|", page, re.MULTILINE)) == sorted(commands)
 

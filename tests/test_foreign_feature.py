@@ -1,6 +1,7 @@
 """Features in wheels of their own: what they add holds like what the server has itself.
 
-`weather` is the one of docs/features.md; `tide`, in fixtures/, adds one thing of each kind that the page doesn't show.
+`weather` is the one of docs/internals/features.md; `tide`, in fixtures/, adds one thing of each kind that the page
+doesn't show.
 """
 
 import json
@@ -21,7 +22,7 @@ from raw_websocket import RawWebSocket
 from serving import PACKS
 
 pytestmark = pytest.mark.heavy
-PAGE = (Path(__file__).parent.parent / "docs" / "features.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "internals" / "features.md").read_text(encoding="utf-8")
 ISOLATIONS = pytest.mark.parametrize("isolation", ["thread", "process"])
 
 

@@ -1,4 +1,4 @@
-"""The guarantees of docs/protocol.md, asked of servers by their URLs: in both isolations, and with several workers.
+"""The guarantees of docs/reference/protocol.md, tested by URL: in both isolations, and with several workers.
 
 The questions are those of `toolpack-server conform`, so whoever serves the protocol is held to what our tests hold us
 to. That each of them finds the servers which break it is tested in `packages/toolpack-conformance/tests`.

@@ -41,7 +41,7 @@ def canonical(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# What few users need and no extra has; docs/benchmarks.md, docs/conformance.md and docs/internals/store.md say how.
+# Packages that few users need and no extra has; the pages of docs/internals say how to install them.
 UNDECLARED = {"bfcl_eval", "hypothesis", "loguru", "openenv", "pytest", "tau2", "websockets"}
 TAKEN_BY_UVICORN = {"httptools", "uvloop"}  # imported if they are installed
 

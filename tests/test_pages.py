@@ -188,10 +188,10 @@ def test_the_first_command_sets_up_and_serves(tmp_path):
     ("page", "heading"),
     [
         ("README.md", "A first session"),
-        ("docs/mcp.md", "A first call"),
-        ("docs/protocol.md", "Examples"),
-        ("docs/replay.md", "Replay a session"),
-        ("docs/replay.md", "Bundles"),
+        ("docs/reference/mcp.md", "A first call"),
+        ("docs/reference/protocol.md", "Examples"),
+        ("docs/evaluate/replay.md", "Replay a session"),
+        ("docs/evaluate/replay.md", "Bundles"),
     ],
 )
 def test_a_session_in_curl(folder, page, heading):
@@ -235,7 +235,7 @@ def test_write_a_package(folder):
     assert shown in (folder / "errands-toolpack" / "pyproject.toml").read_text()
 
 
-HOW_TO = "docs/toolpacks_how_to.md"
+HOW_TO = "docs/write/how_to.md"
 LESSONS = ("Plain functions", "An environment", "Test a toolpack")
 PORTS = ("Classes as environments", "Port a collection", "Functions from JSON Schemas")
 
@@ -261,7 +261,7 @@ def work_through(page, headings, folder):
 
 
 def test_the_lessons_on_toolpacks(folder):
-    work_through("docs/toolpacks.md", LESSONS, folder)
+    work_through("docs/write/toolpacks.md", LESSONS, folder)
 
 
 def test_how_to_port(folder):
@@ -282,11 +282,11 @@ def test_a_toolpack_with_a_data_frame(folder):
 
 
 def test_a_client_that_launches_its_server(folder):
-    check_console("docs/mcp.md", "Clients that launch servers", folder)
+    check_console("docs/reference/mcp.md", "Clients that launch servers", folder)
 
 
 def test_find_the_mistakes_of_a_toolpack(folder):
-    page, heading = "docs/toolpacks.md", "Find mistakes"
+    page, heading = "docs/write/toolpacks.md", "Find mistakes"
     assert "`shaky/counter.py`" in section(page, heading)
     (source,) = blocks(page, heading, "python")
     (folder / "shaky").mkdir()
@@ -295,7 +295,7 @@ def test_find_the_mistakes_of_a_toolpack(folder):
 
 
 def test_a_toolpack_with_content(folder):
-    (source,) = blocks("docs/mcp.md", "Content", "python")
+    (source,) = blocks("docs/reference/mcp.md", "Content", "python")
     (folder / "packs").mkdir()
     (folder / "packs" / "picture.py").write_text(source)
     (drawn,) = run_console([(".venv/bin/toolpack-server call --pack-dir packs draw", "")], folder)
@@ -312,7 +312,7 @@ def test_serve_a_toolpack(folder):
 
 def test_serve_a_toolpack_beside_a_bundled_one(folder):
     write_wallet(folder)
-    text = section("docs/toolpacks_reference.md", "How toolpacks are found")
+    text = section("docs/reference/toolpack_api.md", "How toolpacks are found")
     flags = re.search(r"`(--pack-dir packs --packs [\w,]+)`", text)[1]
     with serving(f".venv/bin/toolpack-server serve {flags}", folder) as banner:
         assert "wallet: 2 functions" in banner
@@ -328,7 +328,7 @@ def test_a_toolpack_may_have_the_name_of_a_bundled_one(folder):
 
 
 def test_run_agentdojo(folder):
-    (program,) = blocks("docs/agentdojo.md", "Run AgentDojo against the server", "python")
+    (program,) = blocks("docs/write/agentdojo.md", "Run AgentDojo against the server", "python")
     with serving(".venv/bin/toolpack-server serve --packs agentdojo-workspace", folder) as banner:
         (folder / "run.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
         printed = run_console([(".venv/bin/python run.py", "")], folder)
@@ -336,14 +336,14 @@ def test_run_agentdojo(folder):
 
 
 def test_call_functions(folder):
-    check_console("docs/command.md", "Call functions", folder, **BANK)
+    check_console("docs/reference/commands.md", "Call functions", folder, **BANK)
 
 
 def test_serve_what_you_are_writing(folder):
     (folder / "packs").mkdir()
     (source,) = blocks("README.md", "Write a toolpack", "python")
     (folder / "packs" / "wallet.py").write_text(source)
-    (line,) = blocks("docs/command.md", "Serve what you are writing", "sh")
+    (line,) = blocks("docs/reference/commands.md", "Serve what you are writing", "sh")
     with serving(line.strip(), folder) as banner:
         assert "wallet: 2 functions" in banner
 
@@ -358,7 +358,7 @@ def test_look_at_sessions(folder):
         )
         (folder / "create.py").write_text(create)
         assert run_console([(".venv/bin/python create.py", "")], folder) == [""]
-        check_console("docs/command.md", "Look at sessions", folder, port_of(banner))
+        check_console("docs/reference/commands.md", "Look at sessions", folder, port_of(banner))
 
 
 CLIENT_PROGRAMS = ("A session in Python", "The agent's side", "Participants", "Batches", "A tree search")
@@ -367,18 +367,18 @@ CLIENT_PROGRAMS = ("A session in Python", "The agent's side", "Participants", "B
 def test_the_python_client(folder):
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
         for heading in CLIENT_PROGRAMS:
-            (program,) = blocks("docs/client.md", heading, "python")
+            (program,) = blocks("docs/reference/client.md", heading, "python")
             (folder / "run.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
             (printed,) = run_console([(".venv/bin/python run.py", "")], folder)
-            in_prose = section("docs/client.md", heading).rpartition("It prints `")[2].partition("`.")[0]
-            in_block = blocks("docs/client.md", heading, "text")
+            in_prose = section("docs/reference/client.md", heading).rpartition("It prints `")[2].partition("`.")[0]
+            in_block = blocks("docs/reference/client.md", heading, "text")
             expected = "".join(in_block) or re.sub("` and `|\n", "\n", in_prose.replace("\n", " ")) + "\n"
             assert printed == expected, heading
 
 
 def test_ask_a_server_whether_it_conforms(folder):
-    (setup,) = blocks("docs/conformance.md", "Ask a server", "sh")
-    (block,) = blocks("docs/conformance.md", "Ask a server", "console")
+    (setup,) = blocks("docs/internals/conform.md", "Ask a server", "sh")
+    (block,) = blocks("docs/internals/conform.md", "Ask a server", "console")
     ((command, table),) = commands_and_outputs(block)
     with serving(setup, folder) as banner:
         (printed,) = run_console([(command, "")], folder, port_of(banner))
@@ -386,8 +386,8 @@ def test_ask_a_server_whether_it_conforms(folder):
 
 
 def test_an_environment_for_trainers(folder):
-    (program,) = blocks("docs/training.md", "An environment", "python")
-    (printed,) = blocks("docs/training.md", "An environment", "text")
+    (program,) = blocks("docs/train/rollouts.md", "An environment", "python")
+    (printed,) = blocks("docs/train/rollouts.md", "An environment", "text")
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
         (folder / "environment.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
         assert run_console([(".venv/bin/python environment.py", "")], folder) == [printed]
@@ -404,8 +404,8 @@ def test_an_environment_for_trainers(folder):
 )
 def test_an_episode_of_a_trainers_client(folder, heading, number, module):
     test_ors_clients.needs(module)
-    program = blocks("docs/trainers.md", heading, "python")[number]
-    printed = blocks("docs/trainers.md", heading, "text")[number]
+    program = blocks("docs/train/trainers.md", heading, "python")[number]
+    printed = blocks("docs/train/trainers.md", heading, "text")[number]
     assert len(list(filter(None, program.splitlines()))) <= 10
     calls = [("move_to_savings", {"amount": "300.00"}), ("submit_answer", {"answer": "Done."})]
     with (
@@ -418,8 +418,8 @@ def test_an_episode_of_a_trainers_client(folder, heading, number, module):
 
 
 def test_rollouts_for_training(folder):
-    (program,) = blocks("docs/training.md", "A training loop", "python")
-    (printed,) = blocks("docs/training.md", "A training loop", "text")
+    (program,) = blocks("docs/train/rollouts.md", "A training loop", "python")
+    (printed,) = blocks("docs/train/rollouts.md", "A training loop", "text")
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
         (folder / "train.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
         assert run_console([(".venv/bin/python train.py", "")], folder) == [printed]
@@ -428,7 +428,7 @@ def test_rollouts_for_training(folder):
 @pytest.mark.long
 def test_what_each_call_was_worth(folder):
     headings = ("One rollout", "Training with advantages")
-    pairs = [blocks("docs/values.md", heading, "python", "text") for heading in headings]
+    pairs = [blocks("docs/train/values.md", heading, "python", "text") for heading in headings]
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
         for program, printed in pairs:
             (folder / "program.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
@@ -437,29 +437,29 @@ def test_what_each_call_was_worth(folder):
 
 
 def test_perturbations(folder):
-    (program,) = blocks("docs/perturbations.md", "In one sitting", "python")
-    (printed,) = blocks("docs/perturbations.md", "In one sitting", "text")
+    (program,) = blocks("docs/evaluate/faults.md", "In one sitting", "python")
+    (printed,) = blocks("docs/evaluate/faults.md", "In one sitting", "text")
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
         (folder / "perturbed.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
         assert run_console([(".venv/bin/python perturbed.py", "")], folder) == [printed]
-    (variants,) = blocks("docs/perturbations.md", "Variants of tasks", "python")
+    (variants,) = blocks("docs/evaluate/faults.md", "Variants of tasks", "python")
     toolpack = toolpack_server.Toolpack("shop", toolpack_server.TaskEnvironment)
     exec(variants, {"toolpack": toolpack, "p": toolpack_server.perturbations})
     assert [*toolpack.task_list.all()["pay-ann"].variants] == ["outage", "lost", "flaky", "rug-pull"]
 
 
 def test_the_tree_search_has_thirty_lines():
-    (program,) = blocks("docs/client.md", "A tree search", "python")
+    (program,) = blocks("docs/reference/client.md", "A tree search", "python")
     assert len([line for line in program.splitlines() if line.strip()]) <= 30
 
 
 @pytest.mark.usefixtures("curl")
 def test_operate(folder):
-    (make_token,) = (commands_and_outputs(block) for block in blocks("docs/operate.md", "Tokens", "console"))
-    (ask_ready,) = (commands_and_outputs(block) for block in blocks("docs/operate.md", "Health", "console"))
+    (make_token,) = (commands_and_outputs(block) for block in blocks("docs/operate/operate.md", "Tokens", "console"))
+    (ask_ready,) = (commands_and_outputs(block) for block in blocks("docs/operate/operate.md", "Health", "console"))
     (told,) = run_console(make_token, folder)
     assert re.sub(r"[\w-]{43}", "<token>", told) == re.sub(r"[\w-]{43}", "<token>", make_token[0][1])
-    (line,) = blocks("docs/operate.md", "Tokens", "sh")
+    (line,) = blocks("docs/operate/operate.md", "Tokens", "sh")
     with serving(line.strip(), folder, **BANK) as banner:
         assert run_console(ask_ready, folder, port_of(banner)) == [output for _, output in ask_ready]
 
@@ -467,7 +467,7 @@ def test_operate(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no executors elsewhere")
 @pytest.mark.usefixtures("curl")
 def test_a_first_session_in_processes(folder):
-    (line,) = blocks("docs/isolation.md", "Turn it on", "sh")
+    (line,) = blocks("docs/operate/isolation.md", "Turn it on", "sh")
     with serving(line.strip(), folder, **BANK) as banner:
         check_console("README.md", "A first session", folder, port_of(banner))
 
@@ -475,7 +475,7 @@ def test_a_first_session_in_processes(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no executors elsewhere")
 @pytest.mark.usefixtures("curl")
 def test_a_seeded_session(folder):
-    page, heading = "docs/replay.md", "Seeded sessions"
+    page, heading = "docs/evaluate/replay.md", "Seeded sessions"
     (folder / "packs").mkdir()
     (source,) = blocks(page, heading, "python")
     (folder / "packs" / "dice.py").write_text(source)
@@ -485,7 +485,7 @@ def test_a_seeded_session(folder):
 
 
 def test_a_receipt_is_verified_when_its_server_is_gone(folder):
-    page, heading = "docs/receipts.md", "Make one"
+    page, heading = "docs/evaluate/receipts.md", "Make one"
     (line,), (program,) = blocks(page, heading, "sh"), blocks(page, heading, "python")
     with serving(line.strip(), folder, **BANK) as banner:
         (folder / "play.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
@@ -495,7 +495,7 @@ def test_a_receipt_is_verified_when_its_server_is_gone(folder):
 
 
 def test_tasks_in_one_sitting(folder):
-    page, heading = "docs/tasks.md", "In one sitting"
+    page, heading = "docs/write/tasks.md", "In one sitting"
     (folder / "packs").mkdir()
     pantry, program = blocks(page, heading, "python")
     (folder / "packs" / "pantry.py").write_text(pantry)
@@ -509,8 +509,8 @@ def test_tasks_in_one_sitting(folder):
 
 def test_audit_in_five_minutes(folder):
     (folder / "packs").mkdir()
-    (folder / "packs" / "pantry.py").write_text(blocks("docs/tasks.md", "In one sitting", "python")[0])
-    (block,) = blocks("docs/tasks.md", "Audit", "console")
+    (folder / "packs" / "pantry.py").write_text(blocks("docs/write/tasks.md", "In one sitting", "python")[0])
+    (block,) = blocks("docs/write/tasks.md", "Audit", "console")
     ((command, shown),) = commands_and_outputs(block)
     (printed,) = run_console([(command, "")], folder)
     timing = re.compile(r" in [\d.]+ s \(\d+/s\)")
@@ -533,67 +533,67 @@ RUN = {
     ("README.md", "A first session"),
     ("README.md", "Write a toolpack"),
     ("README.md", "Test"),
-    ("docs/agentdojo.md", "Run AgentDojo against the server"),
-    ("docs/command.md", "Call functions"),
-    ("docs/command.md", "Look at sessions"),
-    ("docs/command.md", "Serve what you are writing"),
-    *(("docs/client.md", heading) for heading in CLIENT_PROGRAMS),
+    ("docs/write/agentdojo.md", "Run AgentDojo against the server"),
+    ("docs/reference/commands.md", "Call functions"),
+    ("docs/reference/commands.md", "Look at sessions"),
+    ("docs/reference/commands.md", "Serve what you are writing"),
+    *(("docs/reference/client.md", heading) for heading in CLIENT_PROGRAMS),
     ("docs/internals/develop.md", "Checks"),
     ("docs/internals/develop.md", "Checks before a release"),
-    ("docs/features.md", "The smallest one"),  # by test_foreign_feature.py
-    ("docs/isolation.md", "Turn it on"),
+    ("docs/internals/features.md", "The smallest one"),  # by test_foreign_feature.py
+    ("docs/operate/isolation.md", "Turn it on"),
     (HOW_TO, "Data frames"),
     (HOW_TO, "Keep a database"),
     (HOW_TO, "Keep files"),
-    ("docs/mcp.md", "A first call"),
-    ("docs/mcp.md", "Clients that launch servers"),
-    ("docs/mcp.md", "Content"),
-    ("docs/operate.md", "Tokens"),
-    ("docs/operate.md", "Health"),
-    ("docs/protocol.md", "Examples"),
-    ("docs/training.md", "A training loop"),
-    ("docs/training.md", "An environment"),
-    ("docs/values.md", "One rollout"),
-    ("docs/values.md", "Training with advantages"),
-    ("docs/trainers.md", "ORS"),  # where the client is installed
-    ("docs/trainers.md", "OpenEnv"),  # likewise
-    ("docs/perturbations.md", "In one sitting"),
-    ("docs/perturbations.md", "Variants of tasks"),
-    ("docs/replay.md", "Replay a session"),
-    *(("docs/toolpacks.md", heading) for heading in LESSONS),
+    ("docs/reference/mcp.md", "A first call"),
+    ("docs/reference/mcp.md", "Clients that launch servers"),
+    ("docs/reference/mcp.md", "Content"),
+    ("docs/operate/operate.md", "Tokens"),
+    ("docs/operate/operate.md", "Health"),
+    ("docs/reference/protocol.md", "Examples"),
+    ("docs/train/rollouts.md", "A training loop"),
+    ("docs/train/rollouts.md", "An environment"),
+    ("docs/train/values.md", "One rollout"),
+    ("docs/train/values.md", "Training with advantages"),
+    ("docs/train/trainers.md", "ORS"),  # where the client is installed
+    ("docs/train/trainers.md", "OpenEnv"),  # likewise
+    ("docs/evaluate/faults.md", "In one sitting"),
+    ("docs/evaluate/faults.md", "Variants of tasks"),
+    ("docs/evaluate/replay.md", "Replay a session"),
+    *(("docs/write/toolpacks.md", heading) for heading in LESSONS),
     *((HOW_TO, heading) for heading in PORTS),
-    ("docs/toolpacks.md", "Find mistakes"),
+    ("docs/write/toolpacks.md", "Find mistakes"),
     (HOW_TO, "Packages"),
-    ("docs/tasks.md", "In one sitting"),
-    ("docs/tasks.md", "Audit"),
-    ("docs/replay.md", "Seeded sessions"),
-    ("docs/replay.md", "Bundles"),
-    ("docs/receipts.md", "Make one"),
-    ("docs/receipts.md", "Verify it"),
-    ("docs/conformance.md", "Ask a server"),
+    ("docs/write/tasks.md", "In one sitting"),
+    ("docs/write/tasks.md", "Audit"),
+    ("docs/evaluate/replay.md", "Seeded sessions"),
+    ("docs/evaluate/replay.md", "Bundles"),
+    ("docs/evaluate/receipts.md", "Make one"),
+    ("docs/evaluate/receipts.md", "Verify it"),
+    ("docs/internals/conform.md", "Ask a server"),
     ("docs/internals/store.md", "Test it"),  # by tests/stores/test_store_contract.py
-    ("docs/benchmarks.md", "BFCL"),  # by tests/bundled/test_bfcl.py, where its packages are installed
-    ("docs/benchmarks.md", "tau2"),  # by tests/bundled/test_tau2.py, likewise
-    ("docs/users.md", "Both sides of a conversation"),  # likewise
+    ("docs/internals/benchmarks.md", "BFCL"),  # by tests/bundled/test_bfcl.py, where its packages are installed
+    ("docs/internals/benchmarks.md", "tau2"),  # by tests/bundled/test_tau2.py, likewise
+    ("docs/train/users.md", "Both sides of a conversation"),  # likewise
 }
 NOT_RUN = {
-    ("docs/operate.md", "Containers"),
-    ("docs/operate.md", "Kubernetes"),
-    ("docs/telemetry.md", "Try it"),
+    ("docs/operate/operate.md", "Containers"),
+    ("docs/operate/operate.md", "Kubernetes"),
+    ("docs/operate/telemetry.md", "Try it"),
 }
 ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints that has been called 2,000 times
     ("docs/internals/develop.md", "Where things are"),
     ("docs/internals/develop.md", "How one request travels"),
-    ("docs/operate.md", "Metrics"),
-    ("docs/operate.md", "Logs"),
-    ("docs/operate.md", "What is slow"),  # queries for Prometheus
-    ("docs/benchmarks.md", "BFCL"),  # how to install it
-    ("docs/benchmarks.md", "tau2"),  # likewise
-    ("docs/users.md", "Both sides of a conversation"),  # a script, run as the programs beside it
-    ("docs/trainers.md", "NeMo Gym"),  # what goes into its configuration
+    ("docs/operate/operate.md", "Metrics"),
+    ("docs/operate/operate.md", "Logs"),
+    ("docs/operate/operate.md", "What is slow"),  # queries for Prometheus
+    ("docs/internals/benchmarks.md", "BFCL"),  # how to install it
+    ("docs/internals/benchmarks.md", "tau2"),  # likewise
+    ("docs/train/users.md", "Both sides of a conversation"),  # a script, run as the programs beside it
+    ("docs/train/trainers.md", "NeMo Gym"),  # what goes into its configuration
     # The commands of tools/audits.py, which writes the page, and takes hours.
-    *(("docs/audits.md", collection) for collection in ("Bundled", "AgentDojo", "BFCL", "tau2")),
-    ("docs/operate.md", "Containers"),  # a Dockerfile, which tools/container.py builds
+    *(("docs/write/audits.md", collection) for collection in ("Bundled", "AgentDojo", "BFCL", "tau2")),
+    ("docs/operate/operate.md", "Containers"),  # a Dockerfile, which tools/container.py builds
 }
 
 
@@ -604,12 +604,20 @@ def test_every_code_block_is_run_or_named_here():
         (page, heading) for page, text in PAGES.items() for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)
     }
     assert {place for place in places if blocks(*place, "sh", "console", "python")} == RUN | NOT_RUN
-    printed = {("README.md", "Start"), ("docs/client.md", "A tree search"), ("docs/training.md", "A training loop")}
-    printed.add(("docs/training.md", "An environment"))
-    printed |= {("docs/values.md", "One rollout"), ("docs/values.md", "Training with advantages")}
-    printed |= {("README.md", "A first session"), ("docs/trainers.md", "ORS"), ("docs/trainers.md", "OpenEnv")}
+    printed = {
+        ("README.md", "Start"),
+        ("docs/reference/client.md", "A tree search"),
+        ("docs/train/rollouts.md", "A training loop"),
+    }
+    printed.add(("docs/train/rollouts.md", "An environment"))
+    printed |= {("docs/train/values.md", "One rollout"), ("docs/train/values.md", "Training with advantages")}
+    printed |= {
+        ("README.md", "A first session"),
+        ("docs/train/trainers.md", "ORS"),
+        ("docs/train/trainers.md", "OpenEnv"),
+    }
     printed.add((HOW_TO, "Packages"))
-    printed |= {("docs/perturbations.md", "In one sitting"), ("docs/perturbations.md", "Variants of tasks")}
+    printed |= {("docs/evaluate/faults.md", "In one sitting"), ("docs/evaluate/faults.md", "Variants of tasks")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]
     assert all(line.startswith(("docker ", "export ", "kubectl ")) for line in outside)

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 STORE_CONTRACT = ROOT / "server" / "toolpack_server" / "testing" / "store_contract"
 LIST = (TESTS / "promises.txt").read_text(encoding="utf-8")
-PAGES = ["docs/operate.md", "docs/isolation.md", "SECURITY.md", "docs/protocol.md"]
+PAGES = ["docs/operate/operate.md", "docs/operate/isolation.md", "SECURITY.md", "docs/reference/protocol.md"]
 LEAST = 30  # characters of a sentence that the list has, unless it is shorter
 
 

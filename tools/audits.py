@@ -22,7 +22,7 @@ import click
 from toolpack_author.audit.processes import task_names
 from toolpack_server.base.settings import load_settings
 
-PAGE = Path(__file__).parents[1] / "docs" / "audits.md"
+PAGE = Path(__file__).parents[1] / "docs" / "write" / "audits.md"
 LONGEST = 300  # characters of an attempt; its report has the rest
 
 
@@ -76,7 +76,7 @@ Without `--task` a command audits all.
 @click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the reports are kept.")
 @click.option("--collection", "names", multiple=True, type=click.Choice([*COLLECTIONS]), help="Only this one.")
 def audits(folder: Path, names: tuple[str, ...]) -> None:
-    """Audit collections of tasks, and write docs/audits.md."""
+    """Audit collections of tasks, and write docs/write/audits.md."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names or COLLECTIONS:
         for pack in COLLECTIONS[name].packs:

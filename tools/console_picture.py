@@ -9,7 +9,7 @@ from pathlib import Path
 import browser
 import server_process
 
-PICTURE = Path(__file__).parents[1] / "docs" / "console.png"
+PICTURE = Path(__file__).parents[1] / "docs" / "evaluate" / "console.png"
 PAYEES = {"rent": "DE57120300001066733812", "shop": "NL98INGB0001393698", "stranger": "GB29NWBK60161331926819"}
 CALLS = (
     ("get_balance", {}),

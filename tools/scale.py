@@ -1,4 +1,4 @@
-"""What a fleet needs of its store, computed from what one call and one session cost: the tables of docs/scale.md.
+"""The tables of docs/operate/scale.md: the store that a fleet needs, from the cost of one call and of one session.
 
     python -m tools.scale              prints both tables, the second computed from the first
     python -m tools.scale --measure    measures on a real Redis what the first one has

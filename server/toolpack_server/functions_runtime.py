@@ -1,7 +1,7 @@
 """Functions that an agent can call, and the runtime that calls them on an environment.
 
-Names and meanings are those of AgentDojo's `agentdojo.functions_runtime`; docs/agentdojo.md lists the few deliberate
-differences. This module works in one process without the rest of the server, and knows neither sessions nor
+Names and meanings are those of AgentDojo's `agentdojo.functions_runtime`; docs/write/agentdojo.md lists the few
+deliberate differences. This module works in one process without the rest of the server, and knows neither sessions nor
 snapshots. It must not be moved or renamed, because stored snapshots name its classes.
 """
 

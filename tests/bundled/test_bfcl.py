@@ -54,7 +54,7 @@ def test_all_entries_are_tasks(bench):
 
 
 def test_the_rollout_of_the_page(tmp_path):
-    page = (Path(__file__).parents[2] / "docs/benchmarks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/internals/benchmarks.md").read_text(encoding="utf-8")
     bfcls = page.partition("## BFCL")[2].partition("\n## ")[0]
     (program,) = re.findall(r"^```python\n(.*?)^```$", bfcls, re.MULTILINE | re.DOTALL)
     with running(load_catalog((), ("bfcl",)), store="memory:", log_calls="off") as url:

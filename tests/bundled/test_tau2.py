@@ -97,7 +97,7 @@ def test_a_run_goes_on_from_another_process_when_that_of_a_participant_is_killed
 
 
 def test_the_rollout_of_the_page(tmp_path, url):
-    page = (Path(__file__).parents[2] / "docs/benchmarks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/internals/benchmarks.md").read_text(encoding="utf-8")
     (program,) = re.findall(
         r"^```python\n(.*?)^```$", page.partition("## tau2")[2].partition("\n## ")[0], re.MULTILINE | re.DOTALL
     )
@@ -108,7 +108,7 @@ def test_the_rollout_of_the_page(tmp_path, url):
 
 
 def test_both_sides_of_the_page_of_simulated_users(tmp_path, url):
-    page = (Path(__file__).parents[2] / "docs/users.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/train/users.md").read_text(encoding="utf-8")
     text = (
         page.partition("## Both sides of a conversation")[2].partition("\n## ")[0].replace("http://127.0.0.1:8000", url)
     )

@@ -13,7 +13,7 @@ import serving
 from command_line import invoke, on_a_terminal, run_here
 from hostile_server import endless, server_that
 
-from toolpack_server.cli import look, send
+from toolpack_server.cli import requests, session_commands
 
 FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
 
@@ -220,7 +220,7 @@ def test_no_name_in_a_session_or_its_world_moves_the_cursor():
     moves = "\x1b[2J"
     session = {"session_id": "s", "version": 0, "created_at": "", "toolpacks": [], "labels": {"name": moves}}
     patch = [{"op": "add", "path": f"/bank/{moves}", "value": moves}, {"op": "move", "path": "/a", "from": f"/{moves}"}]
-    for text in (look._sessions_text([session]), look._diff_text(patch)):
+    for text in (session_commands._sessions_text([session]), session_commands._diff_text(patch)):
         assert "\x1b" not in text
         assert "[2J" in text
 
@@ -271,7 +271,7 @@ def test_a_session_whose_toolpack_is_not_loaded_is_listed_and_traced_but_not_sho
 
 
 def test_an_answer_has_an_end(monkeypatch):
-    monkeypatch.setattr(send, "MAX_REPLY_BYTES", 2**20)
+    monkeypatch.setattr(requests, "MAX_REPLY_BYTES", 2**20)
     with server_that(endless) as url:
         result = invoke("session", "list", "--url", url)
     assert (result.exit_code, "longer than 1048576 bytes" in result.output) == (1, True)
@@ -279,6 +279,6 @@ def test_an_answer_has_an_end(monkeypatch):
 
 @pytest.mark.parametrize("path", ["@127.0.0.2/x", ".evil.example/x", "http://evil.example/x"])
 def test_a_token_goes_to_no_other_host(path):
-    ask = send.remote("http://127.0.0.1:1", "secret")
+    ask = requests.remote("http://127.0.0.1:1", "secret")
     with pytest.raises(click.ClickException, match="isn't a path"):
         asyncio.run(ask("get_task", {}, path))

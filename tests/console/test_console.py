@@ -224,7 +224,7 @@ def test_text_has_the_contrast_of_wcag_aa_in_light_and_in_dark():
 
 
 def test_the_readme_shows_a_picture_of_it():
-    picture = FOLDER.parents[2] / "docs" / "console.png"
-    assert "](docs/console.png)" in (FOLDER.parents[2] / "README.md").read_text(encoding="utf-8")
+    picture = FOLDER.parents[2] / "docs" / "evaluate" / "console.png"
+    assert "](docs/evaluate/console.png)" in (FOLDER.parents[2] / "README.md").read_text(encoding="utf-8")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size < 200_000

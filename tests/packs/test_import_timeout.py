@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from toolpack_server.packs import patience as module
-from toolpack_server.packs.import_timeout import TimeLimitExceeded, patience
+from toolpack_server.packs import import_timeout as module
+from toolpack_server.packs.import_timeout import TimeLimitExceeded, time_limit
 
 pytestmark = pytest.mark.skipif(not hasattr(module.signal, "setitimer"), reason="the system has no timers")
 
@@ -27,7 +27,7 @@ def go_on(seconds):
 
 def test_code_that_gets_little_of_a_processor_is_not_interrupted_and_the_log_says_what_is_slow(monkeypatch, caplog):
     monkeypatch.setattr(module, "time", Machine(share=0.05))
-    with patience(0.05, "its import"):
+    with time_limit(0.05, "its import"):
         go_on(0.4)
     assert caplog.messages[0].startswith("Slow: its import has gone on for 0 s at ")
     assert f"{__file__}:" in caplog.text
@@ -37,11 +37,11 @@ def test_code_that_gets_little_of_a_processor_is_not_interrupted_and_the_log_say
 def test_code_that_waits_or_computes_is_interrupted(monkeypatch, share):
     monkeypatch.setattr(module, "time", Machine(share))
     with pytest.raises(TimeLimitExceeded, match=r"its import takes longer than 0\.05 s at .*: advice\."):  # noqa: SIM117
-        with patience(0.05, "its import", "advice"):
+        with time_limit(0.05, "its import", "advice"):
             go_on(60)
 
 
 def test_code_that_gets_little_of_a_processor_is_interrupted_when_it_has_had_enough(monkeypatch):
     monkeypatch.setattr(module, "time", Machine(share=0.25))
-    with pytest.raises(TimeLimitExceeded), patience(0.05, "its import"):
+    with pytest.raises(TimeLimitExceeded), time_limit(0.05, "its import"):
         go_on(60)

@@ -17,7 +17,7 @@ from patience import PATIENCE
 from serving import RpcError, wait_until
 
 from toolpack_server.base.errors import SettingsError, StartError
-from toolpack_server.processes import watching
+from toolpack_server.processes import file_watch
 from toolpack_server.processes.file_watch import FileWatch
 
 SHOP = '''"""A shop."""
@@ -359,6 +359,6 @@ def test_a_watch_that_has_ended_is_said_in_one_sentence(watch):
 
 
 def test_without_watchfiles_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "find_spec", lambda _: None)
+    monkeypatch.setattr(file_watch, "find_spec", lambda _: None)
     with pytest.raises(SettingsError, match=r"needs watchfiles: pip install 'toolpack-server\[reload\]'\.$"):
         FileWatch([tmp_path])

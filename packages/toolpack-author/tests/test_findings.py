@@ -1,4 +1,4 @@
-"""What attempts that have passed say of a task: the table of findings in docs/tasks.md."""
+"""What attempts that have passed say of a task: the table of findings in docs/write/tasks.md."""
 
 import pytest
 

@@ -45,7 +45,7 @@ class AuditGrader:
     """A check of OpenEnv's policy that fails with the faults of some kinds.
 
     Attributes:
-        kinds: The kinds of findings, as docs/tasks.md names them.
+        kinds: The kinds of findings, as docs/write/tasks.md names them.
         remedy: What the author is to change.
     """
 

@@ -25,7 +25,9 @@ def test_every_peer_has_its_name_on_the_page():
     assert PINNED.keys() == NAMED.keys()
 
 
-@pytest.mark.parametrize("path", ["docs/trainers.md", "docs/training.md", "docs/internals/develop.md", ".ci/examples"])
+@pytest.mark.parametrize(
+    "path", ["docs/train/trainers.md", "docs/train/rollouts.md", "docs/internals/develop.md", ".ci/examples"]
+)
 def test_commands_install_the_pinned_versions(path):
     text = (ROOT / path).read_text(encoding="utf-8")
     for name, version in re.findall(r"([\w-]+)==([\d.]*\d)", text):
@@ -34,7 +36,7 @@ def test_commands_install_the_pinned_versions(path):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_page_names_the_pinned_version(name):
-    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "train" / "trainers.md").read_text(encoding="utf-8")
     versions = re.findall(rf"{NAMED[name]}\s+(\d+(?:\.\d+)+)", page)
     assert versions or name == "openreward"
     assert [each for each in versions if not f"{PINNED[name]}.".startswith(f"{each}.")] == []

@@ -1,6 +1,6 @@
 """Every setting of the server, in one class.
 
-A setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate.md lists it with its default
+A setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate/operate.md lists it with its default
 and the first sentence of its description; a test compares the two.
 """
 
@@ -281,7 +281,7 @@ class Settings(_FromEnvironment, FixedLimits):
         """
         return max(4 * self.max_body_bytes, 4 * self.max_result_bytes + 2 * self.max_list_bytes)
 
-    @property
+    @cached_property
     def max_record_bytes(self) -> int:
         """The size of a call's arguments, and of its result, in the trace; the rest is cut."""
         return self.max_result_bytes // 4
@@ -314,7 +314,7 @@ def unknown_variables(of_features: Collection[str]) -> list[str]:
         rest = re.sub("^TOOLPACKS?_?", "", upper)
         meant = difflib.get_close_matches(rest, [name.removeprefix(PREFIX) for name in sorted(known)], 1, 0.7)
         if meant or upper.startswith(PREFIX):
-            remedy = f"did you mean {PREFIX}{meant[0]}?" if meant else "docs/operate.md lists them."
+            remedy = f"did you mean {PREFIX}{meant[0]}?" if meant else "docs/operate/operate.md lists them."
             notices.append(f"the environment variable {name} isn't a setting: {remedy}")
     return notices
 

@@ -1,7 +1,7 @@
 """Checks that a result has the form that its method promises.
 
-As docs/stability.md says, a client ignores unknown members, kinds of records and words. If anything else is missing or
-has another type, the client raises an error, so a program gets no `KeyError` far away from the cause.
+As docs/reference/stability.md says, a client ignores unknown members, kinds of records and words. If anything else is
+missing, or has another type, the client raises an error, so a program gets no `KeyError` far away from the cause.
 """
 
 from collections.abc import Callable

@@ -20,7 +20,7 @@ from toolpack_server.base.errors import (
     SnapshotError,
     VersionNotRetainedError,
 )
-from toolpack_server.execution import machine
+from toolpack_server.execution import host_errors
 from toolpack_server.execution.host_errors import host_error
 from toolpack_server.features.executors.refusals import read_refusal, refusals, write_refusal
 from toolpack_server.packs.catalog import Catalog
@@ -89,7 +89,7 @@ def test_a_refusal_of_an_executor_is_recorded_nowhere(confined):
 def test_what_the_machine_lacks_refuses_a_call_in_an_executor(confined, what):
     session_id = confined.create("rough")
     error = refused(-32006, confined.call, session_id, "use_up", {"call_id": "x"}, what=what)
-    assert error.message == (machine.MEMORY if what == "memory" else machine.FILES)
+    assert error.message == (host_errors.MEMORY if what == "memory" else host_errors.FILES)
     assert is_unrecorded(confined, session_id)
     assert confined.result(session_id, "mark", text="after") == ["after"]  # the executor was replaced
     assert confined.call(session_id, "mark", {"call_id": "x"}, text="later")["result"] == ["after", "later"]
@@ -120,7 +120,7 @@ def test_a_replay_that_meets_it_is_refused_and_does_not_diverge(confined, monkey
     session_id = confined.create("rough")
     assert confined.result(session_id, "mark", text="once") == ["once"]
     others = confined.rpc("list_sessions")
-    answers = [OverloadedError(machine.FILES)]
+    answers = [OverloadedError(host_errors.FILES)]
     steps = confined.service.runner.run
 
     def lack(operation):
@@ -154,7 +154,7 @@ def test_what_the_machine_lacks_refuses_a_call_in_a_thread():
             error = refused(-32006, bench.call, session_id, "open_all", {"call_id": "x"})
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert error.message == machine.FILES
+        assert error.message == host_errors.FILES
         assert is_unrecorded(bench, session_id)
 
 
@@ -163,8 +163,8 @@ def test_what_a_function_asks_too_much_of_is_its_own_failure(monkeypatch):
     assert host_error(OSError(errno.ENOMEM, "")) is None
     assert host_error(OSError(errno.ENOENT, "")) is None
     assert host_error(ValueError("Too many open files")) is None
-    monkeypatch.setattr(machine, "_MEMORY_BYTES", 2**62)
-    assert host_error(MemoryError()) == machine.MEMORY
+    monkeypatch.setattr(host_errors, "_MEMORY_BYTES", 2**62)
+    assert host_error(MemoryError()) == host_errors.MEMORY
     looped = ValueError()
     looped.__cause__ = looped
     assert host_error(looped) is None

@@ -76,7 +76,7 @@ class Attempt:
     """A try at a task.
 
     Attributes:
-        kind: As the table in docs/tasks.md names it.
+        kind: As the table in docs/write/tasks.md names it.
         start: How many calls of the solution come first.
         calls: Those that follow.
         what: Says what was tried, after "passes".

@@ -24,7 +24,7 @@ class AuditFinding:
     """Something that was found out about a task.
 
     Attributes:
-        kind: As docs/tasks.md names it.
+        kind: As docs/write/tasks.md names it.
         fault: Else it is a weakness.
         text: What was tried, and what that shows.
         calls: Those of the attempt that shows it.

@@ -1,6 +1,6 @@
 """What `toolpack-server conform` calls: for each guarantee the smallest functions that can show it broken.
 
-The names, parameters and results stand in docs/internals/conformance.md, so that a server in any language can
+The names, parameters and results stand in docs/internals/conform_toolpack.md, so that a server in any language can
 offer them, too.
 """
 

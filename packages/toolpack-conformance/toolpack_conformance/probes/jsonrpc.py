@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0: the specification (jsonrpc.org/specification), and the errors of docs/protocol.md."""
+"""JSON-RPC 2.0: the specification (jsonrpc.org/specification), and the errors of docs/reference/protocol.md."""
 
 import json
 from typing import Any

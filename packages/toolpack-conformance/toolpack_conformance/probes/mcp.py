@@ -1,4 +1,4 @@
-"""MCP: a session's functions are the tools at its mcp_path, in both eras of the protocol; docs/mcp.md."""
+"""MCP: a session's functions are the tools at its mcp_path, in both eras of the protocol; docs/reference/mcp.md."""
 
 import json
 from typing import Any

@@ -28,7 +28,7 @@ GUARANTEES = (
     "OpenEnv",
 )
 
-# The codes of docs/protocol.md and docs/mcp.md.
+# The codes of docs/reference/protocol.md and docs/reference/mcp.md.
 SESSION_NOT_FOUND = -32001
 RAISED = -32002
 NO_FUNCTION = -32003

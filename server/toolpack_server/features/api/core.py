@@ -1,4 +1,4 @@
-"""What a feature may import: these names, of which docs/stability.md says what holds.
+"""What a feature may import: these names, of which docs/reference/stability.md says what holds.
 
 The server's own features import a name from the module that defines it.
 """

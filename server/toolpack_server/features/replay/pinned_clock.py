@@ -5,7 +5,7 @@ taken at import follow it, and types stay the real ones. Chance comes from BLAKE
 generator is kept from one call to the next.
 
 Only in a process that runs one call at a time, as everything in the process sees what is pinned. After
-it real time and chance are back. docs/replay.md lists what isn't pinned.
+it real time and chance are back. docs/evaluate/replay.md lists what isn't pinned.
 """
 
 import hashlib

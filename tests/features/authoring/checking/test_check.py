@@ -130,7 +130,7 @@ def test_without_the_package_that_calls_functions_it_says_so(tmp_path, monkeypat
         ("TOOLPACK_TOKNS", "did you mean TOOLPACK_TOKENS?"),
         ("TOOLPACK_LOG_LVL", "did you mean TOOLPACK_LOG_LEVEL?"),
         ("TOOLPACKS_PORT", "did you mean TOOLPACK_PORT?"),
-        ("TOOLPACK_NONSENSE", "docs/operate.md lists them."),
+        ("TOOLPACK_NONSENSE", "docs/operate/operate.md lists them."),
     ],
 )
 def test_a_mistyped_variable_is_named(monkeypatch, tmp_path, name, said):

@@ -231,7 +231,7 @@ class Rollout(Generic[E]):
 
 
 Evaluator = Callable[[Any], Any]
-"""A plain or async function of one `Rollout`; see docs/tasks.md for what it may return."""
+"""A plain or async function of one `Rollout`; see docs/write/tasks.md for what it may return."""
 
 
 def verdict(name: str, version: int, returned: object, checks: Sequence[Check]) -> Verdict:
