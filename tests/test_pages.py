@@ -29,6 +29,7 @@ from ci import IN_CI, without
 from patience import PATIENCE
 
 import toolpack_server.perturbations
+from tools.llms import llms_text
 
 pytestmark = pytest.mark.heavy
 
@@ -37,7 +38,8 @@ SERVER = ROOT / "server" / "toolpack_server"
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in [
-        *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *(ROOT / name for name in ("README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *sorted((ROOT / "skills").rglob("*.md")),
         *sorted((ROOT / "docs").rglob("*.md")),
     ]
 }
@@ -156,13 +158,19 @@ def curl():
         without("no curl here: install it to run the pages' sessions")
 
 
+START = "docs/start/"
+WRITE_SKILL, PORT_SKILL = (f"skills/{name}/SKILL.md" for name in ("write-a-toolpack", "port-a-benchmark"))
+INSTALL, SESSION, TOOLPACK, TASK = (f"{START}{name}.md" for name in ("install", "session", "toolpack", "task"))
+
+
 def set_up_and_serve():
     (line,) = blocks("README.md", "Start", "sh")
+    assert blocks(INSTALL, "The server", "sh") == [line]
     return line.strip()
 
 
 def test_the_server_says_what_the_readme_shows(folder):
-    (shown,) = blocks("README.md", "Start", "text")
+    (shown,) = blocks(INSTALL, "The server", "text")
     with serving(set_up_and_serve().split(" && ")[-1], folder) as banner:
         # A reader who has just started hasn't the packages that these toolpacks need; the tests may have them.
         plain = re.sub(r"^  (agentdojo|bfcl|tau2)\b.*\n", "", banner, flags=re.MULTILINE)
@@ -178,7 +186,7 @@ def test_the_first_command_installs_this_project_and_nothing_else():
 def test_the_first_command_sets_up_and_serves(tmp_path):
     clone = tmp_path / "clone"
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist"))
-    (shown,) = blocks("README.md", "Start", "text")
+    (shown,) = blocks(INSTALL, "The server", "text")
     with serving(set_up_and_serve(), clone, seconds=300) as banner:
         assert banner.replace(f":{port_of(banner)}", ":8000").endswith(shown)  # pip may have had something to say first
 
@@ -187,7 +195,7 @@ def test_the_first_command_sets_up_and_serves(tmp_path):
 @pytest.mark.parametrize(
     ("page", "heading"),
     [
-        ("README.md", "A first session"),
+        (SESSION, "With curl"),
         ("docs/reference/mcp.md", "A first call"),
         ("docs/reference/protocol.md", "Examples"),
         ("docs/evaluate/replay.md", "Replay a session"),
@@ -199,9 +207,32 @@ def test_a_session_in_curl(folder, page, heading):
         check_console(page, heading, folder, port_of(banner))
 
 
+def test_a_first_task(folder):
+    (folder / "packs").mkdir()
+    (errand,), (program,) = blocks(TASK, "Write it", "python"), blocks(TASK, "Play it", "python")
+    (folder / "packs" / "errand.py").write_text(errand)
+    check_console(TASK, "Try it", folder)
+    with serving(".venv/bin/toolpack-server serve --pack-dir packs", folder) as banner:
+        (folder / "play.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        assert run_console([(".venv/bin/python play.py", "")], folder) == blocks(TASK, "Play it", "text")
+
+
+def test_the_skill_for_toolpacks_ends_without_findings(folder):
+    (folder / "packs").mkdir()
+    headings = ("2. Write the functions", "3. Write the tasks")
+    parts = [block for heading in headings for block in blocks(WRITE_SKILL, heading, "python")]
+    (folder / "packs" / "library.py").write_text("\n\n".join(parts))
+    flags = "--pack-dir packs --packs library"
+    command = f".venv/bin/toolpack-server check {flags} --tasks && .venv/bin/toolpack-server audit {flags}"
+    (printed,) = run_console([(command, "")], folder)
+    assert "1 toolpack with 3 functions and 2 tasks: no problems.\n" in printed
+    assert re.fullmatch(r"2 tasks, .*: 0 with faults, 0 with weaknesses only\.", printed.splitlines()[-1]), printed
+
+
 def test_a_first_session_in_python_has_ten_lines(folder):
     (program,) = blocks("README.md", "A first session", "python")
     (shown,) = blocks("README.md", "A first session", "text")
+    assert blocks(SESSION, "In Python", "python", "text") == [program, shown]
     assert len(list(filter(None, program.splitlines()))) <= 10
     with serving(".venv/bin/toolpack-server serve", folder, **BANK) as banner:
         (folder / "first.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
@@ -209,20 +240,20 @@ def test_a_first_session_in_python_has_ten_lines(folder):
 
 
 def test_what_a_first_session_prints_can_be_read():
-    printed = blocks("README.md", "A first session", "console", "text")
+    printed = [*blocks(SESSION, "In Python", "text"), *blocks(SESSION, "With curl", "console")]
     assert [line for block in printed for line in block.splitlines() if len(line) > 120 and line[0] != "$"] == []
 
 
 def write_wallet(folder):
-    assert "`packs/wallet.py`" in section("README.md", "Write a toolpack")
-    (source,) = blocks("README.md", "Write a toolpack", "python")
+    assert "`packs/wallet.py`" in section(TOOLPACK, "Write it")
+    (source,) = blocks(TOOLPACK, "Write it", "python")
     (folder / "packs").mkdir()
     (folder / "packs" / "wallet.py").write_text(source)
 
 
 def test_write_a_toolpack(folder):
     write_wallet(folder)
-    check_console("README.md", "Write a toolpack", folder)
+    check_console(TOOLPACK, "Try it", folder)
 
 
 def test_write_a_package(folder):
@@ -304,7 +335,7 @@ def test_a_toolpack_with_content(folder):
 
 def test_serve_a_toolpack(folder):
     write_wallet(folder)
-    (line,) = blocks("README.md", "Write a toolpack", "sh")
+    (line,) = blocks(TOOLPACK, "Serve it", "sh")
     with serving(line.strip(), folder) as banner:
         assert "wallet: 2 functions" in banner
         assert "bank" not in banner
@@ -320,7 +351,7 @@ def test_serve_a_toolpack_beside_a_bundled_one(folder):
 
 
 def test_a_toolpack_may_have_the_name_of_a_bundled_one(folder):
-    (source,) = blocks("README.md", "Write a toolpack", "python")
+    (source,) = blocks(TOOLPACK, "Write it", "python")
     (folder / "packs").mkdir()
     (folder / "packs" / "bank.py").write_text(source.replace('Toolpack("wallet"', 'Toolpack("bank"'))
     command = ".venv/bin/toolpack-server call --pack-dir packs send_money recipient=DE02120300000000202051 amount=30"
@@ -341,7 +372,7 @@ def test_call_functions(folder):
 
 def test_serve_what_you_are_writing(folder):
     (folder / "packs").mkdir()
-    (source,) = blocks("README.md", "Write a toolpack", "python")
+    (source,) = blocks(TOOLPACK, "Write it", "python")
     (folder / "packs" / "wallet.py").write_text(source)
     (line,) = blocks("docs/reference/commands.md", "Serve what you are writing", "sh")
     with serving(line.strip(), folder) as banner:
@@ -469,7 +500,7 @@ def test_operate(folder):
 def test_a_first_session_in_processes(folder):
     (line,) = blocks("docs/operate/isolation.md", "Turn it on", "sh")
     with serving(line.strip(), folder, **BANK) as banner:
-        check_console("README.md", "A first session", folder, port_of(banner))
+        check_console(SESSION, "With curl", folder, port_of(banner))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no executors elsewhere")
@@ -531,8 +562,18 @@ def test_ci_runs_the_test_command_and_the_other_checks(flags, headings):
 RUN = {
     ("README.md", "Start"),
     ("README.md", "A first session"),
-    ("README.md", "Write a toolpack"),
     ("README.md", "Test"),
+    (INSTALL, "The server"),
+    (SESSION, "In Python"),
+    (SESSION, "With curl"),
+    (TOOLPACK, "Write it"),
+    (TOOLPACK, "Try it"),
+    (TOOLPACK, "Serve it"),
+    (TASK, "Write it"),
+    (TASK, "Try it"),
+    (TASK, "Play it"),
+    (WRITE_SKILL, "2. Write the functions"),
+    (WRITE_SKILL, "3. Write the tasks"),
     ("docs/write/agentdojo.md", "Run AgentDojo against the server"),
     ("docs/reference/commands.md", "Call functions"),
     ("docs/reference/commands.md", "Look at sessions"),
@@ -577,6 +618,11 @@ RUN = {
     ("docs/train/users.md", "Both sides of a conversation"),  # likewise
 }
 NOT_RUN = {
+    ("AGENTS.md", "Set up"),
+    ("AGENTS.md", "Check a change"),
+    (PORT_SKILL, "2. Write the toolpack"),
+    (PORT_SKILL, "3. Prove that it is the same"),
+    (PORT_SKILL, "4. Port the tasks"),
     ("docs/operate/operate.md", "Containers"),
     ("docs/operate/operate.md", "Kubernetes"),
     ("docs/operate/telemetry.md", "Try it"),
@@ -605,7 +651,9 @@ def test_every_code_block_is_run_or_named_here():
     }
     assert {place for place in places if blocks(*place, "sh", "console", "python")} == RUN | NOT_RUN
     printed = {
-        ("README.md", "Start"),
+        (INSTALL, "The server"),
+        (SESSION, "In Python"),
+        (TASK, "Play it"),
         ("docs/reference/client.md", "A tree search"),
         ("docs/train/rollouts.md", "A training loop"),
     }
@@ -620,11 +668,14 @@ def test_every_code_block_is_run_or_named_here():
     printed |= {("docs/evaluate/faults.md", "In one sitting"), ("docs/evaluate/faults.md", "Variants of tasks")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]
-    assert all(line.startswith(("docker ", "export ", "kubectl ")) for line in outside)
+    assert all(
+        line.startswith(("docker ", "export ", "kubectl ", "python3 -m venv ", ".venv/bin/", ".ci/run"))
+        for line in outside
+    )
 
 
 def test_the_readme_is_short():
-    assert len(PAGES["README.md"].splitlines()) <= 150
+    assert len(PAGES["README.md"].splitlines()) <= 120
 
 
 def prose(text):
@@ -655,11 +706,19 @@ def test_every_relative_link_points_to_a_file_and_a_heading():
     assert not broken
 
 
-def test_the_readme_links_to_every_page_for_users_and_contributing_to_every_other():
-    internals = {page for page in PAGES if page.startswith("docs/internals/")}
-    linked = {page: {link.partition("#")[0] for link in links(page)} for page in ("README.md", "CONTRIBUTING.md")}
-    assert linked["README.md"] & set(PAGES) == set(PAGES) - internals - {"README.md"}
-    assert linked["CONTRIBUTING.md"] & set(PAGES) >= internals
+def test_the_index_links_to_every_page_and_contributing_to_internals():
+    docs = {page for page in PAGES if page.startswith("docs/")} - {"docs/index.md"}
+    linked = {f"docs/{link.partition('#')[0]}" for link in links("docs/index.md")}
+    assert linked == docs
+    internals = {page for page in docs if page.startswith("docs/internals/")}
+    assert {link.partition("#")[0] for link in links("CONTRIBUTING.md")} >= internals - {
+        f"docs/internals/{name}.md" for name in ("features", "conform", "benchmarks")
+    }
+    assert "docs/index.md" in links("README.md")
+
+
+def test_llms_txt_is_made_from_the_index():
+    assert (ROOT / "llms.txt").read_text(encoding="utf-8") == llms_text()
 
 
 def test_the_map_of_the_code_shows_every_package_and_module():

@@ -1,22 +1,22 @@
 """Limits that are the same on every server, each with the reason for its number.
 
-What an operator has a reason to change is a setting (`settings.py`). What stands here protects the server, is
-far from what honest use comes to, or follows from what clients and people do. Only tests give other numbers.
+A limit that an operator may need to change is a setting instead (`settings.py`). These limits protect the server, or
+follow from the behaviour of clients. Normal use stays far below them. Only tests set other numbers.
 """
 
 from pydantic import BaseModel, Field
 
 
 class FixedLimits(BaseModel):
-    """The limits that no environment variable changes."""
+    """Limits without an environment variable."""
 
     queue_timeout_seconds: float = Field(
-        30, gt=0, description="How long a call may wait for its session, or for a thread: clients wait for 75 seconds."
+        30, gt=0, description="Maximum wait of a call for its session or for a thread, in seconds; clients wait for 75."
     )
     receive_seconds: float = Field(
         30,
         gt=0,
-        description="Time limit for a request's body; its headers have a third: 16 MB in it take 5 Mbit/s.",
+        description="Time limit for a request's body, in seconds, and a third for its headers: 16 MB need 5 Mbit/s.",
     )
     max_bytes_in_flight: int = Field(
         256 * 2**20,
@@ -31,27 +31,33 @@ class FixedLimits(BaseModel):
     max_stuck_threads: int = Field(
         4,
         ge=0,
-        description="Threads stuck in functions that a worker holds before it is replaced; each computes.",
+        description="Stuck threads of a worker before it is replaced; each one uses processor time.",
     )
     max_waiting_per_session: int = Field(
-        1000, ge=1, description="Calls that may wait for one session: they run one at a time, within the wait above."
+        1000,
+        ge=1,
+        description="Maximum number of calls that wait for one session; they run one at a time, within the wait above.",
     )
     max_agent_requests: int = Field(
         16,
         ge=1,
-        description="Requests to one agent's address that are answered at once: it has a few tools at work.",
+        description="Maximum number of concurrent requests to one agent's address; an agent uses a few tools at once.",
     )
-    max_batch: int = Field(1000, ge=1, description="Members of a batch: ten times as many as the clients send at once.")
-    max_json_depth: int = Field(128, ge=8, description="Nesting of a request's JSON: each level takes stack.")
+    max_batch: int = Field(1000, ge=1, description="Maximum size of a batch: ten times the size that our clients send.")
+    max_json_depth: int = Field(128, ge=8, description="Maximum nesting of a request's JSON; each level uses stack.")
     max_json_values: int = Field(
-        250_000, ge=1000, description="Values in a request's JSON: they take a hundred times as much memory as text."
+        250_000,
+        ge=1000,
+        description="Maximum number of values in a request's JSON; a value may need 100 times its text's memory.",
     )
     max_list_bytes: int = Field(
-        4 * 2**20, ge=1024, description="Size at which a list in an answer ends: the next request goes on from there."
+        4 * 2**20, ge=1024, description="Size at which a list in an answer is cut; the next request continues there."
     )
     max_view_rows: int = Field(
-        1000, ge=1, description="Rows of a database's table that JSON of an environment shows: others come by page."
+        1000,
+        ge=1,
+        description="Rows of a database table in the JSON of an environment; further rows need a page request.",
     )
     scratch_bytes: int = Field(
-        512 * 2**20, ge=0, description="Bytes of databases and files that a worker keeps ready: the least recent go."
+        512 * 2**20, ge=0, description="Maximum size of cached working copies of databases and files per worker."
     )

@@ -1,4 +1,4 @@
-"""Every setting of the server, in one class.
+"""Settings of the server, in one class.
 
 A setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate/operate.md lists it with its default
 and the first sentence of its description; a test compares the two.
@@ -29,16 +29,16 @@ from toolpack_server.base.fixed_limits import FixedLimits
 from toolpack_server.base.store_url import SQLITE, StoreUrl
 
 PREFIX = "TOOLPACK_"
-BOM = "\ufeff"  # some editors put it at the start of a file, and so into a variable that is read from one
+BOM = "\ufeff"  # some editors write it at the start of a file, from which a variable may be read
 MIN_TOKEN_LENGTH = 8
 SEQUENCES = (tuple, list, set, frozenset)
 THREAD = "thread"
-"""The isolation that every server has."""
+"""The default isolation, which every server has."""
 
 _FIXED = {*FixedLimits.model_fields}
 
 Seconds = Annotated[float, Field(le=315_360_000)]
-"""At most ten years: neither infinity nor what no clock of the system takes."""
+"""At most ten years: infinity, and times that the system's clock can't hold, are refused."""
 
 S = TypeVar("S", bound="_FromEnvironment")
 F = TypeVar("F", bound="FeatureSettings")
@@ -57,15 +57,15 @@ def _split_pairs(value: Any) -> Any:
         return value
     pairs: dict[str, str] = {}
     parts = [part.strip() for part in value.removeprefix(BOM).split(",")]
-    if value and not any(parts):  # whoever sets it wants tokens: serving everybody would be the opposite
-        raise ValueError("there is no token in it: give name:token pairs, or unset it")
+    if value and not any(parts):  # serving everyone would be the opposite of what the operator wants
+        raise ValueError("it has no token: give name:token pairs, or unset it")
     for number, part in enumerate(filter(None, parts), 1):
         name, colon, token = (text.strip() for text in part.partition(":"))
         if not (name and colon and token):
             raise ValueError(f"entry {number} is not of the form name:token")
         if len(token) < MIN_TOKEN_LENGTH or not re.fullmatch(r"[!-~]+", token):
             raise ValueError(
-                f"the token of {name!r} is not {MIN_TOKEN_LENGTH} or more visible ASCII characters: make one with "
+                f"the token of {name!r} must have {MIN_TOKEN_LENGTH} or more visible ASCII characters: create one with "
                 f"`openssl rand -hex 16`"
             )
         if name in pairs:
@@ -80,16 +80,16 @@ class _FromEnvironment(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
     prefix: ClassVar[str] = PREFIX
 
-    def __init__(self, **given: Any) -> None:
-        """Take what is given, then what the environment says, then the defaults."""
+    def __init__(self, **values: Any) -> None:
+        """Create settings. A value given here comes first, then the environment variable, then the default."""
         names = self.variables()
-        said = {names[name.upper()]: value for name, value in os.environ.items() if name.upper() in names}
-        super().__init__(**{**said, **given})
+        environment = {names[name.upper()]: value for name, value in os.environ.items() if name.upper() in names}
+        super().__init__(**{**environment, **values})
 
     @field_validator("*", mode="before")
     @classmethod
     def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
-        """Strip a text, and split that of a list at its commas, unless the field reads it itself."""
+        """Strip a text, and split a list at its commas, unless the field has its own validator."""
         field = cls.model_fields[str(info.field_name)]
         if not isinstance(value, str) or any(isinstance(each, BeforeValidator) for each in field.metadata):
             return value
@@ -99,27 +99,27 @@ class _FromEnvironment(BaseModel):
 
     @classmethod
     def variables(cls) -> dict[str, str]:
-        """Get the names of the settings by their environment variables, in order."""
+        """Return the names of the settings by environment variable, in order."""
         return {f"{cls.prefix}{name.upper()}": name for name in cls.model_fields if name not in _FIXED}
 
     @classmethod
     def described(cls) -> dict[str, tuple[str, str]]:
-        """Get the default of each setting, "" if that is nothing, and what it means, by its environment variable."""
-        found = {}
+        """Return the default ("" if empty) and the description of each setting, by environment variable."""
+        descriptions = {}
         for variable, name in cls.variables().items():
             field = cls.model_fields[name]
             default = field.get_default(call_default_factory=True)
             text = str(default).lower() if isinstance(default, bool) else str(default)
             sentence = re.match(r".*?\.(?=\s|$)", str(field.description))
-            found[variable] = "" if default in (None, "", (), {}) else text, sentence[0] if sentence else ""
-        return found
+            descriptions[variable] = "" if default in (None, "", (), {}) else text, sentence[0] if sentence else ""
+        return descriptions
 
 
 class FeatureSettings(_FromEnvironment):
-    """The settings of a feature: a subclass is written `class TasksSettings(FeatureSettings, feature="tasks")`.
+    """Base class of a feature's settings: `class TasksSettings(FeatureSettings, feature="tasks")`.
 
-    Each field, which has a default and a description, is an environment variable `TOOLPACK_<FEATURE>_<FIELD>`. Blanks
-    around a text aren't part of it; the members of a list are separated by commas.
+    Each field needs a default and a description. Its environment variable is `TOOLPACK_<FEATURE>_<FIELD>`. Blanks
+    around a text are removed; the members of a list are separated by commas.
     """
 
     def __init_subclass__(cls, *, feature: str, **more: Any) -> None:
@@ -128,115 +128,118 @@ class FeatureSettings(_FromEnvironment):
 
 
 class Settings(_FromEnvironment, FixedLimits):
-    """The settings of one server; each field is an environment variable, and some are also flags.
+    """The settings of one server. Each field is an environment variable, and some are also flags.
 
-    The limits that it has beside them can be given in code only.
+    The fields of `FixedLimits` have no environment variable; only code can set them.
     """
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    workers: int = Field(1, ge=1, le=64, description="Worker processes.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
+    workers: int = Field(1, ge=1, le=64, description="Number of worker processes.")
     store: str = Field(
         "",
-        description="Store URL: memory:, sqlite:///path, redis://host or postgresql://host/db; default: SQLite in the "
-        "data directory.",
+        description="URL of the store: memory:, sqlite:///path, redis://host or postgresql://host/db; default: SQLite "
+        "in the data directory.",
     )
-    data_dir: Path = Field(Path(".toolpack-server"), description="Folder for the embedded store and the key.")
+    data_dir: Path = Field(Path(".toolpack-server"), description="Folder for the SQLite store and the secret key.")
     pack_dir: Annotated[tuple[Path, ...], BeforeValidator(_split_folders)] = Field(
         (), description="Folders with toolpacks, separated by colons."
     )
-    packs: tuple[str, ...] = Field((), description="Names of the toolpacks to load.")
+    packs: tuple[str, ...] = Field((), description="Names of the toolpacks to load; default: all in the folders.")
     tokens: Annotated[dict[str, SecretStr], BeforeValidator(_split_pairs)] = Field(
-        default_factory=dict, description="Bearer tokens, as name:token pairs; each owner sees only their own sessions."
+        default_factory=dict, description="Bearer tokens as name:token pairs; each name is an owner of sessions."
     )
     no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
     host_names: tuple[str, ...] = Field(
-        (), description="Names by which the server may be addressed without tokens, beside its IP addresses."
+        (), description="Host names under which a server without tokens accepts requests, besides its IP addresses."
     )
     secret_key: SecretStr | None = Field(
-        None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
+        None, min_length=16, description="Key of the HMAC on stored snapshots; default: a file in the data directory."
     )
-    timeout_seconds: Seconds = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
+    timeout_seconds: Seconds = Field(30, gt=0, description="Deadline of a call whose function sets none, in seconds.")
     max_threads: int = Field(
         256,
         ge=1,
-        description="Functions that a worker runs at once but quick ones; of several owners one has half.",
+        description="Maximum number of slow functions that run at once per worker; each of several owners gets half.",
     )
     isolation: str = Field(
         THREAD,
-        description="Where toolpacks' code runs: in threads of the worker, or in processes of its own.",
+        description="Where toolpacks' code runs: thread (in the worker), or process (in worker processes of its own).",
     )
     shutdown_delay_seconds: Seconds = Field(
         0,
         ge=0,
-        description="How long a stopping server takes requests, while /readyz tells balancers to send them elsewhere.",
+        description="Seconds for which a stopping server still takes requests, while /readyz answers 503 to balancers.",
     )
-    drain_seconds: Seconds = Field(6, ge=0, description="How long a stopping server waits for running calls.")
+    drain_seconds: Seconds = Field(6, ge=0, description="Seconds that a stopping server waits for running calls.")
     max_waiting: int = Field(
-        10_000, ge=1, description="Calls that may wait for all sessions of a worker; of several owners one has half."
+        10_000, ge=1, description="Maximum number of waiting calls per worker; each of several owners gets half."
     )
-    ttl_seconds: Seconds = Field(86_400, gt=0, description="How long a session lives after its last call.")
-    keep_versions: int = Field(100, ge=0, description="Versions kept for fork, reset and diff, beside version 0.")
-    cache_bytes: int = Field(
-        40 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready."
+    ttl_seconds: Seconds = Field(86_400, gt=0, description="Lifetime of a session after its last call, in seconds.")
+    keep_versions: int = Field(
+        100, ge=0, description="Number of old versions to retain for fork, reset and diff, besides version 0."
     )
+    cache_bytes: int = Field(40 * 2**20, ge=0, description="Estimated memory per worker for cached sessions, in bytes.")
     max_body_bytes: int = Field(
         16 * 2**20,
         ge=1024,
-        description="Size of a request's body; an answer may have four times as much, or what a result or a list "
-        "needs, an agent's request a sixteenth.",
+        description="Maximum size of a request's body; at an agent's address a sixteenth of it, and of an answer four "
+        "times as much.",
     )
     log_calls: Literal["auto", "full", "json", "text", "off"] = Field(
         "auto",
-        description="A line for each call on standard error: json, text, off, auto: text on a terminal, or full: auto "
-        "with arguments and results.",
+        description="Format of the line that each call logs: json, text, off, auto (text on a terminal, else json), or "
+        "full (auto, with arguments and results).",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least important lines that are logged; debug adds the tracebacks of functions."
+        "info", description="Lowest level that is logged; debug adds the tracebacks of functions."
     )
     verify_read_only: bool = Field(
-        False, description="Compare the environment after every call of a read-only function, not only after some."
+        False, description="Check after every call, not only after some, that a read-only function changed nothing."
     )
     tokens_file: Path | None = Field(
-        None, description="File of hashed tokens, one line each, from `toolpack-server token`."
+        None, description="File with a hashed token per line, as `toolpack-server token` prints it."
     )
-    console: bool = Field(True, description="Serve the console, a page for browsers, at /console/.")
-    max_connections: int = Field(5000, ge=1, description="Connections that a worker holds at once.")
-    max_sessions: int = Field(100_000, ge=1, description="Sessions that an owner may have at once.")
+    console: bool = Field(True, description="Serve the console, a web page, at /console/.")
+    max_connections: int = Field(5000, ge=1, description="Maximum number of open connections per worker.")
+    max_sessions: int = Field(100_000, ge=1, description="Maximum number of sessions of an owner.")
     max_result_bytes: int = Field(
-        2**20, ge=1024, description="Size of a call's result as JSON; the trace keeps results up to a quarter of it."
+        2**20, ge=1024, description="Maximum size of a call's result as JSON; records have at most a quarter of it."
     )
-    max_environment_bytes: int = Field(32 * 2**20, ge=1024, description="Size of a toolpack's snapshot.")
+    max_environment_bytes: int = Field(
+        32 * 2**20, ge=1024, description="Maximum size of the snapshot of a toolpack's environment."
+    )
     max_volume_bytes: int = Field(
-        64 * 2**20, ge=2**16, description="Size of a database in an environment, or of all files of a tree in it."
+        64 * 2**20, ge=2**16, description="Maximum size of a database or of a tree of files in an environment."
     )
     scratch_dir: Path | None = Field(
         None,
-        description="Folder in which databases and files lie while they are used; default: /dev/shm, if it has room.",
+        description="Folder for databases and files while they are used; default: /dev/shm if it has room.",
     )
     max_session_bytes: int = Field(
         256 * 2**20,
         ge=1024,
-        description="Bytes that the calls of a session may store; kept versions have a thirty-second.",
+        description="Quota of stored bytes of a session; its old versions may use a thirty-second of it.",
     )
-    max_owner_bytes: int = Field(4 * 2**30, ge=1024, description="Bytes that all sessions of an owner may store.")
+    max_owner_bytes: int = Field(4 * 2**30, ge=1024, description="Quota of stored bytes of all sessions of an owner.")
     features: tuple[str, ...] = Field(
-        (), description="Features to leave out, as -NAME, or that must be there, as +NAME; default: all installed ones."
+        (), description="Features to leave out (-NAME) or to require (+NAME); default: all installed ones."
     )
 
     _of_features: dict[type[FeatureSettings], FeatureSettings] = PrivateAttr(default_factory=dict)
 
     def of(self, kind: type[F]) -> F:
-        """Get the settings of a feature, by their class: as given in code, or as the environment has them.
+        """Return the settings of a feature, by their class: those set by `give`, or those of the environment.
 
         Raises:
             SettingsError: A value is wrong.
         """
-        found: Any = self._of_features.get(kind) or self._of_features.setdefault(kind, read_settings(kind))
-        return cast("F", found)
+        if kind not in self._of_features:
+            self._of_features[kind] = read_settings(kind)
+        return cast("F", self._of_features[kind])
 
     def give(self, *of_features: FeatureSettings) -> Self:
-        """Have features use these settings, whatever the environment says."""
+        """Set the settings of features, in place of those of the environment."""
         self._of_features |= {type(each): each for each in of_features}
         return self
 
@@ -247,9 +250,9 @@ class Settings(_FromEnvironment, FixedLimits):
 
     @cached_property
     def tokens_lines(self) -> tuple[str, ...]:
-        """The lines of the tokens file as they were when these settings were first asked for them.
+        """The lines of the tokens file, read once.
 
-        The server asks before it starts workers, so all of them, replacements too, take the same tokens.
+        The server reads them before it starts workers, so all workers, also later replacements, use the same tokens.
 
         Raises:
             SettingsError: The file can't be read.
@@ -259,82 +262,82 @@ class Settings(_FromEnvironment, FixedLimits):
         try:
             return tuple(self.tokens_file.read_text(encoding="utf-8-sig").splitlines())
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            reason = getattr(error, "strerror", None) or "it isn't UTF-8 text"
             raise SettingsError(f"The tokens file can't be read: {reason}. Correct TOOLPACK_TOKENS_FILE.") from None
 
     def share(self, total: int) -> int:
-        """How much of something one owner may have: half of it, unless there is but one owner."""
+        """Return the part of a resource that one owner may use: half of it if there are several owners."""
         several = len(self.tokens) > 1 or self.tokens_file is not None
         return max(1, total // 2) if several else total
 
     @property
     def max_agent_body_bytes(self) -> int:
-        """The size of a body that is sent to an agent's path."""
+        """Maximum size of a request's body at an agent's address."""
         return max(1024, self.max_body_bytes // 16)
 
     @property
     def max_reply_bytes(self) -> int:
-        """The size of the answer to a request: whatever a change may answer fits, or it would be made and not told.
+        """Maximum size of an answer. The answer to every possible change fits, because it can't be undone.
 
-        A result stands in an answer up to three times, by MCP as text in JSON and as JSON; a list ends with an item
-        that is as large as it is, and a batch has answers before it.
+        An answer may contain a result three times: MCP sends it as JSON and as a text with JSON. A list may end with an
+        item of any size, and a batch has further answers.
         """
         return max(4 * self.max_body_bytes, 4 * self.max_result_bytes + 2 * self.max_list_bytes)
 
     @cached_property
     def max_record_bytes(self) -> int:
-        """The size of a call's arguments, and of its result, in the trace; the rest is cut."""
+        """Maximum size of a call's arguments, and of its result, in a record. Longer ones are replaced by a digest."""
         return self.max_result_bytes // 4
 
     @property
     def keep_bytes(self) -> int:
-        """How much the kept versions of a session may take."""
+        """Maximum size of the old versions of a session."""
         return self.max_session_bytes // 32
 
     @property
     def exclusive(self) -> bool:
-        """Whether only one worker at a time can use the store, which then needs no leases."""
+        """Whether only one worker can use the store, so that it needs no leases."""
         return self.workers == 1 and not self.store_url.shared
 
 
-# Other variables with the prefix: the command's own, and those that Kubernetes sets for a service called `toolpack`.
+# Other variables with the prefix: those of the command, and those that Kubernetes sets for a service named `toolpack`.
 _OTHER_VARIABLES = re.compile(r"TOKEN|BENCHMARK_.*|(.*_)?SERVICE_(HOST|PORT)(_.*)?|(.*_)?PORT(_\d+_(TCP|UDP).*)?")
 
 
 def unknown_variables(of_features: Collection[str]) -> list[str]:
-    """Describe each environment variable that looks like a setting, and is neither one nor one of a feature's."""
-    known = {*Settings.variables(), *of_features}
+    """Return a notice for each environment variable that looks like a setting but isn't one."""
+    settings = {*Settings.variables(), *of_features}
     notices = []
     for name in sorted(os.environ):
         upper = name.upper()
-        if not upper.startswith(PREFIX.rstrip("_")) or upper in known:
+        if not upper.startswith(PREFIX.rstrip("_")) or upper in settings:
             continue
         if upper.startswith(PREFIX) and _OTHER_VARIABLES.fullmatch(upper.removeprefix(PREFIX)):
             continue
         rest = re.sub("^TOOLPACKS?_?", "", upper)
-        meant = difflib.get_close_matches(rest, [name.removeprefix(PREFIX) for name in sorted(known)], 1, 0.7)
-        if meant or upper.startswith(PREFIX):
-            remedy = f"did you mean {PREFIX}{meant[0]}?" if meant else "docs/operate/operate.md lists them."
+        similar = difflib.get_close_matches(rest, [name.removeprefix(PREFIX) for name in sorted(settings)], 1, 0.7)
+        if similar or upper.startswith(PREFIX):
+            remedy = f"did you mean {PREFIX}{similar[0]}?" if similar else "docs/operate/operate.md lists them."
             notices.append(f"the environment variable {name} isn't a setting: {remedy}")
     return notices
 
 
-def load_settings(**given: Any) -> Settings:
-    """Read the settings: values that are `given` and not None, then the environment, then the defaults.
+def load_settings(**values: Any) -> Settings:
+    """Return the settings. A value that isn't None comes first, then the environment variable, then the default.
 
     Raises:
-        SettingsError: A value is wrong; the text names the setting.
+        SettingsError: A value is wrong; the message names the setting.
     """
-    return read_settings(Settings, **{name: value for name, value in given.items() if value is not None})
+    return read_settings(Settings, **{name: value for name, value in values.items() if value is not None})
 
 
-def read_settings(kind: type[S], **given: Any) -> S:
-    """Read the settings of the server, or of a feature; raises as `load_settings`."""
-    # Kubernetes sets TOOLPACK_PORT=tcp://… for a service called `toolpack`: that isn't our setting.
+def read_settings(kind: type[S], **values: Any) -> S:
+    """Return the settings of the server or of a feature; see `load_settings`."""
+    # Kubernetes sets TOOLPACK_PORT=tcp://… for a service named `toolpack`; it isn't our setting.
     injected = [name for name, value in os.environ.items() if name.startswith(PREFIX) and value.startswith("tcp://")]
     saved = {name: os.environ.pop(name) for name in injected}
     try:
-        return kind(**given)
+        return kind(**values)
     except ValidationError as error:
         problems = "; ".join(
             f"{kind.prefix}{str(e['loc'][0]).upper()}: {e['msg'].removeprefix('Value error, ')}"

@@ -9,7 +9,7 @@ import pytest
 from serving import wait_until
 
 from toolpack_server.features.protocols.mcp.messages import read_message
-from toolpack_server.features.protocols.mcp.stdio.conversation import MAX_UNANSWERED, Conversation
+from toolpack_server.features.protocols.mcp.stdio.conversation import MAX_UNANSWERED, StdioConversation
 from toolpack_server.features.protocols.mcp.stdio.lines import LineReader, LineWriter
 from toolpack_server.jsonio.strict import loads
 
@@ -39,7 +39,7 @@ def test_a_flood_of_lines_is_read_up_to_a_limit(line, runs):
             return b"x"
 
         writer = LineWriter(sink)
-        conversation = Conversation(LineReader(source, 1000), writer, read, answer, tells_progress=False)
+        conversation = StdioConversation(LineReader(source, 1000), writer, read, answer, tells_progress=False)
         holding = asyncio.ensure_future(conversation.hold(1, lambda: None))
         await asyncio.to_thread(wait_until, lambda: len(taken) >= MAX_UNANSWERED, "the limit")
         await asyncio.sleep(0.1)

@@ -29,7 +29,7 @@ from toolpack_server.features.protocols.mcp.messages import (
     read_message,
 )
 from toolpack_server.features.protocols.mcp.results import CODE_SHIFT
-from toolpack_server.features.protocols.mcp.stdio.conversation import Conversation
+from toolpack_server.features.protocols.mcp.stdio.conversation import StdioConversation
 from toolpack_server.features.protocols.mcp.stdio.lines import LineReader, LineWriter
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.rpc.codes import CODES, ERROR_INTERNAL_ERROR, ERROR_PARSE_ERROR, error_reply
@@ -263,7 +263,7 @@ async def carry(settings: Settings, url: str, source: int, sink: int) -> None:
             raise McpRefusedError((ERROR_PARSE_ERROR, f"Parse error: {detail}", {"detail": detail})) from None
 
     reader = LineReader(source, settings.max_body_bytes)
-    conversation = Conversation(reader, writer, read, bridge.answer, tells_progress=False)
+    conversation = StdioConversation(reader, writer, read, bridge.answer, tells_progress=False)
     try:
         await conversation.hold(settings.drain_seconds, bridge.close)
     finally:

@@ -26,7 +26,7 @@ AnswerMessage = Callable[[McpMessage], Awaitable[bytes]]
 """Answers a request with one line; cancelled, it gives the request up."""
 
 
-class Conversation:
+class StdioConversation:
     def __init__(
         self,
         reader: LineReader,

@@ -9,7 +9,7 @@ from toolpack_server.base.errors import StartError
 from toolpack_server.base.settings import Settings
 from toolpack_server.features.protocols.mcp.messages import McpMessage
 from toolpack_server.features.protocols.mcp.protocol import Mcp
-from toolpack_server.features.protocols.mcp.stdio.conversation import Conversation
+from toolpack_server.features.protocols.mcp.stdio.conversation import StdioConversation
 from toolpack_server.features.protocols.mcp.stdio.lines import LineReader, LineWriter
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.protocol.parameters import MAX_TTL_SECONDS
@@ -38,7 +38,7 @@ async def converse(settings: Settings, catalog: Catalog, source: int, sink: int)
             return (await service.feature(Mcp).answer(caller, message)).body
 
         reader, writer = LineReader(source, settings.max_body_bytes), LineWriter(sink)
-        conversation = Conversation(reader, writer, read, answer, tells_progress=True)
+        conversation = StdioConversation(reader, writer, read, answer, tells_progress=True)
         await conversation.hold(settings.drain_seconds, service.sessions.queues.stop)
 
 
