@@ -34,9 +34,9 @@ def test_it_is_the_same_call_for_its_call_id(bench):
 
 
 BROKEN = [
-    ('{"amount": 3', "the arguments are not JSON: unexpected end of data: line 1 column 13 (char 12)"),
-    ("[3]", 'the arguments are no JSON object, like {"name": "value"}'),
-    ("3", 'the arguments are no JSON object, like {"name": "value"}'),
+    ('{"amount": 3', "the arguments aren't JSON: unexpected end of data: line 1 column 13 (char 12)"),
+    ("[3]", 'the arguments aren\'t a JSON object, like {"name": "value"}'),
+    ("3", 'the arguments aren\'t a JSON object, like {"name": "value"}'),
 ]
 
 

@@ -167,9 +167,13 @@ def test_wrong_parameters_are_reported_by_name(bench):
 @pytest.mark.parametrize(
     ("method", "params", "detail"),
     [
-        ("close_session", {}, "session_id, labels: give one of them, to close"),
-        ("close_session", {"labels": {}}, "session_id, labels: give one of them, to close"),
-        ("close_session", {"session_id": "x", "labels": {"a": "b"}}, "session_id, labels: give one of them, to close"),
+        ("close_session", {}, "session_id, labels: pass one of them: session_id"),
+        ("close_session", {"labels": {}}, "session_id, labels: pass one of them: session_id"),
+        (
+            "close_session",
+            {"session_id": "x", "labels": {"a": "b"}},
+            "session_id, labels: pass one of them: session_id",
+        ),
         ("get_environment", {"session_id": "x", "format": "snapshot", "pointer": "/a"}, "pointer, after, limit: a "),
         ("get_environment", {"session_id": "x", "format": "snapshot", "limit": 1}, "pointer, after, limit: a snapshot"),
     ],

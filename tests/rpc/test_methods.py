@@ -41,9 +41,9 @@ WITH_TOUCHING = (*FEATURES, Touching)
 
 
 def test_a_method_without_a_result_or_a_summary_is_refused_when_its_class_is_made():
-    with pytest.raises(TypeError, match="The method Touch names no result: write Touch"):
+    with pytest.raises(TypeError, match="The method Touch has no result: write Touch"):
         type("Touch", (Method,), {"__doc__": "Touch."})
-    with pytest.raises(TypeError, match="The method Touch needs a docstring: it is its summary"):
+    with pytest.raises(TypeError, match="The method Touch needs a docstring: clients see it as"):
 
         class Touch(Method, result=int):
             pass
@@ -85,7 +85,7 @@ def test_who_sees_everybodys_sessions_changes_none_of_them(make_bench):
 
     def everybody(method, **params):
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": {"session_id": mine, **params}})
-        return result_of(bench._run(bench.service.rpc.answer(Caller.everybody(), body.encode())))
+        return result_of(bench._run(bench.service.rpc.answer(Caller.all_owners(), body.encode())))
 
     for method in ("get_session", "get_environment", "diff_environment", "get_trace"):
         assert everybody(method) == bench.rpc(method, owner="ann", session_id=mine) or method == "get_session"

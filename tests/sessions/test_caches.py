@@ -71,12 +71,12 @@ def test_initial_environments_are_counted_with_their_options(make_bench):
     for number in range(200):
         initial.get("small", {"given": [number] * 10_000})
     assert len(initial._built) < 64
-    assert all(len(digest) == 64 for _, digest in initial._built._kept)
+    assert all(len(digest) == 64 for _, digest in initial._built._entries)
     assert initial._built.size <= 64 * 1024
 
 
 def test_the_memory_of_orders_of_toolpacks_is_bounded(monkeypatch, make_bench):
-    monkeypatch.setattr("toolpack_server.rpc.listings.MAX_KEPT_BYTES", 2**17)
+    monkeypatch.setattr("toolpack_server.rpc.listings.MAX_CACHE_BYTES", 2**17)
     bench = make_bench()
     names = [*CATALOG.toolpacks]
     listings = {}
@@ -85,8 +85,8 @@ def test_the_memory_of_orders_of_toolpacks_is_bounded(monkeypatch, make_bench):
         listing = bench.rpc("list_functions", session_id=session_id)["result"]
         listings[order] = [function["toolpack"] for function in listing]
         assert [*dict.fromkeys(listings[order])] == [*order]
-    kept = bench.service.listings._kept
-    held = sum(len(listed) for listed, _ in kept._kept.values())
+    kept = bench.service.listings._cache
+    held = sum(len(listed) for listed, _ in kept._entries.values())
     assert held == kept.size <= 2**17
     assert 0 < len(kept) < len(listings)
     assert bench.sessions._context.runtime.cache_info().maxsize == 256

@@ -284,7 +284,7 @@ def test_an_agent_has_six_methods_and_no_word_about_others(server, ann):
     for method in {method.declared.name for method in CLIENTS_METHODS} - {*AGENTS}:
         error = agent.post(session["agent_path"], request(method)).json()["error"]
         assert (error["code"], error["message"]) == (-32601, "Method not found")
-        assert error["data"] == {"detail": f"There is no method {method!r} here: {', '.join(AGENTS)}."}
+        assert error["data"] == {"detail": f"There is no method {method!r} here. Methods: {', '.join(AGENTS)}."}
     for method in AGENTS:
         for session_id in (session["session_id"], UNKNOWN, None):
             error = agent.post(session["agent_path"], request(method, session_id=session_id, function="add")).json()[

@@ -183,7 +183,7 @@ def test_functions_that_fail_are_results_and_what_is_none_is_refused(agent):
     assert agent.post("/do", {"chore": "nothing"}).text == "ValueError: nothing is no chore"
     assert "nope" in detail(agent.post("/nope", {}), 404)
     assert "chore" in detail(agent.post("/do", {"chore": [1]}), 422)
-    assert detail(agent.post("/do", [1]), 422) == 'the arguments are no JSON object, like {"name": "value"}'
+    assert detail(agent.post("/do", [1]), 422) == 'the arguments aren\'t a JSON object, like {"name": "value"}'
     bad = agent.http.post("/do", content=b"{", headers={"content-type": "application/json"})
     assert detail(bad, 400).startswith("The body isn't JSON: ")
 

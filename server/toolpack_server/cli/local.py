@@ -44,7 +44,7 @@ def look_at(
     if url:
         return asyncio.run(look(remote(url, token)))
     with _stored(store, data_dir, pack_dir, packs) as service:
-        return asyncio.run(look(local(service, Caller.everybody())))
+        return asyncio.run(look(local(service, Caller.all_owners())))
 
 
 def ask_in_memory(ask: Callable[[Send], Coroutine[Any, Any, T]], pack_dir: tuple[Path, ...], packs: str | None) -> T:

@@ -127,7 +127,7 @@ class AgentMethods:
         """List the session's functions, in registration order.
 
         Args:
-            format: The format of the function descriptions.
+            format: Format of the function descriptions.
         """
 
     @requests("run_function")
@@ -144,13 +144,16 @@ class AgentMethods:
         """Run a function on the session's environment.
 
         Args:
-            kwargs: Its arguments: an object, or the JSON text of one, as models' tool calls carry it. A value that
-                is exactly {"$call": {"function": …, "args": {…}}} is run first and replaced by its result.
-            raise_on_error: Answer a failed call with a JSON-RPC error, not an envelope.
-            call_id: An id that makes the call safe to retry: if a call with it is recorded, that result is returned
-                and nothing is run.
-            expected_version: Refuse the call unless the session is at this version.
-            timeout_seconds: A deadline in seconds; it can only shorten the function's own.
+            function: Name of the function.
+            kwargs: Arguments of the function: an object, or its JSON text as in a model's tool call. A value that
+                is exactly {"$call": {"function": …, "args": {…}}} is a nested call: it runs first, and its result
+                replaces it.
+            raise_on_error: Answer a failed call with a JSON-RPC error. Default: with an envelope that has the
+                error.
+            call_id: Idempotency key, chosen by the client, which makes the call safe to retry. If a call with it is
+                recorded, its result is returned and nothing runs.
+            expected_version: Refuse the call unless the session is at this version. Default: any version.
+            timeout_seconds: Timeout of the call in seconds. It can only shorten the function's own timeout.
         """
 
     @requests("get_task")
@@ -207,7 +210,7 @@ class ClientMethods:
         participants: Mapping[str, Any] | None = None,
         perturbations: Perturbations | None = None,
     ) -> Session:
-        """Create a session: a private world of the chosen toolpacks.
+        """Create a session: private environments of the chosen toolpacks.
 
         Args:
             toolpacks: Names of the toolpacks. Default: all except opt_in ones.
@@ -229,7 +232,7 @@ class ClientMethods:
 
     @requests("list_toolpacks")
     def list_toolpacks(self) -> list[ToolpackDescription]:
-        """List the loaded toolpacks: their options, environments and functions."""
+        """List the loaded toolpacks with their options, environments and functions."""
 
     @requests("list_functions")
     def list_functions(
@@ -238,10 +241,11 @@ class ClientMethods:
         *,
         format: Literal["native", "openai", "anthropic", "gemini", "mcp"] = "native",
     ) -> FunctionList:
-        """List a session's functions, in registration order; without a session, all that are loaded.
+        """List a session's functions in registration order. Without a session, list all loaded functions.
 
         Args:
-            format: The format of the function descriptions.
+            session_id: The session. Default: all loaded functions.
+            format: Format of the function descriptions.
         """
 
     @requests("run_function")
@@ -256,21 +260,24 @@ class ClientMethods:
         expected_version: int | None = None,
         timeout_seconds: float | None = None,
     ) -> Envelope:
-        """Run a function on a session's environment: atomically, one call at a time, and once per call_id.
+        """Run a function on a session's environment. Calls are atomic, run one at a time, and run once per call_id.
 
         Args:
-            kwargs: Its arguments: an object, or the JSON text of one, as models' tool calls carry it. A value that
-                is exactly {"$call": {"function": …, "args": {…}}} is run first and replaced by its result.
-            raise_on_error: Answer a failed call with a JSON-RPC error, not an envelope.
-            call_id: An id that makes the call safe to retry: if a call with it is recorded, that result is returned
-                and nothing is run.
-            expected_version: Refuse the call unless the session is at this version.
-            timeout_seconds: A deadline in seconds; it can only shorten the function's own.
+            function: Name of the function.
+            kwargs: Arguments of the function: an object, or its JSON text as in a model's tool call. A value that
+                is exactly {"$call": {"function": …, "args": {…}}} is a nested call: it runs first, and its result
+                replaces it.
+            raise_on_error: Answer a failed call with a JSON-RPC error. Default: with an envelope that has the
+                error.
+            call_id: Idempotency key, chosen by the client, which makes the call safe to retry. If a call with it is
+                recorded, its result is returned and nothing runs.
+            expected_version: Refuse the call unless the session is at this version. Default: any version.
+            timeout_seconds: Timeout of the call in seconds. It can only shorten the function's own timeout.
         """
 
     @requests("get_session")
     def get_session(self, session_id: str) -> Session:
-        """Describe a session."""
+        """Return the description of a session."""
 
     @requests("get_environment")
     def get_environment(
@@ -283,15 +290,16 @@ class ClientMethods:
         limit: int | None = None,
         format: Literal["json", "snapshot"] = "json",
     ) -> Any | Export:
-        """Get a session's environments, by toolpack: as JSON, or as an exact snapshot.
+        """Return a session's environments by toolpack, as JSON or as an exact snapshot.
 
         Args:
-            version: The version; default: the current one.
-            pointer: JSON Pointer (RFC 6901) to the part to get; default: all.
-            after: Of a database's table, which the pointer names: get the rows after this key.
-            limit: Of such a table: how many rows to get; with `after`, by default 100.
-            format: `snapshot`: the exact environments, as bytes, for a client that has the same classes and trusts
-                the server.
+            version: The version. Default: the current one.
+            pointer: JSON Pointer (RFC 6901) to the part to return. Default: everything.
+            after: Return the rows after this key. Only if the pointer names a table of a database.
+            limit: Maximum number of rows. Only if the pointer names a table of a database. Default: 100 with
+                `after`. Without both, the whole table, or only its number of rows if it is large.
+            format: `snapshot` returns the exact environments as bytes, for a client that has the same classes and
+                trusts the server.
         """
 
     @requests("diff_environment")
@@ -304,13 +312,13 @@ class ClientMethods:
         to_session_id: str | None = None,
         text_diffs: bool = False,
     ) -> list[dict[str, Any]]:
-        """Get the JSON Patch (RFC 6902) from one version's environments to another's, or to another session's.
+        """Return the JSON Patch (RFC 6902) between the environments of two versions, of one session or two.
 
         Args:
-            from_version: The version to start from; default: 0, or with to_session_id the current one.
-            to_version: The version to end with; default: the current one.
-            to_session_id: The session to end with; default: the same.
-            text_diffs: Show text files that have changed as unified diffs.
+            from_version: The version to start from. Default: 0, or the current one with to_session_id.
+            to_version: The version to end with. Default: the current one.
+            to_session_id: The session to end with. Default: the same session.
+            text_diffs: Show changed text files as unified diffs.
         """
 
     @requests("get_trace")
@@ -331,13 +339,14 @@ class ClientMethods:
         | FailureRecord
         | dict[str, Any]
     ]:
-        """Get a session's records, in order.
+        """Return a session's records, in order.
 
         Args:
-            after: Get records after this index, or place on the path; default: all.
+            after: Return the records after this index. With `path`, it is the position on the path. Default: from
+                the first record.
             limit: The maximum number of results.
-            path: Get the path only: the records that led to the current version, also those of the sessions that
-                this one was forked from.
+            path: Return only the path: the records that led to the current version, including those of the sessions
+                that this one was forked from.
         """
 
     @requests("fork_session")
@@ -382,10 +391,10 @@ class ClientMethods:
 
     @requests("close_session", repeatable=False)
     def close_session(self, session_id: str | None = None, *, labels: Mapping[str, str] | None = None) -> int:
-        """Close a session, or all that have these labels, and delete what no fork needs; get how many were closed.
+        """Close a session, or all with these labels, and delete data that no fork needs. Return the number of sessions.
 
         Args:
-            labels: Labels, all of which must match; instead of a session.
+            labels: Instead of session_id: close the sessions that have all these labels.
         """
 
     @requests("list_sessions")
@@ -399,20 +408,20 @@ class ClientMethods:
         order: Literal["id", "-created"] = "id",
         passed: bool | None = None,
     ) -> list[Session]:
-        """List the caller's sessions, sorted by session_id or the newest first.
+        """List the caller's sessions, sorted by session_id or by creation time.
 
         Args:
-            labels: Labels, all of which must match.
-            after: List the sessions after this session_id; default: from the first.
+            labels: List only the sessions that have all these labels.
+            after: List the sessions after this session_id. Default: from the first session.
             limit: The maximum number of results.
-            parent: List the forks of this session only.
-            order: By session_id, or by time of creation, newest first.
+            parent: List only the forks of this session.
+            order: `id` sorts by session_id, `-created` by creation time, newest first.
             passed: Only sessions whose recorded verdict says so, and that have not gone on since.
         """
 
     @requests("rpc.discover")
     def discover(self) -> dict[str, Any]:
-        """Get the OpenRPC document of this server."""
+        """Return the OpenRPC document of this server."""
 
     @requests("list_tasks")
     def list_tasks(

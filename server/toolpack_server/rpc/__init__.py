@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0: from the bytes of a request to a method of the sessions and back.
+"""JSON-RPC 2.0: parsing requests, dispatching them to methods, and writing the responses.
 
-Nothing here knows about HTTP.
+This package doesn't depend on HTTP.
 """

@@ -1,6 +1,6 @@
-"""Who sends a request.
+"""Authenticated sender of a request.
 
-Whoever calls a method has been authenticated before; what the method may touch follows from this alone.
+The caller was authenticated before a method gets it. It alone decides which sessions the method may read and change.
 """
 
 import asyncio
@@ -12,19 +12,18 @@ from toolpack_server.protocol.senders import AGENT, CLIENT
 
 T = TypeVar("T")
 
-LEFT = "The client has closed its side of the connection, so what it has asked for has ended early."
+CLIENT_LEFT = "The client closed the connection, so its request was cancelled. Send it again to get an answer."
 
 
 class Caller(NamedTuple):
     """The authenticated sender of a request.
 
     Attributes:
-        owner: The owner that the request's token stands for, or that of the agent's session; "" if the server has no
-            tokens.
-        session_id: The session of the agent's address to which the request was sent; None for other callers.
-        sees_all: It may read the sessions of all owners.
-        address: Whose address it was, where there is a `session_id`.
-        left: Waits until its client has closed the connection; None if there is no connection.
+        owner: The owner of the request's token, or of the agent's session. It is "" if the server has no tokens.
+        session_id: The agent's session if the request was sent to an agent's address, else None.
+        sees_all: The caller may read the sessions of all owners.
+        address: Name of the session's address that received the request. It is used only with a `session_id`.
+        left: Waits until the client closes the connection. None if there is no connection.
     """
 
     owner: str = ""
@@ -35,34 +34,34 @@ class Caller(NamedTuple):
 
     @property
     def by(self) -> str:
-        """Whose address the request was sent to, or `client`."""
+        """Name of the session's address that received the request, or `client`."""
         return CLIENT if self.session_id is None else self.address
 
     @classmethod
-    def everybody(cls) -> "Caller":
-        """Get the caller for a command that opens a store itself: it may read the sessions of all owners."""
+    def all_owners(cls) -> "Caller":
+        """Return a caller that may read the sessions of all owners, for a command that opens a store itself."""
         return cls(sees_all=True)
 
     @property
     def sees(self) -> str | None:
-        """The owner whose sessions it may read; None: all."""
+        """Owner whose sessions the caller may read, or None if it may read all sessions."""
         return None if self.sees_all else self.owner
 
-    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do work, which is cancelled if the client leaves: for what takes long, and is of no use to anybody else.
+    async def run_while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run long work and cancel it if the client closes the connection. Use it if only this client needs the result.
 
         Raises:
-            OverloadedError: The client has left.
+            OverloadedError: The client closed the connection.
         """
         if self.left is None:
             return await work
-        doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self.left())
+        work_future, disconnect_future = asyncio.ensure_future(work), asyncio.ensure_future(self.left())
         try:
-            await asyncio.wait([doing, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([work_future, disconnect_future], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
-            cancelled = doing.cancel()
-            await asyncio.wait([doing, leaving])
-        if cancelled and doing.cancelled():
-            raise OverloadedError(LEFT)
-        return doing.result()
+            disconnect_future.cancel()
+            cancelled = work_future.cancel()
+            await asyncio.wait([work_future, disconnect_future])
+        if cancelled and work_future.cancelled():
+            raise OverloadedError(CLIENT_LEFT)
+        return work_future.result()

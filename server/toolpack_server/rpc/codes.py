@@ -1,7 +1,8 @@
-"""The table of error codes: the code, message and data for each exception.
+"""Table of error codes, and the code, message and data of each exception.
 
-No other module has an error number; a test checks it. The five codes of the JSON-RPC 2.0 specification
-(section 5.1) have its messages and a sentence in `data.detail`; ours have a sentence as their message.
+No other module contains an error number; a test checks this. The five codes of the JSON-RPC 2.0 specification
+(section 5.1) have its fixed messages, and the explanation is in `data.detail`. The server's own codes have the
+explanation as their message.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ ERROR_INVALID_REQUEST = -32600
 ERROR_METHOD_NOT_FOUND = -32601
 ERROR_INVALID_PARAMS = -32602
 ERROR_INTERNAL_ERROR = -32603
-ERROR_OF_SERVER = -32000  # of what is refused before it reaches JSON-RPC
+ERROR_OF_SERVER = -32000  # for HTTP requests that are refused before JSON-RPC handles them
 
 Described = tuple[int, str, Any]
 """Code, message and data of an error."""
@@ -57,10 +58,10 @@ FAILURE_CODES = {
 }
 
 REFUSALS: tuple[type[Exception], ...] = (*CODES, errors.CallFailedError, errors.RpcRefusedError)
-"""The exceptions that have a code, and that `App.invoke` raises."""
+"""Exceptions that have a code. `App.invoke` raises only these."""
 
-# Further details of an error: the attribute of the exception, which is also the member of `data`.
-DETAILS = {
+# The attribute of an exception that is sent, too, as a member of `data` with the same name.
+DATA_ATTRIBUTES = {
     errors.VersionConflictError: "version",
     errors.OverloadedError: "retry_after_seconds",
     errors.VersionNotRetainedError: "oldest",
@@ -68,7 +69,7 @@ DETAILS = {
 
 
 def describe(error: Exception) -> Described:
-    """Get the code, message and data for an exception; one without a code is logged and becomes an internal error."""
+    """Return the code, message and data of an exception. An exception without a code is logged as an internal error."""
     if isinstance(error, errors.CallFailedError):
         return _failed(error.failure, error.toolpack)
     if isinstance(error, errors.RpcRefusedError):
@@ -81,14 +82,14 @@ def describe(error: Exception) -> Described:
     if code in STANDARD:
         return standard(code, message)
     data: dict[str, Any] = {"type": error.kind if isinstance(error, errors.EvaluationError) else type(error).__name__}
-    detail = DETAILS.get(type(error))
-    if detail:
-        data[detail] = getattr(error, detail)
+    attribute = DATA_ATTRIBUTES.get(type(error))
+    if attribute:
+        data[attribute] = getattr(error, attribute)
     return code, message, data
 
 
 def sentence(error: Exception) -> str:
-    """Return the sentence that says what an exception refuses."""
+    """Return the explanation of an exception: `data.detail` for a standard code, else the message."""
     _, message, data = describe(error)
     return str(data.get("detail") or message)
 
@@ -100,17 +101,17 @@ def _failed(failure: CallFailure, toolpack: str) -> Described:
     if failure.similar is not None:
         data["similar"] = failure.similar
     message = failure.message or failure.kind
-    if failure.why is Failure.DEADLINE:  # here other methods say, too, whose code was running
+    if failure.why is Failure.DEADLINE:  # name the toolpack, as deadline errors of other methods do
         message = f"Toolpack {toolpack!r}: {message}"
     return FAILURE_CODES[failure.why], message, data
 
 
 def standard(code: int, detail: str) -> Described:
-    """Get one of the specification's errors, with a sentence of detail."""
+    """Return the code, message and data of an error from the specification, with an explanation."""
     return code, STANDARD[code], {"detail": detail}
 
 
 def error_reply(request_id: Any, code: int, message: str, data: Any) -> bytes:
-    """Get the JSON of an error response (specification, section 5)."""
+    """Return an error response as JSON (specification, section 5)."""
     error = {"code": code, "message": message, "data": data}
     return b'{"jsonrpc":"2.0","error":%b,"id":%b}' % (dumps(error), dumps(request_id))

@@ -1,7 +1,7 @@
-"""How many bytes of requests are in memory at once, in all and by owner.
+"""Limit on the memory of all requests that are being received or answered, in total and per owner.
 
-What a request takes is reserved before it is taken, and released when the request is answered. Whoever
-receives requests reserves their bodies; a method that unpacks something reserves what comes out of it, in any thread.
+Memory is reserved before it is used, and released when the request is answered. The transport reserves the body of a
+request. A method that unpacks data reserves the unpacked size. All threads may reserve.
 """
 
 import threading
@@ -13,11 +13,11 @@ from toolpack_server.base.errors import OverloadedError
 from toolpack_server.base.settings import Settings
 
 Refusal = Callable[[str], Exception]
-"""Makes an exception of its text."""
+"""Creates an exception from its message."""
 
 
 class BytesInFlight:
-    """The bytes of all requests that are being received or answered."""
+    """Counter of the bytes that all requests have reserved."""
 
     def __init__(self, settings: Settings) -> None:
         self._limit = settings.max_bytes_in_flight
@@ -27,40 +27,40 @@ class BytesInFlight:
         self.total = 0
 
     @property
-    def most(self) -> int:
-        """How many bytes a request can reserve if there is no other."""
+    def max_per_request(self) -> int:
+        """Maximum number of bytes that one request can reserve while there is no other request."""
         return min(self._limit, self._limit_per_owner)
 
     def reserve(self, owner: str, size: int, refusal: Refusal = OverloadedError) -> None:
-        """Count bytes, or raise a refusal."""
+        """Reserve bytes for an owner. Raise `refusal` if that exceeds a limit."""
         with self._lock:
-            total, of_owner = self.total + size, self._by_owner.get(owner, 0) + size
-            if total <= self._limit and of_owner <= self._limit_per_owner:
-                self.total, self._by_owner[owner] = total, of_owner
+            total, owner_total = self.total + size, self._by_owner.get(owner, 0) + size
+            if total <= self._limit and owner_total <= self._limit_per_owner:
+                self.total, self._by_owner[owner] = total, owner_total
                 return
         if total > self._limit:
-            so_far, limit = f"all clients together have {total - size}", self._limit
+            usage, limit = f"all clients together use {total - size} bytes", self._limit
         else:
-            so_far, limit = f"you have {of_owner - size}", self._limit_per_owner
+            usage, limit = f"your requests use {owner_total - size} bytes", self._limit_per_owner
         raise refusal(
-            f"Too many bytes of requests are being received or answered: {so_far}, and {limit} are allowed. Nothing "
-            f"was changed. Send the request again later."
+            f"Too many bytes of requests are being received or answered: {usage}, and this one needs {size} more; "
+            f"{limit} are allowed. Nothing was changed. Send the request again later."
         )
 
     def add(self, owner: str, size: int) -> None:
-        """Count bytes that can't be refused any more; fewer, if the number is negative."""
+        """Add bytes without checking the limits. A negative number releases bytes."""
         with self._lock:
             self.total += size
-            of_owner = self._by_owner.get(owner, 0) + size
-            if of_owner:
-                self._by_owner[owner] = of_owner
+            owner_total = self._by_owner.get(owner, 0) + size
+            if owner_total:
+                self._by_owner[owner] = owner_total
             else:
                 self._by_owner.pop(owner, None)
 
 
 @dataclass(slots=True)
 class Reservation:
-    """The bytes of one request; a `with` block releases them at its end."""
+    """Bytes that one request has reserved. The end of a `with` block releases them."""
 
     in_flight: BytesInFlight
     owner: str
@@ -68,13 +68,13 @@ class Reservation:
     size: int = 0
 
     def grow_to(self, size: int) -> None:
-        """Reserve bytes, or raise the refusal."""
+        """Grow to `size` bytes if the reservation is smaller. Raise `refusal` if that exceeds a limit."""
         if size > self.size:
             self.in_flight.reserve(self.owner, size - self.size, self.refusal)
             self.size = size
 
     def resize(self, size: int) -> None:
-        """Count another number of bytes from now on, whatever the limits."""
+        """Change the size to `size` bytes without checking the limits."""
         self.in_flight.add(self.owner, size - self.size)
         self.size = size
 

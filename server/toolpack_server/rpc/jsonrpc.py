@@ -1,8 +1,9 @@
-"""JSON-RPC 2.0: bytes in, bytes out. Batches and dispatch.
+"""JSON-RPC 2.0 dispatcher: it takes the bytes of a request or a batch and returns the bytes of the response.
 
-Follow the specification (jsonrpc.org/specification) in full. `jsonrpcserver` finds the method and its
-parameters, but not where they are named and the method is there: nearly all requests are so, and the answers are the
-same without it. It gets neither batches, which it would run concurrently, nor exceptions, whose texts it would send.
+It follows the whole specification (jsonrpc.org/specification). The library `jsonrpcserver` handles positional
+parameters and unknown methods. Requests with named parameters, nearly all of them, take a shorter way with the same
+result. The library never gets batches, because it would run their requests concurrently. It never gets exceptions,
+because it would send their messages.
 """
 
 import inspect
@@ -31,7 +32,7 @@ from toolpack_server.rpc.method import App, Method
 from toolpack_server.rpc.parsing import Parser
 
 with warnings.catch_warnings():
-    # Python 3.11 and 3.12 deprecate the function with which jsonrpcserver reads its schema; later versions don't.
+    # jsonrpcserver reads its schema with a function that only Python 3.11 and 3.12 deprecate.
     warnings.filterwarnings("ignore", r"(open|read)_text is deprecated", DeprecationWarning)
     from jsonrpcserver import Success
     from jsonrpcserver.dispatcher import dispatch_request
@@ -39,53 +40,58 @@ with warnings.catch_warnings():
     from jsonrpcserver.sentinels import NOID
 
 MAX_LISTED_PROBLEMS = 100
-_MISNAMED = frozenset({"missing", "extra_forbidden"})  # what pydantic calls a parameter that isn't there, or unknown
+_NAME_ERRORS = frozenset({"missing", "extra_forbidden"})  # pydantic's error types for missing and unknown parameters
 
 Reserve = Callable[[int], None]
-"""Called with the number of bytes that a request takes in memory while it is answered."""
+"""Called with the number of bytes that a request uses in memory while it is answered."""
 
-Handle = Callable[[Any, Caller, App], Awaitable[Any]]
-"""Answers a method's request."""
+HandleRequest = Callable[[Any, Caller, App], Awaitable[Any]]
+"""Answers a validated request of a method."""
 
-Begin = Callable[[Caller, tuple[Any, ...], Mapping[str, Any]], Awaitable[Any]]
-"""Begins a method with its parameters, by position or by name; await the result. Both may raise."""
+Handler = Callable[[Caller, tuple[Any, ...], Mapping[str, Any]], Awaitable[Any]]
+"""Validates positional or named parameters and starts the method. The call and the awaitable may raise."""
 
 
 def reply_too_large(size: int, max_bytes: int) -> errors.TooLargeError:
+    """Return the error for an answer that exceeds the limit."""
     return errors.TooLargeError(
-        f"The answer has {size} bytes; {max_bytes} are allowed here: ask for less, or raise TOOLPACK_MAX_BODY_BYTES: "
-        "an answer may have four times as much."
+        f"The answer has {size} bytes; {max_bytes} are allowed here. Request less, or raise TOOLPACK_MAX_BODY_BYTES; "
+        "the limit of answers is four times that setting."
     )
 
 
 class _AnyArguments(inspect.Signature):
-    """A signature that accepts anything: methods check them faster than jsonrpcserver, with better messages."""
+    """Signature that accepts all arguments. Methods check them faster than jsonrpcserver, with better messages."""
 
-    def bind(self, /, *_args: Any, **_kwargs: Any) -> Any:  # a parameter may be called `self`
+    def bind(self, /, *_args: Any, **_kwargs: Any) -> Any:  # positional-only: a parameter may be named `self`
         return None
 
 
 class JsonRpc:
-    """Answers the requests to one URL path."""
+    """Dispatcher of the requests to one URL path.
+
+    Args:
+        methods: The methods of that path.
+    """
 
     def __init__(self, methods: Iterable[type[Method]], app: App, parser: Parser) -> None:
-        self._begin: dict[str, Begin] = {}
+        self._handlers: dict[str, Handler] = {}
         for method in methods:
             name = method.declared.name
-            if name in self._begin:
-                raise errors.StartError(f"There are two methods {name}: rename one of them.")
-            self._begin[name] = _beginning(method, app)
-        self._found = {name: _found(begin) for name, begin in self._begin.items()}
+            if name in self._handlers:
+                raise errors.StartError(f"Two methods are named {name}: rename one of them.")
+            self._handlers[name] = _create_handler(method, app)
+        self._library_methods = {name: _library_method(handler) for name, handler in self._handlers.items()}
         self._app = app
         self._settings = app.settings
         self._max_reply_bytes = app.settings.max_reply_bytes
         self._parser = parser
 
     async def answer(self, caller: Caller, body: bytes, reserve: Reserve | None = None) -> bytes | None:
-        """Get the response to a request's body; None for notifications alone.
+        """Return the response to the body of a request, or None if it has only notifications.
 
         Args:
-            reserve: Called when the body is parsed. What it raises is raised here, and nothing is done.
+            reserve: Called after the body is parsed. If it raises, the error is passed on and no method runs.
         """
         try:
             request, size = await self._parser.parse(body, caller.owner)
@@ -100,20 +106,20 @@ class JsonRpc:
         return await self._answer_one(caller, request, self._max_reply_bytes)
 
     async def invoke(self, caller: Caller, name: str, params: Mapping[str, Any]) -> Any:
-        """Call a method from within the server, and return its result; what is JSON text in it is parsed.
+        """Call a method from within the server, and return its result. JSON text in the result is parsed.
 
-        Parameters, rights, log lines and limits are those of a request.
+        The parameters, permissions, log lines and limits are those of a request.
 
         Raises:
-            RequestError: It was refused; or another one of `codes.REFUSALS`.
+            RequestError: The method refused the call. Other exceptions of `codes.REFUSALS` are possible, too.
         """
-        begin = self._begin.get(name)
-        if begin is None:
+        handler = self._handlers.get(name)
+        if handler is None:
             raise self._no_method(name)
         if self._app.sessions.tracer is not None:
             asked_by.set(AskedBy("jsonrpc", name, None))
         try:
-            result = await begin(caller, (), params)
+            result = await handler(caller, (), params)
         except REFUSALS:
             raise
         except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
@@ -132,7 +138,7 @@ class JsonRpc:
             raise errors.RpcRefusedError(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request.")
         if len(batch) > self._settings.max_batch:
             raise errors.TooLargeError(
-                f"The batch has {len(batch)} members; {self._settings.max_batch} are allowed: split it."
+                f"The batch has {len(batch)} requests; {self._settings.max_batch} are allowed: split it."
             )
 
     async def _answer_batch(self, caller: Caller, batch: list[Any]) -> bytes | None:
@@ -141,8 +147,8 @@ class JsonRpc:
         for member in batch:
             full = size > self._settings.max_body_bytes
             if full and isinstance(member, dict) and "id" in member and not _request_problem(member):
-                # Small requests may have large answers: a batch of them must not fill the memory.
-                too_large = f"The answers before this one have {size} bytes: send it in another batch."
+                # Small requests may have large answers, so the answers of a batch are limited together.
+                too_large = f"The batch's earlier answers have {size} bytes: send this request in another batch."
                 reply: bytes | None = error_reply(member["id"], *describe(errors.TooLargeError(too_large)))
             else:
                 reply = await self._answer_one(caller, member, self._max_reply_bytes - size)
@@ -152,18 +158,18 @@ class JsonRpc:
         return b"[%b]" % b",".join(replies) if replies else None
 
     async def _answer_one(self, caller: Caller, request: Any, max_bytes: int) -> bytes | None:
-        """Get the response to a request, of at most so many bytes; None for a notification."""
+        """Return the response to a request, or None for a notification. A response over `max_bytes` is an error."""
         problem = _request_problem(request)
         if problem:
             return error_reply(None, *standard(ERROR_INVALID_REQUEST, problem))
         name, params, request_id = request["method"], request.get("params"), request.get("id", NOID)
         if self._app.sessions.tracer is not None:
             asked_by.set(AskedBy("jsonrpc", name, request.get("id")))
-        begin, args = self._begin.get(name), ()
+        handler, args = self._handlers.get(name), ()
         try:
-            if begin is None or type(params) is not dict:
-                begin, args, params = self._find(request)
-            result = await begin(caller, args, params)
+            if handler is None or type(params) is not dict:
+                handler, args, params = self._match(request)
+            result = await handler(caller, args, params)
             if request_id is NOID:  # a notification
                 return None
             reply = b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(request_id))
@@ -177,58 +183,59 @@ class JsonRpc:
             return reply
         return error_reply(request_id, *describe(reply_too_large(len(reply), max_bytes)))
 
-    def _find(self, request: dict[str, Any]) -> tuple[Begin, tuple[Any, ...], Mapping[str, Any]]:
-        """Have jsonrpcserver find the method of a request, and what is by position and by name in its parameters."""
-        found: list[Any] = []
+    def _match(self, request: dict[str, Any]) -> tuple[Handler, tuple[Any, ...], Mapping[str, Any]]:
+        """Return the handler of a request and its positional and named parameters, as jsonrpcserver finds them."""
+        matched: list[Any] = []
         parsed = Request(request["method"], request.get("params", []), request.get("id", NOID))
-        _, dispatched = dispatch_request(self._found, found, parsed)
-        if not found:
-            refused = dispatched._error  # noqa: SLF001 - jsonrpcserver has no public accessor
-            if refused.code == ERROR_METHOD_NOT_FOUND:
+        _, dispatched = dispatch_request(self._library_methods, matched, parsed)
+        if not matched:
+            error = dispatched._error  # noqa: SLF001 - jsonrpcserver has no public accessor
+            if error.code == ERROR_METHOD_NOT_FOUND:
                 raise self._no_method(request["method"])
-            raise RuntimeError(f"jsonrpcserver has refused what any method takes: {refused.message}")
-        begin, args, kwargs = found
-        return begin, args, kwargs
+            raise RuntimeError(f"jsonrpcserver refused a valid request: {error.message}")
+        handler, args, kwargs = matched
+        return handler, args, kwargs
 
     def _no_method(self, name: str) -> errors.RpcRefusedError:
-        detail = f"There is no method {errors.shown(name)!r} here: {', '.join(self._found)}."
+        detail = f"There is no method {errors.shown(name)!r} here. Methods: {', '.join(self._library_methods)}."
         return errors.RpcRefusedError(ERROR_METHOD_NOT_FOUND, detail)
 
 
-def _found(begin: Begin) -> Callable[..., Any]:
-    """Get what jsonrpcserver takes for a method: it only notes that it was found, and with what.
+def _library_method(handler: Handler) -> Callable[..., Any]:
+    """Return the function that jsonrpcserver calls for a method. It stores the handler and the parameters.
 
-    To begin is left to us: jsonrpcserver would send the texts of exceptions, and create a task for each coroutine.
+    `JsonRpc` calls the handler itself: jsonrpcserver would send the messages of exceptions, and create a task for each
+    coroutine.
     """
 
-    def method(found: list[Any], /, *args: Any, **kwargs: Any) -> Any:
-        found += begin, args, kwargs
+    def method(matched: list[Any], /, *args: Any, **kwargs: Any) -> Any:
+        matched += handler, args, kwargs
         return Success()
 
     method.__signature__ = _AnyArguments()  # type: ignore[attr-defined]
     return method
 
 
-def _beginning(method: type[Method], app: App) -> Begin:
+def _create_handler(method: type[Method], app: App) -> Handler:
     names = method.names()
-    implied = "session_id" in method.__class_vars__  # at an agent's address
+    implies_session = "session_id" in method.__class_vars__  # at an agent's address
     has_log_line = method.log_fields is not Method.log_fields
-    handle: Handle = _handle_and_log if has_log_line else method.handle
+    handle: HandleRequest = _handle_and_log if has_log_line else method.handle
     omit = omission(method.declared.result)
     if omit is not None:
-        handle = _omitting(handle, omit)
+        handle = _with_omission(handle, omit)
 
-    def begin(caller: Caller, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Awaitable[Any]:
-        request = _bound(method, names, args, kwargs)
-        if implied:
-            request.__dict__["session_id"] = caller.session_id  # as if it had been sent
+    def handler(caller: Caller, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Awaitable[Any]:
+        request = _validate(method, names, args, kwargs)
+        if implies_session:
+            request.__dict__["session_id"] = caller.session_id  # as if the client had sent it
         return handle(request, caller, app)
 
-    return begin
+    return handler
 
 
 async def _handle_and_log(request: Method, caller: Caller, app: App) -> Any:
-    """Answer a request, and log who did what to which session, and how it ended."""
+    """Answer a request, and log the method, the owner, the session and the outcome."""
     began = time.perf_counter()
     fields: dict[str, Any] = {"outcome": "refused"}
     try:
@@ -239,42 +246,49 @@ async def _handle_and_log(request: Method, caller: Caller, app: App) -> Any:
         raise
     finally:
         session = getattr(request, "session_id", None)
-        about = {"owner": caller.owner, **({"session": shown_id(session)} if session else {}), **fields}
-        event(request.declared.name, **about, duration_ms=round((time.perf_counter() - began) * 1000, 3))
+        logged = {"owner": caller.owner, **({"session": shown_id(session)} if session else {}), **fields}
+        event(request.declared.name, **logged, duration_ms=round((time.perf_counter() - began) * 1000, 3))
     return result
 
 
-def _omitting(handle: Handle, omit: Omit) -> Handle:
-    async def omitting(request: Any, caller: Caller, app: App) -> Any:
+def _with_omission(handle: HandleRequest, omit: Omit) -> HandleRequest:
+    """Return a function that removes members without a value from the result of `handle`."""
+
+    async def handle_and_omit(request: Any, caller: Caller, app: App) -> Any:
         return omit(await handle(request, caller, app))
 
-    return omitting
+    return handle_and_omit
 
 
-def _bound(method: type[Method], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Method:
+def _validate(method: type[Method], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Method:
+    """Return a method's request from its parameters.
+
+    Raises:
+        InvalidParamsError: The parameters are invalid.
+    """
     if len(args) > len(names):
         raise errors.InvalidParamsError(
-            f"There are {len(args)} parameters; at most {len(names)} are accepted: {', '.join(names)}."
+            f"The request has {len(args)} parameters; at most {len(names)} are accepted: {', '.join(names)}."
         )
     try:
         return method.model_validate(dict(zip(names, args, strict=False)) if args else kwargs)
     except ValidationError as error:
-        if error.error_count() > MAX_LISTED_PROBLEMS:  # a list of all could take minutes, and much memory
+        if error.error_count() > MAX_LISTED_PROBLEMS:  # listing them all could take minutes and much memory
             raise errors.InvalidParamsError(
-                f"{error.error_count()} things are wrong with the parameters, too many to list. "
+                f"The parameters have {error.error_count()} errors, too many to list. "
                 f"The parameters are: {', '.join(names) or 'none'}."
             ) from None
         problems = [
             f"{'.'.join(errors.shown(str(part)) for part in problem['loc']) or 'params'}: {problem['msg']}"
             for problem in error.errors(include_url=False)
         ]
-        misnamed = any(problem["type"] in _MISNAMED and len(problem["loc"]) == 1 for problem in error.errors())
-        accepted = f" The parameters are: {', '.join(names) or 'none'}." if misnamed else ""
+        wrong_name = any(problem["type"] in _NAME_ERRORS and len(problem["loc"]) == 1 for problem in error.errors())
+        accepted = f" The parameters are: {', '.join(names) or 'none'}." if wrong_name else ""
         raise errors.InvalidParamsError(f"{'; '.join(problems)}.{accepted}") from None
 
 
 def _request_problem(request: Any) -> str | None:
-    """Say why this isn't a request object (specification, section 4); None if it is one."""
+    """Return why a value isn't a request object (specification, section 4), or None if it is valid."""
     if not isinstance(request, dict):
         return "A request must be an object."
     if request.get("jsonrpc") != "2.0":

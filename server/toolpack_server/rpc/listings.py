@@ -1,7 +1,7 @@
-"""The functions and toolpacks of a server, listed as JSON.
+"""Lists of the server's functions and toolpacks, as JSON.
 
-A list that many sessions share is written once and kept, up to a limit. An agent sees the functions that its
-address has.
+A list that many sessions share is cached as JSON, in a cache of limited size. An agent sees only the functions of its
+address.
 """
 
 from toolpack_server.base.cache import BoundedCache
@@ -10,21 +10,23 @@ from toolpack_server.packs.formats import FORMATS, described
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.sessions.manager import SessionManager
 
-MAX_KEPT_BYTES = 8 * 2**20
+MAX_CACHE_BYTES = 8 * 2**20
 
 
 class Listings:
+    """Lists of functions and toolpacks, with a cache."""
+
     def __init__(self, sessions: SessionManager) -> None:
         self._sessions = sessions
-        # The order of its toolpacks is the client's choice, so there are more lists than can be kept.
-        self._kept = BoundedCache[tuple[tuple[str, ...], str, bool], bytes](MAX_KEPT_BYTES, len)
+        # Clients choose the order of a session's toolpacks, so the number of different lists is unlimited.
+        self._cache = BoundedCache[tuple[tuple[str, ...], str, bool], bytes](MAX_CACHE_BYTES, len)
         self._toolpacks: Fragment | None = None
 
     async def functions(self, caller: Caller, session_id: str | None, form: str) -> bytes:
-        """Get the JSON of the functions of a session, or of all, in a format.
+        """Return the functions of a session as JSON in a format; without a session, all functions.
 
         Raises:
-            RequestError: There is no such session.
+            RequestError: The session doesn't exist.
         """
         if session_id is None:
             toolpacks = tuple(self._sessions.catalog.toolpacks)
@@ -38,20 +40,25 @@ class Listings:
         return self._listed(toolpacks, form, in_session=session_id is not None)
 
     def _listed(self, toolpacks: tuple[str, ...], form: str, *, in_session: bool) -> bytes:
-        """Get the JSON of toolpacks' functions: as they are called in a session, or else as they are registered."""
-        kept = self._kept.get((toolpacks, form, in_session))
-        if kept is not None:
-            return kept
+        """Return the functions of toolpacks as JSON.
+
+        Args:
+            in_session: List the functions under their names in a session with these toolpacks, else as registered.
+        """
+        cached = self._cache.get((toolpacks, form, in_session))
+        if cached is not None:
+            return cached
         catalog = self._sessions.catalog
         functions = catalog.listed(toolpacks) if in_session else catalog.registered(toolpacks)
-        return self._kept.setdefault((toolpacks, form, in_session), dumps([*map(FORMATS[form], functions)]))
+        return self._cache.setdefault((toolpacks, form, in_session), dumps([*map(FORMATS[form], functions)]))
 
     async def toolpacks(self, owner: str) -> Fragment:
+        """Return the descriptions of all toolpacks as JSON."""
         catalog = self._sessions.catalog
-        if self._toolpacks is None:  # in a thread, as toolpacks may have to load their tasks
+        if self._toolpacks is None:  # computed in a thread, because a toolpack may load its tasks now
 
-            def listed() -> bytes:
+            def describe_all() -> bytes:
                 return dumps([described(pack, catalog.sources.get(pack.name)) for pack in catalog.toolpacks.values()])
 
-            self._toolpacks = Fragment(await self._sessions.compute(listed, owner, "toolpacks"))
+            self._toolpacks = Fragment(await self._sessions.compute(describe_all, owner, "toolpacks"))
         return self._toolpacks

@@ -1,7 +1,8 @@
-"""What a method is: its parameters' class, which also says its name, its result, who may call it, and answers it.
+"""Base class of JSON-RPC methods, and the interface of the server that methods and features use.
 
-A method is declared once. The table that JSON-RPC dispatches by, the OpenRPC document, positional order, the
-methods of agents' addresses, the log line and the Python client's methods all derive from its class.
+A method is declared once, as a class. Its fields are the parameters, its keywords are the name, the result type and
+other properties, and its `handle` answers a request. The dispatch table, the OpenRPC document, the order of positional
+parameters, the methods of agents' addresses, the log line and the Python client all derive from this class.
 """
 
 import re
@@ -25,9 +26,9 @@ F = TypeVar("F")
 
 
 class App(Protocol):
-    """What methods and features work with: the server without its transports."""
+    """The server without its transports, as methods and features use it."""
 
-    settings: Settings  # `settings.of` gets a feature's
+    settings: Settings  # `settings.of` returns a feature's settings
     key: bytes
     context: SessionContext
     sessions: SessionManager
@@ -37,38 +38,39 @@ class App(Protocol):
     metrics: Metrics
 
     async def invoke(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
-        """Call a method as a client or an agent does, without JSON, and return its result.
+        """Call a method with the caller's permissions, without JSON, and return its result.
 
         Raises:
-            RequestError: It was refused; or another one of `codes.REFUSALS`.
+            RequestError: The method refused the call. Other exceptions of `codes.REFUSALS` are possible, too.
         """
 
     async def request(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
         """Call a method with JSON values, and return its result as JSON values.
 
         Raises:
-            ReplyError: It was refused.
+            ReplyError: The method refused the call.
         """
 
     def document(self) -> Fragment:
-        """Get the OpenRPC document."""
+        """Return the OpenRPC document."""
 
     def feature(self, kind: type[F]) -> F:
-        """Get what a feature has made for this server, an `OperationHook` too, by its class."""
+        """Return the service, operation hook or watcher of this class that a feature created for this server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a method's class says of it.
+    """Properties of a method, as its class declares them.
 
     Attributes:
-        name: Its name in requests.
-        result: The type of its result.
-        summary: What it does, in one sentence.
-        agents: What it does at an agent's address, where the session is implied; "" if it isn't there.
-        agents_only: How a method that only agents' addresses have differs from the one of its name at `/rpc`.
-        repeatable: Sending it twice has the effect of sending it once, so that clients may retry it.
-        positional: The optional parameters that the Python client takes by position, too.
+        name: Name in requests.
+        result: Type of the result.
+        summary: Description in one sentence.
+        agents: Description for an agent's address, where the session is implied. "" if agents can't call the method.
+        agents_only: For a method that only agents' addresses have: how it differs from the method of the same name at
+            `/rpc`.
+        repeatable: Sending the request twice has the same effect as sending it once, so clients may retry it.
+        positional: Optional parameters that the Python client also accepts by position.
     """
 
     name: str
@@ -81,70 +83,70 @@ class Declaration:
 
 
 class Method(Parameters):
-    """A method. An instance is a valid request.
+    """Base class of a method. An instance is a valid request.
 
-    Its class is written `class TouchSession(Method, result=Literal[True])`. The name is that of the class in snake case
-    unless `name` is given, the summary its docstring. The other keywords are those of `Declaration`.
+    A method is written as `class TouchSession(Method, result=Literal[True])`. Its name is the class name in snake case,
+    unless `name` is passed. Its summary is the docstring. The other keywords are the attributes of `Declaration`.
 
     Raises:
-        TypeError: The class names no result, or has no docstring.
+        TypeError: The class has no `result` or no docstring.
     """
 
     declared: ClassVar[Declaration]
 
-    def __init_subclass__(cls, *, name: str = "", result: Any = None, **more: Any) -> None:
+    def __init_subclass__(cls, *, name: str = "", result: Any = None, **properties: Any) -> None:
         super().__init_subclass__()
         if result is None:
             if not hasattr(cls, "declared"):
-                raise TypeError(f"The method {cls.__name__} names no result: write {cls.__name__}(Method, result=…).")
-            return  # it changes another method, as the one without `session_id` does
+                raise TypeError(f"The method {cls.__name__} has no result: write {cls.__name__}(Method, result=…).")
+            return  # a variant of a method, such as the one without `session_id`
         if not cls.__doc__:
-            raise TypeError(f"The method {cls.__name__} needs a docstring: it is its summary.")
+            raise TypeError(f"The method {cls.__name__} needs a docstring: clients see it as the method's summary.")
         name = name or re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
-        cls.declared = Declaration(name, result, cls.__doc__.strip(), **more)
+        cls.declared = Declaration(name, result, cls.__doc__.strip(), **properties)
 
     @classmethod
-    @cache  # a model is dear to make
-    def extended(cls, *more: type[Parameters], result: Any = None) -> type[Self]:
-        """Get the method with further parameters, which come after its own, and with a result of a narrower type."""
-        if not more and result in {None, cls.declared.result}:
+    @cache  # creating a pydantic model is slow
+    def extend(cls, *parameters: type[Parameters], result: Any = None) -> type[Self]:
+        """Return a variant of the method with additional parameters after its own, and with a narrower result type."""
+        if not parameters and result in {None, cls.declared.result}:
             return cls
         members = {"__doc__": cls.__doc__, "__module__": cls.__module__}
         metaclass: Any = type(cls)
         # The fields of a model are in the reverse order of its bases.
-        made: type[Self] = metaclass(cls.__name__, (*reversed(more), cls), members)
+        variant: type[Self] = metaclass(cls.__name__, (*reversed(parameters), cls), members)
         if result is not None:
-            made.declared = replace(cls.declared, result=result)
-        return made
+            variant.declared = replace(cls.declared, result=result)
+        return variant
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Get the names of the parameters, in positional order."""
+        """Return the names of the parameters, in positional order."""
         return tuple(sorted(cls.model_fields, key=lambda name: name != "session_id"))
 
     async def handle(self, caller: Caller, app: App) -> Any:
         """Answer the request.
 
         Raises:
-            RequestError: It is refused.
+            RequestError: The request is refused.
         """
         raise NotImplementedError
 
     def log_fields(self, result: Any) -> dict[str, Any]:
-        """Get what the log line of this request says of its result; only methods that define this have a log line.
+        """Return the fields of this request's log line. Only methods that define this function have a log line.
 
-        It has no options, environments or labels, which may hold anything.
+        Leave out options, environments and labels, because they may contain secrets and any amount of text.
         """
         raise NotImplementedError
 
 
 def clients_methods(methods: Iterable[type[Method]]) -> list[type[Method]]:
-    """Get those of all methods that `/rpc` has."""
+    """Return the methods that `/rpc` has."""
     return [method for method in methods if not method.declared.agents_only]
 
 
 def agents_methods(methods: Iterable[type[Method]]) -> list[type[Method]]:
-    """Get those of all methods that agents' addresses have, without `session_id`."""
+    """Return the methods that agents' addresses have, without the parameter `session_id`."""
     return [
         method if method.declared.agents_only else _without_session(method)
         for method in methods
@@ -154,9 +156,9 @@ def agents_methods(methods: Iterable[type[Method]]) -> list[type[Method]]:
 
 @cache
 def _without_session(method: type[Method]) -> type[Method]:
-    """Get a method that doesn't take `session_id`, which `JsonRpc` sets to the session of the address."""
+    """Return a variant without the parameter `session_id`. `JsonRpc` sets it to the session of the address."""
 
-    class AtAddress(method):  # type: ignore[valid-type,misc] # mypy knows no computed base classes
+    class AtAddress(method):  # type: ignore[valid-type,misc] # mypy doesn't support computed base classes
         session_id: ClassVar[str]
         declared = replace(method.declared, summary=method.declared.agents)
 

@@ -1,7 +1,7 @@
-"""The methods of the core, in the order in which they are listed.
+"""Core methods, in the order in which they are listed.
 
-An operation gets the owner whose sessions the caller may change, or see if it only reads. Methods that aren't
-about sessions and their functions belong to features.
+A method passes the owner to the operation on a session: `caller.owner` if it changes the session, `caller.sees` if it
+only reads. Methods that aren't about sessions and their functions belong to features.
 """
 
 from typing import Annotated, Any, Literal
@@ -32,17 +32,18 @@ from toolpack_server.rpc.method import App, Method
 from toolpack_server.sessions.calls import CallRequest
 from toolpack_server.sessions.reader import SessionQuery, SessionReader
 
-MOST_SHOWN = 10  # forks in a log line
+MAX_LOGGED_FORKS = 10
 
 
 def envelope(outcome: Outcome) -> Fragment:
+    """Return the outcome of a call as JSON with `result` and `error`."""
     if outcome.failure is not None:
         return Fragment(b'{"result":"","error":%b}' % dumps(outcome.failure.text))
     return Fragment(b'{"result":%b,"error":null}' % (outcome.result or b'""'))
 
 
 class CreateSession(SessionRequest, Method, result=Session, positional=("toolpacks",)):
-    """Create a session: a private world of the chosen toolpacks."""
+    """Create a session: private environments of the chosen toolpacks."""
 
     async def handle(self, caller: Caller, app: App) -> Session:
         return await app.sessions.create(caller.owner, self)
@@ -52,7 +53,7 @@ class CreateSession(SessionRequest, Method, result=Session, positional=("toolpac
 
 
 class ListToolpacks(Method, result=list[ToolpackDescription]):
-    """List the loaded toolpacks: their options, environments and functions."""
+    """List the loaded toolpacks with their options, environments and functions."""
 
     async def handle(self, caller: Caller, app: App) -> Fragment:
         return await app.listings.toolpacks(caller.owner)
@@ -64,10 +65,10 @@ class ListFunctions(
     agents="List the session's functions, in registration order.",
     positional=("session_id",),
 ):
-    """List a session's functions, in registration order; without a session, all that are loaded."""
+    """List a session's functions in registration order. Without a session, list all loaded functions."""
 
-    session_id: str | None = Field(None, description="The session.")
-    format: Format = Field("native", description="The format of the function descriptions.")
+    session_id: str | None = Field(None, description="The session. Default: all loaded functions.")
+    format: Format = Field("native", description="Format of the function descriptions.")
 
     async def handle(self, caller: Caller, app: App) -> Fragment:
         listed = await app.listings.functions(caller, self.session_id, self.format)
@@ -77,26 +78,28 @@ class ListFunctions(
 class RunFunction(
     Method, result=Envelope, agents="Run a function on the session's environment.", positional=("kwargs",)
 ):
-    """Run a function on a session's environment: atomically, one call at a time, and once per call_id."""
+    """Run a function on a session's environment. Calls are atomic, run one at a time, and run once per call_id."""
 
     session_id: SessionId
-    function: str = Field(description="The function's name.")
+    function: str = Field(description="Name of the function.")
     kwargs: Arguments = Field(
         default_factory=dict,
-        description="Its arguments: an object, or the JSON text of one, as models' tool calls carry it. A value that "
-        'is exactly {"$call": {"function": …, "args": {…}}} is run first and replaced by its result.',
+        description="Arguments of the function: an object, or its JSON text as in a model's tool call. A value that is "
+        'exactly {"$call": {"function": …, "args": {…}}} is a nested call: it runs first, and its result replaces it.',
     )
-    raise_on_error: bool = Field(False, description="Answer a failed call with a JSON-RPC error, not an envelope.")
+    raise_on_error: bool = Field(
+        False, description="Answer a failed call with a JSON-RPC error. Default: with an envelope that has the error."
+    )
     call_id: Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID)] | None = Field(
         None,
-        description="An id that makes the call safe to retry: if a call with it is recorded, that result is returned "
-        "and nothing is run.",
+        description="Idempotency key, chosen by the client, which makes the call safe to retry. If a call with it is "
+        "recorded, its result is returned and nothing runs.",
     )
     expected_version: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
-        None, description="Refuse the call unless the session is at this version."
+        None, description="Refuse the call unless the session is at this version. Default: any version."
     )
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="A deadline in seconds; it can only shorten the function's own."
+        None, description="Timeout of the call in seconds. It can only shorten the function's own timeout."
     )
 
     async def handle(self, caller: Caller, app: App) -> Fragment:
@@ -120,7 +123,7 @@ class RunFunction(
 
 
 class GetSession(Method, result=Session):
-    """Describe a session."""
+    """Return the description of a session."""
 
     session_id: SessionId
 
@@ -129,27 +132,31 @@ class GetSession(Method, result=Session):
 
 
 class GetEnvironment(Method, result=Json | Export):
-    """Get a session's environments, by toolpack: as JSON, or as an exact snapshot."""
+    """Return a session's environments by toolpack, as JSON or as an exact snapshot."""
 
     session_id: SessionId
-    version: Version | None = Field(None, description="The version; default: the current one.")
-    pointer: str = Field("", description="JSON Pointer (RFC 6901) to the part to get; default: all.")
+    version: Version | None = Field(None, description="The version. Default: the current one.")
+    pointer: str = Field("", description="JSON Pointer (RFC 6901) to the part to return. Default: everything.")
     after: str | None = Field(
-        None, description="Of a database's table, which the pointer names: get the rows after this key."
+        None, description="Return the rows after this key. Only if the pointer names a table of a database."
     )
     limit: int | None = Field(
-        None, ge=1, le=10_000, description="Of such a table: how many rows to get; with `after`, by default 100."
+        None,
+        ge=1,
+        le=10_000,
+        description="Maximum number of rows. Only if the pointer names a table of a database. Default: 100 with "
+        "`after`. Without both, the whole table, or only its number of rows if it is large.",
     )
     format: Literal["json", "snapshot"] = Field(
         "json",
-        description="`snapshot`: the exact environments, as bytes, for a client that has the same classes and trusts "
-        "the server.",
+        description="`snapshot` returns the exact environments as bytes, for a client that has the same classes and "
+        "trusts the server.",
     )
 
     async def handle(self, caller: Caller, app: App) -> Json | Export:
         if self.format == "snapshot":
             if self.pointer or self.after is not None or self.limit is not None:
-                raise InvalidParamsError("pointer, after, limit: a snapshot is of everything: omit them.")
+                raise InvalidParamsError("pointer, after, limit: a snapshot always has everything: omit them.")
             return await app.sessions.read(
                 lambda reader: reader.export(self.session_id, caller.sees, self.version), caller.owner
             )
@@ -162,15 +169,15 @@ class GetEnvironment(Method, result=Json | Export):
 
 
 class DiffEnvironment(Method, result=list[dict[str, Json]]):
-    """Get the JSON Patch (RFC 6902) from one version's environments to another's, or to another session's."""
+    """Return the JSON Patch (RFC 6902) between the environments of two versions, of one session or two."""
 
     session_id: SessionId
     from_version: Version | None = Field(
-        None, description="The version to start from; default: 0, or with to_session_id the current one."
+        None, description="The version to start from. Default: 0, or the current one with to_session_id."
     )
-    to_version: Version | None = Field(None, description="The version to end with; default: the current one.")
-    to_session_id: str | None = Field(None, description="The session to end with; default: the same.")
-    text_diffs: bool = Field(False, description="Show text files that have changed as unified diffs.")
+    to_version: Version | None = Field(None, description="The version to end with. Default: the current one.")
+    to_session_id: str | None = Field(None, description="The session to end with. Default: the same session.")
+    text_diffs: bool = Field(False, description="Show changed text files as unified diffs.")
 
     async def handle(self, caller: Caller, app: App) -> list[dict[str, Json]]:
         return await app.sessions.read(
@@ -187,17 +194,21 @@ class DiffEnvironment(Method, result=list[dict[str, Json]]):
 
 
 class GetTrace(Method, result=list[Record]):
-    """Get a session's records, in order."""
+    """Return a session's records, in order."""
 
     session_id: SessionId
     after: int = Field(
-        -1, ge=-1, le=MAX_COUNT, description="Get records after this index, or place on the path; default: all."
+        -1,
+        ge=-1,
+        le=MAX_COUNT,
+        description="Return the records after this index. With `path`, it is the position on the path. Default: from "
+        "the first record.",
     )
     limit: Limit
     path: bool = Field(
         False,
-        description="Get the path only: the records that led to the current version, also those of the sessions that "
-        "this one was forked from.",
+        description="Return only the path: the records that led to the current version, including those of the "
+        "sessions that this one was forked from.",
     )
 
     async def handle(self, caller: Caller, app: App) -> Any:
@@ -221,7 +232,7 @@ class ForkSession(ForkRequest, Method, result=list[Session]):
         return {
             "version": parent and parent["version"],
             "count": len(names),
-            "forks": ",".join(names[:MOST_SHOWN]) + "…" * (len(names) > MOST_SHOWN),
+            "forks": ",".join(names[:MAX_LOGGED_FORKS]) + "…" * (len(names) > MAX_LOGGED_FORKS),
         }
 
 
@@ -240,15 +251,17 @@ class ResetSession(Method, result=Session):
 
 
 class CloseSession(Method, result=int, repeatable=False, positional=("session_id",)):
-    """Close a session, or all that have these labels, and delete what no fork needs; get how many were closed."""
+    """Close a session, or all with these labels, and delete data that no fork needs. Return the number of sessions."""
 
     session_id: str | None = Field(None, description="The session.")
-    labels: Labels = Field(default_factory=dict, description="Labels, all of which must match; instead of a session.")
+    labels: Labels = Field(
+        default_factory=dict, description="Instead of session_id: close the sessions that have all these labels."
+    )
 
     async def handle(self, caller: Caller, app: App) -> int:
         if (self.session_id is None) != bool(self.labels):
             raise InvalidParamsError(
-                "session_id, labels: give one of them, to close a session, or all with the labels."
+                "session_id, labels: pass one of them: session_id closes one session, labels close all that have them."
             )
         if self.session_id is None:
             return await app.sessions.close_all(caller.owner, self.labels)
@@ -260,29 +273,31 @@ class CloseSession(Method, result=int, repeatable=False, positional=("session_id
 
 
 class ListSessions(Method, result=list[Session]):
-    """List the caller's sessions, sorted by session_id or the newest first."""
+    """List the caller's sessions, sorted by session_id or by creation time."""
 
-    labels: Labels = Field(default_factory=dict, description="Labels, all of which must match.")
-    after: str = Field("", description="List the sessions after this session_id; default: from the first.")
+    labels: Labels = Field(default_factory=dict, description="List only the sessions that have all these labels.")
+    after: str = Field("", description="List the sessions after this session_id. Default: from the first session.")
     limit: Limit
-    parent: str | None = Field(None, description="List the forks of this session only.")
-    order: Literal["id", "-created"] = Field("id", description="By session_id, or by time of creation, newest first.")
+    parent: str | None = Field(None, description="List only the forks of this session.")
+    order: Literal["id", "-created"] = Field(
+        "id", description="`id` sorts by session_id, `-created` by creation time, newest first."
+    )
 
     async def handle(self, caller: Caller, app: App) -> Any:
-        wanted = [each for each in (made.wanted(self) for made in app.context.filters) if each is not None]
+        predicates = [each for each in (hook.predicate(self) for hook in app.context.filters) if each is not None]
 
         newest_first = self.order == "-created"
         query = SessionQuery(caller.sees, self.labels, self.after, self.limit, self.parent, newest_first)
-        if wanted:  # perhaps of all sessions only a few
+        if predicates:  # slow: it may have to read all sessions to find a few
             heavy = app.sessions.heavy_reader
-            return await app.sessions.compute(lambda: heavy.list_sessions(query, wanted), caller.owner, "list")
+            return await app.sessions.compute(lambda: heavy.list_sessions(query, predicates), caller.owner, "list")
         return await app.sessions.read(lambda reader: reader.list_sessions(query))
 
 
 class Discover(Method, name="rpc.discover", result=dict[str, Json]):
-    """Get the OpenRPC document of this server."""
+    """Return the OpenRPC document of this server."""
 
-    async def handle(self, caller: Caller, app: App) -> Fragment:  # noqa: ARG002 - a method's signature
+    async def handle(self, caller: Caller, app: App) -> Fragment:  # noqa: ARG002 - the signature of all methods
         return app.document()
 
 

@@ -1,7 +1,7 @@
-"""The document that describes the server: OpenRPC.
+"""OpenRPC document of the server.
 
-Pure. It is generated from the methods' classes and the table of error codes, so that nothing is described
-twice.
+It is generated from the methods' classes and the table of error codes, so each text has one source. The functions have
+no side effects.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,8 +14,12 @@ from toolpack_server.rpc.codes import CODES, FAILURE_CODES, STANDARD
 from toolpack_server.rpc.method import Method, agents_methods, clients_methods
 
 
-def openrpc_document(methods: Sequence[type[Method]], more: Iterable[str] = ()) -> dict[str, Any]:
-    """Get the OpenRPC document of all methods; `more` are further sentences of its description."""
+def openrpc_document(methods: Sequence[type[Method]], sentences: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the OpenRPC document of all methods.
+
+    Args:
+        sentences: Sentences to append to the document's description.
+    """
     errors = _errors()
     schemas: dict[str, Any] = {}
     described = [_method(method, list(errors), schemas) for method in clients_methods(methods)]
@@ -23,8 +27,8 @@ def openrpc_document(methods: Sequence[type[Method]], more: Iterable[str] = ()) 
         "openrpc": "1.3.2",
         "info": {
             "title": "Toolpack Server",
-            "description": "Functions, and the worlds they change, for agents. POST /rpc accepts all methods; "
-            + " ".join([f"POST /agents/<key> accepts {_agents_text(methods)}.", *more]),
+            "description": "Sessions in which agents call functions that change an environment. POST /rpc accepts all "
+            + " ".join([f"methods; POST /agents/<key> accepts {_agents_text(methods)}.", *sentences]),
             "version": version("toolpack-server"),
             "license": {"name": "MIT"},
         },
@@ -34,11 +38,11 @@ def openrpc_document(methods: Sequence[type[Method]], more: Iterable[str] = ()) 
 
 
 def _agents_text(methods: Sequence[type[Method]]) -> str:
-    """Say which methods agents' addresses have, and how those differ that only they have."""
-    declared = [method.declared for method in agents_methods(methods)]
-    names = [each.name for each in declared]
-    differing = [f"{each.name} {each.agents_only}" for each in declared if each.agents_only]
-    return "; ".join([f"{', '.join(names[:-1])} and {names[-1]}, without session_id", *differing])
+    """Return the methods of agents' addresses as text, and how the methods that only agents have differ."""
+    declarations = [method.declared for method in agents_methods(methods)]
+    names = [declared.name for declared in declarations]
+    differences = [f"{declared.name} {declared.agents_only}" for declared in declarations if declared.agents_only]
+    return "; ".join([f"{', '.join(names[:-1])} and {names[-1]}, without session_id", *differences])
 
 
 def _method(method: type[Method], errors: list[str], schemas: dict[str, Any]) -> dict[str, Any]:
@@ -68,11 +72,11 @@ def _method(method: type[Method], errors: list[str], schemas: dict[str, Any]) ->
 
 
 def _errors() -> dict[str, Any]:
-    found: dict[int, str] = dict(STANDARD)
+    messages: dict[int, str] = dict(STANDARD)
     for kind, code in CODES.items():
-        if code not in found:
-            found[code] = (kind.__doc__ or "").partition("\n")[0]
-    named = {FAILURE_CODES[failure]: failure.value.replace("_", " ") for failure in FAILURE_CODES}
-    for code, name in named.items():
-        found.setdefault(code, f"The call failed: {name}.")
-    return {f"E{-code}": {"code": code, "message": message} for code, message in sorted(found.items(), reverse=True)}
+        if code not in messages:
+            messages[code] = (kind.__doc__ or "").partition("\n")[0]
+    failures = {FAILURE_CODES[failure]: failure.value.replace("_", " ") for failure in FAILURE_CODES}
+    for code, name in failures.items():
+        messages.setdefault(code, f"The call failed: {name}.")
+    return {f"E{-code}": {"code": code, "message": message} for code, message in sorted(messages.items(), reverse=True)}

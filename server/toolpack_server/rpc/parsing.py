@@ -1,9 +1,9 @@
-"""Parsing the bodies of requests, and arguments that come as text, within the limits on their JSON.
+"""Parser of request bodies, and of arguments that are sent as JSON text, with limits on the number and depth of values.
 
-What is over a limit is refused before its values are created, by a few scans of its bytes, which never take
-longer than parsing. Large bodies aren't parsed on the event loop, which all clients share. Arguments that come as JSON
-text, as models' tool calls carry them, have the same limits. Arguments over a limit, or that aren't a JSON object, are
-the agent's mistake at every door, so they fail the call, like wrong arguments, and don't refuse the request.
+A few scans of the bytes find a body with too many values before its values are created. The scans are never slower than
+parsing. Large bodies are parsed in a thread, because all clients share the event loop. The tool calls of models have
+their arguments as JSON text; the same limits hold for it. Arguments that exceed a limit or aren't a JSON object are
+a mistake of the agent in every protocol. They fail the call, as wrong arguments do, but don't reject the request.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,32 +15,34 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.jsonio.strict import STRING, dumps, loads
 from toolpack_server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR
 
-NO_OBJECT = 'the arguments are no JSON object, like {"name": "value"}'
-QUICK_BYTES = 64 * 1024  # JSON text up to this is parsed in less than a millisecond
-SMALL_BYTES, SMALL_FACTOR = 1024, 25  # the values of a small body aren't counted one by one
-VALUE_BYTES = 100  # that a small value takes in memory, up to 50 times its text
+NO_OBJECT = 'the arguments aren\'t a JSON object, like {"name": "value"}'
+QUICK_BYTES = 64 * 1024  # JSON text of this size is parsed in less than a millisecond
+SMALL_BYTES, SMALL_FACTOR = 1024, 25  # for a small body the memory is estimated without counting its values
+VALUE_BYTES = 100  # memory of a small value, up to 50 times the size of its text
 
 
 def _separators(body: bytes) -> int:
-    """Count what comes before a value, in strings too: a body that is a single value may have none."""
+    """Count the characters that precede values, also those in strings. A body with a single value may have none."""
     return sum(map(body.count, (b",", b"[", b"{")))
 
 
 def parsed_bytes(body: bytes) -> int:
-    """Estimate the memory that a body takes together with what is parsed out of it; rather too much than too little."""
+    """Estimate the memory of a body and its parsed values in bytes. The estimate is rather too high than too low."""
     if len(body) <= SMALL_BYTES:
         return SMALL_FACTOR * len(body)
     return len(body) + VALUE_BYTES * _separators(body)
 
 
 def has_more_values(body: bytes, limit: int) -> bool:
+    """Return whether JSON text has more values than the limit."""
     if len(body) <= limit or _separators(body) <= limit:
         return False
     return _separators(STRING.sub(b"", body)) > limit
 
 
 def is_deeper(body: bytes, value: Any, limit: int) -> bool:
-    # Most bodies have fewer brackets than levels allowed, so this is enough.
+    """Return whether a value is nested more deeply than the limit. `body` is its JSON text."""
+    # Most bodies have fewer brackets than the limit, so they need no further check.
     if body.count(b"[") + body.count(b"{") <= limit:
         return False
     level = [value]
@@ -57,20 +59,22 @@ def is_deeper(body: bytes, value: Any, limit: int) -> bool:
 
 
 Compute = Callable[[Callable[[], Any], str, str], Awaitable[Any]]
-"""Does work that takes much of the processor, for an owner and of a kind, without blocking the event loop."""
+"""Runs CPU-bound work in a thread. Takes the work, the owner and the kind of work."""
 
 
 class Parser:
+    """Parser with the limits of the settings. It passes long work to `compute`."""
+
     def __init__(self, settings: Settings, compute: Compute) -> None:
         self._settings = settings
         self._compute = compute
 
     async def parse(self, body: bytes, owner: str) -> tuple[Any, int]:
-        """Get what a body holds, and an estimate of the memory that it takes, in bytes.
+        """Return the parsed body, and an estimate of the memory that it uses, in bytes.
 
         Raises:
-            RpcRefusedError: It isn't JSON, or is nested too deeply.
-            TooLargeError: It has too many values.
+            RpcRefusedError: The body isn't JSON, or is nested too deeply.
+            TooLargeError: The body has too many values.
         """
         if len(body) <= QUICK_BYTES:
             return self._parse(body)
@@ -84,27 +88,27 @@ class Parser:
         try:
             value = loads(body)
         except ValueError as error:
-            raise RpcRefusedError(ERROR_PARSE_ERROR, f"The body is not JSON: {error}.") from None
+            raise RpcRefusedError(ERROR_PARSE_ERROR, f"The body isn't JSON: {error}.") from None
         if is_deeper(body, value, limits.max_json_depth):
             detail = f"The body is nested more than {limits.max_json_depth} deep: send flatter JSON."
             raise RpcRefusedError(ERROR_INVALID_REQUEST, detail)
         return value, parsed_bytes(body)
 
-    async def arguments(self, given: Any, owner: str) -> tuple[dict[str, Any], str | None]:
-        """Return the arguments of a call, or `{"$text": text}` and why they aren't an object.
+    async def arguments(self, value: Any, owner: str) -> tuple[dict[str, Any], str | None]:
+        """Return the arguments of a call and None, or `{"$text": text}` and why they are invalid.
 
-        Null and a text without any character are no arguments: some models send that.
+        Null and blank text mean "no arguments", because some models send that.
         """
-        if isinstance(given, dict):
-            return given, None
-        if given is None:
+        if isinstance(value, dict):
+            return value, None
+        if value is None:
             return {}, None
-        if not isinstance(given, str):
-            return {"$text": dumps(given).decode()}, NO_OBJECT
-        if len(given) <= QUICK_BYTES:
-            return self._arguments(given)
-        read: tuple[dict[str, Any], str | None] = await self._compute(partial(self._arguments, given), owner, "parse")
-        return read
+        if not isinstance(value, str):
+            return {"$text": dumps(value).decode()}, NO_OBJECT
+        if len(value) <= QUICK_BYTES:
+            return self._arguments(value)
+        parsed: tuple[dict[str, Any], str | None] = await self._compute(partial(self._arguments, value), owner, "parse")
+        return parsed
 
     def _arguments(self, text: str) -> tuple[dict[str, Any], str | None]:
         body, limits = text.encode(), self._settings
@@ -113,7 +117,7 @@ class Parser:
         try:
             arguments = loads(body) if text.strip() else {}
         except ValueError as error:
-            return {"$text": text}, f"the arguments are not JSON: {error}"
+            return {"$text": text}, f"the arguments aren't JSON: {error}"
         if not isinstance(arguments, dict):
             return {"$text": text}, NO_OBJECT
         if is_deeper(body, arguments, limits.max_json_depth):

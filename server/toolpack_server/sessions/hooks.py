@@ -75,7 +75,7 @@ class SessionHook:
 class SessionFilter:
     """Leaves sessions out of lists, by the parameters that its feature has added to the request."""
 
-    def wanted(self, request: Parameters) -> Callable[[StoredSession], bool] | None:
+    def predicate(self, request: Parameters) -> Callable[[StoredSession], bool] | None:
         """Get what says whether a session is wanted, which may block; None if the request asks for nothing of it."""
         raise NotImplementedError
 

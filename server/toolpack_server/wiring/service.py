@@ -57,7 +57,7 @@ def all_methods(features: Sequence[type[Feature]]) -> list[type[Method]]:
     types = result_types(tuple(features))
     results: dict[type[Method], Any] = {GetTrace: list[all_record_kinds(features).shape]}  # type: ignore[misc] # a type that is known now only
     return [
-        method.extended(
+        method.extend(
             *(feature.parameters[method] for feature in features if method in feature.parameters),
             result=results.get(method) or types.of(method.declared.result),
         )

@@ -314,7 +314,7 @@ class _Memory:
 
     def reserve(self, size: int) -> None:
         """Reserve bytes that a line takes for a moment; those of the largest line stay reserved."""
-        needed, most = self._kept + size, self._reservation.in_flight.most
+        needed, most = self._kept + size, self._reservation.in_flight.max_per_request
         if needed > most:
             raise TooLargeError(
                 f"To unpack the bundle takes more than {most} bytes of memory, which no request may take: export the "

@@ -22,7 +22,7 @@ def _replays(app: App) -> Replays:
 def _bundles(app: App) -> Bundles:
     key = app.settings.of(ReplaySettings).bundle_key
     secret = key.get_secret_value().encode() if key else app.key
-    return Bundles(app.context, app.sessions.factory, secret, app.in_flight.most)
+    return Bundles(app.context, app.sessions.factory, secret, app.in_flight.max_per_request)
 
 
 class ReplayFeature(Feature):

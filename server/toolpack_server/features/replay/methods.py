@@ -33,7 +33,7 @@ class ReplaySession(Method, result=Replay):
     call_id: CallId
 
     async def handle(self, caller: Caller, app: App) -> Replay:
-        return await caller.while_there(self._replay(caller, app))
+        return await caller.run_while_connected(self._replay(caller, app))
 
     async def _replay(self, caller: Caller, app: App) -> Replay:
         replays, creation = app.feature(Replays), None
@@ -71,7 +71,7 @@ class ImportBundle(ImportRequest, Method, result=Session | Replay):
 
     async def handle(self, caller: Caller, app: App) -> Session | Replay:
         if self.mode == "replay":
-            return await caller.while_there(self._repeat(caller, app))
+            return await caller.run_while_connected(self._repeat(caller, app))
         with Reservation(app.in_flight, caller.owner) as reservation:
             return await app.sessions.compute(
                 lambda: app.feature(Bundles).restore(self, caller.owner, reservation),

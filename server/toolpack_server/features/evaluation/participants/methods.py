@@ -59,7 +59,7 @@ class Listen(
     """Get what you have said and were told, in order; wait until another participant says something."""
 
     async def handle(self, caller: Caller, app: App) -> HeardMessages:
-        return await caller.while_there(
+        return await caller.run_while_connected(
             app.feature(Conversation).listen(
                 caller.session_id or "", caller.owner, caller.address, self.after, self.wait_seconds
             )

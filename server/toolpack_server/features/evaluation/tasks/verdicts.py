@@ -119,7 +119,7 @@ class VerdictFilter(SessionFilter):
         self._records = context.records
 
     @override
-    def wanted(self, request: Parameters) -> Callable[[StoredSession], bool] | None:
+    def predicate(self, request: Parameters) -> Callable[[StoredSession], bool] | None:
         passed = request.passed if isinstance(request, VerdictRequest) else None
         return None if passed is None else lambda session: self._says(session.id) is passed
 
