@@ -144,8 +144,8 @@ def f(x: C):
     :param x: X.
     """
 === bound_classmethod
-says: HERE: T.f: it is bound to an object, whose state all sessions would share: register a function and keep the state
-      in the environment, or make a toolpack of the class with Toolpack.from_class.
+says: HERE: T.f: it is a method bound to an object, and all sessions would share that object: register a
+      function and keep the state in the environment, or make a toolpack of the class with Toolpack.from_class.
 class T:
     n = 0
     @classmethod  # HERE
@@ -158,8 +158,8 @@ class T:
         return cls.n
 toolpack.register_function(T.f)
 === bound_method
-says: HERE: T.f: it is bound to an object, whose state all sessions would share: register a function and keep the state
-      in the environment, or make a toolpack of the class with Toolpack.from_class.
+says: HERE: T.f: it is a method bound to an object, and all sessions would share that object: register a
+      function and keep the state in the environment, or make a toolpack of the class with Toolpack.from_class.
 class T:
     n = 0
     def f(self, x: int):  # HERE
@@ -250,7 +250,7 @@ says: HERE: Toolpack('p'): True isn't a function: write @toolpack.function(read_
 @toolpack.function(True)  # HERE
 def f(): """Do it."""
 === decorator_typo
-says: HERE: TypeError: …: correct it or move it away.
+says: HERE: TypeError: …: correct it, or move the file out of the folder.
 @toolpack.function(readonly=True)  # HERE
 def f(): """Do it."""
 === dep_callable_raises
@@ -277,7 +277,8 @@ toolpack = Toolpack("p", Words)
 @toolpack.function  # HERE
 def f(s: Depends("seen")) -> None: """Do it."""
 === depends_class_var
-says: HERE: f: parameter `log` depends on `log`, a class variable, which all sessions share: make it a field.
+says: HERE: f: parameter `log` depends on `log`, a class variable, which all sessions would share: make it
+      a field.
 class Env(TaskEnvironment):
     log: ClassVar[list[str]] = []
 toolpack = Toolpack("p", Env)
@@ -309,7 +310,7 @@ def f(s: Annotated[list[str], Depends("seen")]):
     :param s: S.
     """
 === duplicate_param
-says: HERE: SyntaxError: …: correct it or move it away.
+says: HERE: SyntaxError: …: correct it, or move the file out of the folder.
 @toolpack.function
 def f(x, x):  # HERE
     """Do it."""
@@ -371,7 +372,7 @@ class Env(TaskEnvironment):  # HERE
 toolpack = Toolpack("p", Env)
 === env_frame
 says: HERE: Unable to generate pydantic-core schema for <class 'queue.Queue'>: an environment holds plain values, models
-      and dataclasses. Keep a data frame in `Files`, or make such an object in the functions that need it.
+      and dataclasses. Keep a data frame in `Files`, or create such an object in the functions that need it.
 import queue
 # Pydantic's own advice, arbitrary_types_allowed=True, leads to an environment that can't be stored.
 class Env(TaskEnvironment):  # HERE
@@ -420,13 +421,14 @@ class Env(TaskEnvironment, arbitrary_types_allowed=True):  # HERE
     r: random.Random = Field(default_factory=lambda: random.Random(1))
 toolpack = Toolpack("p", Env)
 === env_plain_class
-says: HERE: Toolpack('p'): Env is not a pydantic model: derive it from TaskEnvironment, or use Toolpack.from_class.
+says: HERE: Toolpack('p'): Env is not a pydantic model: derive it from TaskEnvironment, or use Toolpack.from_class
+      instead of Toolpack.
 class Env: ...
 toolpack = Toolpack("p", Env)  # HERE
 === env_plain_object
 says: HERE: Env: the initial environment of 'p' can't be used: `a` can't be stored, its type is
       `toolpacks.MODULE.Thing`: its class is neither in the environment's annotations nor in the toolpack's
-      `state_types`, nor a plain type. Name its class in state_types, or keep something else.
+      `state_types`, nor a plain type. Add its class to state_types, or store another value.
 class Thing: ...
 class Env(TaskEnvironment):  # HERE
     a: Any = Field(default_factory=Thing)
@@ -438,7 +440,7 @@ class Env(TaskEnvironment):  # HERE
     a: int
 toolpack = Toolpack("p", Env)
 === env_unannotated
-says: HERE: PydanticUserError: …: correct it or move it away.
+says: HERE: PydanticUserError: …: correct it, or move the file out of the folder.
 class Env(TaskEnvironment):  # HERE
     a = []
 toolpack = Toolpack("p", Env)
@@ -485,8 +487,8 @@ def make() -> "Nowhere":  # HERE
     return EmptyEnv()
 toolpack = Toolpack("p", make)
 === factory_never_ends
-says: HERE: make: the initial environment of 'p' isn't built: the initial environment takes longer than … s at THERE: do
-      this in a function, or not at all.
+says: HERE: make: building the initial environment of 'p' takes longer than … s at THERE: make it faster, or do this in
+      a function.
 import time
 def make() -> Words:  # HERE
     """Make."""
@@ -536,7 +538,7 @@ def make() -> Words:  # HERE
     return EmptyEnv()
 toolpack = Toolpack("p", make)
 === from_server_wrong
-says: HERE: ImportError: …: correct it or move it away.
+says: HERE: ImportError: …: correct it, or move the file out of the folder.
 from toolpack_server import Toolpak  # HERE
 === function_attr
 says: note: HERE: f: it changes `f`, which all sessions share and no reset restores: keep it in the environment.
@@ -673,17 +675,17 @@ def f() -> str:
     """Do it."""
     return "x" * 3_000_000
 === import_cycle
-says: HERE: ModuleNotFoundError: No module named 'toolpacks.import_cycle': there is no import_cycle.py beside it:
-      correct the name.
+says: HERE: ModuleNotFoundError: No module named 'toolpacks.import_cycle': there is no import_cycle.py in the same
+      folder: correct the name.
 from toolpacks.import_cycle import nothing  # HERE
 === import_error
 says: HERE: ModuleNotFoundError: No module named 'nowhere_at_all': install the package that has it, or correct the name.
 import nowhere_at_all  # HERE
 === import_name_error
-says: HERE: NameError: …: correct it or move it away.
+says: HERE: NameError: …: correct it, or move the file out of the folder.
 Toolpak("p")  # HERE
 === import_time_call
-says: HERE: TypeError: …: correct it or move it away.
+says: HERE: TypeError: …: correct it, or move the file out of the folder.
 class Env(TaskEnvironment):
     a: int = 1
 toolpack = Toolpack("p", Env)
@@ -693,7 +695,7 @@ def f(a: Annotated[int, Depends("a")]) -> int:
     return a
 f()  # HERE
 === indent
-says: HERE: IndentationError: …: correct it or move it away.
+says: HERE: IndentationError: …: correct it, or move the file out of the folder.
 def f():
 return 1  # HERE
 === keeps_connection
@@ -848,7 +850,7 @@ def f() -> Any:
     """Do it."""
     return object()
 === no_name
-says: HERE: TypeError: …: correct it or move it away.
+says: HERE: TypeError: …: correct it, or move the file out of the folder.
 toolpack = Toolpack()  # HERE
 === no_short
 says: HERE: f: the docstring has no short description: say in its first line what the function does.
@@ -858,7 +860,7 @@ def f(x: int):
     :param x: X.
     """
 === no_toolpack
-says: FILE: it binds no Toolpack at module level: add one, or begin the file's name with `_`.
+says: FILE: the module has no Toolpack in a global variable: add one, or begin the file's name with `_`.
 says: No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace.
 x = 1
 === none_result
@@ -912,7 +914,7 @@ def f() -> None:
     """Do it."""
     raise KeyboardInterrupt
 === recursion
-says: HERE: RecursionError: …: correct it or move it away.
+says: HERE: RecursionError: …: correct it, or move the file out of the folder.
 def f():
     return f()  # HERE
 f()
@@ -925,7 +927,8 @@ toolpack.register_function(T)
 says: HERE: Toolpack('p'): 'f' isn't a function: register a function.
 toolpack.register_function("f")  # HERE
 === relative_import
-says: HERE: ModuleNotFoundError: No module named 'toolpacks.helper': there is no helper.py beside it: correct the name.
+says: HERE: ModuleNotFoundError: No module named 'toolpacks.helper': there is no helper.py in the same folder: correct
+      the name.
 from .helper import x  # HERE
 === return_type_no_schema
 call: HERE: f: its result has no JSON form (called with no arguments): a value of type C has no JSON form: …: return
@@ -1094,7 +1097,7 @@ def f() -> None:
     """Do it."""
     os.environ.pop("HOME", None)  # HERE
 === syntax
-says: HERE: SyntaxError: …: correct it or move it away.
+says: HERE: SyntaxError: …: correct it, or move the file out of the folder.
 def f(:  # HERE
 === sys_exit
 says: HERE: SystemExit: the module ends the program when it is imported: put such code below `if __name__ ==
@@ -1106,7 +1109,7 @@ says: HERE: SystemExit: the module ends the program when it is imported: put suc
       "__main__":`, or move the file out of the folder.
 raise SystemExit(0)  # HERE
 === tabs
-says: HERE: TabError: …: correct it or move it away.
+says: HERE: TabError: …: correct it, or move the file out of the folder.
 if True:
 	x=1
         y=2  # HERE
@@ -1133,12 +1136,12 @@ says: HERE: f: timeout_seconds is 0: give a number of seconds above 0.
 @toolpack.function(timeout_seconds=0)  # HERE
 def f(): """Do it."""
 === toolpack_in_function
-says: FILE: it binds no Toolpack at module level: add one, or begin the file's name with `_`.
+says: FILE: the module has no Toolpack in a global variable: add one, or begin the file's name with `_`.
 says: No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace.
 def make():
     return Toolpack("p")
 === toolpack_in_list
-says: FILE: it binds no Toolpack at module level: add one, or begin the file's name with `_`.
+says: FILE: the module has no Toolpack in a global variable: add one, or begin the file's name with `_`.
 says: No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace.
 packs = [Toolpack("p")]
 === toolpack_positional

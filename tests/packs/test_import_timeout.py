@@ -29,7 +29,7 @@ def test_code_that_gets_little_of_a_processor_is_not_interrupted_and_the_log_say
     monkeypatch.setattr(module, "time", Machine(share=0.05))
     with time_limit(0.05, "its import"):
         go_on(0.4)
-    assert caplog.messages[0].startswith("Slow: its import has gone on for 0 s at ")
+    assert caplog.messages[0].startswith("Slow: its import has taken 0 s at ")
     assert f"{__file__}:" in caplog.text
 
 

@@ -127,11 +127,11 @@ def test_only_what_is_named_is_imported(install):
     ("code", "entry_point", "says"),
     [
         ("import nowhere_at_all\n", "broken", "{file}:1: ModuleNotFoundError: No module named 'nowhere_at_all': "),
-        ("\n1 / 0\n", "broken", "{file}:2: ZeroDivisionError: division by zero: correct it or uninstall the "),
+        ("\n1 / 0\n", "broken", "{file}:2: ZeroDivisionError: division by zero: correct it, or uninstall the "),
         ("raise SystemExit(3)\n", "broken", "{file}:1: SystemExit: the module ends the program when it is imported: "),
         ("", "broken_elsewhere", "broken_elsewhere: ModuleNotFoundError: No module named 'broken_elsewhere': install "),
         ("", "broken.elsewhere", "broken.elsewhere: ModuleNotFoundError: No module named 'broken.elsewhere': "),
-        ("1 / 0\n", "broken.elsewhere", "broken.elsewhere: ZeroDivisionError: division by zero: correct it or "),
+        ("1 / 0\n", "broken.elsewhere", "broken.elsewhere: ZeroDivisionError: division by zero: correct it, or "),
         (kiosk("no name!"), "broken", "{file}:12: Toolpack('no name!'): 'no name!' isn't a valid toolpack name"),
     ],
     ids=["import", "error", "exit", "no module", "no submodule", "error above", "registration"],
@@ -148,11 +148,11 @@ def test_one_that_cannot_be_imported_stops_the_start_and_is_named(install, code,
 @pytest.mark.parametrize(
     ("code", "entry_point", "says"),
     [
-        ("", "empty", "it binds no Toolpack at module level: add one, or take it out of the entry points."),
+        ("", "empty", "the module has no Toolpack in a global variable: add one, or remove its entry point."),
         (
             "toolpack = 5\n",
             "empty:toolpack",
-            "`toolpack`, which the entry point 'empty' names, is no Toolpack: correct it.",
+            "the entry point 'empty' names `toolpack`, which isn't a Toolpack: correct one of the two.",
         ),
     ],
 )

@@ -99,7 +99,9 @@ def f():
     status, (said,), _ = check("--pack-dir", tmp_path)
     assert status == 1
     assert said.startswith("check: functions weren't called, as the toolpacks can't be loaded by each worker anew: ")
-    assert said.endswith("wrong_once.py:8: RuntimeError: one at a time: correct it or move it away.")
+    assert said.endswith(
+        "wrong_once.py:8: RuntimeError: one at a time: correct it, or move the file out of the folder."
+    )
 
 
 def test_a_function_that_raises_is_shown_with_its_traceback(tmp_path):

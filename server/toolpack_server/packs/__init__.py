@@ -1,4 +1,4 @@
-"""Toolpacks: what an author registers, how modules are loaded, how functions are described to agents.
+"""Toolpacks: registration by authors, loading of modules, and descriptions of functions for agents.
 
-Every problem with a toolpack is found here, before the first request, and reported in one sentence.
+This package finds every problem with a toolpack before the first request, and reports each in one sentence.
 """

@@ -1,6 +1,6 @@
-"""The toolpacks that a server has loaded, with the classes and fingerprints derived from them.
+"""Catalog of the toolpacks that a server has loaded, with the classes and fingerprints derived from them.
 
-Everything here is fixed before the first request, and never changes afterwards.
+It is complete before the first request and doesn't change afterwards.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -18,36 +18,45 @@ from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.classes import ClassTable, fingerprint, is_foreign
 from toolpack_server.snapshots.layouts import BUILTIN_BASES
 
-CHOICES = 256  # of toolpacks
+MAX_CACHED_CHOICES = 256  # combinations of toolpacks
 
 
 @dataclass(eq=False)
 class Catalog:
-    """Toolpacks by name, in the order in which they were loaded."""
+    """Toolpacks by name, in the order of loading.
+
+    Attributes:
+        notices: Messages for the operator, for example which package an unavailable toolpack needs.
+        sources: The module of each toolpack that was loaded from one.
+        classes: The classes that environments may contain.
+        plain: The classes whose instances are shown in JSON as their public attributes.
+        fingerprints: The fingerprint of each toolpack's environment classes.
+    """
 
     toolpacks: dict[str, Toolpack]
-    # Messages for the operator, such as what to install for an unavailable toolpack.
     notices: list[str] = field(default_factory=list)
-    sources: Mapping[str, Source] = field(default_factory=dict)  # of the toolpacks that were found in modules
+    sources: Mapping[str, Source] = field(default_factory=dict)
     classes: ClassTable = field(init=False)
-    # The classes in environments that JSON shows as their instances' public attributes.
     plain: frozenset[type] = field(init=False)
-    fingerprints: dict[str, str] = field(init=False)  # the fingerprint of each toolpack's environment classes
+    fingerprints: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         packs = self.toolpacks.values()
         self.classes = ClassTable(
             [pack.environment_class for pack in packs], [kind for pack in packs for kind in pack.state_types]
         )
-        of_classes = {kind for pack in packs if pack.holds_instances for kind in pack.state_types}
-        self.plain = frozenset(cls for cls in self.classes.layouts if is_plain(cls, of_classes))
+        author_classes = {kind for pack in packs if pack.holds_instances for kind in pack.state_types}
+        self.plain = frozenset(cls for cls in self.classes.layouts if is_plain(cls, author_classes))
         self.fingerprints = {
             name: fingerprint([pack.environment_class], pack.state_types) for name, pack in self.toolpacks.items()
         }
-        # Kept, as each new session asks. The order of toolpacks is the client's, so there are more than can be kept.
-        self.unclear = lru_cache(maxsize=CHOICES)(lambda names: ambiguous(self.toolpacks[name] for name in names))
+        # Cached, because each new session needs it. Clients choose the order of toolpacks, so the cache has a limit.
+        self.ambiguity = lru_cache(maxsize=MAX_CACHED_CHOICES)(
+            lambda names: describe_ambiguity(self.toolpacks[name] for name in names)
+        )
 
     def inventory(self) -> Inventory:
+        """Return a summary that other processes can compare with theirs."""
         entries = {
             name: Entry(self.fingerprints[name], tuple(pack.functions), pack.opt_in)
             for name, pack in self.toolpacks.items()
@@ -55,15 +64,15 @@ class Catalog:
         return Inventory(entries, self.notices)
 
     def versions(self, names: Iterable[str]) -> dict[str, str]:
-        """Get the versions of the distributions that toolpacks came with, by toolpack."""
+        """Return the version of each toolpack's distribution, by toolpack. Toolpacks from folders have none."""
         sources = {name: self.sources.get(name) for name in names}
         return {name: source.version for name, source in sources.items() if source and source.version}
 
     def choose(self, names: Iterable[str] | None) -> tuple[str, ...]:
-        """Get the names of the toolpacks that a session gets: those asked for, or all that are not `opt_in`.
+        """Return the toolpacks of a session: those that the client named, or all that are not `opt_in`.
 
         Raises:
-            InvalidParamsError: A name is unknown, or functions of the chosen toolpacks can't be told apart.
+            InvalidParamsError: A name is unknown, or two functions of the chosen toolpacks would have the same name.
         """
         if names is None:
             return tuple(name for name, pack in self.toolpacks.items() if not pack.opt_in)
@@ -73,34 +82,35 @@ class Catalog:
                 raise InvalidParamsError(
                     f"There is no toolpack {shown(name)!r}: choose from {', '.join(self.toolpacks)}."
                 )
-        unclear = self.unclear(chosen)
-        if unclear:
-            raise InvalidParamsError(f"These toolpacks can't be in one session: {unclear}. Choose fewer.")
+        ambiguity = self.ambiguity(chosen)
+        if ambiguity:
+            raise InvalidParamsError(f"These toolpacks can't be in one session: {ambiguity}. Choose fewer.")
         return chosen
 
     def functions(self, names: Iterable[str]) -> dict[str, PackFunction]:
-        """Get the functions of a session with some toolpacks, by what they are called there, in registration order.
+        """Return the functions of a session with these toolpacks by their names in it, in order of registration.
 
-        A name with a dot occurs in both of its spellings; `listed` gives each function once.
+        A function whose name has a dot occurs twice, once for each spelling. `listed` returns each function once.
         """
         packs = [self.toolpacks[name] for name in names]
         called = called_names({pack.name: pack.functions for pack in packs})
-        found = {}
+        functions = {}
         for pack in packs:
             for registered, function in pack.functions.items():
                 name = called[pack.name, registered]
-                found[name] = found[without_dots(name)] = function.renamed(name)
-        return found
+                functions[name] = functions[without_dots(name)] = function.renamed(name)
+        return functions
 
     def listed(self, names: Iterable[str]) -> list[PackFunction]:
+        """Return the functions of a session with these toolpacks, each once."""
         return [function for name, function in self.functions(names).items() if name == function.name]
 
     def registered(self, names: Iterable[str]) -> list[PackFunction]:
-        """Get the functions of some toolpacks, as they are registered."""
+        """Return the functions of these toolpacks under their registered names."""
         return [function for name in names for function in self.toolpacks[name].functions.values()]
 
     def spellings(self) -> frozenset[str]:
-        """Return all names by which functions can be called in any session."""
+        """Return every name that a function can have in any session."""
         return frozenset(
             spelling
             for toolpack, pack in self.toolpacks.items()
@@ -109,18 +119,18 @@ class Catalog:
         )
 
 
-def is_plain(cls: type, of_classes: Container[type]) -> bool:
-    """Return whether the instances of a class are shown as plain objects: they are neither models nor values.
+def is_plain(cls: type, author_classes: Container[type]) -> bool:
+    """Return whether JSON shows the instances of a class as plain objects: they are neither models nor values.
 
-    Pydantic shows a dataclass as its fields, private ones too, and can't show one that refers to itself. So those of
-    toolpacks that are made of classes are plain objects.
+    Pydantic would show all fields of a dataclass, private ones too, and fails if it refers to itself. So the
+    dataclasses of toolpacks that are made of classes (`author_classes`) are plain objects, too.
     """
     if is_foreign(cls) or issubclass(cls, (BaseModel, *BUILTIN_BASES)):
         return False
-    return cls in of_classes or not is_dataclass(cls)
+    return cls in author_classes or not is_dataclass(cls)
 
 
-def ambiguous(packs: Iterable[Toolpack]) -> str:
-    """Say which functions of these toolpacks can't be told apart in one session; "" if all can."""
-    found = [*map(".".join, ambiguous_names(called_names({pack.name: pack.functions for pack in packs})))]
-    return f"{' and '.join(found)} have the same name where names allow no dots" if found else ""
+def describe_ambiguity(packs: Iterable[Toolpack]) -> str:
+    """Return a message about functions of these toolpacks with the same name in one session, or "" without any."""
+    names = [*map(".".join, ambiguous_names(called_names({pack.name: pack.functions for pack in packs})))]
+    return f"{' and '.join(names)} have the same name in model APIs, which write a dot as __" if names else ""

@@ -1,6 +1,6 @@
-"""Checks of initial environments, which build them.
+"""Checks of initial environments. Each check builds the environment and discards it.
 
-What a check builds is discarded. What takes long, or stops no server, is only looked at by `check`.
+`serve` skips slow checks and those of harmless problems; `toolpack-server check` makes all of them (`thorough`).
 """
 
 import inspect
@@ -19,20 +19,22 @@ from toolpack_server.snapshots.comparison import difference
 from toolpack_server.snapshots.pickling import freeze, thaw
 from toolpack_server.volumes.volume import Limits, take_out
 
-BUILD_SECONDS = 10.0
+BUILD_SECONDS = 10.0  # time limit for building one initial environment
 
 
 def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False) -> RegistrationError | None:
-    """Build the initial environment, and check that its snapshot restores it exactly.
+    """Build the initial environment and return the problem with it, if its snapshot doesn't restore it exactly.
 
-    That JSON can show it is checked of instances, or if the check is `thorough`: others can be used nevertheless.
+    An environment that has no JSON form is a problem if it holds instances of the author's classes, or if the check is
+    `thorough`. Other environments work without one.
     """
     classes = catalog.classes
-    text = f"{place(pack.factory)}: the initial environment of {pack.name!r}"
+    name = f"the initial environment of {pack.name!r}"
+    text = f"{place(pack.factory)}: {name}"
     if requires(pack.options):
-        return None  # only a session's own options can build it
+        return None  # only a session has the options to build it
     try:
-        with time_limit(BUILD_SECONDS, "the initial environment"):
+        with time_limit(BUILD_SECONDS, f"building {name}", "make it faster, or do this in a function"):
             environment = Context().run(pack.build, {})
             for volume in take_out(environment, of_instances=pack.holds_instances).values():
                 volume.build(Limits())
@@ -43,7 +45,7 @@ def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False)
         reason = " ".join(str(error).partition("For further information visit")[0].split()).rstrip(".")
         text += f" can't be used: {reason}{_raised_at(pack, error)}."
         if isinstance(error, SnapshotError) and error.undeclared:
-            text += " Name its class in state_types, or keep something else."
+            text += " Add its class to state_types, or store another value."
         return RegistrationError(text)
     except ResultError as error:
         return RegistrationError(
@@ -51,7 +53,7 @@ def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False)
             "in a private attribute (PrivateAttr), or use another type."
         )
     except TimeLimitExceeded as error:
-        return RegistrationError(f"{text} isn't built: {error}")
+        return RegistrationError(f"{place(pack.factory)}: {error}")
     return RegistrationError(f"{text} can't be stored exactly: {lost}") if lost else None
 
 
@@ -63,5 +65,5 @@ def _raised_at(pack: Toolpack, error: Exception) -> str:
 
 
 def requires(model: type[BaseModel] | None) -> bool:
-    """Whether a model of arguments has a required field."""
+    """Return whether a model of arguments has a required field."""
     return model is not None and any(field.is_required() for field in model.model_fields.values())

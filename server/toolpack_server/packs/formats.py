@@ -1,6 +1,7 @@
-"""Descriptions: of toolpacks for clients, and of functions for agents, in the formats of the common model APIs too.
+"""Descriptions of toolpacks for clients, and of functions for agents in the formats of common model APIs.
 
-Pure; a description depends on what is registered alone. `FORMATS` maps names to formats.
+`FORMATS` has the functions that describe a function, by the name of the format. A description depends only on what the
+toolpack registered.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,10 @@ from toolpack_server.volumes.volume import Volume
 
 
 def parameters_schema(function: PackFunction) -> dict[str, Any]:
-    """Get the JSON Schema of a function's arguments: AgentDojo's, with unknown arguments and keys forbidden."""
+    """Return the JSON Schema of a function's arguments: AgentDojo's schema, but unknown arguments are forbidden.
+
+    Unknown keys of nested objects are forbidden, too, if the function's models forbid them.
+    """
     schema: dict[str, Any] = function.function.parameters.model_json_schema()
     objects = [schema]
     if getattr(function.function, "forbids_unknown_keys", False):
@@ -28,7 +32,7 @@ def parameters_schema(function: PackFunction) -> dict[str, Any]:
 
 
 def returns_schema(function: PackFunction) -> dict[str, Any] | None:
-    """Get the JSON Schema of a function's result as JSON; None without a usable return annotation."""
+    """Return the JSON Schema of a function's result, or None without a usable return annotation."""
     returned = function.function.return_type
     if returned is None:
         return None
@@ -38,8 +42,8 @@ def returns_schema(function: PackFunction) -> dict[str, Any] | None:
         return None
 
 
-def described(toolpack: Toolpack, source: Source | None) -> dict[str, Any]:
-    """Describe a toolpack; an environment whose JSON has no schema may be anything."""
+def describe_toolpack(toolpack: Toolpack, source: Source | None) -> dict[str, Any]:
+    """Return the description of a toolpack. If its environment has no JSON schema, the schema there is empty."""
     options = toolpack.options
     try:
         environment = toolpack.environment_class.model_json_schema(mode="serialization")
@@ -64,7 +68,7 @@ def described(toolpack: Toolpack, source: Source | None) -> dict[str, Any]:
 
 
 def native(function: PackFunction) -> dict[str, Any]:
-    """Describe a function in this server's own format."""
+    """Return a function's description in this server's own format."""
     returns = returns_schema(function)
     return {
         "name": function.name,
@@ -77,7 +81,7 @@ def native(function: PackFunction) -> dict[str, Any]:
 
 
 def openai(function: PackFunction) -> dict[str, Any]:
-    """Describe a function as a tool of OpenAI's Chat Completions API."""
+    """Return a function as a tool of OpenAI's Chat Completions API."""
     return {
         "type": "function",
         "function": {
@@ -89,7 +93,7 @@ def openai(function: PackFunction) -> dict[str, Any]:
 
 
 def anthropic(function: PackFunction) -> dict[str, Any]:
-    """Describe a function as a tool of Anthropic's Messages API."""
+    """Return a function as a tool of Anthropic's Messages API."""
     return {
         "name": without_dots(function.name),
         "description": function.function.description,
@@ -98,7 +102,7 @@ def anthropic(function: PackFunction) -> dict[str, Any]:
 
 
 def gemini(function: PackFunction) -> dict[str, Any]:
-    """Describe a function as a function declaration of the Gemini API."""
+    """Return a function as a function declaration of the Gemini API."""
     return {
         "name": function.name,
         "description": function.function.description,
@@ -107,10 +111,10 @@ def gemini(function: PackFunction) -> dict[str, Any]:
 
 
 def mcp(function: PackFunction) -> dict[str, Any]:
-    """Describe a function as a tool of the Model Context Protocol.
+    """Return a function as a tool of the Model Context Protocol.
 
-    There is no `outputSchema`: nothing checks that a result fits its annotation, and clients turn one that doesn't into
-    an exception when the call has been committed.
+    It has no `outputSchema`, because the server doesn't check results against their annotation. A client would raise
+    an exception for a result that doesn't match, although the call was committed.
     """
     return {
         "name": without_dots(function.name),

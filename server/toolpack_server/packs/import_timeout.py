@@ -1,9 +1,8 @@
-"""A limit on what a toolpack's code does before the server has started: its import and its environment.
+"""Time limit for a toolpack's code that runs before the server starts: its import and its initial environment.
 
-What takes too long is interrupted and named with the line that is running. A clock says little on a busy
-machine, or under a limit of processor time: of the time in which code computes, what it has had of a processor counts,
-and all of the time in which it waits. An import of a large library gets more. Code that holds the interpreter, or
-swallows every exception, can't be interrupted.
+Code that exceeds the limit is interrupted; the error names the line that was running. On a busy machine, wall-clock
+time would be unfair: while code computes, only its CPU time counts, and while it waits, all time counts. An import of a
+library has a longer limit. Code that holds the GIL, or catches every exception, can't be interrupted.
 """
 
 import contextlib
@@ -17,20 +16,26 @@ from types import FrameType
 
 from toolpack_server.base.logger import log
 
-MORE_PATIENCE = 6  # times as long for an import of a library
-COMPUTES = 0.01  # the share of the time on a processor from which on code doesn't just wait
-NEARLY = 0.9  # of the time that it may take: what hasn't had quite all of a processor is over, too
-REPEAT_SECONDS = 0.5  # until code is interrupted again that has swallowed the exception
+LIBRARY_FACTOR = 6  # an import of a library may take this many times as long
+MIN_CPU_SHARE = 0.01  # code that uses less CPU time than this share only waits
+TOLERANCE = 0.9  # share of the limit at which code is interrupted: no code gets quite all of a CPU
+REPEAT_SECONDS = 0.5  # before code that caught the exception is interrupted again
 _SERVER = str(Path(__file__).parents[1]) + "/"
 
 
 class TimeLimitExceeded(BaseException):
-    """Code took too long; the text says where it was."""
+    """Raised in code that exceeded a time limit. The message names the line."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float, what: str, advice: str = "do this in a function, or not at all") -> Iterator[None]:
-    """Raise `TimeLimitExceeded` in code that takes too long. Only the main thread can be interrupted."""
+    """Raise `TimeLimitExceeded` in the block if it takes longer. Blocks in other threads than the main one don't end.
+
+    Args:
+        seconds: The limit.
+        what: What the block does, for the message, such as "its import".
+        advice: What the author can do, for the message.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -39,13 +44,13 @@ def time_limit(seconds: float, what: str, advice: str = "do this in a function, 
     def interrupt(_number: int, frame: FrameType | None) -> None:
         nonlocal counted, used
         before, used = used, time.process_time()
-        counted += counts(used - before, seconds)
+        counted += counted_seconds(used - before, seconds)
         stack = traceback.extract_stack(frame)
-        own = [place for place in stack if not place.filename.startswith((_SERVER, "<frozen"))]
+        own = [frame for frame in stack if not frame.filename.startswith((_SERVER, "<frozen"))]
         where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-        if counted < NEARLY * seconds * (MORE_PATIENCE if _imports_library(stack) else 1):
-            took = time.monotonic() - began
-            log.warning("Slow: %s has gone on for %d s%s; %g of them count.", what, took, where, round(counted, 1))
+        if counted < TOLERANCE * seconds * (LIBRARY_FACTOR if _imports_library(stack) else 1):
+            elapsed = time.monotonic() - began
+            log.warning("Slow: %s has taken %d s%s; %g s of them count.", what, elapsed, where, round(counted, 1))
             signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
             return
         raise TimeLimitExceeded(f"{what} takes longer than {seconds:g} s{where}: {advice}.")
@@ -59,19 +64,19 @@ def time_limit(seconds: float, what: str, advice: str = "do this in a function, 
         signal.signal(signal.SIGALRM, before)
 
 
-def counts(used: float, seconds: float) -> float:
-    """Get how many of some seconds count, of which code has been on a processor for `used`."""
-    return used if COMPUTES * seconds <= used < seconds else seconds
+def counted_seconds(used: float, seconds: float) -> float:
+    """Return how much of a period counts in which code used this much CPU time."""
+    return used if MIN_CPU_SHARE * seconds <= used < seconds else seconds
 
 
 def _imports_library(stack: traceback.StackSummary) -> bool:
-    """Whether the code is in an import of a library that it has begun itself, and not at a line of its own."""
-    machinery = [number for number, place in enumerate(stack) if place.filename.startswith("<frozen importlib")]
+    """Return whether the toolpack is importing a library: a module from another folder than its own."""
+    machinery = [number for number, frame in enumerate(stack) if frame.filename.startswith("<frozen importlib")]
     if not machinery:
         return False
     first, last = machinery[0], machinery[-1]
-    importing = [place for place in stack[first:last] if not place.filename.startswith(("<frozen", _SERVER))]
-    imported = [place for place in stack[last + 1 :] if not place.filename.startswith("<frozen")]
+    importing = [frame for frame in stack[first:last] if not frame.filename.startswith(("<frozen", _SERVER))]
+    imported = [frame for frame in stack[last + 1 :] if not frame.filename.startswith("<frozen")]
     if not importing:
         return False
     return not imported or Path(imported[0].filename).parent != Path(importing[0].filename).parent

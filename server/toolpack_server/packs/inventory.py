@@ -1,6 +1,6 @@
-"""Which toolpacks a process has loaded, as it tells another process.
+"""Inventory of the toolpacks that a process has loaded, in a form that it can send to another process.
 
-Processes with equal toolpacks here can work on the same sessions.
+Processes whose inventories have equal toolpacks can work on the same sessions.
 """
 
 import json
@@ -10,25 +10,27 @@ from typing import NamedTuple, Self
 
 
 class Entry(NamedTuple):
-    fingerprint: str
+    """A toolpack, as far as two processes compare it."""
+
+    fingerprint: str  # of its environment classes
     functions: tuple[str, ...]
     opt_in: bool
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Toolpacks by name, in the order in which they were loaded."""
+    """Toolpacks by name, in the order of loading, and notices for the operator."""
 
     toolpacks: Mapping[str, Entry]
-    notices: Sequence[str] = ()  # for the operator
+    notices: Sequence[str] = ()
 
     @property
     def functions(self) -> list[tuple[str, str]]:
-        """The functions, each with the name of its toolpack."""
+        """The names of all functions, each after the name of its toolpack."""
         return [(name, function) for name, entry in self.toolpacks.items() for function in entry.functions]
 
     def difference(self, other: "Inventory") -> str | None:
-        """Get the name of a toolpack that isn't the same in both."""
+        """Return the name of a toolpack that differs or is missing in one of the two, or None if all are equal."""
         names = [*self.toolpacks, *other.toolpacks]
         return next((name for name in names if self.toolpacks.get(name) != other.toolpacks.get(name)), None)
 

@@ -1,8 +1,8 @@
-"""Loading toolpacks: finding their modules, importing them and checking them together.
+"""Loader of toolpacks: finds their modules, imports them and checks them together.
 
-Problems are collected, so that `check` can print all of them; `serve` stops at any. Whatever goes wrong in a
-module becomes a sentence with file, line and remedy: no module ends the command or keeps it waiting, whatever it does
-when it is imported.
+Problems are collected, so that `check` can print all of them; `serve` stops if there is one. Every failure of a module
+becomes a sentence with file, line and remedy. A module can neither end the command nor block it, not even by
+`os._exit` or an endless loop.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from toolpack_server.base.errors import RegistrationError, ToolpackUnavailable
 from toolpack_server.base.module_rngs import module_rngs
 from toolpack_server.base.settings import Settings
 from toolpack_server.functions_runtime import error_text
-from toolpack_server.packs.catalog import Catalog, ambiguous
+from toolpack_server.packs.catalog import Catalog, describe_ambiguity
 from toolpack_server.packs.checks import initial_problem
 from toolpack_server.packs.import_timeout import TimeLimitExceeded, time_limit
 from toolpack_server.packs.registration import collected_problems
-from toolpack_server.packs.sources import NAMESPACE, OWN, Source, in_folders, installed
+from toolpack_server.packs.sources import NAMESPACE, OWN, Source, folder_sources, installed_sources
 from toolpack_server.packs.toolpack import Toolpack
 
-IMPORT_SECONDS = 30.0  # an import that computes or waits for longer belongs into a function
+IMPORT_SECONDS = 30.0  # time limit for importing one module
 
 
 def load_catalog(
@@ -39,24 +39,24 @@ def load_catalog(
     *,
     build: bool = True,
 ) -> Catalog:
-    """Load the toolpacks of these names and check them; without names, all in `pack_dirs`, else all that are installed.
+    """Load and check the named toolpacks. Without names, load all in `pack_dirs`; without these, all installed ones.
 
     Args:
-        build: Build the initial environments, to check them; a process that forks others must not.
+        build: Also build and check the initial environments. A process that forks others must not do this.
 
     Raises:
-        RegistrationError: The first problem; its text says how many more there are.
+        RegistrationError: The first problem. Its text tells how many others were found.
     """
     catalog, problems = inspect_toolpacks(pack_dirs, names, thorough=False, build=build)
     if problems:
-        more = f" ({len(problems) - 1} more: see `toolpack-server check`)" if len(problems) > 1 else ""
-        raise RegistrationError(f"{problems[0]}{more}")
+        others = f" ({len(problems) - 1} more: see `toolpack-server check`)" if len(problems) > 1 else ""
+        raise RegistrationError(f"{problems[0]}{others}")
     assert catalog is not None  # noqa: S101 - it is None only if there are problems
     return catalog
 
 
 def catalog_of(settings: Settings, *, build: bool = True) -> Catalog:
-    """Load the toolpacks of a server with these settings; the rest is as in `load_catalog`."""
+    """Load the toolpacks of a server with these settings, as `load_catalog` does."""
     return load_catalog(settings.pack_dir, settings.packs, build=build)
 
 
@@ -67,32 +67,32 @@ def inspect_toolpacks(
     thorough: bool = True,
     build: bool = True,
 ) -> tuple[Catalog | None, list[RegistrationError]]:
-    """Load toolpacks and collect all problems; the catalog is None if any toolpack can't be loaded.
+    """Load toolpacks, and return the catalog and all problems. The catalog is None if a toolpack can't be loaded.
 
-    A large environment takes long to build, so a server doesn't check those of `opt_in` packs at the start
-    (`thorough=False`): the first session that names one does.
+    With `thorough=False`, as at a server's start, the environments of `opt_in` toolpacks aren't checked, because large
+    ones take long to build. The first session that names such a toolpack finds the problem.
     """
     problems: list[RegistrationError] = []
     token = collected_problems.set(problems)
     try:
         with module_rngs.noting():
-            found, sources, notices = _find(pack_dirs, names, problems)
+            packs, sources, notices = _find(pack_dirs, names, problems)
     finally:
         collected_problems.reset(token)
-    sound = not problems
-    unclear = ambiguous(pack for pack in found.values() if not pack.opt_in)
-    if unclear:
-        problems.append(RegistrationError(f"{unclear}: rename one of the toolpacks, or make it opt_in."))
+    is_loaded = not problems
+    ambiguity = describe_ambiguity(pack for pack in packs.values() if not pack.opt_in)
+    if ambiguity:
+        problems.append(RegistrationError(f"{ambiguity}: rename one of the toolpacks, or make it opt_in."))
     try:
-        catalog = Catalog(found, notices, sources)
+        catalog = Catalog(packs, notices, sources)
     except RegistrationError as error:
         return None, [*problems, error]
     problems += [
         problem
-        for pack in found.values()
+        for pack in packs.values()
         if build and (thorough or not pack.opt_in) and (problem := initial_problem(pack, catalog, thorough=thorough))
     ]
-    return catalog if sound else None, problems
+    return catalog if is_loaded else None, problems
 
 
 def _find(
@@ -100,51 +100,61 @@ def _find(
 ) -> tuple[dict[str, Toolpack], dict[str, Source], list[str]]:
     bundled = extend_namespace(pack_dirs, problems)
     only_folders = pack_dirs and not names
-    sources = [*in_folders(pack_dirs if only_folders else [*pack_dirs, *bundled], pack_dirs, problems)]
+    sources = [*folder_sources(pack_dirs if only_folders else [*pack_dirs, *bundled], pack_dirs, problems)]
     if not only_folders:
-        sources += installed()
+        sources += installed_sources()
     search = _Search(problems)
     # If packs are named, sources of the same name come first, and the search ends when all packs are found.
     for source in sorted(sources, key=lambda source: source.name not in names):
-        if names and source.name not in names and set(names) <= search.found.keys():
+        if names and source.name not in names and set(names) <= search.packs.keys():
             break
-        search.look_into(source)
-    found, notices = search.found, search.notices
+        search.load(source)
+    packs, notices = search.packs, search.notices
     if names:
         for name in names:
-            if name not in found:
-                if meant := get_close_matches(name, found, 1):
-                    problems.append(RegistrationError(f"no module has a toolpack {name!r}: did you mean {meant[0]!r}?"))
+            if name not in packs:
+                if matches := get_close_matches(name, packs, 1):
+                    text = f"no module has a toolpack {name!r}: did you mean {matches[0]!r}?"
+                    problems.append(RegistrationError(text))
                     continue
-                known = ", ".join(found) or "none"
-                # A module mostly has toolpacks that are called as it is, such as tau2 has tau2-retail.
+                available = ", ".join(packs) or "none"
+                # The names of toolpacks mostly begin with their module's name: tau2-retail is in tau2.
                 likely = [text for module, text in search.unavailable.items() if name.startswith(module)]
                 hint = " ".join(["", *(likely or notices)])
-                problems.append(RegistrationError(f"no module has a toolpack {name!r}; found: {known}.{hint}"))
-        search.excuse_all_but(names)
-        found = {name: found[name] for name in names if name in found}
-    if not found and not problems:
+                problems.append(RegistrationError(f"no module has a toolpack {name!r}; found: {available}.{hint}"))
+        search.ignore_problems_of_others(names)
+        packs = {name: packs[name] for name in names if name in packs}
+    if not packs and not problems:
         notices.append(
             "No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace."
         )
-    return {name: pack for name, pack in found.items() if name not in search.unsound}, search.sources, notices
+    return {name: pack for name, pack in packs.items() if name not in search.faulty}, search.sources, notices
 
 
 class _Search:
-    """A search through modules."""
+    """A search for toolpacks in modules.
+
+    Attributes:
+        packs: The toolpacks found so far, by name.
+        sources: The module of each toolpack.
+        faulty: Names of toolpacks that have problems already. Further checks would report these again.
+        notices: Messages for the operator.
+        unavailable: The notices about missing packages, by the name of the module that needs them.
+    """
 
     def __init__(self, problems: list[RegistrationError]) -> None:
-        self.found: dict[str, Toolpack] = {}
-        self.sources: dict[str, Source] = {}  # of those that were found
-        self.unsound: set[str] = set()  # the names of those that have problems; further checks would report these again
+        self.packs: dict[str, Toolpack] = {}
+        self.sources: dict[str, Source] = {}
+        self.faulty: set[str] = set()
         self.notices: list[str] = []
-        self.unavailable: dict[str, str] = {}  # those of the notices that say what a module needs, by its name
+        self.unavailable: dict[str, str] = {}
         self._problems = problems
-        self._broken: list[tuple[list[RegistrationError], set[str]]] = []  # of a module: its problems, its toolpacks
+        self._broken: list[tuple[list[RegistrationError], set[str]]] = []  # the problems and toolpacks of each module
 
-    def look_into(self, source: Source) -> None:
+    def load(self, source: Source) -> None:
+        """Import a module and add its toolpacks and problems."""
         problems = self._problems
-        known = len(problems)
+        before = len(problems)
         module = None
         try:
             module = _import(source, problems)
@@ -152,39 +162,43 @@ class _Search:
             self.unavailable[source.name] = str(unavailable)
             self.notices.append(str(unavailable))
         packs = _toolpacks_of(module, source.attribute)
-        if module is not None and not packs and len(problems) == known:
-            self.notices.append(_without_toolpack(source, module))
+        if module is not None and not packs and len(problems) == before:
+            self.notices.append(_no_toolpack_notice(source, module))
         for pack in packs:
-            if len(problems) > known:
-                self.unsound.add(pack.name)
-            other = self.found.get(pack.name)
+            if len(problems) > before:
+                self.faulty.add(pack.name)
+            other = self.packs.get(pack.name)
             if other is not None and other is not pack:
                 first = self.sources[pack.name]
-                can_go = {each.distribution for each in (first, source) if each.distribution not in {None, OWN}}
-                remedy = f"rename one, or uninstall {' or '.join(sorted(map(str, can_go)))}" if can_go else "rename one"
+                removable = {each.distribution for each in (first, source) if each.distribution not in {None, OWN}}
+                names = " or ".join(sorted(map(str, removable)))
+                remedy = f"rename one, or uninstall {names}" if names else "rename one"
                 text = f"{pack.place}: the name {pack.name!r} is taken by {first.place(other.place)}: {remedy}."
                 problems.append(RegistrationError(text))
-            self.found[pack.name] = pack
+            self.packs[pack.name] = pack
             self.sources.setdefault(pack.name, source)
-        if len(problems) > known:
-            problems[known:] = [RegistrationError(source.place(str(problem))) for problem in problems[known:]]
+        if len(problems) > before:
+            problems[before:] = [RegistrationError(source.place(str(problem))) for problem in problems[before:]]
             sys.modules.pop(source.module, None)  # as Python does after a failed import
-            self._broken.append((problems[known:], {pack.name for pack in packs}))
+            self._broken.append((problems[before:], {pack.name for pack in packs}))
 
-    def excuse_all_but(self, names: Sequence[str]) -> None:
-        """Where all of these toolpacks were found, let the problems of modules that have none of them be notices."""
-        if not set(names) <= self.found.keys():
+    def ignore_problems_of_others(self, names: Sequence[str]) -> None:
+        """Turn problems of modules that have none of these toolpacks into notices, if all of these were found."""
+        if not set(names) <= self.packs.keys():
             return
-        for of_module, its_packs in self._broken:
-            if its_packs.isdisjoint(names):
-                self._problems[:] = [problem for problem in self._problems if problem not in of_module]
-                self.notices += [f"{problem} It isn't loaded, for --packs doesn't name it." for problem in of_module]
+        for module_problems, pack_names in self._broken:
+            if pack_names.isdisjoint(names):
+                self._problems[:] = [problem for problem in self._problems if problem not in module_problems]
+                self.notices += [
+                    f"{problem} This module is skipped, because --packs doesn't name its toolpacks."
+                    for problem in module_problems
+                ]
 
 
 def extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError]) -> list[Path]:
-    """Put the folders on the namespace package's path, before the bundled ones, and return those.
+    """Put the folders before the bundled ones on the path of the namespace package, and return the bundled ones.
 
-    Before, so that a folder's `bank.py` may replace the bundled one.
+    Because of this order, a folder's `bank.py` replaces the bundled one.
     """
     problems += [
         RegistrationError(f"{folder} is not a folder: correct --pack-dir.")
@@ -196,36 +210,37 @@ def extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError
     except ModuleNotFoundError:
         namespace = sys.modules[NAMESPACE] = ModuleType(NAMESPACE)
         namespace.__path__ = []
-    wanted = [str(folder.resolve()) for folder in pack_dirs]
-    # Folders of earlier calls stay importable, but aren't bundled.
+    own = [str(folder.resolve()) for folder in pack_dirs]
+    # Folders of earlier calls stay importable, but don't count as bundled.
     bundled = list((namespace.__spec__ and namespace.__spec__.submodule_search_locations) or ())
     # A plain list: Python recomputes a namespace's own path object when sys.path changes, and would lose our folders.
-    namespace.__path__ = list(dict.fromkeys([*wanted, *bundled, *namespace.__path__]))
+    namespace.__path__ = list(dict.fromkeys([*own, *bundled, *namespace.__path__]))
     importlib.invalidate_caches()
-    return [Path(folder) for folder in bundled if folder not in wanted]
+    return [Path(folder) for folder in bundled if folder not in own]
 
 
 def _toolpacks_of(module: ModuleType | None, attribute: str) -> list[Toolpack]:
-    bound = vars(module) if module else {}
-    values = [bound.get(attribute)] if attribute else bound.values()
+    attributes = vars(module) if module else {}
+    values = [attributes.get(attribute)] if attribute else attributes.values()
     return list({id(pack): pack for pack in values if isinstance(pack, Toolpack)}.values())
 
 
-def _without_toolpack(source: Source, module: ModuleType) -> str:
+def _no_toolpack_notice(source: Source, module: ModuleType) -> str:
     place = source.place(module.__file__ or source.module)
     if source.attribute:
         return (
-            f"{place}: `{source.attribute}`, which the entry point {source.name!r} names, is no Toolpack: correct it."
+            f"{place}: the entry point {source.name!r} names `{source.attribute}`, which isn't a Toolpack: correct one "
+            "of the two."
         )
-    otherwise = "take it out of the entry points" if source.distribution else "begin the file's name with `_`"
-    return f"{place}: it binds no Toolpack at module level: add one, or {otherwise}."
+    alternative = "remove its entry point" if source.distribution else "begin the file's name with `_`"
+    return f"{place}: the module has no Toolpack in a global variable: add one, or {alternative}."
 
 
 def _import(source: Source, problems: list[RegistrationError]) -> ModuleType | None:
-    """Import a module; what goes wrong is added to the problems.
+    """Import a module, or add the problem to `problems`.
 
     Raises:
-        ToolpackUnavailable: Only a package is missing.
+        ToolpackUnavailable: The module reports that a package which it needs isn't installed.
     """
     name = source.module
     exit_process = os._exit
@@ -242,7 +257,7 @@ def _import(source: Source, problems: list[RegistrationError]) -> ModuleType | N
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        problems.append(RegistrationError(f"{_where(name, error)}: {_said(source, error)}"))
+        problems.append(RegistrationError(f"{_where(name, error)}: {_import_problem(source, error)}"))
     finally:
         os._exit = exit_process
     return None
@@ -252,20 +267,21 @@ def _refuse_exit(status: int) -> NoReturn:
     raise SystemExit(status)
 
 
-def _said(source: Source, error: BaseException) -> str:
-    away = "uninstall the distribution" if source.distribution else "move the file out of the folder"
+def _import_problem(source: Source, error: BaseException) -> str:
+    """Return what went wrong in an import, and a remedy."""
+    alternative = "uninstall the distribution" if source.distribution else "move the file out of the folder"
     if isinstance(error, SystemExit):
         return (
             "SystemExit: the module ends the program when it is imported: put such code below "
-            f'`if __name__ == "__main__":`, or {away}.'
+            f'`if __name__ == "__main__":`, or {alternative}.'
         )
     if isinstance(error, PydanticSchemaGenerationError):
         return (
             f"{str(error).partition('. Set ')[0]}: an environment holds plain values, models and dataclasses. Keep a "
-            "data frame in `Files`, or make such an object in the functions that need it."
+            "data frame in `Files`, or create such an object in the functions that need it."
         )
     if isinstance(error, SyntaxError) and "null bytes" in str(error):
-        return "it holds null bytes: save it as a text file in UTF-8."
+        return "the file contains null bytes: save it as a text file in UTF-8."
     text = " ".join(error_text(error).partition("For further information visit")[0].split()).rstrip(".")
     return f"{text}: {_remedy(source, error)}"
 
@@ -279,13 +295,14 @@ def _remedy(source: Source, error: BaseException) -> str:
         if (folder / f"{missing}.py").exists():
             return f"import it as {package_of_module}.{missing}."
         if package and package == package_of_module:
-            return f"there is no {module}.py beside it: correct the name."
+            return f"there is no {module}.py in the same folder: correct the name."
         return "install the package that has it, or correct the name."
-    return "correct it or uninstall the distribution." if source.distribution else "correct it or move it away."
+    alternative = "uninstall the distribution" if source.distribution else "move the file out of the folder"
+    return f"correct it, or {alternative}."
 
 
 def _where(name: str, error: BaseException) -> str:
-    """Get the file and line at which a module's import failed."""
+    """Return the file and line at which a module's import failed."""
     file = _file_of(name)
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -294,7 +311,7 @@ def _where(name: str, error: BaseException) -> str:
 
 
 def _file_of(name: str) -> str | None:
-    with contextlib.suppress(Exception):  # to find a module is to import the packages that it is in
+    with contextlib.suppress(Exception):  # find_spec imports the packages around the module
         spec = importlib.util.find_spec(name)
         return spec.origin if spec else None
     return None

@@ -1,35 +1,39 @@
-"""What functions are called in a session: their names, with a prefix where several toolpacks have one of that name.
+"""Names of functions in a session, with a prefix where several of its toolpacks use the same name.
 
-A name stays as it is unless that would be ambiguous in this session. Then the functions of that name are
-called `toolpack.function`, all of them, so that none is favoured for being loaded first.
+A function keeps its name unless the name would be ambiguous in the session. Then all functions of that name are
+called `toolpack.function`; the toolpack that was loaded first has no precedence.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 RegisteredName = tuple[str, str]
-"""A toolpack, and the name with which it has registered a function."""
+"""The name of a toolpack, and the name under which it registered a function."""
 
 
 def without_dots(name: str) -> str:
-    """Get the spelling of a name for model APIs whose names allow no dot; agents may call it by this, too."""
+    """Return the spelling of a name for model APIs that forbid dots in names. Agents may call either spelling."""
     return name.replace(".", "__")
 
 
 def called_names(toolpacks: Mapping[str, Iterable[str]]) -> dict[RegisteredName, str]:
-    """Get what each function is called in a session that has these toolpacks, each with the names of its functions."""
+    """Return the name of each function in a session.
+
+    Args:
+        toolpacks: The session's toolpacks, each with the registered names of its functions.
+    """
     functions = [(toolpack, name) for toolpack, names in toolpacks.items() for name in names]
     prefixed: set[str] = set()
     while True:
         called = {each: f"{each[0]}.{each[1]}" if each[1] in prefixed else each[1] for each in functions}
-        # Again, as a name with its prefix may be spelled like another one.
-        more = {name for _, name in ambiguous_names(called)} - prefixed
-        if not more:
+        # Repeat, because a name with its prefix may equal another name.
+        ambiguous = {name for _, name in ambiguous_names(called)} - prefixed
+        if not ambiguous:
             return called
-        prefixed |= more
+        prefixed |= ambiguous
 
 
 def ambiguous_names(called: Mapping[RegisteredName, str]) -> list[RegisteredName]:
-    """Get the functions that can't be told apart; even prefixes don't help if toolpacks are called `a.b` and `a__b`."""
+    """Return the functions that share a name. Prefixes don't help if two toolpacks are called `a.b` and `a__b`."""
     spellings = Counter(spelling for name in called.values() for spelling in {name, without_dots(name)})
     return [each for each, name in called.items() if spellings[name] > 1 or spellings[without_dots(name)] > 1]

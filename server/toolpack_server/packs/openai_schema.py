@@ -1,7 +1,7 @@
-"""JSON Schemas in the subset that OpenAI's API takes.
+"""JSON Schemas in the subset that OpenAI's API accepts.
 
-It refuses `oneOf`, `discriminator` and `prefixItems`, and some of its models don't follow `$ref`. So a reference is
-replaced by its definition, unless the definition contains itself or the schema would become too large.
+The API rejects `oneOf`, `discriminator` and `prefixItems`, and some of its models don't follow `$ref`. So each
+reference is replaced by its definition, unless the definition contains itself or the schema would become too large.
 """
 
 from collections.abc import Mapping
@@ -9,65 +9,65 @@ from typing import Any
 
 from toolpack_server.jsonio.strict import dumps
 
-_MAX_NODES = 2_000  # of a schema without references: ten times those of the largest function of tau2
+_MAX_NODES = 2_000  # in a schema without references: ten times as many as the largest function of tau2 has
 _VALUES = ("const", "default", "enum", "examples")  # keywords whose values are data, not schemas
-_BY_NAME = ("properties", "patternProperties", "$defs")  # keywords whose members have names of the author's
+_BY_NAME = ("properties", "patternProperties", "$defs")  # keywords whose keys are the author's names
 
 
 class _NodeLimitError(Exception):
-    pass
+    """Raised if a schema without references would have too many nodes."""
 
 
 def openai_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema that accepts what `schema` does, without what OpenAI refuses.
+    """Return a schema without the keywords that OpenAI rejects. It accepts every value that `schema` accepts.
 
-    The elements of a tuple may then come in any order.
+    It also accepts the elements of a tuple in another order.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
     recursive = {name for name in definitions if name in _reachable(name, definitions)}
     try:
-        return _Translation(definitions, recursive).of_root(schema)
+        return _Translation(definitions, recursive).translate_root(schema)
     except _NodeLimitError:
-        return _Translation(definitions, {*definitions}).of_root(schema)
+        return _Translation(definitions, {*definitions}).translate_root(schema)
 
 
 class _Translation:
-    """The translation of one schema; references to definitions in `kept` stay."""
+    """Translation of one schema. References to definitions in `referenced` are not replaced."""
 
-    def __init__(self, definitions: Mapping[str, Any], kept: set[str]) -> None:
+    def __init__(self, definitions: Mapping[str, Any], referenced: set[str]) -> None:
         self._definitions = definitions
-        self._kept = kept
+        self._referenced = referenced
         self._nodes = 0
 
-    def of_root(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        translated: dict[str, Any] = self._of({name: value for name, value in schema.items() if name != "$defs"})
-        if self._kept:
-            translated["$defs"] = {name: self._of(self._definitions[name]) for name in sorted(self._kept)}
+    def translate_root(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        translated: dict[str, Any] = self._translate({name: value for name, value in schema.items() if name != "$defs"})
+        if self._referenced:
+            translated["$defs"] = {name: self._translate(self._definitions[name]) for name in sorted(self._referenced)}
         return translated
 
-    def _of(self, schema: Any) -> Any:
+    def _translate(self, schema: Any) -> Any:
         if isinstance(schema, list):
-            return [self._of(each) for each in schema]
+            return [self._translate(each) for each in schema]
         if not isinstance(schema, dict):
             return schema
         self._nodes += 1
-        if self._nodes > _MAX_NODES and self._kept != {*self._definitions}:
+        if self._nodes > _MAX_NODES and self._referenced != {*self._definitions}:
             raise _NodeLimitError
         name = _target(schema)
-        if name in self._definitions and name not in self._kept:
-            beside = {key: value for key, value in schema.items() if key != "$ref"}
-            return self._of({**self._definitions[name], **beside})
+        if name in self._definitions and name not in self._referenced:
+            siblings = {key: value for key, value in schema.items() if key != "$ref"}
+            return self._translate({**self._definitions[name], **siblings})
         translated = {}
         for key, value in schema.items():
             if key in _BY_NAME:
-                translated[key] = {each: self._of(below) for each, below in value.items()}
+                translated[key] = {name: self._translate(member) for name, member in value.items()}
             elif key == "oneOf":
-                translated["anyOf"] = self._of(value)
+                translated["anyOf"] = self._translate(value)
             elif key == "prefixItems":
-                unique = {dumps(each): each for each in map(self._of, value)}
+                unique = {dumps(each): each for each in map(self._translate, value)}
                 translated["items"] = {"anyOf": [*unique.values()]} if len(unique) > 1 else next(iter(unique.values()))
             elif key != "discriminator":
-                translated[key] = value if key in _VALUES else self._of(value)
+                translated[key] = value if key in _VALUES else self._translate(value)
         return translated
 
 
@@ -77,17 +77,17 @@ def _target(schema: Mapping[str, Any]) -> str:
 
 
 def _reachable(name: str, definitions: Mapping[str, Any]) -> set[str]:
-    """Return the definitions to which a definition refers, directly or through others."""
-    found: set[str] = set()
-    waiting = [definitions[name]]
-    while waiting:
-        node = waiting.pop()
+    """Return the names of the definitions that a definition refers to, directly or through others."""
+    targets: set[str] = set()
+    pending = [definitions[name]]
+    while pending:
+        node = pending.pop()
         if isinstance(node, list):
-            waiting += node
+            pending += node
         elif isinstance(node, dict):
             target = _target(node)
-            if target in definitions and target not in found:
-                found.add(target)
-                waiting.append(definitions[target])
-            waiting += node.values()
-    return found
+            if target in definitions and target not in targets:
+                targets.add(target)
+                pending.append(definitions[target])
+            pending += node.values()
+    return targets

@@ -1,6 +1,6 @@
-"""A function as its toolpack has registered it.
+"""Registered function of a toolpack.
 
-It never changes; in a session that calls it otherwise, a copy has the other name.
+It never changes. A session in which the function has another name uses a copy with that name.
 """
 
 import copy
@@ -10,13 +10,21 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PackFunction:
-    """A function as its toolpack registered it."""
+    """A function, its toolpack, and the options of its registration.
 
-    function: Any  # the ready `Function`: ours, or any object with the same fields
+    Attributes:
+        function: The ready `Function`: the server's own, or any object with the same fields.
+        toolpack: The name of its toolpack.
+        read_only: The author promises that it doesn't change the environment.
+        timeout_seconds: Its deadline in seconds. None means the server's default.
+        registered_name: The name of its registration. `name` may differ in a session.
+    """
+
+    function: Any
     toolpack: str
-    read_only: bool = False  # it promises to leave the environment unchanged
-    timeout_seconds: float | None = None  # its own deadline in seconds; None means the server's default
-    registered_name: str = ""  # the name with which it was registered; in a session it may be called otherwise
+    read_only: bool = False
+    timeout_seconds: float | None = None
+    registered_name: str = ""
 
     def __post_init__(self) -> None:
         if not self.registered_name:
@@ -28,6 +36,7 @@ class PackFunction:
         return name
 
     def renamed(self, name: str) -> "PackFunction":
+        """Return this function under another name."""
         if name == self.name:
             return self
         function = copy.copy(self.function)
@@ -36,6 +45,6 @@ class PackFunction:
 
 
 def is_offered(function: PackFunction, offered: frozenset[str]) -> bool:
-    """Whether a function is among these names, with or without its toolpack's."""
+    """Return whether `offered` has a name of this function, with or without its toolpack's name."""
     registered = function.registered_name
     return not offered.isdisjoint({function.name, registered, f"{function.toolpack}.{registered}"})

@@ -1,6 +1,6 @@
-"""A look at the code of functions that assign to a dependency whose value can't be changed in place.
+"""Static check for functions that assign to a dependency of an immutable type.
 
-Such an assignment gives the call's local variable another value and changes nothing in the environment.
+Such an assignment only rebinds the function's local variable. It changes nothing in the environment.
 """
 
 import ast
@@ -31,7 +31,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def is_immutable(annotation: Any) -> bool:
-    """Return whether no value of a type can be changed in place, as far as its annotation shows."""
+    """Return whether the annotation shows that no value of the type can be changed in place."""
     if isinstance(annotation, TypeAliasType | getattr(types, "TypeAliasType", TypeAliasType)):
         return is_immutable(annotation.__value__)
     if annotation is None or get_origin(annotation) is Literal:
@@ -51,14 +51,14 @@ def is_immutable(annotation: Any) -> bool:
     return issubclass(kind, IMMUTABLE) or bool(dataclass is not None and dataclass.frozen)
 
 
-def rebound(function: Callable[..., Any], names: Iterable[str]) -> tuple[str, int] | None:
-    """Return the first of these parameters that a function assigns to, and the line; None if there is none."""
+def find_assignment(function: Callable[..., Any], names: Iterable[str]) -> tuple[str, int] | None:
+    """Return the first of these parameters that a function assigns to, and the line, or None."""
     tree, parameters = function_tree(function), frozenset(names)
-    return None if tree is None else next(_rebound(tree.body, parameters, parameters), None)
+    return None if tree is None else next(_assignments(tree.body, parameters, parameters), None)
 
 
 def function_tree(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the syntax tree of a function with the line numbers of its file; None if its source isn't there."""
+    """Return the syntax tree of a function with the line numbers of its file, or None if its source isn't available."""
     if not isinstance(function, FunctionType):
         return None
     try:
@@ -70,42 +70,48 @@ def function_tree(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | Non
     return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)), None)
 
 
-def _rebound(nodes: Iterable[ast.AST], seen: frozenset[str], own: frozenset[str]) -> Iterator[tuple[str, int]]:
-    """Yield assignments to parameters: those of them that a scope sees, and those that it means by an assignment."""
+def _assignments(nodes: Iterable[ast.AST], visible: frozenset[str], local: frozenset[str]) -> Iterator[tuple[str, int]]:
+    """Yield assignments to the function's parameters in one scope, and in the scopes inside it.
+
+    Args:
+        visible: The parameters that the scope can read.
+        local: The parameters that an assignment in this scope rebinds.
+    """
     for node in nodes:
         if isinstance(node, ast.Lambda) or (isinstance(node, ast.AnnAssign) and node.value is None):
-            continue  # a lambda can only assign to variables of its own
-        for name in own.intersection(_bound(node)):
-            yield name, node.lineno  # type: ignore[attr-defined] # what binds a name has a place
+            continue  # a lambda can only assign to its own variables
+        for name in local.intersection(_assigned_names(node)):
+            yield name, node.lineno  # type: ignore[attr-defined] # every node that binds a name has a line
         if isinstance(node, _SCOPES):
-            yield from _rebound(node.decorator_list, seen, own)
-            yield from _rebound(node.body, *_within(node, seen))
-        elif isinstance(node, _COMPREHENSIONS):  # whose targets are its own, but not what `:=` assigns to
+            yield from _assignments(node.decorator_list, visible, local)
+            yield from _assignments(node.body, *_inner_names(node, visible))
+        elif isinstance(node, _COMPREHENSIONS):  # its targets are local to it, but targets of `:=` aren't
             walrus = (part for part in ast.walk(node) if isinstance(part, ast.NamedExpr))
-            yield from _rebound((part.target for part in walrus), seen, own)
+            yield from _assignments((part.target for part in walrus), visible, local)
         else:
-            yield from _rebound(ast.iter_child_nodes(node), seen, own)
+            yield from _assignments(ast.iter_child_nodes(node), visible, local)
 
 
-def _within(scope: Any, seen: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return which parameters of the function a scope in it sees, and which of them it means by an assignment."""
-    nodes = [*_of_scope(scope.body)]
-    meant = seen.intersection(name for node in nodes if isinstance(node, ast.Nonlocal) for name in node.names)
+def _inner_names(scope: Any, visible: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the parameters that an inner scope can read, and those that it declares `nonlocal`."""
+    nodes = [*_nodes_of_scope(scope.body)]
+    declared = visible.intersection(name for node in nodes if isinstance(node, ast.Nonlocal) for name in node.names)
     if isinstance(scope, ast.ClassDef):  # its methods don't see its variables
-        return seen, meant
+        return visible, declared
     arguments = {node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg)}
-    return seen - arguments - ({name for node in nodes for name in _bound(node)} - meant), meant
+    assigned = {name for node in nodes for name in _assigned_names(node)}
+    return visible - arguments - (assigned - declared), declared
 
 
-def _of_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+def _nodes_of_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     for node in nodes:
         yield node
         if not isinstance(node, (*_SCOPES, *_COMPREHENSIONS, ast.Lambda)):
-            yield from _of_scope(ast.iter_child_nodes(node))
+            yield from _nodes_of_scope(ast.iter_child_nodes(node))
 
 
-def _bound(node: ast.AST) -> list[str]:
-    """Return the names that a node itself assigns to or deletes."""
+def _assigned_names(node: ast.AST) -> list[str]:
+    """Return the names that a node itself, without its children, assigns to or deletes."""
     match node:
         case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
             return [name]

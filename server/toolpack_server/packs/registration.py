@@ -1,6 +1,6 @@
-"""Reports of problems with toolpacks: with file, line and name, raised at once or collected.
+"""Error reports for authors of toolpacks: with file, line and name, raised at once or collected.
 
-One sentence says where the problem is, what it is and how to fix it.
+Each report is one sentence: where the problem is, what is wrong and how to fix it.
 """
 
 import functools
@@ -16,31 +16,36 @@ from typing import Any
 from toolpack_server.base.errors import RegistrationError
 from toolpack_server.functions_runtime import error_text
 
-# While a list is set here, problems are appended to it instead of being raised, so that all are found.
+# While this holds a list, problems are appended to it instead of being raised, so that `check` finds all of them.
 collected_problems: ContextVar[list[RegistrationError] | None] = ContextVar("collected_problems", default=None)
 
 
 @contextmanager
 def located(subject: object) -> Iterator[None]:
-    """Put the place of `subject` in front of a RegistrationError, and collect or raise it."""
+    """Turn an exception of the block into a RegistrationError that names the place of `subject`; collect or raise it.
+
+    Args:
+        subject: The function or class of the author, or its place as text.
+    """
     try:
         yield
     except Exception as error:
         reason = str(error) if isinstance(error, RegistrationError) else error_text(error)
-        placed = RegistrationError(f"{place(subject)}: {reason}")
-        collected = collected_problems.get()
-        if collected is None:
-            raise placed from error
-        collected.append(placed)
+        problem = RegistrationError(f"{place(subject)}: {reason}")
+        problems = collected_problems.get()
+        if problems is None:
+            raise problem from error
+        problems.append(problem)
 
 
 def caller_place(name: str) -> str:
-    """Get the file and line that create the toolpack of this name: those of the first caller outside this package."""
+    """Return the file and line that create the toolpack of this name: the first caller outside the server's code."""
     frame = _caller()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}: Toolpack({name!r})"
 
 
 def caller_description() -> str:
+    """Return the first paragraph of the docstring of the module that creates a toolpack."""
     paragraph = inspect.cleandoc(_caller().f_globals.get("__doc__") or "").partition("\n\n")[0]
     return " ".join(paragraph.split())
 
@@ -53,15 +58,15 @@ def _caller() -> FrameType:
 
 
 def qualified_name(subject: Any) -> str:
-    """Get the name of a function or class, with those of the classes and functions that it is in."""
+    """Return the name of a function or class, after the names of the classes and functions around it."""
     plain, name = _plain(subject), getattr(subject, "name", None)
-    if isinstance(name, str) and name != getattr(plain, "__name__", name):  # a ready `Function` has one of its own
+    if isinstance(name, str) and name != getattr(plain, "__name__", name):  # a ready `Function` may have another name
         return name
     return getattr(plain, "__qualname__", None) or type(plain).__qualname__
 
 
 def _plain(subject: Any) -> Any:
-    """Return the function behind a ready `Function`, a `functools.partial` or decorators, as far as it shows."""
+    """Return the function inside a ready `Function`, a `functools.partial` or decorators that set `__wrapped__`."""
     subject = subject if isinstance(subject, type) else getattr(subject, "run", subject)
     while isinstance(subject, functools.partial) or hasattr(subject, "__wrapped__"):
         subject = subject.func if isinstance(subject, functools.partial) else subject.__wrapped__
@@ -70,7 +75,7 @@ def _plain(subject: Any) -> Any:
 
 
 def place(subject: Any) -> str:
-    """Get the file, line and name of a function or class; a string is returned unchanged."""
+    """Return the file, line and name of a function or class. A string is returned unchanged."""
     if isinstance(subject, str):
         return subject
     name = qualified_name(subject)

@@ -1,7 +1,6 @@
-"""What an author gives to a toolpack: a name, functions, classes, an environment; refused if it is something else.
+"""Checks of the arguments of a toolpack: its name, functions, classes and environment.
 
-A refusal is a `RegistrationError` that says what was given and what to give instead. No environment is built
-here.
+A check raises a `RegistrationError` that says what is wrong and what to write instead. No check builds an environment.
 """
 
 import inspect
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from toolpack_server.base.errors import RegistrationError, shown
 from toolpack_server.functions_runtime import MAX_LISTED_ERRORS, is_ready, make_function
-from toolpack_server.packs.rebinding import is_immutable, rebound
+from toolpack_server.packs.rebinding import find_assignment, is_immutable
 from toolpack_server.volumes.volume import Volume
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -25,11 +24,15 @@ def check_name(name: Any) -> None:
 
 
 def classes(state_types: Any) -> tuple[type, ...]:
-    """Get the classes among the state types; a list of anything else is refused."""
-    given = [*state_types] if isinstance(state_types, Iterable) else [state_types, None]
-    if not all(isinstance(kind, type) for kind in given):
+    """Return the state types as a tuple.
+
+    Raises:
+        RegistrationError: They are no list of classes.
+    """
+    kinds = [*state_types] if isinstance(state_types, Iterable) else [state_types, None]
+    if not all(isinstance(kind, type) for kind in kinds):
         raise RegistrationError(f"state_types is {shown(repr(state_types))}: give a list of classes.")
-    return tuple(given)
+    return tuple(kinds)
 
 
 def has_source(function: Any) -> bool:
@@ -39,8 +42,8 @@ def has_source(function: Any) -> bool:
 def check_function(function: Any, timeout_seconds: Any) -> None:
     if inspect.ismethod(function):
         raise RegistrationError(
-            "it is bound to an object, whose state all sessions would share: register a function and keep the state "
-            "in the environment, or make a toolpack of the class with Toolpack.from_class."
+            "it is a method bound to an object, and all sessions would share that object: register a function and keep "
+            "the state in the environment, or make a toolpack of the class with Toolpack.from_class."
         )
     if not is_ready(function) and not callable(function):
         raise RegistrationError(f"{function!r} isn't a function: register a function.")
@@ -50,11 +53,11 @@ def check_function(function: Any, timeout_seconds: Any) -> None:
 
 
 def check_dependency(environment: type[BaseModel], parameter: str, attribute: object) -> None:
-    """Check that an environment has what a parameter depends on."""
+    """Check that an environment has the attribute that a parameter depends on."""
     if isinstance(attribute, str) and attribute in environment.__class_vars__:
         raise RegistrationError(
-            f"parameter `{parameter}` depends on `{attribute}`, a class variable, which all sessions share: make it a "
-            "field."
+            f"parameter `{parameter}` depends on `{attribute}`, a class variable, which all sessions would share: make "
+            "it a field."
         )
     if attribute is not None and not isinstance(attribute, str) and not callable(attribute):
         raise RegistrationError(
@@ -71,22 +74,22 @@ def check_dependency(environment: type[BaseModel], parameter: str, attribute: ob
 
 
 def check_assignments(function: Any, dependencies: Mapping[str, Any], environment: type[BaseModel]) -> None:
-    """Check that a changing function assigns to no dependency that can't be changed in place: that is never kept."""
+    """Check that a function doesn't assign to a dependency of an immutable type: the assignment would be lost."""
     hints = get_type_hints(function)
     names = {
         name: getattr(dependency, "env_dependency", None)
         for name, dependency in dependencies.items()
         if is_immutable(hints[name]) or is_immutable(_annotation(environment, dependency))
     }
-    found = rebound(inspect.unwrap(function), names) if names else None
-    if found is None:
+    assignment = find_assignment(inspect.unwrap(function), names) if names else None
+    if assignment is None:
         return
-    name, line = found
+    name, line = assignment
     attribute = names[name] if isinstance(names[name], str) else name
     raise RegistrationError(
-        f"line {line} assigns to `{name}`, which changes nothing in the environment: a call keeps only what it changes "
-        "in place. Keep the value in a model that is a field of the environment, depend on that model, and assign to "
-        f"its attribute, as in `account.{attribute} = ...`. If the value is for this call alone, give it another name."
+        f"line {line} assigns to `{name}`, which changes nothing in the environment: only changes in place are stored. "
+        "Keep the value in a model that is a field of the environment, depend on that model, and assign to its "
+        f"attribute, as in `account.{attribute} = ...`. If only this call needs the value, use another variable name."
     )
 
 
@@ -96,12 +99,12 @@ def _annotation(environment: type[BaseModel], dependency: Any) -> Any:
 
 
 def environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:
-    """Get the class of the environment, and the options like a `Function`; None if there are none."""
+    """Return the class of the environment, and the factory's options as a `Function` (None without options)."""
     if isinstance(environment, type):
         if not issubclass(environment, BaseModel):
             raise RegistrationError(
                 f"{environment.__name__} is not a pydantic model: derive it from TaskEnvironment, or use "
-                "Toolpack.from_class."
+                "Toolpack.from_class instead of Toolpack."
             )
         return environment, None
     if isinstance(environment, BaseModel):
@@ -129,21 +132,24 @@ def environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:
 
 
 def check_volumes(environment: type[BaseModel]) -> None:
-    """Check that databases and files are fields of the environment itself, as far as annotations show them."""
+    """Check that volumes (databases and files) are fields of the environment itself, not of models in it.
+
+    The check reads annotations only.
+    """
     seen: set[type] = set()
     pending: list[tuple[type[BaseModel], bool]] = [(environment, True)]
     while pending:
         model, is_environment = pending.pop()
         for name, field in model.model_fields.items():
-            for found in _classes_in(field.annotation):
-                if issubclass(found, Volume) and not (is_environment and found is field.annotation):
+            for kind in _classes_in(field.annotation):
+                if issubclass(kind, Volume) and not (is_environment and kind is field.annotation):
                     raise RegistrationError(
-                        f"`{model.__name__}.{name}` holds a {found.__name__}: make it a field of the environment "
+                        f"`{model.__name__}.{name}` holds a {kind.__name__}: make it a field of the environment "
                         "itself, so that calls, views and diffs can name it."
                     )
-                if issubclass(found, BaseModel) and found not in seen:
-                    seen.add(found)
-                    pending.append((found, False))
+                if issubclass(kind, BaseModel) and kind not in seen:
+                    seen.add(kind)
+                    pending.append((kind, False))
 
 
 def _classes_in(annotation: Any) -> Iterator[Any]:
@@ -154,7 +160,7 @@ def _classes_in(annotation: Any) -> Iterator[Any]:
 
 
 def problems(error: ValidationError) -> str:
-    """Get what is wrong with options or an environment, in one line."""
+    """Return the errors of options or an environment in one line."""
     if error.error_count() > MAX_LISTED_ERRORS:
         return f"{error.error_count()} errors, too many to list"
     return "; ".join(

@@ -1,6 +1,6 @@
-"""Where toolpacks come from: modules in folders, and modules that installed distributions name.
+"""Sources of toolpacks: modules in folders, and modules named by entry points of installed distributions.
 
-None of these modules is imported here.
+This module finds them without importing them.
 """
 
 import pkgutil
@@ -14,11 +14,11 @@ from toolpack_server.base.errors import RegistrationError
 
 NAMESPACE = "toolpacks"
 GROUP = "toolpack_server.toolpacks"
-"""The group of entry points by which a distribution names its toolpacks."""
+"""The entry point group in which a distribution names its toolpacks."""
 
 OWN = "toolpack-server"
 _HERE = Path(__file__).resolve()
-# Beside the package where it is installed, and beside its source folder in a clone.
+# The folder is a sibling of the package if that is installed, and of its source folder in a clone.
 _BUNDLED = next(path for parent in _HERE.parents[2:4] if (path := parent / NAMESPACE).is_dir())
 
 
@@ -26,12 +26,12 @@ class Source(NamedTuple):
     """A module with toolpacks.
 
     Attributes:
-        name: Of its file, or of its entry point.
-        module: What it is imported as.
-        attribute: The only one of its toolpacks that counts; "" for all.
-        distribution: What was installed with it; None: it is in a folder of the user's.
-        version: That of the distribution.
-        path: That of the module in a folder.
+        name: The name of its file without the suffix, or of its entry point.
+        module: The dotted name to import it by.
+        attribute: The variable with the toolpack to load. "" loads all toolpacks of the module.
+        distribution: The distribution that it belongs to. None: it is in a folder of the user's.
+        version: The version of the distribution.
+        path: The file or folder of a module in a folder.
     """
 
     name: str
@@ -45,42 +45,42 @@ class Source(NamedTuple):
         return f"{self.distribution} {self.version}" if self.distribution else str(self.path)
 
     def place(self, place: str) -> str:
-        """Put the distribution, if there is one, in front of a place in the module."""
+        """Return a place in the module, after the name of its distribution if it has one."""
         return f"{self}: {place}" if self.distribution else place
 
 
-def in_folders(
+def folder_sources(
     folders: Iterable[Path], pack_dirs: Sequence[Path], problems: list[RegistrationError]
 ) -> Iterator[Source]:
-    """Get the modules in all folders; two of one name in the user's own folders are a problem."""
-    found: dict[str, tuple[Path, str]] = {}
+    """Yield the modules in all folders; add a problem if two of the user's folders have modules of the same name."""
+    modules: dict[str, tuple[Path, str]] = {}
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
         for module in pkgutil.iter_modules([str(folder)]):
             if module.name.startswith("_") or (folder / f"{module.name}.py").is_dir():
                 continue
-            other, _ = found.setdefault(module.name, (folder, module.name if module.ispkg else f"{module.name}.py"))
+            other, _ = modules.setdefault(module.name, (folder, module.name if module.ispkg else f"{module.name}.py"))
             if other != folder and folder in [own.resolve() for own in pack_dirs]:
                 problems.append(
                     RegistrationError(
-                        f"{folder / module.name}.py: {other / module.name}.py has the same name, so this one would be "
+                        f"{folder / module.name}.py: {other / module.name}.py has the same name, so this file would be "
                         "ignored: rename one."
                     )
                 )
-    for name, (folder, file) in found.items():
+    for name, (folder, file) in modules.items():
         source = Source(name, f"{NAMESPACE}.{name}", path=folder / file)
         yield source._replace(distribution=OWN, version=version(OWN)) if folder == _BUNDLED else source
 
 
-def installed() -> Iterator[Source]:
-    """Get the modules that installed distributions name, in the order of these names."""
-    for each in sorted(entry_points(group=GROUP), key=lambda each: each.name):
-        distribution = each.dist
+def installed_sources() -> Iterator[Source]:
+    """Yield the modules that installed distributions name, sorted by the names of their entry points."""
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        distribution = point.dist
         if distribution is not None:
-            yield Source(each.name, each.module, each.attr, distribution.name, distribution.version)
+            yield Source(point.name, point.module, point.attr, distribution.name, distribution.version)
 
 
 def package_folders() -> list[Path]:
-    """Get the folders of the packages that installed distributions name; a module that is no package has none."""
-    packages = dict.fromkeys(source.module.partition(".")[0] for source in installed())
+    """Return the folders of the packages that entry points name. A module outside any package has no folder."""
+    packages = dict.fromkeys(source.module.partition(".")[0] for source in installed_sources())
     specs = [spec for package in packages if (spec := find_spec(package))]
     return [Path(folder) for spec in specs for folder in spec.submodule_search_locations or ()]

@@ -1,9 +1,9 @@
-"""Lets processes that a function starts by `multiprocessing` import the modules of toolpacks.
+"""Imports of toolpacks in processes that a function starts with `multiprocessing`.
 
-Such a process is a fresh interpreter, in which `multiprocessing` first runs the main module again and then looks up, by
-the names of their modules, the functions to call. Modules of toolpacks are in folders that only the server knows, and
-its main module is a command that nobody wants there. In a process that runs functions, this module passes for
-the main one; run as that, it does nothing but find the folders.
+With the start method `spawn`, such a process is a fresh interpreter. It first runs the parent's main module again, and
+then imports the module of the function to call. Two things would go wrong: the server's main module is a command, which
+mustn't run again, and the new process doesn't know the folders of toolpacks. So a process that runs functions
+sets this module as its main module. In the new process, this module adds the folders to the import path.
 """
 
 import importlib.util
@@ -18,7 +18,10 @@ _VARIABLE = "TOOLPACKS_PATH"
 
 
 def enable_spawn_imports(pack_dirs: Iterable[Path]) -> None:
-    """Let processes that this one starts by `multiprocessing` find toolpacks in these folders; once, at its start."""
+    """Enable imports from these folders in processes that this one starts with `multiprocessing`.
+
+    Each process that runs functions calls this once, at its start.
+    """
     os.environ[_VARIABLE] = os.pathsep.join(str(folder.resolve()) for folder in pack_dirs)
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)
 

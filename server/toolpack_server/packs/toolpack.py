@@ -1,6 +1,6 @@
-"""A toolpack: functions, and the environment they act on.
+"""Toolpack: functions and the environment that they act on.
 
-It holds what its author registered, and doesn't change after its module has been imported.
+It holds what its author registered, and doesn't change after its module was imported.
 """
 
 import inspect
@@ -32,21 +32,21 @@ Registered = TypeVar("Registered")
 
 
 class Toolpack:
-    """Functions plus the environment they act on.
+    """Functions plus the environment that they act on.
 
     Args:
         name: 1-64 letters, digits, `_`, `.` or `-`; unique on a server.
-        environment: A pydantic model class with defaults for all fields, or a factory function whose return annotation
-            is that class and whose documented keyword parameters are the pack's options.
+        environment: A pydantic model class with defaults for all fields, or a factory function. The return annotation
+            of a factory is such a class; its documented keyword parameters are the toolpack's options.
         functions: Functions to register.
-        opt_in: Only sessions that name this pack get it.
+        opt_in: Only sessions that name this toolpack get it.
         state_types: Classes that the environment may hold besides those in its annotations.
 
     Attributes:
-        place: File and line where it is made, and its name.
-        description: What it is, for clients: the first paragraph of its module's docstring.
+        place: The file and line that create it, and its name, for error messages.
+        description: The first paragraph of its module's docstring, for clients.
         source: The author's class that defines the environment.
-        holds_instances: Its environment holds instances of the author's classes and has no class of his own.
+        holds_instances: Its environment holds instances of the author's classes; the server makes the model class.
 
     Raises:
         RegistrationError: The name, the environment or a function can't be used.
@@ -99,11 +99,11 @@ class Toolpack:
         """Decorator: register a plain function and return it unchanged.
 
         Args:
-            read_only: Promise that it leaves the environment unchanged; a call then adds no version to the session.
+            read_only: Promise that it doesn't change the environment. Its calls then add no version to the session.
             timeout_seconds: Its deadline in seconds, instead of the server's default.
 
         Raises:
-            RegistrationError: The function can't be offered to agents; the text says what to change.
+            RegistrationError: The function can't be offered to agents. The text says what to change.
         """
 
         def register(plain: Plain) -> Plain:
@@ -118,10 +118,10 @@ class Toolpack:
     def register_function(
         self, function: Registered, *, read_only: bool = False, timeout_seconds: float | None = None
     ) -> Registered:
-        """Register a plain function, or a ready `Function` as it is, and return it; the rest is as in `function`.
+        """Register a plain function or a ready `Function`, and return it unchanged. See `function` for the arguments.
 
         Raises:
-            RegistrationError: The function can't be offered to agents; the text says what to change.
+            RegistrationError: The function can't be offered to agents. The text says what to change.
         """
         with located(function if has_source(function) else caller_place(self.name)):
             check_function(function, timeout_seconds)
@@ -139,20 +139,24 @@ class Toolpack:
 
     @property
     def factory(self) -> Any:
-        """What builds the environment: its class, or the author's function."""
+        """The environment's class, or the author's factory function."""
         return self._build if inspect.isfunction(self._build) and not self.holds_instances else self.source
 
     def details(self) -> Mapping[str, Any]:
-        """Get what features add to its description for clients."""
+        """Return the members that features add to its description for clients."""
         return {}
 
     @property
     def options(self) -> type[BaseModel] | None:
-        """The model of this pack's options, or None if it takes none."""
+        """The model of this toolpack's options, or None if it takes none."""
         return self._options.parameters if self._options else None
 
     def build(self, options: Mapping[str, Any]) -> BaseModel:
-        """Build the initial environment; an `InvalidParamsError` says why that can't be done with these options."""
+        """Build the initial environment from these options.
+
+        Raises:
+            InvalidParamsError: The options are invalid, or the factory failed.
+        """
         if self._options is None:
             if options:
                 raise InvalidParamsError(f"Toolpack {self.name!r} takes no options: omit them.")
@@ -164,15 +168,15 @@ class Toolpack:
                 raise InvalidParamsError(
                     f"The options of toolpack {self.name!r} don't fit: {problems(error)}."
                 ) from error
-        given = " from these options" if self._options else ""
+        source = " from these options" if self._options else ""
         try:
             environment = self._build(**arguments)
         except (Exception, SystemExit) as error:
-            why = error_text(error)
+            reason = error_text(error)
             if isinstance(error, ValidationError):
                 hint = "" if self._options else ": give each field a default that fits, or build it in a factory"
-                why = f"{problems(error)}{hint}."
-            raise InvalidParamsError(f"Toolpack {self.name!r} can't build its environment{given}: {why}") from error
+                reason = f"{problems(error)}{hint}."
+            raise InvalidParamsError(f"Toolpack {self.name!r} can't build its environment{source}: {reason}") from error
         if not isinstance(environment, self.environment_class):
             raise InvalidParamsError(
                 f"Toolpack {self.name!r} built a {type(environment).__name__}, not the "
@@ -182,7 +186,11 @@ class Toolpack:
         return environment
 
     def parse(self, environment: Any) -> BaseModel:
-        """Build an environment from JSON, with validation; invalid JSON is an `InvalidParamsError`."""
+        """Build an environment from JSON.
+
+        Raises:
+            InvalidParamsError: The JSON doesn't fit the environment's class, or the class failed.
+        """
         try:
             return self._parsed(environment)
         except ValidationError as error:
@@ -203,7 +211,7 @@ class Toolpack:
 
 
 def as_made(environments: Mapping[str, BaseModel]) -> dict[str, Any]:
-    """Get environments, by toolpack, as their authors know them: that of a class is its instance."""
+    """Return environments in their authors' form, by toolpack: for a toolpack made of a class, its instance."""
     return {
         toolpack: environment.root if isinstance(environment, RootModel) else environment
         for toolpack, environment in environments.items()

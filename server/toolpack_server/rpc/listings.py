@@ -6,7 +6,7 @@ address.
 
 from toolpack_server.base.cache import BoundedCache
 from toolpack_server.jsonio.strict import Fragment, dumps
-from toolpack_server.packs.formats import FORMATS, described
+from toolpack_server.packs.formats import FORMATS, describe_toolpack
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.sessions.manager import SessionManager
 
@@ -58,7 +58,9 @@ class Listings:
         if self._toolpacks is None:  # computed in a thread, because a toolpack may load its tasks now
 
             def describe_all() -> bytes:
-                return dumps([described(pack, catalog.sources.get(pack.name)) for pack in catalog.toolpacks.values()])
+                return dumps(
+                    [describe_toolpack(pack, catalog.sources.get(pack.name)) for pack in catalog.toolpacks.values()]
+                )
 
             self._toolpacks = Fragment(await self._sessions.compute(describe_all, owner, "toolpacks"))
         return self._toolpacks

@@ -48,7 +48,10 @@ def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
 def test_null_bytes_are_found(tmp_path):
     file = tmp_path / "wrong_null_bytes.py"
     file.write_bytes(b"x = '\0'\n")
-    assert check("--pack-dir", tmp_path)[:2] == (1, [f"{file}: it holds null bytes: save it as a text file in UTF-8."])
+    assert check("--pack-dir", tmp_path)[:2] == (
+        1,
+        [f"{file}: the file contains null bytes: save it as a text file in UTF-8."],
+    )
 
 
 class TestSeveralFiles:
@@ -60,7 +63,7 @@ class TestSeveralFiles:
         assert (status, lines) == (
             1,
             [
-                f"{two}/wrong_crm.py: {one}/wrong_crm.py has the same name, so this one would be ignored: rename one.",
+                f"{two}/wrong_crm.py: {one}/wrong_crm.py has the same name, so this file would be ignored: rename one.",
             ],
         )
         with pytest.raises(RegistrationError, match="would be ignored: rename one"):
@@ -80,7 +83,9 @@ class TestSeveralFiles:
             f"{tmp_path}/wrong_a_broken.py:1",
             f"{tmp_path}/wrong_b_bare.py:6",
         ]
-        assert all(line.endswith("It isn't loaded, for --packs doesn't name it.") for line in lines)
+        assert all(
+            line.endswith("This module is skipped, because --packs doesn't name its toolpacks.") for line in lines
+        )
         assert list(load_catalog((tmp_path,), ["other"]).toolpacks) == ["other"]
 
     def test_a_broken_file_is_a_problem_if_the_named_toolpack_may_be_in_it(self, tmp_path):

@@ -34,7 +34,7 @@ def _of_environment(pack: Toolpack) -> list[str]:
     if requires(pack.options):
         return []
     try:
-        with time_limit(BUILD_SECONDS, "the initial environment"):
+        with time_limit(BUILD_SECONDS, "building the initial environment"):
             first, second = Context().run(pack.build, {}), Context().run(pack.build, {})
     except (InvalidParamsError, TimeLimitExceeded):
         return []
