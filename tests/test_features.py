@@ -203,37 +203,37 @@ def settings(feature, name):
     [
         (
             [made("weather", hooks=())],
-            r"^The feature Weather has an attribute 'hooks', which `Feature` doesn't declare: use one of about, ",
+            r"^The feature Weather has an attribute 'hooks', which `Feature` doesn't declare. Its attributes are a",
         ),
         (
             [made("weather", needs=["sky"])],
-            "^The feature 'weather' needs the feature 'sky', which isn't there: install it, or leave out 'weather'",
+            "^The feature 'weather' needs the feature 'sky', which is missing: install it, or exclude 'weather'",
         ),
         (
             [made("a", after=["b"]), made("b", needs=["a"])],
-            "^Features can't be put in an order, as each is to come after another: ",
+            "^The features have no loading order, because each must come after another: ",
         ),
         (
             [made("a", routes={"/look": "x:y"}), made("b", routes={"/look": "x:z"})],
-            "^The features 'a' and 'b' both add '/look' to routes: leave one of them out by TOOLPACK_FEATURES=-b.$",
+            "^The features 'a' and 'b' both add '/look' to routes: exclude one of them, for example with T",
         ),
         (
             [made("a", methods=[Listen]), made("b", methods=[Listen])],
-            "^The features 'a' and 'b' both add 'listen' to methods: leave one of them out by TOOLPACK_FEATURES=-b.$",
+            "^The features 'a' and 'b' both add 'listen' to methods: exclude one of them, for example",
         ),
         (
             [made("a_b", settings=settings("a_b", "c")), made("a", settings=settings("a", "b_c"))],
-            "^The features 'a' and 'a_b' both add 'TOOLPACK_A_B_C' to settings: leave one of them out",
+            "^The features 'a' and 'a_b' both add 'TOOLPACK_A_B_C' to settings: exclude one of them",
         ),
         (
             [made("a", results={Session: SessionTask}), made("b", results={Session: SessionTask})],
-            "^The features 'a' and 'b' both add 'Session.task' to results: leave one of them out",
+            "^The features 'a' and 'b' both add 'Session.task' to results: exclude one of them",
         ),
         (
             [made("a", tracer=lambda _app: None), made("b", tracer=lambda _app: None)],
-            "^The features 'a' and 'b' both have tracer, of which a server has one: leave one of them out by TOOLPACK_",
+            "^The features 'a' and 'b' both have tracer, but a server can have only one: exclude one of them, for ",
         ),
-        ([made("My Weather")], "^The feature 'My Weather' needs another name: a word of lower-case letters.$"),
+        ([made("My Weather")], "^The name of the feature 'My Weather' is invalid: use lower-case letters"),
         (
             [made("a", record_kinds=[type("SkyKind", (RecordKind,), {})])],
             "^SkyKind of the feature 'a' needs a `name`: a word.$",
@@ -267,7 +267,7 @@ def test_views_that_cannot_be_served_are_refused(views, refusal):
 
 def test_a_kind_of_records_is_replaced_only_by_one_that_derives_from_it():
     other = type("OtherKind", (RecordKind,), {"name": "call"})
-    with pytest.raises(StartError, match=r"^Two kinds of records are called 'call': derive OtherKind from CallKind to"):
+    with pytest.raises(StartError, match=r"^Two kinds of records are named 'call': derive OtherKind from CallKind to"):
         all_record_kinds([made("a", record_kinds=[other])])
 
 
@@ -286,12 +286,15 @@ WORKING = point("working", "toolpack_server.features.protocols.mcp.feature:McpFe
 @pytest.mark.parametrize(
     ("points", "refusal"),
     [
-        ([], "^No features are installed, not even the server's own: install toolpack-server anew.$"),
+        ([], "^No features are installed, not even the server's own: reinstall toolpack-server.$"),
         ([point("a", "no_such_module:A")], r"^The feature 'a' of no_such_module:A can't be imported \(ModuleNotFound"),
-        ([point("a", "json:JSONDecoder")], "^The feature 'a' of json:JSONDecoder is no subclass of `Feature`: correct"),
+        (
+            [point("a", "json:JSONDecoder")],
+            "^The feature 'a' of json:JSONDecoder isn't a subclass of `Feature`: correct",
+        ),
         (
             [WORKING],
-            "^The feature 'working' of [a-z_.]+.mcp.feature:McpFeature calls itself 'mcp': name both",
+            "^The entry point 'working' of [a-z_.]+.mcp.feature:McpFeature has a feature named 'mcp': give both",
         ),
         ([point("a", "x:A"), point("a", "y:A")], "^x:A and y:A both have a feature 'a': uninstall one of them.$"),
     ],
@@ -313,12 +316,12 @@ def test_a_feature_that_cannot_be_imported_can_be_left_out(monkeypatch):
     [
         (
             "audit",
-            "^TOOLPACK_FEATURES: 'audit' isn't of the form -NAME, which leaves a feature out, or .NAME, which says",
+            "^TOOLPACK_FEATURES: 'audit' must have the form -NAME, which excludes a feature, or .NAME, which requires",
         ),
-        ("-", "^TOOLPACK_FEATURES: '-' isn't of the form"),
+        ("-", "^TOOLPACK_FEATURES: '-' must have the form"),
         (
             "-none",
-            "^TOOLPACK_FEATURES: no feature 'none' is installed; `toolpack-server features` lists those that are.$",
+            "^TOOLPACK_FEATURES: no feature 'none' is installed; `toolpack-server features` lists the installed ones.$",
         ),
         ("+none", "^TOOLPACK_FEATURES: no feature 'none' is installed"),
     ],
@@ -331,7 +334,7 @@ def test_a_choice_of_features_that_cannot_be_followed_is_refused(chosen, refusal
 
 def test_without_its_feature_the_default_store_is_refused_with_its_name():
     refusal = (
-        r"^The feature 'sqlite', which has the default store, isn't there: install it or don't leave it out, or choose "
+        r"^The default store needs the feature 'sqlite', which is missing: install it and don't exclude it, or choose "
         r"another --store: memory:, redis://…, rediss://…\.$"
     )
     with pytest.raises(SettingsError, match=refusal):

@@ -297,7 +297,7 @@ def test_two_workers_share_its_store(site, tmp_path, store_url):
         assert server.rpc("get_session", session_id=session_id)["version"] == 12
     ended = command_line.run("serve", "--store", url)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("toolpack-server: 'tide…' names no store: ")
+    assert ended.stderr.startswith("toolpack-server: No store has URLs that begin with 'tide…': ")
 
 
 @pytest.fixture(scope="module")

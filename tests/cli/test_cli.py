@@ -246,7 +246,7 @@ def test_where_it_listens_is_printed_without_the_stores_password(capsys):
     [
         (["serve", "--host", "0.0.0.0"], "docker run -p 8000:8000 -v toolpack-data:/data -e TOOLPACK_TOKENS="),
         (["serve", "--port", "70000"], "TOOLPACK_PORT: "),
-        (["serve", "--store", "mongodb://x"], "names no store"),
+        (["serve", "--store", "mongodb://x"], "No store has URLs that begin with"),
         (["serve", "--store", "memory:", "--workers", "2"], "can't share memory"),
         (["serve", "--pack-dir", "nowhere"], "nowhere is not a folder"),
         (["serve", "--packs", "nowhere"], "no module has a toolpack 'nowhere'; found: "),

@@ -60,7 +60,7 @@ def test_a_declared_method_is_answered_at_both_addresses(make_bench):
 
 
 def test_two_methods_of_one_name_are_refused_at_the_start(make_bench):
-    with pytest.raises(StartError, match="both add 'touch_session' to methods: leave one of them out"):
+    with pytest.raises(StartError, match="both add 'touch_session' to methods: exclude one of them"):
         make_bench(features=(*WITH_TOUCHING, TouchingAgain))
 
 

@@ -3,13 +3,13 @@
 import click
 
 from toolpack_server.base.terminal import echo
-from toolpack_server.wiring.installed import described, load_features
+from toolpack_server.wiring.installed import describe_features, load_features
 
 
 @click.command()
 def features() -> None:
     """List the installed features, where each comes from, and what it adds."""
-    for feature in described(load_features()):
+    for feature in describe_features(load_features()):
         name, distribution, version = (feature.pop(key) for key in ("name", "distribution", "version"))
         echo(f"{name} ({distribution} {version})")
         for kind, names in feature.items():

@@ -28,7 +28,7 @@ from toolpack_server.processes.worker import run_worker, share_memory_between_th
 from toolpack_server.web.auth import check_exposure
 from toolpack_server.wiring.installed import feature_variables, load_features
 from toolpack_server.wiring.service import Service, check_settings
-from toolpack_server.wiring.stores import opener
+from toolpack_server.wiring.stores import opener_path
 
 
 class _Serve(click.Command):
@@ -66,7 +66,7 @@ def serve(reload: bool, **flags: Any) -> None:
     check_exposure(settings)
     features = load_features(settings.features)
     check_settings(settings, features)
-    opener(settings.store_url, features)  # raises if there is none
+    opener_path(settings.store_url, features)  # raises if there is none
     in_memory = not settings.store_url.persistent
     if in_memory and settings.workers > 1:
         raise SettingsError(

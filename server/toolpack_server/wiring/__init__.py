@@ -1,4 +1,4 @@
-"""Where the server is put together: its features are found, and the whole is wired in one place.
+"""Assembly of the server: discovery of its features, and creation of all its parts in one place.
 
-Nothing below imports from here.
+The packages in lower layers don't import this one.
 """

@@ -1,7 +1,7 @@
-"""What a feature adds to the server.
+"""Base class of features, which extend the server.
 
-The core knows no feature by name. Installed distributions name their features (see `installed.py`), and each
-adds what its class attributes say; a server without it lacks that and nothing else.
+The core doesn't name any feature. Installed distributions register their features (see `installed.py`). A feature adds
+what its class attributes declare, and a server without the feature lacks only these additions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,53 +24,56 @@ from toolpack_server.volumes.volume import Volume
 
 
 class Feature:
-    """What a feature adds to the server; the class itself is used, never an instance.
+    """Declaration of a feature. The server uses the class itself and never creates an instance.
 
-    `Service` makes and adds what the attributes declare. What it makes changes nothing of the server by itself.
+    `Service` creates the declared objects and registers them. Creating them has no other effect on the server.
 
     Attributes:
-        name: Its name, which its entry point has, too: a word in lower case.
-        needs: The names of features without which it can't work: they are loaded before it.
-        after: The names of features that are loaded before it if they are there. In the order of loading features
-            change requests for new sessions, and do what they do around an operation, from the outside in.
-        settings: Its settings: their variables begin with `TOOLPACK_` and its name. `Settings.of` gets them.
-        metrics: Its numbers at `/metrics`.
-        services: What its methods work with: each makes an object when the server starts, which `App.feature` gets by
-            its class.
+        name: Name of the feature and of its entry point, a word in lower case.
+        needs: Names of required features. They are loaded before this one.
+        after: Names of optional features. Those that are installed are loaded before this one. Creation hooks run in
+            loading order. Operation hooks run in that order, too, from the outside in.
+        settings: Settings class. The variables begin with `TOOLPACK_` and the feature's name. `Settings.of` returns an
+            instance.
+        metrics: Metrics that `/metrics` shows.
+        services: Functions that create the feature's objects when the server starts. `App.feature` returns an object
+            by its class.
         methods: JSON-RPC methods.
-        about: What the OpenRPC document says of it besides, in a sentence.
-        parameters: Further parameters of the core's methods.
-        results: Further members of results, as a `TypedDict` by the one that has them, such as `Session`: what creation
-            hooks keep by their name is shown there.
-        record_kinds: Kinds of records; one with the name of another, whose class it derives from, takes its place.
-        creation_hooks: What it has to do with new sessions.
-        operation_hooks: What it does around the operations on sessions.
-        filters: What it leaves out of lists of sessions, if a request asks for it.
-        watchers: Classes of what is told on the event loop what happens in sessions, which `App.feature` gets, too.
-        named_addresses: The addresses that sessions have besides their agent's. Only one feature can say that.
-        address_hooks: What it says of the addresses of sessions: their functions, limits, prompts, and how functions
-            appear there.
-        address_tools: What addresses offer besides functions, to agents that speak MCP.
-        address_paths: Further paths of an address, by the member of results that has them; `{key}` stands for its key.
-        tracer: Makes what traces calls, or None if nothing is to be traced. Only one feature can trace.
-        routes: Further endpoints of HTTP, by path, as import paths of classes that `web.endpoints.Endpoint` describes.
-            A path that ends with `/{key}` is one of agents' addresses.
-        cookies: The names of cookies that its clients send, each with paths of other features. A request with such a
-            cookie reaches these and the feature's own paths only: a program may take the path from a model.
-        views: Pages of the console, by the word behind the `#` of their addresses: `package:path` of an ES module that
-            exports `open(place, ids, query, signal)`. Scripts, styles and pictures of its folder are served, too, as
+        about: Sentence for the description in the OpenRPC document.
+        parameters: Additional parameters, by the core method that they extend.
+        results: Additional members of results: a `TypedDict`, by the result type that it extends, such as `Session`.
+            A member of `Session` shows the value that a creation hook stored under the same name.
+        record_kinds: Kinds of records. A kind replaces another kind of the same name if it derives from its class.
+        creation_hooks: Functions that create hooks for new sessions.
+        operation_hooks: Functions that create hooks for operations on sessions.
+        filters: Functions that create filters for lists of sessions.
+        watchers: Classes that are notified of events in sessions, on the event loop. `App.feature` returns their
+            instances, too.
+        named_addresses: Class that defines the addresses of sessions besides the agent's. Only one feature may have it.
+        address_hooks: Functions that create hooks for the addresses of sessions. A hook sets the functions, limit and
+            prompt of an address, and how functions appear there.
+        address_tools: Functions that create tools which an address offers besides functions, to agents that use MCP.
+        address_paths: Additional paths of an address, by the member of results that shows the path. `{key}` is replaced
+            by the key of the address.
+        tracer: Function that creates a call tracer, or returns None if tracing is off. Only one feature may have it.
+        routes: Additional HTTP endpoints: import paths of subclasses of `web.endpoints.Endpoint`, by path. A path that
+            ends with `/{key}` belongs to agents' addresses.
+        cookies: Names of cookies that the feature's clients send, each with allowed paths of other features. A request
+            with such a cookie reaches only these paths and the feature's own, because a model may have chosen its path.
+        views: Pages of the console, by the word after the `#` of their URL. The value is `package:path` of an ES module
+            that exports `open(place, ids, query, signal)`. Scripts, styles and pictures in its folder are served under
             `/console/features/` and the feature's name.
-        operations: What its code lets the runner do with toolpacks' code.
-        conditions: Conditions under which its code lets toolpacks' code run.
-        checks: Called with the settings before anything starts; they raise `SettingsError`.
-        before_serving: Called with the settings before a server's processes start.
-        isolations: Where toolpacks' code runs but in threads, by the value of `TOOLPACK_ISOLATION`: import paths of
-            functions that start a `Runner`; they take what `service.create_runner` gives them.
-        volumes: What an environment may hold that is stored by what changes.
-        stores: Further stores: import paths of functions that open one, by the scheme of its URL. They take the URL,
-            and the keyword `exclusive`, as `wiring.stores.open_store` does.
-        around_stores: What it puts around the store, whichever that is: each is called with the store and the settings,
-            and gets what the server is to use in its place, which may be the same.
+        operations: Operations on toolpacks' code that the feature runs in the runner.
+        conditions: Execution policies under which the feature runs toolpacks' code.
+        checks: Functions that check the settings before the server starts. They raise `SettingsError`.
+        before_serving: Functions that are called with the settings before the server's processes start.
+        isolations: Alternatives to running toolpacks' code in threads: import paths of functions that start a `Runner`,
+            by the value of `TOOLPACK_ISOLATION`. `service.create_runner` calls them.
+        volumes: Kinds of volumes: parts of an environment whose changes are stored instead of the whole.
+        stores: Additional stores: import paths of functions that open a store, by the scheme of its URL. They take the
+            URL and the keyword `exclusive`, as `wiring.stores.open_store` does.
+        around_stores: Functions that wrap the store. Each takes the store and the settings, and returns the store to
+            use instead, which may be the same.
     """
 
     name: ClassVar[str]

@@ -1,7 +1,7 @@
-"""Which features the server has: those that installed distributions name, less what `TOOLPACK_FEATURES` leaves out.
+"""Discovery, selection and order of the installed features.
 
-The server's own features come by the same way as anybody else's, the entry points of a distribution, and
-nothing else lists them.
+Distributions register features as entry points. The server's own features use the same mechanism and are listed nowhere
+else. `TOOLPACK_FEATURES` excludes features.
 """
 
 import os
@@ -16,66 +16,66 @@ from toolpack_server.base.settings import PREFIX, split_list
 from toolpack_server.wiring.feature import Feature
 
 GROUP = "toolpack_server.features"
-"""The group of entry points by which a distribution names its features."""
+"""Entry point group in which distributions register features."""
 
 VARIABLE = f"{PREFIX}FEATURES"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def installed_features() -> dict[str, EntryPoint]:
-    """Get the entry points of all installed features, by name, in the order of their names.
+    """Return the entry points of all installed features by name, sorted by name.
 
     Raises:
-        StartError: Two distributions name one alike, or not even the server's own are named.
+        StartError: Two distributions have a feature of the same name, or no feature is installed.
     """
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
-        other = found.setdefault(point.name, point)
+        other = points.setdefault(point.name, point)
         if other.value != point.value:
             raise StartError(
                 f"{origin(other)} and {origin(point)} both have a feature {point.name!r}: uninstall one of them."
             )
-    if not found:
-        raise StartError("No features are installed, not even the server's own: install toolpack-server anew.")
-    return found
+    if not points:
+        raise StartError("No features are installed, not even the server's own: reinstall toolpack-server.")
+    return points
 
 
 def origin(point: EntryPoint) -> str:
-    """Say which distribution an entry point belongs to."""
+    """Return the distribution of an entry point and its version, or the import path if there is no distribution."""
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
 def load_features(chosen: Sequence[str] | None = None) -> list[type[Feature]]:
-    """Import the features that are installed, in the order in which they add to the server.
+    """Import the installed features, and return them in loading order.
 
     Args:
-        chosen: `-NAME` leaves one out, `+NAME` says that one must be there; default: what `TOOLPACK_FEATURES` says.
+        chosen: `-NAME` excludes a feature, `+NAME` requires one. Default: the value of `TOOLPACK_FEATURES`.
 
     Raises:
-        StartError: A feature can't be imported, or can't be used.
+        StartError: A feature can't be imported or used.
     """
     points = installed_features()
-    for each in split_list(os.environ.get(VARIABLE, ""), ",") if chosen is None else chosen:
-        sign, name = each[:1], each[1:]
+    for choice in split_list(os.environ.get(VARIABLE, ""), ",") if chosen is None else chosen:
+        sign, name = choice[:1], choice[1:]
         if sign not in {"+", "-"} or not name:
             raise SettingsError(
-                f"{VARIABLE}: {each!r} isn't of the form -NAME, which leaves a feature out, or +NAME, which says that "
-                "it must be there."
+                f"{VARIABLE}: {choice!r} must have the form -NAME, which excludes a feature, or +NAME, which requires "
+                "one."
             )
         if name not in points:
             raise SettingsError(
-                f"{VARIABLE}: no feature {name!r} is installed; `toolpack-server features` lists those that are."
+                f"{VARIABLE}: no feature {name!r} is installed; `toolpack-server features` lists the installed ones."
             )
         if sign == "-":
-            points[name] = _LEFT_OUT
-    return in_order([_imported(point) for point in points.values() if point is not _LEFT_OUT])
+            points[name] = _EXCLUDED
+    return in_order([_import(point) for point in points.values() if point is not _EXCLUDED])
 
 
-_LEFT_OUT = EntryPoint("", "", GROUP)
+_EXCLUDED = EntryPoint("", "", GROUP)
 
 
-def _imported(point: EntryPoint) -> type[Feature]:
-    remedy = f"correct or uninstall it, or leave it out by {VARIABLE}=-{point.name}"
+def _import(point: EntryPoint) -> type[Feature]:
+    remedy = f"correct or uninstall it, or exclude it with {VARIABLE}=-{point.name}"
     try:
         feature = point.load()
     except Exception as error:
@@ -84,93 +84,99 @@ def _imported(point: EntryPoint) -> type[Feature]:
             f"{remedy}."
         ) from error
     if not (isinstance(feature, type) and issubclass(feature, Feature)):
-        raise StartError(f"The feature {point.name!r} of {origin(point)} is no subclass of `Feature`: {remedy}.")
+        raise StartError(f"The feature {point.name!r} of {origin(point)} isn't a subclass of `Feature`: {remedy}.")
     if getattr(feature, "name", None) != point.name:
         raise StartError(
-            f"The feature {point.name!r} of {origin(point)} calls itself {getattr(feature, 'name', None)!r}: name both "
-            f"alike, or leave it out by {VARIABLE}=-{point.name}."
+            f"The entry point {point.name!r} of {origin(point)} has a feature named "
+            f"{getattr(feature, 'name', None)!r}: give both the same name, or exclude it with {VARIABLE}=-{point.name}."
         )
     return feature
 
 
 _MAPPINGS = ("routes", "cookies", "isolations", "stores", "views")
-_SHARED = {"record_kinds"}  # one may take another's place: see `service.all_record_kinds`
-_SINGLE = ("named_addresses", "tracer")  # of which a server has one
+_REPLACEABLE = {"record_kinds"}  # two features may add the same kind: see `service.all_record_kinds`
+_SINGLE = ("named_addresses", "tracer")  # only one feature may have these
 
 
 def in_order(features: Iterable[type[Feature]]) -> list[type[Feature]]:
-    """Check features, and get them in the order in which they add to the server.
+    """Check features, and return them in loading order.
 
     Raises:
-        StartError: One needs another that isn't there, two wait for each other or add the same thing, or one says what
-            no feature can add.
+        StartError: A required feature is missing, features wait for each other, two features add the same thing, or
+            a feature has an invalid declaration.
     """
     by_name = {feature.name: feature for feature in features}
     owners: dict[tuple[str, str], str] = {}
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for name, feature in sorted(by_name.items()):
         _check(feature)
-        for kind, key in ((kind, key) for kind, keys in _added(feature).items() if kind not in _SHARED for key in keys):
+        additions = ((kind, keys) for kind, keys in _additions(feature).items() if kind not in _REPLACEABLE)
+        for kind, key in ((kind, key) for kind, keys in additions for key in keys):
             other = owners.setdefault((kind, key), name)
             if other != name:
                 raise StartError(
-                    f"The features {other!r} and {name!r} both add {key!r} to {kind}: leave one of them out by "
-                    f"{VARIABLE}=-{name}."
+                    f"The features {other!r} and {name!r} both add {key!r} to {kind}: exclude one of them, for example "
+                    f"with {VARIABLE}=-{name}."
                 )
         for kind in _SINGLE:
             other = name if getattr(feature, kind) is None else owners.setdefault((kind, ""), name)
             if other != name:
                 raise StartError(
-                    f"The features {other!r} and {name!r} both have {kind}, of which a server has one: leave one "
-                    f"of them out by {VARIABLE}=-{name}."
+                    f"The features {other!r} and {name!r} both have {kind}, but a server can have only one: exclude "
+                    f"one of them, for example with {VARIABLE}=-{name}."
                 )
         missing = [each for each in feature.needs if each not in by_name]
         if missing:
             raise StartError(
-                f"The feature {name!r} needs the feature {missing[0]!r}, which isn't there: install it, or leave out "
-                f"{name!r}, too, by {VARIABLE}=-{name}."
+                f"The feature {name!r} needs the feature {missing[0]!r}, which is missing: install it, or exclude "
+                f"{name!r}, too, with {VARIABLE}=-{name}."
             )
         sorter.add(name, *(each for each in (*feature.needs, *feature.after) if each in by_name))
     try:
         return [by_name[name] for name in sorter.static_order()]
     except CycleError as error:
-        circle = " after ".join(reversed(error.args[1]))
-        raise StartError(f"Features can't be put in an order, as each is to come after another: {circle}.") from None
+        cycle = " after ".join(reversed(error.args[1]))
+        raise StartError(
+            f"The features have no loading order, because each must come after another: {cycle}."
+        ) from None
 
 
 def _check(feature: type[Feature]) -> None:
     declared = {name for name in (*dir(Feature), *Feature.__annotations__) if not name.startswith("_")}
     for name in sorted({name for name in dir(feature) if not name.startswith("__")} - declared):
         raise StartError(
-            f"The feature {feature.__qualname__} has an attribute {name!r}, which `Feature` doesn't declare: use one "
-            f"of {', '.join(sorted(declared))}."
+            f"The feature {feature.__qualname__} has an attribute {name!r}, which `Feature` doesn't declare. Its "
+            f"attributes are {', '.join(sorted(declared))}."
         )
     if not _NAME.fullmatch(feature.name):
-        raise StartError(f"The feature {feature.name!r} needs another name: a word of lower-case letters.")
+        raise StartError(
+            f"The name of the feature {feature.name!r} is invalid: use lower-case letters, digits and underscores, "
+            "beginning with a letter."
+        )
     for attribute, classes in (("name", feature.record_kinds), ("kind", feature.volumes)):
-        for each in classes:
-            if not getattr(each, attribute, ""):
-                raise StartError(f"{each.__qualname__} of the feature {feature.name!r} needs a `{attribute}`: a word.")
+        for cls in classes:
+            if not getattr(cls, attribute, ""):
+                raise StartError(f"{cls.__qualname__} of the feature {feature.name!r} needs a `{attribute}`: a word.")
 
 
-def described(features: Iterable[type[Feature]]) -> list[dict[str, Any]]:
-    """Say of each feature where it comes from and what it adds, as the OpenRPC document and `features` have it."""
+def describe_features(features: Iterable[type[Feature]]) -> list[dict[str, Any]]:
+    """Return each feature's distribution and additions, for the OpenRPC document and the command `features`."""
     points = installed_features()
-    return [_described(feature, points.get(feature.name)) for feature in features]
+    return [_describe(feature, points.get(feature.name)) for feature in features]
 
 
-def _added(feature: type[Feature]) -> dict[str, list[str]]:
-    """Get the names of what a feature adds, by the attributes that say so."""
+def _additions(feature: type[Feature]) -> dict[str, list[str]]:
+    """Return the names of everything that a feature adds, by attribute."""
     return {
         "methods": [*dict.fromkeys(method.declared.name for method in feature.methods)],
         "parameters": [
             f"{method.declared.name}({name})"
-            for method, more in feature.parameters.items()
-            for name in more.model_fields
+            for method, parameters in feature.parameters.items()
+            for name in parameters.model_fields
             if name not in method.model_fields
         ],
         "results": [
-            f"{kind.__name__}.{name}" for kind, more in feature.results.items() for name in more.__annotations__
+            f"{kind.__name__}.{name}" for kind, members in feature.results.items() for name in members.__annotations__
         ],
         "record_kinds": [kind.name for kind in feature.record_kinds],
         "volumes": [volume.kind for volume in feature.volumes],
@@ -179,17 +185,21 @@ def _added(feature: type[Feature]) -> dict[str, list[str]]:
     }
 
 
-def _described(feature: type[Feature], point: EntryPoint | None) -> dict[str, Any]:
+def _describe(feature: type[Feature], point: EntryPoint | None) -> dict[str, Any]:
     distribution = point.dist if point is not None else None
     return {
         "name": feature.name,
         "distribution": distribution and distribution.name,
         "version": distribution and distribution.version,
-        **{kind: names for kind, names in _added(feature).items() if names},
+        **{kind: names for kind, names in _additions(feature).items() if names},
     }
 
 
 def feature_variables(features: Iterable[type[Feature]] | None = None) -> dict[str, tuple[str, str]]:
-    """Get the environment variables of features, those that are installed by default, as `Settings.described` does."""
+    """Return the environment variables of features, in the form of `Settings.described`.
+
+    Args:
+        features: Default: the installed ones.
+    """
     kinds = [feature.settings for feature in (load_features() if features is None else features)]
     return {name: texts for kind in kinds if kind is not None for name, texts in kind.described().items()}

@@ -1,6 +1,6 @@
-"""The whole server but for HTTP: store, toolpacks, sessions, methods, metrics and call log, wired in one place.
+"""The whole server without HTTP: store, toolpacks, sessions, methods, metrics and call log.
 
-The application, the command line and the tests start from here. Importing it has no effect.
+The application, the command line and the tests create a `Service`. Importing the module has no side effects.
 """
 
 import asyncio
@@ -44,18 +44,18 @@ from toolpack_server.stores.base import SessionStore
 from toolpack_server.volumes.scratch import Scratch
 from toolpack_server.volumes.volume import Limits, VolumeContext, VolumeKinds
 from toolpack_server.wiring.feature import Feature
-from toolpack_server.wiring.installed import described, in_order, load_features
+from toolpack_server.wiring.installed import describe_features, in_order, load_features
 from toolpack_server.wiring.stores import open_store_of
 
 T = TypeVar("T")
 
-MEASURE_SECONDS = 1.0
+MEASURE_INTERVAL_SECONDS = 1.0
 
 
 def all_methods(features: Sequence[type[Feature]]) -> list[type[Method]]:
-    """Get the core's methods and those of features, with the parameters and the kinds of records that features add."""
+    """Return the methods of the core and of features, with the parameters and result members that features add."""
     types = result_types(tuple(features))
-    results: dict[type[Method], Any] = {GetTrace: list[all_record_kinds(features).shape]}  # type: ignore[misc] # a type that is known now only
+    results: dict[type[Method], Any] = {GetTrace: list[all_record_kinds(features).shape]}  # type: ignore[misc] # computed
     return [
         method.extend(
             *(feature.parameters[method] for feature in features if method in feature.parameters),
@@ -67,86 +67,93 @@ def all_methods(features: Sequence[type[Feature]]) -> list[type[Method]]:
 
 @cache
 def result_types(features: tuple[type[Feature], ...]) -> ExtendedTypes:
+    """Return the result types with the members that features add."""
     return ExtendedTypes(feature.results for feature in features)
 
 
 def openrpc(methods: Sequence[type[Method]], features: Sequence[type[Feature]]) -> dict[str, Any]:
+    """Return the OpenRPC document, with the features in `x-features`."""
     document = openrpc_document(methods, filter(None, (feature.about for feature in features)))
-    return document | {"x-features": described(features)}
+    return document | {"x-features": describe_features(features)}
 
 
 def all_record_kinds(features: Sequence[type[Feature]]) -> RecordKinds:
+    """Return the record kinds of the core and of features.
+
+    Raises:
+        StartError: A kind has the name of another kind, but doesn't derive from its class.
+    """
     kinds = RecordKinds()
-    for each in [(CallKind, ResetKind), *(feature.record_kinds for feature in features)]:
-        for kind in each:
+    for classes in [(CallKind, ResetKind), *(feature.record_kinds for feature in features)]:
+        for kind in classes:
             if kind.name in kinds and not issubclass(kind, type(kinds[kind.name])):
                 raise StartError(
-                    f"Two kinds of records are called {kind.name!r}: derive {kind.__qualname__} from "
-                    f"{type(kinds[kind.name]).__qualname__} to take its place, or give it another name."
+                    f"Two kinds of records are named {kind.name!r}: derive {kind.__qualname__} from "
+                    f"{type(kinds[kind.name]).__qualname__} to replace it, or give it another name."
                 )
             kinds[kind.name] = kind()
     types = result_types(tuple(features))
-    for made in kinds.values():
-        made.shape = types.of(made.shape)
+    for record_kind in kinds.values():
+        record_kind.shape = types.of(record_kind.shape)
     return kinds
 
 
 def create_metrics(inventory: Inventory, features: Sequence[type[Feature]], rows: int = 1) -> Metrics:
-    """Create the metrics of so many workers that have these toolpacks and features."""
+    """Create the metrics of a server with these toolpacks and features. Each worker has one row."""
     families = [feature.metrics for feature in features]
     return Metrics(inventory.functions, OUTCOMES, rows, families)
 
 
-def isolation(settings: Settings, features: Sequence[type[Feature]]) -> str | None:
-    """Get the import path of what runs toolpacks' code as `TOOLPACK_ISOLATION` wants it; None for threads.
+def runner_path(settings: Settings, features: Sequence[type[Feature]]) -> str | None:
+    """Return the import path of the function that starts the runner of `TOOLPACK_ISOLATION`, or None for threads.
 
     Raises:
-        SettingsError: No feature can run it so.
+        SettingsError: No feature has this kind of isolation.
     """
-    found = {name: path for feature in features for name, path in feature.isolations.items()}
-    if settings.isolation not in {THREAD, *found}:
+    paths = {name: path for feature in features for name, path in feature.isolations.items()}
+    if settings.isolation not in {THREAD, *paths}:
         raise SettingsError(
-            f"TOOLPACK_ISOLATION={settings.isolation} isn't a part of this server: use "
-            f"{' or '.join((THREAD, *sorted(found)))}."
+            f"TOOLPACK_ISOLATION={settings.isolation} isn't available in this server: use "
+            f"{' or '.join((THREAD, *sorted(paths)))}."
         )
-    return found.get(settings.isolation)
+    return paths.get(settings.isolation)
 
 
 def check_settings(settings: Settings, features: Sequence[type[Feature]]) -> None:
-    """Check what the settings ask of features, and of this machine.
+    """Check that the features and this host support the settings.
 
     Raises:
-        StartError: They ask for what there isn't.
+        StartError: A setting isn't supported.
     """
     for feature in features:
         if feature.settings is not None:
             settings.of(feature.settings)
         for check in feature.checks:
             check(settings)
-    isolation(settings, features)
+    runner_path(settings, features)
 
 
 def create_runner(settings: Settings, codec: Codec, metrics: Metrics, features: Sequence[type[Feature]]) -> Runner:
-    """Create what runs toolpacks' code.
+    """Create the runner of toolpacks' code.
 
     Raises:
-        StartError: It can't run as the settings want it.
+        StartError: A setting isn't supported.
     """
     check_settings(settings, features)
-    start = isolation(settings, features)
-    if start is None:
+    path = runner_path(settings, features)
+    if path is None:
         return LocalRunner(ExecutionContext(codec, settings.max_result_bytes, here))
     operations = [*OPERATIONS, *(operation for feature in features for operation in feature.operations)]
-    conditions = [each for feature in features for each in feature.conditions]
-    runner: Runner = resolve_name(start)(settings, codec, metrics, interruptible, operations, conditions)
+    conditions = [policy for feature in features for policy in feature.conditions]
+    runner: Runner = resolve_name(path)(settings, codec, metrics, interruptible, operations, conditions)
     return runner
 
 
 def create_volumes(settings: Settings, features: Sequence[type[Feature]] | None = None) -> VolumeContext:
-    """Create what the volumes of features need in this process.
+    """Create the context of volumes in this process: their kinds, working copies and limits.
 
     Args:
-        features: Default: what is installed, as the settings choose.
+        features: Default: the installed features that the settings choose.
     """
     features = load_features(settings.features) if features is None else features
     kinds = VolumeKinds(kind for feature in features for kind in feature.volumes)
@@ -154,18 +161,18 @@ def create_volumes(settings: Settings, features: Sequence[type[Feature]] | None 
 
 
 class Service:
-    """A server that takes bytes of JSON-RPC and answers with bytes; what isn't given is made as the settings say.
+    """Server that takes JSON-RPC requests as bytes and returns bytes. Omitted arguments are created from the settings.
 
     Args:
-        on_call: Called with each call and its outcome, which then has the traceback of a function that raised.
-        features: What it has beyond the core; default: what is installed, as the settings choose.
+        on_call: Called with each call and its outcome. The outcome then has the traceback if the function raised.
+        features: Features to load. Default: the installed features that the settings choose.
 
     Attributes:
-        methods: All methods, those of agents' addresses too.
-        rpc: Answers the requests of `/rpc`.
-        scratch: Where the working copies of volumes lie.
-        agents: Answers the requests of agents' addresses.
-        features: What it has beyond the core, in the order of loading.
+        methods: All methods, including those of agents' addresses.
+        rpc: Dispatcher of `/rpc`.
+        scratch: Directory of the working copies of volumes.
+        agents: Dispatcher of agents' addresses.
+        features: Features in loading order.
 
     Raises:
         StartError: A toolpack, the store or a setting can't be used.
@@ -182,7 +189,7 @@ class Service:
         on_call: Callable[[CallRequest, Outcome], None] | None = None,
         features: Sequence[type[Feature]] | None = None,
     ) -> None:
-        # Its library takes a sixth of a command's start; commands that only ask a server need nothing of it.
+        # Importing jsonrpcserver takes a sixth of a command's start time, and not all commands need it.
         from toolpack_server.rpc.jsonrpc import JsonRpc  # noqa: PLC0415
 
         self.settings = settings
@@ -222,34 +229,34 @@ class Service:
         self._document: Fragment | None = None
 
     def _add(self, feature: type[Feature]) -> None:
-        """Make what a feature declares, and add it."""
+        """Create and register the objects that a feature declares."""
         context, addresses = self.context, self.context.addresses
-        context.creation_hooks += [make(context) for make in feature.creation_hooks]
-        context.filters += [make(context) for make in feature.filters]
+        context.creation_hooks += [create(context) for create in feature.creation_hooks]
+        context.filters += [create(context) for create in feature.filters]
         addresses.paths |= feature.address_paths
         if feature.named_addresses is not None:
             addresses.named = feature.named_addresses()
-        hooks = [make(context) for make in feature.operation_hooks]
+        hooks = [create(context) for create in feature.operation_hooks]
         context.operation_hooks += hooks
         watchers = [kind() for kind in feature.watchers]
         self.sessions.watchers += watchers
-        self._features |= {type(each): each for each in (*hooks, *watchers)}
-        for make in feature.services:
-            service = make(self)
+        self._features |= {type(service): service for service in (*hooks, *watchers)}
+        for create in feature.services:
+            service = create(self)
             self._features[type(service)] = service
-        addresses.hooks += [make(self) for make in feature.address_hooks]
-        addresses.tools += [make(self) for make in feature.address_tools]
+        addresses.hooks += [create(self) for create in feature.address_hooks]
+        addresses.tools += [create(self) for create in feature.address_tools]
         if feature.tracer is not None:
             self.sessions.tracer = feature.tracer(self)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Do the regular work of a server; at the end let calls finish, and close the store."""
-        regular = [asyncio.create_task(work) for work in (self.sessions.sweep(), self._measure(), self._tidy())]
+        """Run the periodic work of a server. At the end wait for running calls, and close the store."""
+        periodic = [asyncio.create_task(work) for work in (self.sessions.sweep(), self._measure(), self._tidy())]
         try:
             yield
         finally:
-            for task in regular:
+            for task in periodic:
                 task.cancel()
             await self.sessions.drain()
             if self.sessions.tracer is not None:
@@ -259,24 +266,24 @@ class Service:
             self.scratch.close()
 
     def is_unfit(self) -> bool:
-        """Whether this process holds so many stuck threads that it should be replaced."""
+        """Return whether this process has so many stuck threads that it should be replaced."""
         return self.sessions.queues.threads.stuck_threads() > self.settings.max_stuck_threads
 
     def document(self) -> Fragment:
-        """Get the OpenRPC document, made when it is first asked for."""
+        """Return the OpenRPC document. The first call creates it."""
         if self._document is None:
             self._document = Fragment(dumps(openrpc(self.methods, self.features)))
         return self._document
 
     def feature(self, kind: type[T]) -> T:
-        made: T = self._features[kind]
-        return made
+        service: T = self._features[kind]
+        return service
 
     async def agent(self, key: str) -> Caller:
-        """Get the caller that an agent's key stands for.
+        """Return the caller with this agent key.
 
         Raises:
-            SessionNotFoundError: It opens no session.
+            SessionNotFoundError: No session has the key.
         """
         session_id, owner, name = await self.sessions.agent_session(key)
         return Caller(owner, session_id, address=name)
@@ -292,15 +299,16 @@ class Service:
             raise ReplyError(*describe(error)) from None
 
     async def _tidy(self) -> None:
-        """Discard the databases and files of sessions that have ended, or were forgotten."""
+        """Delete the working copies of sessions that ended or left the cache, at intervals."""
         while True:
             if self.scratch.has_left:
-                with contextlib.suppress(InternalError, RequestError):  # the next round does it
+                with contextlib.suppress(InternalError, RequestError):  # the next round retries
                     await self.sessions.compute(self.scratch.tidy, "", "tidy")
-            await asyncio.sleep(MEASURE_SECONDS)
+            await asyncio.sleep(MEASURE_INTERVAL_SECONDS)
 
     async def _measure(self) -> None:
+        """Update the load metrics, and end unused executors, at intervals."""
         while True:
             self.metrics.measured(*self.sessions.load(), *self.sessions.queues.threads.waiting_calls())
             self.runner.end_unused()
-            await asyncio.sleep(MEASURE_SECONDS)
+            await asyncio.sleep(MEASURE_INTERVAL_SECONDS)

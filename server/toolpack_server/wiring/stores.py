@@ -1,4 +1,4 @@
-"""Which store a URL names, and opening it: the one in memory, or one that a feature adds.
+"""Opening the store that a URL names: the store in memory, or the store of a feature.
 
 Only the store in use is imported.
 """
@@ -16,46 +16,50 @@ from toolpack_server.wiring.installed import load_features
 MEMORY = "toolpack_server.stores.memory:MemoryStore.from_url"
 
 
-def opener(url: str, features: Iterable[type[Feature]] | None = None) -> str:
-    """Get the import path of what opens the store that a URL names; raises as `open_store`."""
+def opener_path(url: str, features: Iterable[type[Feature]] | None = None) -> str:
+    """Return the import path of the function that opens the store of a URL.
+
+    Raises:
+        SettingsError: No store has the URL's scheme.
+    """
     scheme = StoreUrl(url).scheme
     if scheme == "memory":
         return MEMORY
     loaded = load_features() if features is None else features
-    others = {each: path for feature in loaded for each, path in feature.stores.items()}
-    if scheme not in others:
-        also = "".join(f", {SQLITE}path" if each == "sqlite" else f", {each}://…" for each in sorted(others))
+    paths = {other: path for feature in loaded for other, path in feature.stores.items()}
+    if scheme not in paths:
+        forms = "".join(f", {SQLITE}path" if other == "sqlite" else f", {other}://…" for other in sorted(paths))
         if scheme == "sqlite":
             raise SettingsError(
-                "The feature 'sqlite', which has the default store, isn't there: install it or don't leave it out, or "
-                f"choose another --store: memory:{also}."
+                "The default store needs the feature 'sqlite', which is missing: install it and don't exclude it, or "
+                f"choose another --store: memory:{forms}."
             )
-        (named,) = scheme.split(maxsplit=1)[:1] or [""]
-        # What follows may have a password.
-        raise SettingsError(f"'{named}…' names no store: use memory:{also}.")
-    return others[scheme]
+        (shown,) = scheme.split(maxsplit=1)[:1] or [""]
+        # The rest of the URL may contain a password.
+        raise SettingsError(f"No store has URLs that begin with '{shown}…': use memory:{forms}.")
+    return paths[scheme]
 
 
 def open_store(url: str, *, exclusive: bool = True, features: Iterable[type[Feature]] | None = None) -> SessionStore:
     """Open the store that a URL names.
 
     Args:
-        url: `memory:`, `sqlite:///path`, or that of a feature's store, such as `redis://host`.
-        exclusive: No other process uses it; an embedded store then locks its data and needs no leases.
-        features: Whose stores there are besides that in memory; default: of the features that are installed.
+        url: `memory:`, `sqlite:///path`, or the URL of another feature's store, such as `redis://host`.
+        exclusive: No other process uses the store. An embedded store then locks its data and needs no leases.
+        features: Features whose stores may be used. Default: the installed ones.
 
     Raises:
         SettingsError: The URL is wrong, or the store can't be opened.
     """
-    store: SessionStore = resolve_name(opener(url, features))(url, exclusive=exclusive)
+    store: SessionStore = resolve_name(opener_path(url, features))(url, exclusive=exclusive)
     return store
 
 
 def open_store_of(settings: Settings, features: Iterable[type[Feature]]) -> SessionStore:
-    """Open the store of a server, with what its features put around it; raises as `open_store`."""
+    """Open the store of a server, wrapped by its features. Raises the errors of `open_store`."""
     loaded = [*features]
     store = open_store(settings.store_url, exclusive=settings.exclusive, features=loaded)
     for feature in loaded:
-        for put_around in feature.around_stores:
-            store = put_around(store, settings)
+        for wrap in feature.around_stores:
+            store = wrap(store, settings)
     return store

@@ -277,7 +277,7 @@ def test_a_sandbox_needs_executors():
 
 def test_without_executors_the_server_says_that_it_cannot_isolate(make_bench):
     others = [feature for feature in load_features() if feature.name != "executors"]
-    with pytest.raises(SettingsError, match=r"TOOLPACK_ISOLATION=process isn't a part of this server: use thread.$"):
+    with pytest.raises(SettingsError, match=r"TOOLPACK_ISOLATION=process isn't available in this server: use thread.$"):
         make_bench(isolation="process", features=others)
     make_bench(features=others)
 
