@@ -13,7 +13,7 @@ from serving import PACKS, PATIENCE, in_both, refused, wait_until
 from toolpack_server import perturbations as p
 from toolpack_server.base.errors import TooLargeError
 from toolpack_server.features.evaluation.perturbations.appearance import Appearance
-from toolpack_server.features.evaluation.perturbations.effects import Chance, altered
+from toolpack_server.features.evaluation.perturbations.effects import KeyedRandom, apply_effect
 from toolpack_server.features.evaluation.rules import read_rules
 from toolpack_server.features.evaluation.tasks.variants import HEAD, losses, variants_table
 from toolpack_server.features.protocols.mcp.protocol import Mcp
@@ -233,7 +233,7 @@ def test_stale_answers_are_found_without_reading_the_path_again(bench, monkeypat
 def test_rules_make_a_result_no_longer_than_a_result_may_be(make_bench, rules):
     bench = make_bench(CATALOG, packs=("shop", "ledger"), max_result_bytes=4096)
     agent = Agent(bench, *rules)
-    told = "TooLargeError: the result has more than the 4096 bytes as JSON that are allowed."
+    told = "TooLargeError: the result is too large: its JSON has more than 4096 bytes."
     assert agent.heard(**ANN, _call={"call_id": "one"}) == told
     assert agent.heard(**ANN, _call={"call_id": "one"}) == told
     assert agent.paid() == [ANN]
@@ -254,7 +254,7 @@ def test_what_would_be_too_long_is_not_made():
     tracemalloc.start()
     try:
         with pytest.raises(TooLargeError):
-            altered(rule, result, Chance.of("seed"), 2**20)
+            apply_effect(rule, result, KeyedRandom.of("seed"), 2**20)
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
@@ -266,9 +266,9 @@ def test_an_error_that_names_renamed_functions_again_and_again_is_cut(bench):
     assert f"`{renamed['pay']}`" in told
     names = ", ".join(["pay", "payments"] * 5000)
     appearance = Appearance(read_rules([{"rename": renamed}]), {"0": ["pay", "payments"]}, ["pay", "payments"])
-    text, rules = appearance.renamed(names)
+    text, rules = appearance.rename_in(names)
     assert (len(text) < 2**17, rules, text[-1]) == (True, ["0"], "…")
-    assert appearance.renamed("pay, payments. repay pay") == (
+    assert appearance.rename_in("pay, payments. repay pay") == (
         f"{renamed['pay']}, {renamed['payments']}. repay {renamed['pay']}",
         ["0"],
     )
@@ -791,9 +791,9 @@ def test_what_a_call_was_perturbed_by_is_seen_by_evaluators(bench):
         ({"name": "x", "rename": {"pay": "1 y"}}, "Rule 'x': rename is no true, or object of new names by old ones."),
         (
             {"name": "x", "rename": {"pay": "payments"}},
-            "Rule 'x': two functions would be called 'payments': choose others.",
+            "Rule 'x': two functions would have the name 'payments': choose different names.",
         ),
-        ({"delay": 5}, "A delay moves the session's clock on: give the session a clock."),
+        ({"delay": 5}, "Rule '0' advances the session's clock: create the session with `clock`."),
         ({"error": "y" * 20000}, "Perturbations have at most 50 rules and 16384 bytes: give fewer."),
     ],
 )
@@ -814,7 +814,7 @@ def test_other_perturbations_that_can_not_be_used_are_refused(bench):
     assert detail(perturbations=twice) == "Two rules are called '1': give each a name of its own."
     assert detail(perturbations={"rules": [error] * 51}).startswith("Perturbations have at most 50 rules")
     assert detail(perturbations={"variant": "x"}) == (
-        "A variant is one of a task: create the session with a task, or give rules."
+        "A variant belongs to a task, and the session has none: create the session with a task, or give rules."
     )
     assert detail(task="shop/pay-ann", perturbations={"variant": "x"}) == (
         "The task 'shop/pay-ann' has no variant 'x': it has outage, lost, flaky, rug-pull."

@@ -1,1 +1,1 @@
-"""Perturbations of sessions: faults and injections that agents meet, by rules."""
+"""Perturbations: fault injection and prompt injection into the calls of a session's agent, by rules."""

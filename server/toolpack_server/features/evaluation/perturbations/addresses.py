@@ -1,4 +1,4 @@
-"""Functions as the agent of a perturbed session sees them: the rules of a session may rename or hide some."""
+"""Address hook that renames, hides and redescribes functions for the agent of a session with rules."""
 
 from typing_extensions import override
 
@@ -10,12 +10,10 @@ from toolpack_server.stores.base import Head, StoredSession
 
 
 class PerturbedAddresses(AddressHook):
-    """Changes how functions appear at the agent's address."""
-
     def __init__(self, app: App) -> None:
-        self._perturbing = app.feature(PerturbationHook)
+        self._hook = app.feature(PerturbationHook)
 
     @override
     def view(self, session: StoredSession, head: Head, name: str) -> View | None:
-        concerned = name == AGENT and self._perturbing.concerns(session)
-        return self._perturbing.view(session, head) if concerned else None
+        has_rules = name == AGENT and self._hook.concerns(session)
+        return self._hook.view(session, head) if has_rules else None

@@ -1,6 +1,6 @@
-"""Calls of which the agent has heard something else than what happened, as their records say it.
+"""Record kind of calls whose agent may have got another answer than the real one.
 
-The record is of what has happened; `perturbed` has what the agent heard where that differs.
+The record has what really happened. Its member `perturbed` has what the agent sent and got, where that differs.
 """
 
 from typing_extensions import override
@@ -10,8 +10,8 @@ from toolpack_server.sessions.calls import CallKind
 from toolpack_server.sessions.record_kinds import Shown
 
 
-def heard(shown: Shown) -> Shown:
-    """Get the record of a call as its caller knows it."""
+def agent_view(shown: Shown) -> Shown:
+    """Return the record of a call with what its agent sent and got."""
     return {**shown, **shown["perturbed"]["agent"]} if "perturbed" in shown else shown
 
 
@@ -20,11 +20,11 @@ class PerturbedCallKind(CallKind):
     def check(self, shown: Shown) -> None:
         super().check(shown)
         if "perturbed" in shown and not shown["perturbed"]["agent"].keys() <= AgentView.__annotations__.keys():
-            raise ValueError("the agent has heard what no call says")
+            raise ValueError("`perturbed.agent` has a member that no call has")
 
     @override
     def heard(self, shown: Shown) -> Shown:
-        return heard(shown)
+        return agent_view(shown)
 
     @override
     def why_heard(self, shown: Shown) -> str:

@@ -1,7 +1,7 @@
-"""What an agent has called so far on a session's path, by which rules count.
+"""Counts of the agent's calls on a session's path. The rules' `calls` and `after` refer to them.
 
-It is written with each record of a session that has rules, and is known from the last one alone. It follows
-from the records of a path, so it can be counted anew for a fork that gets rules which its parent hasn't.
+Each record of a session with rules stores the counts up to it, so the last record is enough. If a fork has rules but
+its parent has none, the counts are computed from the records of the path.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,53 +15,53 @@ from toolpack_server.sessions.recipes import details_of
 from toolpack_server.sessions.record_kinds import RecordKind, RecordKinds, Shown
 from toolpack_server.stores.base import Head, StoredSession
 
-NAME = "perturbations"  # of the parameter, and among the details of a session
-COUNTS = "counts"  # among the details of a fork: what had been called on its path when it began
-UNKNOWN = ""  # stands for all functions that the session hasn't
+NAME = "perturbations"  # name of the parameter, and of the rules among the details of a session
+COUNTS = "counts"  # name of a fork's initial counts among its details
+UNKNOWN = ""  # stands for all functions that don't exist in the session
 
 
 class Counts(NamedTuple):
-    """What an agent has called on a path."""
+    """The agent's calls on a path."""
 
-    calls: Mapping[str, int] = {}  # how often each function
-    delay: float = 0.0  # by how many seconds rules have moved the clock on
+    calls: Mapping[str, int] = {}  # number of calls, by function
+    delay: float = 0.0  # seconds by which rules have advanced the session's clock
 
     def __bool__(self) -> bool:
         return bool(self.calls) or self.delay > 0
 
     @classmethod
-    def read(cls, written: Sequence[Any] | None) -> "Counts":
-        return cls(*written) if written else cls()
+    def read(cls, value: Sequence[Any] | None) -> "Counts":
+        return cls(*value) if value else cls()
 
-    def written(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         return [self.calls, self.delay]
 
     def after(self, kind: RecordKind, shown: Shown, functions: Functions) -> "Counts":
-        """Get it as of the next record, which doesn't go back on the path."""
+        """Return the counts after the next record, which must not be a reset."""
         if not kind.is_call or shown.get("by") != AGENT:
             return self
         calls = dict(self.calls)
-        for name in [*(each["function"] for each in shown.get("nested", ())), shown["function"]]:
-            called = functions.called.get(name, UNKNOWN)
-            calls[called] = calls.get(called, 0) + 1
+        for name in [*(nested["function"] for nested in shown.get("nested", ())), shown["function"]]:
+            function = functions.names.get(name, UNKNOWN)
+            calls[function] = calls.get(function, 0) + 1
         return self._replace(calls=calls)
 
 
 def counts_at(session: StoredSession, last: int, paths: Paths) -> Counts:
-    """Get what was called in a session with rules, by what is stored.
+    """Return the stored counts of a session with rules.
 
     Args:
-        last: The index of the last record to take into account; -1: only what the session has inherited.
+        last: The index of the last record to count; -1: only the counts that a fork has inherited.
     """
     if last < 0:
         return Counts.read(details_of(session).get(COUNTS))
     return Counts.read(loads(paths.private(session.id, last))[COUNTS])
 
 
-def counts_before(
+def counts_at_fork(
     parent: StoredSession, head: Head, version: int, paths: Paths, kinds: RecordKinds, functions: Functions
 ) -> Counts:
-    """Get what was called on the path of a version that is forked."""
+    """Return the counts on the path of the parent's version that is forked."""
     if NAME in details_of(parent):
         return counts_at(parent, paths.end(parent.id, version, head.index), paths)
     counts = Counts()

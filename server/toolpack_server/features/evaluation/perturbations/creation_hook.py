@@ -1,7 +1,7 @@
-"""The rules of a new session: those of a variant of its task, and those that are given.
+"""Rules of a new session: those of a variant of its task, followed by those of the request.
 
-They are written out when the session begins, so that edited code changes nothing that has begun. What can't
-be used is refused before anything is stored.
+The session stores all its rules, so that a later change of the task's code doesn't affect it. Rules that can't be used
+are refused before anything is stored.
 """
 
 import operator
@@ -13,7 +13,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from toolpack_server.base.errors import InvalidParamsError, shown
-from toolpack_server.features.evaluation.perturbations.counts import COUNTS, NAME, Counts, counts_before
+from toolpack_server.features.evaluation.perturbations.counts import COUNTS, NAME, Counts, counts_at_fork
 from toolpack_server.features.evaluation.perturbations.results import Perturbations
 from toolpack_server.features.evaluation.perturbations.session_rules import Functions, SessionRules
 from toolpack_server.features.evaluation.rules import Rule, read_rules
@@ -24,24 +24,23 @@ from toolpack_server.sessions.hooks import CreationHook
 from toolpack_server.sessions.recipes import Recipe, details_of
 from toolpack_server.stores.base import Head, StoredSession
 
-_is_omitted = partial(operator.is_, None)
-"""What isn't asked for makes no difference to a request, also to one of before there were perturbations: the ids of
-sessions follow from requests that can be repeated."""
+_is_none = partial(operator.is_, None)
+"""Session ids derive from requests, so a request without perturbations must serialise as before they existed."""
 
 
 class PerturbationParameters(Parameters):
     perturbations: Perturbations | None = Field(
         None,
-        description="The faults and injections that its agent meets, by rules; default: none.",
-        exclude_if=_is_omitted,
+        description="Rules that inject faults and texts into the agent's calls; default: none.",
+        exclude_if=_is_none,
     )
 
 
 class ForkPerturbations(Parameters):
     perturbations: Perturbations | None = Field(
         None,
-        description="Those that their agents meet; default: the parent's. Without any rule: none.",
-        exclude_if=_is_omitted,
+        description="Rules for the forks; default: the parent's rules. An object without rules: none.",
+        exclude_if=_is_none,
     )
 
 
@@ -59,11 +58,12 @@ class PerturbationCreationHook(CreationHook):
 
     @override
     def prepare(self, request: SessionRequest) -> SessionRequest:
-        asked: Mapping[str, Any] = getattr(request, NAME)
+        perturbations: Mapping[str, Any] = getattr(request, NAME)
         task = None if request.resolved else getattr(request, "task", None)
         toolpacks = self._catalog.choose(request.toolpacks)
-        written = self._written(asked, task, toolpacks, getattr(request, "clock", None), resolved=request.resolved)
-        return request.model_copy(update={NAME: written})
+        clock = getattr(request, "clock", None)
+        resolved = self._resolve(perturbations, task, toolpacks, clock, resolved=request.resolved)
+        return request.model_copy(update={NAME: resolved})
 
     @override
     def details(self, request: SessionRequest) -> Mapping[str, Any]:
@@ -73,49 +73,52 @@ class PerturbationCreationHook(CreationHook):
     def details_of_fork(
         self, request: ForkRequest, parent: StoredSession, head: Head, version: int
     ) -> Mapping[str, Any]:
-        asked: Mapping[str, Any] | None = getattr(request, NAME, None)
-        recipe, before = Recipe.of(parent), details_of(parent)
-        if asked is None:
-            written = before.get(NAME)
+        perturbations: Mapping[str, Any] | None = getattr(request, NAME, None)
+        recipe, parent_details = Recipe.of(parent), details_of(parent)
+        if perturbations is None:
+            resolved = parent_details.get(NAME)
         else:
-            clock = getattr(request, "clock", None) or before.get("clock")
+            clock = getattr(request, "clock", None) or parent_details.get("clock")
             task = recipe.kept.get("task")
-            written = self._written(asked, task, recipe.toolpacks, clock, resolved=request.resolved)
-        if not written:
+            resolved = self._resolve(perturbations, task, recipe.toolpacks, clock, resolved=request.resolved)
+        if not resolved:
             return {}
         functions = Functions(self._catalog.functions(recipe.toolpacks))
-        return _details(written, counts_before(parent, head, version, self._paths, self._kinds, functions))
+        return _details(resolved, counts_at_fork(parent, head, version, self._paths, self._kinds, functions))
 
-    def _written(
+    def _resolve(
         self,
-        asked: Mapping[str, Any],
+        perturbations: Mapping[str, Any],
         task: str | None,
         toolpacks: Sequence[str],
         clock: str | None,
         *,
         resolved: bool = False,
     ) -> Perturbations:
-        """Get perturbations with the rules of their variant written out.
+        """Return perturbations whose rules include those of their variant.
 
         Args:
-            resolved: They are already.
+            resolved: `perturbations` already includes the rules of its variant.
 
         Raises:
-            InvalidParamsError: They can't be used.
+            InvalidParamsError: The rules can't be used in this session.
         """
-        variant, given, seed = asked.get("variant"), [*(asked.get("rules") or ())], asked.get("seed") or ""
+        variant, seed = perturbations.get("variant"), perturbations.get("seed") or ""
+        all_rules = [*(perturbations.get("rules") or ())]
         if variant is not None and not resolved:
-            given = [*self._variant(task, variant), *given]
+            all_rules = [*self._variant(task, variant), *all_rules]
         try:
-            rules = read_rules(given)
+            rules = read_rules(all_rules)
         except ValueError as error:
             raise InvalidParamsError(f"{error}.") from None
         self._check(rules, Functions(self._catalog.functions(toolpacks)), clock)
-        return {"variant": variant, "rules": given, "seed": seed}
+        return {"variant": variant, "rules": all_rules, "seed": seed}
 
     def _variant(self, name: str | None, variant: str) -> Sequence[Mapping[str, Any]]:
         if name is None:
-            raise InvalidParamsError("A variant is one of a task: create the session with a task, or give rules.")
+            raise InvalidParamsError(
+                "A variant belongs to a task, and the session has none: create the session with a task, or give rules."
+            )
         variants = find_task(self._catalog, name)[1].variants
         if variant not in variants:
             raise InvalidParamsError(
@@ -127,19 +130,23 @@ class PerturbationCreationHook(CreationHook):
     def _check(rules: Sequence[Rule], functions: Functions, clock: str | None) -> None:
         session_rules = SessionRules(rules, "", functions)
         for rule in rules:
-            unknown = session_rules.unknown(rule)
-            if unknown is not None:
-                raise InvalidParamsError(f"Rule {shown(rule.name)!r}: the session has no function {shown(unknown)!r}.")
+            pattern = session_rules.unknown_pattern(rule)
+            if pattern is not None:
+                raise InvalidParamsError(f"Rule {shown(rule.name)!r}: the session has no function {shown(pattern)!r}.")
             if rule.effect == "delay" and not clock:
-                raise InvalidParamsError("A delay moves the session's clock on: give the session a clock.")
+                raise InvalidParamsError(
+                    f"Rule {shown(rule.name)!r} advances the session's clock: create the session with `clock`."
+                )
 
-        ambiguous = session_rules.ambiguous()
+        ambiguous = session_rules.ambiguous_name()
         if ambiguous is not None:
             rule_name, name = map(shown, ambiguous)
-            raise InvalidParamsError(f"Rule {rule_name!r}: two functions would be called {name!r}: choose others.")
+            raise InvalidParamsError(
+                f"Rule {rule_name!r}: two functions would have the name {name!r}: choose different names."
+            )
 
 
-def _details(written: Mapping[str, Any], counts: Counts) -> Mapping[str, Any]:
-    if not written["rules"] and written["variant"] is None:
+def _details(perturbations: Mapping[str, Any], counts: Counts) -> Mapping[str, Any]:
+    if not perturbations["rules"] and perturbations["variant"] is None:
         return {}
-    return {NAME: written, **({COUNTS: counts.written()} if counts else {})}
+    return {NAME: perturbations, **({COUNTS: counts.to_json()} if counts else {})}

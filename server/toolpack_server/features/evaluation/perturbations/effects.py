@@ -1,8 +1,8 @@
-"""What effects make of a result.
+"""Effects of rules on a result, a JSON value.
 
-Pure. A result is a JSON value; what comes out is a new one of the same kind, or the same if there was nothing
-to change. Chance is drawn for each place in it, by its JSON Pointer. No effect makes more than a result may have: what
-can multiply one is counted before it is made.
+Pure functions. An effect returns a new value, or the same one if nothing in it changes. Random numbers are drawn for
+each location in the result, keyed by its JSON Pointer. An effect that can multiply the size checks it before it
+builds the new value.
 """
 
 import hashlib
@@ -17,56 +17,56 @@ from toolpack_server.features.evaluation.rules import Rule
 from toolpack_server.jsonio.strict import dumps
 
 FIXED_IN_CONTENT = frozenset({"type", "data", "blob", "mimeType", "uri"})
-"""Members of MCP's content blocks that say what a block is; no effect on texts changes them."""
+"""Members of MCP's content blocks that define the block's type and data. Effects never change them."""
 
-MAX_DIGITS = 10  # of a place in a list
+MAX_DIGITS = 10  # of a list index in a JSON Pointer
 
-_GONE = object()
-_END = ""  # among the steps of pointers: one ends here; steps begin with a "/"
+_REMOVED = object()
+_END = ""  # key in a `PointerTree` where a pointer ends; the other keys begin with "/"
 
-Steps = Mapping[str, Any]
-"""JSON Pointers by their steps: what follows after each."""
+PointerTree = Mapping[str, Any]
+"""JSON Pointers as a tree: each key is a step, each value the tree of the steps after it."""
 
 
-class Chance:
-    """A number from 0 up to 1 for each place in a result, which follows from what it is about, as `rules.draw` has it.
+class KeyedRandom:
+    """Deterministic random numbers in [0, 1) for the locations in a result, the same as `rules.draw` returns.
 
-    A place costs its own step, however long the pointer is that leads there.
+    The hash of a location extends that of its parent, so the cost doesn't depend on the pointer's length.
     """
 
     __slots__ = ("_hash",)
 
-    def __init__(self, so_far: hashlib.blake2b) -> None:
-        self._hash = so_far
+    def __init__(self, prefix: hashlib.blake2b) -> None:
+        self._hash = prefix
 
     @classmethod
-    def of(cls, *about: Any) -> Self:
-        """Get the chance of a whole result."""
-        return cls(hashlib.blake2b(dumps([*about, ""])[:-2], digest_size=8))
+    def of(cls, *key: Any) -> Self:
+        """Return the random source for the root of a result."""
+        return cls(hashlib.blake2b(dumps([*key, ""])[:-2], digest_size=8))
 
-    def within(self, step: str) -> "Chance":
-        """Get the chance of what is one step further."""
-        further = self._hash.copy()
-        further.update(dumps(step)[1:-1])
-        return Chance(further)
+    def within(self, step: str) -> "KeyedRandom":
+        """Return the random source for a child, `step` of the JSON Pointer below this location."""
+        child = self._hash.copy()
+        child.update(dumps(step)[1:-1])
+        return KeyedRandom(child)
 
-    def number(self, which: bytes = b"") -> float:
-        """Draw the number of this place, or another one of its own."""
-        drawn = self._hash.copy()
-        drawn.update(which + b'"]')
-        return int.from_bytes(drawn.digest(), "big") / 2**64
+    def number(self, suffix: bytes = b"") -> float:
+        """Return the random number of this location. Each `suffix` gives an independent number."""
+        digest = self._hash.copy()
+        digest.update(suffix + b'"]')
+        return int.from_bytes(digest.digest(), "big") / 2**64
 
 
-def altered(rule: Rule, result: Any, chance: Chance, max_bytes: int, *, content: bool = False) -> Any:
-    """Get what the agent hears instead of a result.
+def apply_effect(rule: Rule, result: Any, random: KeyedRandom, max_bytes: int, *, content: bool = False) -> Any:
+    """Return the result that the agent gets instead of the real one.
 
     Args:
-        chance: That of the whole result.
-        max_bytes: How long a result may be as JSON.
-        content: It is a list of MCP's content blocks.
+        random: The random source for the root of the result.
+        max_bytes: Maximum size of a result as JSON.
+        content: The result is a list of MCP's content blocks.
 
     Raises:
-        TooLargeError: It would be much longer than that. What is a little longer is for the caller to find.
+        TooLargeError: The new result would be much larger than `max_bytes`. The caller must check the exact size.
     """
     value = rule.value
     fixed = FIXED_IN_CONTENT if content else frozenset()
@@ -74,37 +74,37 @@ def altered(rule: Rule, result: Any, chance: Chance, max_bytes: int, *, content:
         case "result":
             return value
         case "replace":
-            return _texts(result, _Replacing(value, max_bytes), fixed)
+            return _map_texts(result, _Replacer(value, max_bytes), fixed)
         case "append":
-            return _appended(result, value, fixed)
+            return _append(result, value, fixed)
         case "truncate":
-            return _truncated(result, value.get("texts"), value.get("items"), fixed)
+            return _truncate(result, value.get("texts"), value.get("items"), fixed)
         case "drop" | "null":
-            instead = _GONE if rule.effect == "drop" else None
+            replacement = _REMOVED if rule.effect == "drop" else None
             if isinstance(value, int | float):
-                return _without_some(result, value, chance, instead, fixed)
-            return _without(result, frozenset(value), _steps(value), instead, fixed)
+                return _remove_share(result, value, random, replacement, fixed)
+            return _remove(result, frozenset(value), _pointer_tree(value), replacement, fixed)
         case "corrupt":
-            return _corrupted(result, value, chance, fixed)
+            return _corrupt(result, value, random, fixed)
     return result
 
 
-def too_large(max_bytes: int) -> TooLargeError:
-    """Get the error that the agent hears instead of a result that rules have made too long."""
-    return TooLargeError(f"the result has more than the {max_bytes} bytes as JSON that are allowed.")
+def too_large_error(max_bytes: int) -> TooLargeError:
+    """Return the error that the agent gets instead of a result that rules made too large."""
+    return TooLargeError(f"the result is too large: its JSON has more than {max_bytes} bytes.")
 
 
-def _texts(value: Any, change: Callable[[str], str], fixed: frozenset[str]) -> Any:
-    """Change each text, in order."""
+def _map_texts(value: Any, change: Callable[[str], str], fixed: frozenset[str]) -> Any:
+    """Apply a function to each string, in order."""
     if isinstance(value, dict):
-        return {name: each if name in fixed else _texts(each, change, fixed) for name, each in value.items()}
+        return {name: member if name in fixed else _map_texts(member, change, fixed) for name, member in value.items()}
     if isinstance(value, list):
-        return [_texts(each, change, fixed) for each in value]
+        return [_map_texts(item, change, fixed) for item in value]
     return change(value) if isinstance(value, str) else value
 
 
-class _Replacing:
-    """Replaces words in texts, which together may grow by so much."""
+class _Replacer:
+    """Replaces substrings in strings, which together may grow by at most `max_bytes` characters."""
 
     def __init__(self, replacements: Mapping[str, str], max_bytes: int) -> None:
         self._replacements = replacements
@@ -115,129 +115,131 @@ class _Replacing:
             if len(new) != len(old):
                 self._room -= text.count(old) * (len(new) - len(old))
                 if self._room < 0:
-                    raise too_large(self._max_bytes)
+                    raise too_large_error(self._max_bytes)
             text = text.replace(old, new)
         return text
 
 
-def _appended(result: Any, value: Any, fixed: frozenset[str]) -> Any:
+def _append(result: Any, value: Any, fixed: frozenset[str]) -> Any:
     if isinstance(value, dict):
-        return _appended_at(result, value["at"].split("/")[1:], value["text"], fixed)
+        return _append_at(result, value["at"].split("/")[1:], value["text"], fixed)
     lengths: list[int] = []
-    _texts(result, lambda text: lengths.append(len(text)) or text, fixed)  # type: ignore[func-returns-value]
+    _map_texts(result, lambda text: lengths.append(len(text)) or text, fixed)  # type: ignore[func-returns-value]
     if not lengths:
         return result
-    longest, places = lengths.index(max(lengths)), itertools.count()
-    return _texts(result, lambda text: text + value if next(places) == longest else text, fixed)
+    longest, numbers = lengths.index(max(lengths)), itertools.count()
+    return _map_texts(result, lambda text: text + value if next(numbers) == longest else text, fixed)
 
 
-def _appended_at(value: Any, pointer: Sequence[str], text: str, fixed: frozenset[str]) -> Any:
+def _append_at(value: Any, pointer: Sequence[str], text: str, fixed: frozenset[str]) -> Any:
     if not pointer:
         return value + text if isinstance(value, str) else value
-    step, further = pointer[0], pointer[1:]
+    step, rest = pointer[0], pointer[1:]
     if isinstance(value, dict):
         name = jsonpointer.unescape(step)
         if name in value and name not in fixed:
-            return {**value, name: _appended_at(value[name], further, text, fixed)}
+            return {**value, name: _append_at(value[name], rest, text, fixed)}
     if isinstance(value, list) and len(step) < MAX_DIGITS and step.isdecimal() and str(int(step)) == step:
-        place = int(step)
-        if place >= len(value):
+        index = int(step)
+        if index >= len(value):
             return value
-        return [*value[:place], _appended_at(value[place], further, text, fixed), *value[place + 1 :]]
+        return [*value[:index], _append_at(value[index], rest, text, fixed), *value[index + 1 :]]
     return value
 
 
-def _truncated(value: Any, texts: int | None, items: int | None, fixed: frozenset[str]) -> Any:
+def _truncate(value: Any, texts: int | None, items: int | None, fixed: frozenset[str]) -> Any:
     if isinstance(value, dict):
-        return {name: each if name in fixed else _truncated(each, texts, items, fixed) for name, each in value.items()}
+        return {
+            name: member if name in fixed else _truncate(member, texts, items, fixed) for name, member in value.items()
+        }
     if isinstance(value, list):
-        return [_truncated(each, texts, items, fixed) for each in value[:items]]
+        return [_truncate(item, texts, items, fixed) for item in value[:items]]
     return value[:texts] if isinstance(value, str) else value
 
 
-def _steps(names: Sequence[str]) -> Steps:
-    """Take the JSON Pointers among names apart."""
-    steps: dict[str, Any] = {}
+def _pointer_tree(names: Sequence[str]) -> PointerTree:
+    """Build the tree of the JSON Pointers among the names."""
+    tree: dict[str, Any] = {}
     for pointer in names:
         if pointer.startswith("/"):
-            place = steps
+            node = tree
             for step in pointer.split("/")[1:]:
-                place = place.setdefault("/" + step, {})
-            place[_END] = {}
-    return steps
+                node = node.setdefault("/" + step, {})
+            node[_END] = {}
+    return tree
 
 
-def _without(value: Any, names: frozenset[str], steps: Steps, instead: Any, fixed: frozenset[str]) -> Any:
-    """Take members of objects away that have these names or are where these steps end, or put something else there."""
+def _remove(value: Any, names: frozenset[str], tree: PointerTree, replacement: Any, fixed: frozenset[str]) -> Any:
+    """Remove or replace the members of objects that have one of the names, or at which a pointer ends."""
     if isinstance(value, list):
         return [
-            _without(each, names, steps.get(f"/{place}", {}) if steps else steps, instead, fixed)
-            for place, each in enumerate(value)
+            _remove(item, names, tree.get(f"/{index}", {}) if tree else tree, replacement, fixed)
+            for index, item in enumerate(value)
         ]
     if not isinstance(value, dict):
         return value
     kept = {}
-    for name, each in value.items():
-        further: Steps = steps.get("/" + jsonpointer.escape(name), {}) if steps else steps
-        chosen = name not in fixed and (name in names or _END in further)
-        new = instead if chosen else _without(each, names, further, instead, fixed)
-        if new is not _GONE:
+    for name, member in value.items():
+        subtree: PointerTree = tree.get("/" + jsonpointer.escape(name), {}) if tree else tree
+        chosen = name not in fixed and (name in names or _END in subtree)
+        new = replacement if chosen else _remove(member, names, subtree, replacement, fixed)
+        if new is not _REMOVED:
             kept[name] = new
     return kept
 
 
-def _without_some(value: Any, share: float, chance: Chance, instead: Any, fixed: frozenset[str]) -> Any:
-    """Take a share of the members of objects away, or put something else in their place."""
+def _remove_share(value: Any, share: float, random: KeyedRandom, replacement: Any, fixed: frozenset[str]) -> Any:
+    """Remove or replace a random share of the members of objects."""
     if isinstance(value, list):
         return [
-            _without_some(each, share, chance.within(f"/{place}"), instead, fixed) if _holds(each) else each
-            for place, each in enumerate(value)
+            _remove_share(item, share, random.within(f"/{index}"), replacement, fixed) if _is_container(item) else item
+            for index, item in enumerate(value)
         ]
     if not isinstance(value, dict):
         return value
     kept = {}
-    for name, each in value.items():
-        here = chance.within("/" + jsonpointer.escape(name))
-        chosen = name not in fixed and here.number() < share
-        new = instead if chosen else _without_some(each, share, here, instead, fixed)
-        if new is not _GONE:
+    for name, member in value.items():
+        child = random.within("/" + jsonpointer.escape(name))
+        chosen = name not in fixed and child.number() < share
+        new = replacement if chosen else _remove_share(member, share, child, replacement, fixed)
+        if new is not _REMOVED:
             kept[name] = new
     return kept
 
 
-def _holds(value: Any) -> bool:
+def _is_container(value: Any) -> bool:
     return isinstance(value, dict | list)
 
 
-def _corrupted(value: Any, share: float, chance: Chance, fixed: frozenset[str]) -> Any:
-    """Make a share of the values wrong that are neither an object nor a list."""
+def _corrupt(value: Any, share: float, random: KeyedRandom, fixed: frozenset[str]) -> Any:
+    """Replace a random share of the scalar values by wrong ones."""
     if isinstance(value, dict):
         return {
-            name: each
+            name: member
             if name in fixed
-            else _corrupted(each, share, chance.within("/" + jsonpointer.escape(name)), fixed)
-            for name, each in value.items()
+            else _corrupt(member, share, random.within("/" + jsonpointer.escape(name)), fixed)
+            for name, member in value.items()
         }
     if isinstance(value, list):
-        return [_corrupted(each, share, chance.within(f"/{place}"), fixed) for place, each in enumerate(value)]
-    return _wrong(value, chance.number(b"#")) if chance.number() < share else value
+        return [_corrupt(item, share, random.within(f"/{index}"), fixed) for index, item in enumerate(value)]
+    return _wrong_value(value, random.number(b"#")) if random.number() < share else value
 
 
-def _wrong(leaf: Any, drawn: float) -> Any:
-    """Get a wrong value of the same type."""
+def _wrong_value(leaf: Any, number: float) -> Any:
+    """Return a wrong value of the same type, chosen by a number in [0, 1)."""
     if isinstance(leaf, bool):
         return not leaf
     if isinstance(leaf, int):
-        return leaf + 1 + int(drawn * 999)
+        return leaf + 1 + int(number * 999)
     if isinstance(leaf, float):
-        return leaf + 1.5 + round(drawn * 999)
+        return leaf + 1.5 + round(number * 999)
     if isinstance(leaf, str) and leaf:
-        return "".join(_shifted(leaf, 1 + int(drawn * 8)))
+        return "".join(_shift_letters(leaf, 1 + int(number * 8)))
     return leaf
 
 
-def _shifted(text: str, by: int) -> Iterator[str]:
-    """Get other letters and digits for those of a text, of which one is there at least."""
+def _shift_letters(text: str, by: int) -> Iterator[str]:
+    """Yield a text with its ASCII letters and digits shifted, or with a "?" appended if it has none."""
     changed = False
     for letter in text:
         for first, count in (("0", 10), ("a", 26), ("A", 26)):

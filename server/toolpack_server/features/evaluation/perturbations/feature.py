@@ -1,4 +1,4 @@
-"""What perturbations add to the server."""
+"""Declaration of the feature `perturbations`."""
 
 from toolpack_server.features.evaluation.perturbations.addresses import PerturbedAddresses
 from toolpack_server.features.evaluation.perturbations.calls import PerturbedCallKind
@@ -17,7 +17,7 @@ from toolpack_server.wiring.feature import Feature
 class PerturbationsFeature(Feature):
     name = "perturbations"
     after = ("episodes", "tasks", "replay")
-    record_kinds = (PerturbedCallKind,)  # in place of the core's
+    record_kinds = (PerturbedCallKind,)  # replaces the core's kind of calls
     creation_hooks = (PerturbationCreationHook,)
     parameters = {CreateSession: PerturbationParameters, ForkSession: ForkPerturbations}
     results = {Session: SessionPerturbations, CallRecord: CallPerturbed}

@@ -1,7 +1,4 @@
-"""The shapes of what perturbations add to the results of others.
-
-Types only, as in `server/toolpack_server/protocol/results.py`.
-"""
+"""Types of the members that perturbations add to results. Types only, as in `protocol/results.py`."""
 
 from typing import NotRequired
 
@@ -13,10 +10,10 @@ from toolpack_server.protocol.results import Json
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class Perturbations(TypedDict):
-    """The faults and injections that the agent of a session meets, by rules.
+    """Rules that inject faults and texts into the calls of a session's agent.
 
-    `variant` is one of its task, whose rules come first; where a session is described all of them are in `rules`.
-    `seed` is what chance is drawn from.
+    `variant` names a set of rules of the session's task; they come before `rules`. In the description of a session,
+    `rules` includes the rules of the variant. `seed` is the seed of random numbers.
     """
 
     variant: NotRequired[str | None]
@@ -25,13 +22,13 @@ class Perturbations(TypedDict):
 
 
 class SessionPerturbations(TypedDict):
-    """`perturbations` are those that its agent meets."""
+    """`perturbations` are the rules for the session's agent."""
 
     perturbations: NotRequired[Perturbations]
 
 
 class AgentView(TypedDict):
-    """What an agent has sent and heard of a call, where that isn't what has happened."""
+    """The members of a call as the agent sent and got them, where they differ from the real ones."""
 
     function: NotRequired[str]
     kwargs: NotRequired[dict[str, Json]]
@@ -40,7 +37,10 @@ class AgentView(TypedDict):
 
 
 class Perturbed(TypedDict):
-    """The rules that a call has met, and whether it was run; all else in its record is what has happened."""
+    """The rules that changed a call, whether the function was run, and the agent's view.
+
+    The other members of the record show what really happened.
+    """
 
     rules: list[str]
     run: bool
@@ -48,6 +48,6 @@ class Perturbed(TypedDict):
 
 
 class CallPerturbed(TypedDict):
-    """`perturbed` says which rules it has met, if any."""
+    """`perturbed` is present if rules changed the call."""
 
     perturbed: NotRequired[Perturbed]

@@ -1,6 +1,6 @@
-"""The rules of one session: which hold for a call, and how functions appear to its agent.
+"""Rules of one session: which rules apply to a call, and how functions appear to the agent.
 
-Pure. What follows from the rules and the functions alone is computed once.
+Pure functions. Values that depend only on the rules and the session's functions are computed once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,25 +12,25 @@ from toolpack_server.features.evaluation.rules import INSTEAD, OF_LISTS, OF_NEST
 from toolpack_server.packs.names import without_dots
 from toolpack_server.packs.pack_function import PackFunction
 
-VIEWS = 100
+MAX_APPEARANCES = 100  # cached for each session's rules
 
 Call = tuple[str, Mapping[str, Any]]
-"""What a function is called in the session, and its arguments."""
+"""The function's name in the session, and the arguments."""
 
 
 class Functions:
     """The functions of a session.
 
     Args:
-        functions: By what they can be called there.
+        functions: The functions by all names that a call may use.
 
     Attributes:
-        called: What each is called, by all names by which it can be.
-        spellings: All names by which rules may mean it, by what it is called.
+        names: The function's name in the session, by all names that a call may use.
+        spellings: All names that a rule may use for a function, by its name in the session.
     """
 
     def __init__(self, functions: Mapping[str, PackFunction]) -> None:
-        self.called = {name: function.name for name, function in functions.items()}
+        self.names = {name: function.name for name, function in functions.items()}
         self.spellings = {function.name: _spellings(function) for function in functions.values()}
 
     def __iter__(self) -> Any:
@@ -43,50 +43,50 @@ def _spellings(function: PackFunction) -> frozenset[str]:
 
 
 class Decision(NamedTuple):
-    """What rules do to a call.
+    """The rules that apply to a call.
 
     Attributes:
-        met: The rules that the call has met before it runs.
-        instead: The rule by which it isn't run.
-        lost: The rule by which its answer is lost.
-        results: The rules that change its result, each with the number of the call.
-        delay: By how many seconds the clock is moved on before it.
+        applied: The names of the rules that take effect before the call runs.
+        replacement: The rule that answers the call, so that the function isn't run.
+        lost: The rule that replaces the answer of a successful call by an error.
+        results: The rules that change the result, each with the function and the number of the call.
+        delay: Seconds by which the session's clock advances before the call.
     """
 
-    met: Sequence[str] = ()
-    instead: Rule | None = None
+    applied: Sequence[str] = ()
+    replacement: Rule | None = None
     lost: Rule | None = None
     results: Sequence[tuple[Rule, str, int]] = ()
     delay: float = 0.0
 
 
 class SessionRules:
-    """The rules of a session; `seed` is what chance is drawn from."""
+    """The rules of a session. `seed` is the seed of random numbers."""
 
     def __init__(self, rules: Sequence[Rule], seed: str, functions: Functions) -> None:
         self.seed = seed
         self._functions = functions
-        self._of_calls = [rule for rule in rules if rule.effect not in OF_LISTS]
-        self._of_lists = [rule for rule in rules if rule.effect in OF_LISTS]
-        self._about = {
+        self._call_rules = [rule for rule in rules if rule.effect not in OF_LISTS]
+        self._list_rules = [rule for rule in rules if rule.effect in OF_LISTS]
+        self._functions_by_rule = {
             rule.name: [name for name, spellings in functions.spellings.items() if rule.names(spellings)]
             for rule in rules
         }
-        self._trusted = {
+        self._triggers = {
             rule.name: [name for name, spellings in functions.spellings.items() if rule.waits_for(spellings)]
             for rule in rules
             if rule.after is not None
         }
-        self.may_be_stale = any(rule.effect == "stale" for rule in self._of_calls)
-        self.changes_lists = any(rule.calls or rule.after for rule in self._of_lists)
-        self._appearance = lru_cache(maxsize=VIEWS)(self._make_appearance)
+        self.may_be_stale = any(rule.effect == "stale" for rule in self._call_rules)
+        self.changes_lists = any(rule.calls or rule.after for rule in self._list_rules)
+        self._appearance = lru_cache(maxsize=MAX_APPEARANCES)(self._make_appearance)
 
     @classmethod
-    def of(cls, written: Mapping[str, Any], functions: Functions) -> "SessionRules":
-        return cls(read_rules(written["rules"]), written["seed"], functions)
+    def of(cls, perturbations: Mapping[str, Any], functions: Functions) -> "SessionRules":
+        return cls(read_rules(perturbations["rules"]), perturbations["seed"], functions)
 
-    def unknown(self, rule: Rule) -> str | None:
-        """Get a pattern of a rule that is about no function of the session."""
+    def unknown_pattern(self, rule: Rule) -> str | None:
+        """Return a pattern of a rule that matches no function of the session, or None."""
         renamed: Sequence[str] = [*rule.value] if rule.effect == "rename" and rule.value is not True else ()
         for pattern in [*(rule.functions or ()), *(rule.after or ()), *renamed]:
             only = Rule(rule.name, rule.effect, rule.value, [pattern])
@@ -94,73 +94,76 @@ class SessionRules:
                 return pattern
         return None
 
-    def ambiguous(self) -> tuple[str, str] | None:
-        """Get a rule by which two functions would be called alike, and that name."""
-        for each in self._of_lists:
-            names = self._make_appearance((each.name,)).names
-            called = [names.get(name, (name, ""))[0] for name in self._functions]
+    def ambiguous_name(self) -> tuple[str, str] | None:
+        """Return a rule that gives two functions the same name, and that name; None if there is no such rule."""
+        for rule in self._list_rules:
+            names = self._make_appearance((rule.name,)).names
+            new_names = [names.get(name, (name, ""))[0] for name in self._functions]
             for name, _ in names.values():
-                if sum(without_dots(name) == without_dots(other) for other in called) > 1:
-                    return each.name, name
+                if sum(without_dots(name) == without_dots(other) for other in new_names) > 1:
+                    return rule.name, name
         return None
 
     # Calls
 
     def decide(self, before: Mapping[str, int], calls: Sequence[Call], has_answer: Callable[[Call], bool]) -> Decision:
-        """Say what the rules do to a call.
+        """Return the rules that apply to a call.
 
         Args:
-            before: How often each function was called before.
-            calls: The call, and before it those that are nested in it, in the order in which they run.
-            has_answer: Whether a call has succeeded before.
+            before: The number of earlier calls, by function.
+            calls: The nested calls in the order in which they run, then the call itself.
+            has_answer: Returns whether the same call has succeeded before.
         """
-        met: list[str] = []
+        applied: list[str] = []
         results: list[tuple[Rule, str, int]] = []
         lost, delay, counts = None, 0.0, dict(before)
-        for place, (name, arguments) in enumerate(calls):
+        for index, (name, arguments) in enumerate(calls):
             counts[name] = counts.get(name, 0) + 1
-            nested = place < len(calls) - 1
-            for rule in self._of_calls:
+            nested = index < len(calls) - 1
+            for rule in self._call_rules:
                 if nested and rule.effect not in OF_NESTED:
                     continue
-                number = self._number(rule, name, arguments, before, counts)
+                number = self._call_number(rule, name, arguments, before, counts)
                 if number is None or (rule.effect == "stale" and not has_answer((name, arguments))):
                     continue
                 if rule.effect in INSTEAD:
-                    return Decision([*met, rule.name], rule, None, (), delay)
+                    return Decision([*applied, rule.name], rule, None, (), delay)
                 if rule.effect == "delay":
                     delay += rule.value
-                    met.append(rule.name)
+                    applied.append(rule.name)
                 elif rule.effect == "lost":
                     lost = lost or rule
                 else:
                     results.append((rule, name, number))
-        return Decision(met, None, lost, results, delay)
+        return Decision(applied, None, lost, results, delay)
 
-    def _number(
+    def _call_number(
         self, rule: Rule, name: str, arguments: Mapping[str, Any], before: Mapping[str, int], counts: Mapping[str, int]
     ) -> int | None:
-        """Get the number of a call among those that a rule counts; None if the rule isn't about it."""
-        about = self._about[rule.name]
-        if name not in about or not self._is_trusted(rule, before):
+        """Return the number of a call among the calls of the rule's functions, or None if the rule doesn't apply."""
+        functions = self._functions_by_rule[rule.name]
+        if name not in functions or not self._is_triggered(rule, before):
             return None
-        number = sum(counts.get(each, 0) for each in about)
+        number = sum(counts.get(function, 0) for function in functions)
         return number if rule.counts(number) and rule.fits(arguments) and rule.hits(self.seed, name, number) else None
 
-    def _is_trusted(self, rule: Rule, before: Mapping[str, int]) -> bool:
-        return rule.after is None or any(before.get(each) for each in self._trusted[rule.name])
+    def _is_triggered(self, rule: Rule, before: Mapping[str, int]) -> bool:
+        return rule.after is None or any(before.get(function) for function in self._triggers[rule.name])
 
     # Lists
 
     def appearance(self, before: Mapping[str, int]) -> Appearance | None:
-        """Get how functions appear after these calls; None: as they are."""
-        if not self._of_lists:
+        """Return the appearance of functions after these calls, or None if no rule changes it."""
+        if not self._list_rules:
             return None
         number = sum(before.values()) + 1
-        rules = [rule.name for rule in self._of_lists if rule.counts(number) and self._is_trusted(rule, before)]
+        rules = [rule.name for rule in self._list_rules if rule.counts(number) and self._is_triggered(rule, before)]
         return self._appearance(tuple(rules)) if rules else None
 
     def _make_appearance(self, names: tuple[str, ...]) -> Appearance:
-        rules = [rule for rule in self._of_lists if rule.name in names]
-        about = {rule.name: [name for name in self._about[rule.name] if rule.hits(self.seed, name)] for rule in rules}
-        return Appearance(rules, about, [*self._functions])
+        rules = [rule for rule in self._list_rules if rule.name in names]
+        functions_by_rule = {
+            rule.name: [name for name in self._functions_by_rule[rule.name] if rule.hits(self.seed, name)]
+            for rule in rules
+        }
+        return Appearance(rules, functions_by_rule, [*self._functions])
