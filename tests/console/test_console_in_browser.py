@@ -1048,7 +1048,7 @@ def test_a_session_with_participants_shows_who_has_done_what(page, server):
     page.until(lambda: page.find("input[value=ledger]"), "the form")
     page.write("participants", '{"user": {"functions": "get_balance"}}')
     page.click("Create session")
-    page.sees("Participant 'user': functions is no list of texts.")
+    page.sees("Participant 'user': functions must be a list of strings.")
     page.write("participants", '{"user": {"functions": ["get_balance"]}}')
     page.click("Create session")
     session_id = page.at("#/sessions/").split("/")[2]

@@ -48,8 +48,8 @@ class Session(TypedDict):
 
     `toolpack_versions` has the versions, at the session's creation, of toolpacks that are installed distributions.
     `mcp_path` is for whoever speaks MCP. `task` names its task. Its chance is drawn from `seed`; its time begins at
-    `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of each participant; it is missing
-    if there is none but the agent. `perturbations` are those that its agent meets.
+    `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of each participant. It is omitted
+    if the agent is the only one. `perturbations` are the rules for the session's agent.
     """
 
     session_id: str
@@ -75,8 +75,8 @@ class CallRecord(TypedDict):
 
     Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
     text that isn't JSON are `{"$text": ...}`. In a history, `place` is the record's index and `session_id` its session.
-    `changed` has the number of changed pages by database, and of changed files by file tree. `perturbed` says which
-    rules it has met, if any.
+    `changed` has the number of changed pages by database, and of changed files by file tree. `perturbed` is present if
+    rules changed the call.
     """
 
     index: int
@@ -171,22 +171,22 @@ class AgentMethods:
 
     @requests("say")
     def say(self, text: str, *, to: str | None = None, call_id: str | None = None) -> bool:
-        """Say something to another participant, or to all others.
+        """Send a message to another participant, or to all others.
 
         Args:
-            text: What is said.
-            to: The participant to whom it is said; default: all others.
+            text: The message.
+            to: The recipient's name; default: all other participants.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
         """
 
     @requests("listen")
     def listen(self, *, after: int = -1, wait_seconds: float = 0) -> HeardMessages:
-        """Get what you have said and were told, in order; wait until another participant says something.
+        """Return the messages that you sent and received, in order; wait for a message of another participant.
 
         Args:
-            after: The index of the last message that you have; default: you have none.
-            wait_seconds: For how long to wait until another participant says something.
+            after: The index of the last message that you have; default: all messages.
+            wait_seconds: How long to wait for a message of another participant.
         """
 
 
@@ -225,9 +225,9 @@ class ClientMethods:
             seed: What its functions draw random numbers from, so that they draw the same again.
             clock: The time that its functions see at the start, RFC 3339 with an offset.
             clock_step_seconds: How far each call moves the clock on; default: 1.
-            participants: Who takes part besides the agent, and what each may do: {name: {functions, max_calls,
-                prompt, answers}}; laid over those of the task.
-            perturbations: The faults and injections that its agent meets, by rules; default: none.
+            participants: Participants and their rights: {name: {functions, max_calls, prompt, answers}}. Merged
+                with those of the task; the values given here win.
+            perturbations: Rules that inject faults and texts into the agent's calls; default: none.
         """
 
     @requests("list_toolpacks")
@@ -376,7 +376,7 @@ class ClientMethods:
             seed: What its functions draw random numbers from, so that they draw the same again.
             clock: The time that its functions see at the start, RFC 3339 with an offset.
             clock_step_seconds: How far each call moves the clock on; default: 1.
-            perturbations: Those that their agents meet; default: the parent's. Without any rule: none.
+            perturbations: Rules for the forks; default: the parent's rules. An object without rules: none.
         """
 
     @requests("reset_session")
@@ -615,12 +615,12 @@ class ClientMethods:
         problem: str | None = None,
         call_id: str | None = None,
     ) -> bool:
-        """Record that a model has answered for a participant: what it has used, or why nothing was made of it.
+        """Record a turn of a model that plays a participant: what it used, and why its answer was discarded, if it was.
 
         Args:
-            participant: Whose part it is.
-            metadata: What is known of it, such as model_name, prompt_tokens, completion_tokens.
-            problem: Why nothing was made of the answer; default: something was.
+            participant: The participant's name.
+            metadata: Facts about the turn: model_name, prompt_tokens, completion_tokens and so on.
+            problem: Why the model's answer was discarded; default: it was used.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
         """
@@ -635,12 +635,12 @@ class ClientMethods:
         message: str = "",
         call_id: str | None = None,
     ) -> bool:
-        """Record that a participant has failed: the session is over for all, and its verdicts aren't valid.
+        """Record that a participant failed. This ends the session for all participants, and its verdicts are invalid.
 
         Args:
-            participant: Whose part it is.
-            reason: The name of the reason.
-            message: What has happened.
+            participant: The participant's name.
+            reason: A short name for the cause.
+            message: Details for a reader.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
         """

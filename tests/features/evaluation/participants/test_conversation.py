@@ -43,7 +43,7 @@ def heard(played, name, **params):
 
 
 def waits(bench):
-    return bench.service.feature(Conversation).waits
+    return bench.service.feature(Conversation).waiters
 
 
 def waiting(played, name, **params):
@@ -98,17 +98,18 @@ def test_what_cannot_be_said_or_heard(market):
     played, alone = play(market, THREE), Played(market, market.rpc("create_session"))
     key = alone.session["agent_path"].removeprefix("/agents/")
     just = play(market, {"agent": {"max_calls": 1}})
-    nobody = "The session has no other participant: create it with participants."
+    nobody = "The session has no other participant: create it with `participants`."
     for agent_key in (key, just.key("agent")):
         assert detail(refused(-32602, market.rpc, "say", agent_key=agent_key, text="Hi.")) == nobody
         assert detail(refused(-32602, market.rpc, "listen", agent_key=agent_key)) == nobody
     for to in ("x", "agent", "client"):
         told = detail(refused(-32602, played.send, "agent", "say", text="Hi.", to=to))
-        assert told == f"There is no other participant {to!r}: say it to buyer, seller."
+        assert told == f"There is no other participant {to!r}: choose from buyer, seller."
     played.send("agent", "say", text="Hi.")
     told = detail(refused(-32602, listen, played, "buyer", after=7))
     assert told == (
-        "You ask for what comes after message 7, but there are 1: the session was reset. Listen again with after = -1."
+        "There is no message 7: the number of your messages is 1. "
+        "If the session was reset, listen again with after = -1."
     )
     refused(-32602, listen, played, "buyer", wait_seconds=31)
     refused(-32602, listen, played, "buyer", after=-2)
@@ -117,7 +118,7 @@ def test_what_cannot_be_said_or_heard(market):
     assert "TOOLPACK_MAX_RESULT_BYTES" in refused(-32007, played.send, "buyer", "say", text=long).message
     played.send("buyer", "submit_answer", answer="sold")
     told = refused(-32014, played.send, "seller", "say", text="Wait!").message
-    assert told == "The answer has been submitted, so nothing more is said."
+    assert told == "The answer has been submitted, so no further message is accepted."
     assert listen(played, "seller", after=0, wait_seconds=30) == {"messages": [], "done": True}
 
 
@@ -274,7 +275,7 @@ def test_waits_end_when_a_stop_begins(make_bench):
     later = waiting(played, "agent")
     bench._loop.call_soon_threadsafe(bench.sessions.begin_draining)
     assert later.result(serving.PATIENCE) == {"messages": [], "done": False}
-    with waits(bench).one(played.id, "agent") as wait:
+    with waits(bench).waiter(played.id, "agent") as wait:
         assert wait.is_over, "it is answered at once"
     assert listen(played, "agent", wait_seconds=30) == {"messages": [], "done": False}
     played.send("buyer", "say", text="5?")
@@ -348,10 +349,10 @@ def test_workers_that_share_a_store_hear_each_other(store_url, kind):
 def test_waits_of_one_session_are_forgotten_one_by_one():
     async def play_waits():
         made = MessageWaiters()
-        with made.one("s", "a") as first:
-            with made.one("s", "a") as second:
+        with made.waiter("s", "a") as first:
+            with made.waiter("s", "a") as second:
                 assert (first.is_over, second.is_over, len(made)) == (True, False, 1)
-            with made.one("s", "b"), made.one("t", "a"):
+            with made.waiter("s", "b"), made.waiter("t", "a"):
                 assert len(made) == 2
         assert len(made) == 0
 
@@ -408,13 +409,16 @@ def test_participants_that_speak_mcp_talk_with_tools(market):
     assert tool(played, "seller", "listen", wait_seconds=30) == ({"messages": [message], "done": False}, False)
     assert heard(played, "seller") == ["5?"]
     assert tool(played, "buyer", "say", text="5?", to="x") == (
-        "InvalidParamsError: There is no other participant 'x': say it to agent, seller.",
+        "InvalidParamsError: There is no other participant 'x': choose from agent, seller.",
         True,
     )
     assert tool(played, "buyer", "say", txt="5?") == ("ValidationError: text: Field required", True)
     assert tool(played, "agent", "submit_answer", answer="sold")[1] is False
     text, is_error = tool(played, "buyer", "say", text="Wait!")
-    assert (text, is_error) == ("AnsweredError: The answer has been submitted, so nothing more is said.", True)
+    assert (text, is_error) == (
+        "AnsweredError: The answer has been submitted, so no further message is accepted.",
+        True,
+    )
     alone = Played(market, market.rpc("create_session"))
     alone.session["participants"] = {"agent": alone.session}
     assert "say" not in [each["name"] for each in mcp(alone, "agent", "tools/list")["tools"]]

@@ -137,17 +137,17 @@ WRONG: list[tuple[Any, str]] = [
         {"x": {"functons": []}},
         "Participant 'x': there is no 'functons': choose from functions, max_calls, prompt, answers.",
     ),
-    ({"x": {"max_calls": -1}}, "Participant 'x': max_calls is no number of calls."),
-    ({"x": {"max_calls": True}}, "Participant 'x': max_calls is no number of calls."),
-    ({"x": {"functions": "look"}}, "Participant 'x': functions is no list of texts."),
-    ({"x": {"prompt": 3}}, "Participant 'x': prompt is neither a text nor a list of {role, content}."),
-    ({"x": {"prompt": [{"role": "user"}]}}, "Participant 'x': prompt is neither a text nor a list of {role, content}."),
-    ({"x": {"answers": 1}}, "Participant 'x': answers is neither true nor false."),
+    ({"x": {"max_calls": -1}}, "Participant 'x': max_calls must be a non-negative integer."),
+    ({"x": {"max_calls": True}}, "Participant 'x': max_calls must be a non-negative integer."),
+    ({"x": {"functions": "look"}}, "Participant 'x': functions must be a list of strings."),
+    ({"x": {"prompt": 3}}, "Participant 'x': prompt must be a string or a list of {role, content}."),
+    ({"x": {"prompt": [{"role": "user"}]}}, "Participant 'x': prompt must be a string or a list of {role, content}."),
+    ({"x": {"answers": 1}}, "Participant 'x': answers must be true or false."),
     (
         {str(number): {} for number in range(16)},
-        "A session has at most 16 participants, its agent included: 17 are given.",
+        "A session has at most 16 participants including its agent; the request has 17.",
     ),
-    ({"x": {"prompt": "y" * 70_005}}, "All participants together have 70024 bytes; 65536 are allowed."),
+    ({"x": {"prompt": "y" * 70_005}}, "All participants together have 70024 bytes; at most 65536 are allowed."),
 ]
 
 
@@ -247,7 +247,7 @@ def test_calls_are_counted_for_each_participant(bench):
     bench.call(played.id, "look")
     assert [played.count(name) for name in ("agent", "buyer", "seller")] == [0, 2, 1]
     nested = {"$call": {"function": "look", "args": {}}}
-    problem = "With those that are nested in it this is 2 calls; 1 of your 3 are left: nest fewer."
+    problem = "With its nested calls this counts as 2 calls; 1 of your 3 are left: nest fewer."
     assert problem in played.call("buyer", "bid", amount=nested)["error"]
     assert played.count("buyer") == 3
     over = "EpisodeOverError: all 3 of your calls are used, so no further one is run."
@@ -356,15 +356,18 @@ WHOLE = {"functions": None, "max_calls": None, "prompt": None, "answers": True}
     ("change", "problem"),
     [
         (_rights(buyer={**WHOLE, "functions": ["steal"]}), "Participant 'buyer': the session has no function 'steal'."),
-        (_rights(buyer={**WHOLE, "max_calls": "many"}), "Participant 'buyer': max_calls is no number of calls."),
-        (_rights(buyer={}), "The participants aren't written out as a session keeps them."),
-        (_without_agent, "The participants aren't written out as a session keeps them."),
-        (_agent_last, "The participants aren't written out as a session keeps them."),
+        (
+            _rights(buyer={**WHOLE, "max_calls": "many"}),
+            "Participant 'buyer': max_calls must be a non-negative integer.",
+        ),
+        (_rights(buyer={}), "The participants aren't in the stored form"),
+        (_without_agent, "The participants aren't in the stored form"),
+        (_agent_last, "The participants aren't in the stored form"),
         (_rights(**{f"p{n}": WHOLE for n in range(14)}), "A session has at most 16 participants"),
-        (_first_record(private={"progress": [{"buyer": 0}, None]}), "Record 0 of the bundle says something else"),
-        (_first_record(private={"progress": [7, None]}), "Record 0 of the bundle says something else"),
-        (_first_record(private={"progress": "none"}), "Record 0 of the bundle says something else"),
-        (_first_record(private={"progress": [{"buyer": 1}, 0]}), "Record 0 of the bundle says something else"),
+        (_first_record(private={"progress": [{"buyer": 0}, None]}), "Record 0 of the bundle has a progress"),
+        (_first_record(private={"progress": [7, None]}), "Record 0 of the bundle has a progress"),
+        (_first_record(private={"progress": "none"}), "Record 0 of the bundle has a progress"),
+        (_first_record(private={"progress": [{"buyer": 1}, 0]}), "Record 0 of the bundle has a progress"),
         (_first_record(shown={"by": "seller"}), "Record 0 of the bundle is of nobody in its session."),
         (_first_record(shown={"by": "thief"}), "Record 0 of the bundle is of nobody in its session."),
         (_first_record(shown={"call_id": "seller/x"}), "Record 0 of the bundle is of nobody in its session."),
@@ -406,7 +409,7 @@ def test_a_replay_of_a_strangers_bundle_gives_nobody_rights(market):
     assert error.data["detail"] == "The session has no address of the name 'thief'."
     wrong = other_bundle(played.bundle(), _rights(buyer={**WHOLE, "functions": 3}))
     error = refused(-32602, market.rpc, "import_bundle", bundle=wrong, mode="replay")
-    assert error.data["detail"] == "Participant 'buyer': functions is no list of texts."
+    assert error.data["detail"] == "Participant 'buyer': functions must be a list of strings."
 
 
 # Sessions without participants

@@ -23,8 +23,8 @@ def test_a_failure_ends_the_session_for_all_and_is_recorded_once(bench):
     for _ in range(2):
         assert fail(played, call_id="x") is True
     refused(-32009, fail, played, call_id="x", reason="turns")
-    assert refused(-32014, fail, played).message == f"{OVER}it is over already."
-    assert refused(-32014, played.send, "seller", "say", text="Hi.").message == f"{OVER}nothing more is said."
+    assert refused(-32014, fail, played).message == f"{OVER}no failure can be recorded."
+    assert refused(-32014, played.send, "seller", "say", text="Hi.").message == f"{OVER}no further message is accepted."
     assert refused(-32014, played.send, "seller", "submit_answer", answer="sold").message.startswith(OVER)
     assert played.send("agent", "listen", wait_seconds=30) == {"messages": [], "done": True}
     assert played.call("buyer", "look")["error"].startswith("EpisodeOverError: a participant has failed")
@@ -50,7 +50,7 @@ def test_a_reset_and_a_fork_go_on(bench):
 def test_nobody_fails_after_the_answer(bench):
     played = play(bench)
     played.send("seller", "submit_answer", answer="sold")
-    assert refused(-32014, fail, played).message == "The answer has been submitted, so it is over already."
+    assert refused(-32014, fail, played).message == "The answer has been submitted, so no failure can be recorded."
 
 
 def test_a_turn_ends_nothing_and_goes_with_forks(bench):

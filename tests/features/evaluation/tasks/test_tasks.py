@@ -194,7 +194,7 @@ def test_a_name_is_used_once():
 
 def test_a_bundle_says_of_no_fork_that_it_has_inherited_fewer_calls_than_none():
     shown = {"kind": "call", "function": "look", "by": "agent", "index": 0, "version": 0, "nested": [{}]}
-    with pytest.raises(InvalidParamsError, match="Record 0 of the bundle says something else of the calls"):
+    with pytest.raises(InvalidParamsError, match="Record 0 of the bundle has a progress that disagrees"):
         ProgressChecker(began_as_fork=True).add(CallKind(), shown, {"progress": [1, None]})
     ProgressChecker(began_as_fork=True).add(CallKind(), shown, {"progress": [2, None]})
 
@@ -269,7 +269,7 @@ def test_nested_calls_of_an_agent_count_and_none_runs_beyond_the_last_one(anywhe
     two = {"chore": nested("look"), "more": nested("look"), "most": nested("look")}
     error = agent(anywhere, key, function="do", kwargs=two)["error"]
     assert error == (
-        "ValidationError: With those that are nested in it this is 4 calls; 3 of the task's 3 are left: nest fewer."
+        "ValidationError: With its nested calls this counts as 4 calls; 3 of the task's 3 are left: nest fewer."
     )
     assert agent(anywhere, key, "get_task")["calls"] == 1  # it was a call, and has failed
     assert agent(anywhere, key, function="do", kwargs={"chore": nested("look")})["error"].startswith("ValidationError")
@@ -416,7 +416,7 @@ def at_task(endpoint, task):
     return mcp
 
 
-PROMPTS = [{"name": "task", "title": "Task", "description": "What you are asked to do in this session."}]
+PROMPTS = [{"name": "task", "title": "Task", "description": "Your task in this session."}]
 
 
 @pytest.mark.parametrize("era", ["2025-06-18", mcp_endpoint.MODERN])

@@ -1,1 +1,1 @@
-"""Episodes: what is said in sessions, what their addresses may do, and how much of that they have done."""
+"""Episodes: the messages of a session, the rights of its participants, and their progress (calls used, end)."""

@@ -1,4 +1,4 @@
-"""What the feature `episodes` adds to the server."""
+"""Declaration of the feature `episodes`."""
 
 from toolpack_server.features.evaluation.episodes.messages import MessageKind
 from toolpack_server.features.evaluation.episodes.progress import Episodes

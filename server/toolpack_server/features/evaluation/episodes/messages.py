@@ -1,7 +1,7 @@
-"""Messages of a session's conversation: what a client records, and what participants say to each other.
+"""Records of messages: those that a client adds, and those that participants send to each other.
 
-A note changes no environment and no version. It is refused before it is recorded, or kept. What a client
-records is for evaluators and trajectories: no participant hears it.
+A message changes no environment and no version. It is checked before it is recorded. Messages that a client adds are
+for evaluators and trajectories; no participant receives them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ from toolpack_server.sessions.record_kinds import Shown
 from toolpack_server.sessions.repeatable_kind import RepeatableKind
 from toolpack_server.stores.base import Record
 
-ALONE = "The session has no other participant: create it with participants."
+NO_OTHERS = "The session has no other participant: create it with `participants`."
 
 
 class RecordOperation(SessionOperation):
-    """An operation that leaves a record and changes nothing else."""
+    """An operation that adds a record with a text and changes nothing else."""
 
     after_commits = True
     is_told = True
@@ -40,10 +40,11 @@ class RecordOperation(SessionOperation):
         self._text = text
 
     def prepare(self, state: SessionState) -> float:
-        size, most = self._size(), self.context.settings.max_record_bytes
-        if size > most:
+        size, max_bytes = self._size(), self.context.settings.max_record_bytes
+        if size > max_bytes:
             raise TooLargeError(
-                f"The text has {size} bytes; {most} are allowed: shorten it, or raise TOOLPACK_MAX_RESULT_BYTES."
+                f"The text has {size} bytes; at most {max_bytes} are allowed: shorten it, or raise "
+                "TOOLPACK_MAX_RESULT_BYTES."
             )
         return super().prepare(state)
 
@@ -55,7 +56,7 @@ class RecordOperation(SessionOperation):
 
 
 class MessageOperation(RecordOperation):
-    """Records a message of the conversation."""
+    """Records a message that a client adds."""
 
     method = "add_message"
     record_kind = "message"
@@ -88,11 +89,11 @@ class MessageOperation(RecordOperation):
 
 
 class SayOperation(MessageOperation):
-    """Records what a participant says.
+    """Records a message of a participant.
 
     Args:
-        by: Who says it.
-        to: To whom; None: to all others.
+        by: The name of the sender.
+        to: The name of the recipient; None: all others.
     """
 
     method = "say"
@@ -117,12 +118,12 @@ class SayOperation(MessageOperation):
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
         others = self.context.addresses.of(state.session, self.by).others
         if not others:
-            raise InvalidParamsError(ALONE)
+            raise InvalidParamsError(NO_OTHERS)
         if self._to is not None and self._to not in others:
             raise InvalidParamsError(
-                f"There is no other participant {shown(self._to)!r}: say it to {', '.join(others)}."
+                f"There is no other participant {shown(self._to)!r}: choose from {', '.join(others)}."
             )
-        Episodes.of(self.context).check_open(state, "nothing more is said")
+        Episodes.of(self.context).check_open(state, "no further message is accepted")
         return super().change(state, start_clock)
 
 
@@ -145,13 +146,13 @@ class MessageKind(RepeatableKind):
 
     @override
     def message(self, shown: Shown) -> SaidMessage:
-        said: SaidMessage = {"role": shown["role"], "content": shown["content"]}
+        message: SaidMessage = {"role": shown["role"], "content": shown["content"]}
         if "by" in shown:
-            said["by"] = shown["by"]
+            message["by"] = shown["by"]
             if shown.get("to") is not None:
-                said["to"] = shown["to"]
-        return said
+                message["to"] = shown["to"]
+        return message
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
-        known = {"metadata": shown["metadata"]} if shown.get("metadata") is not None else {}
-        messages.append({"role": shown["role"], "content": shown["content"], **known})
+        metadata = {"metadata": shown["metadata"]} if shown.get("metadata") is not None else {}
+        messages.append({"role": shown["role"], "content": shown["content"], **metadata})

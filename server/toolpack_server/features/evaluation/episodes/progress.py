@@ -1,8 +1,7 @@
-"""How far a session is: how many calls each of its addresses has used, and whether its answer was submitted.
+"""Progress of a session: how many calls each address has used, and whether the session has ended.
 
-This is known from the last record of a session, which says it of all before, and from nothing else. Whoever
-makes the next record writes it down again. Sessions whose addresses have all functions, without a limit, have none of
-it.
+Each record stores the progress up to it, so the last record is enough to know the progress. Sessions whose addresses
+have all functions without a limit don't store it.
 """
 
 from collections.abc import Mapping
@@ -27,39 +26,39 @@ from toolpack_server.stores.base import StoredSession
 
 
 class EpisodeOverError(CallError):
-    """The agent has submitted its answer, or has used up the calls of its task."""
+    """The session has ended, or the caller has used all its calls."""
 
 
 class Progress(NamedTuple):
-    """How far a session is."""
+    """The calls that a session's addresses have used, and how the session ended."""
 
-    calls: Mapping[str, int] = {}  # that each address has made on the path
-    ended: int | None = None  # the index of the record that ends it, such as the answer's, if that is on the path
-    ending: "Ending | None" = None  # what that record says, if it may not be stored yet
+    calls: Mapping[str, int] = {}  # number of calls on the path, by address
+    ended: int | None = None  # index of the record on the path that ended the session, for example the answer's
+    ending: "Ending | None" = None  # content of that record; needed while the record isn't stored yet
 
     @classmethod
     def read(cls, private: Mapping[str, Any]) -> "Progress":
-        """Get it from the line of a record that only the server reads; a number counts the agent's calls."""
+        """Read the progress from the private line of a record. A plain number means calls of the agent only."""
         calls, ended = private["progress"]
         return cls(calls if isinstance(calls, dict) else {AGENT: calls} if calls else {}, ended)
 
-    def written(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         others = self.calls.keys() - {AGENT}
         return [self.calls if others else self.calls.get(AGENT, 0), self.ended]
 
     def after(self, kind: RecordKind, shown: Shown, index: int) -> "Progress":
-        """Get it as of the next record, which doesn't go back on the path."""
+        """Return the progress after the next record, which must not be a reset."""
         if kind.ends(shown):
             return self._replace(ended=index, ending=Ending(kind.answer(shown), kind.failure(shown)))
         by = shown.get("by", CLIENT)
         if not kind.is_call or by == CLIENT:
             return self
-        more = 1 + len(shown.get("nested", ()))
-        return self._replace(calls={**self.calls, by: self.calls.get(by, 0) + more})
+        count = 1 + len(shown.get("nested", ()))
+        return self._replace(calls={**self.calls, by: self.calls.get(by, 0) + count})
 
 
 class Ending(NamedTuple):
-    """The end of the part of all addresses: the answer, or how a participant has failed; neither: a verdict."""
+    """How a session ended for all its addresses: with an answer, a failed participant, or (neither) a verdict."""
 
     answer: str | None
     failure: PartFailure | None
@@ -71,10 +70,10 @@ class Ending(NamedTuple):
 
 
 class ProgressChecker:
-    """Checks, for records that come in a bundle, that each says of those before it what they show.
+    """Checks that the progress in each record of a bundle agrees with the records before it.
 
     Args:
-        began_as_fork: The records before the first one aren't there, so what that says of them is taken as it is.
+        began_as_fork: The bundle lacks the records before the fork, so the progress of the first record is trusted.
     """
 
     def __init__(self, *, began_as_fork: bool) -> None:
@@ -85,30 +84,30 @@ class ProgressChecker:
         """Check the next record.
 
         Raises:
-            InvalidParamsError: It says something else.
+            InvalidParamsError: The record's progress is wrong.
         """
         index, version = shown["index"], shown["version"]
         back_to = kind.goes_back_to(shown)
         try:
-            said = Progress.read(private)
+            progress = Progress.read(private)
             if self._last is None:
                 own = Progress().after(kind, shown, index)
-                inherited = {by: count - own.calls.get(by, 0) for by, count in said.calls.items()}
+                inherited = {by: count - own.calls.get(by, 0) for by, count in progress.calls.items()}
                 self._last = self._ends[0] = Progress(inherited)
                 if min(inherited.values(), default=0) < 0:
                     raise ValueError
             expected = self._last.after(kind, shown, index) if back_to is None else self._ends[back_to]
-            if said.written() != expected.written():
+            if progress.to_json() != expected.to_json():
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise InvalidParamsError(
-                f"Record {index} of the bundle says something else of the calls before it than their records."
+                f"Record {index} of the bundle has a progress that disagrees with the records before it."
             ) from None
         self._last = self._ends[version] = expected
 
 
 class Episodes(OperationHook):
-    """Knows how far sessions are, writes it down in each record, and ends what their addresses may do."""
+    """Stores the progress in each record, and refuses calls after the end or above an address's limit."""
 
     def __init__(self, context: SessionContext) -> None:
         self._addresses = context.addresses
@@ -119,7 +118,7 @@ class Episodes(OperationHook):
 
     @staticmethod
     def of(context: SessionContext) -> "Episodes":
-        return next(each for each in context.operation_hooks if isinstance(each, Episodes))
+        return next(hook for hook in context.operation_hooks if isinstance(hook, Episodes))
 
     @override
     def concerns(self, session: StoredSession) -> bool:
@@ -131,16 +130,16 @@ class Episodes(OperationHook):
             return None
         address = self._addresses.of(state.session, operation.by)
         progress = self.progress(state)
-        why = self.over(state.session.id, address, progress)
-        if why:
-            return Outcome(failure=CallFailure.of(EpisodeOverError(why), Failure.EPISODE_OVER))
+        reason = self.refusal_reason(state.session.id, address, progress)
+        if reason:
+            return Outcome(failure=CallFailure.of(EpisodeOverError(reason), Failure.EPISODE_OVER))
         if address.max_calls is not None:
-            wanted, left = 1 + len(operation.plan.nested), address.max_calls - progress.calls.get(address.name, 0)
-            if wanted > left:
-                whose = "the task's" if address.answers else "your"
+            count, left = 1 + len(operation.plan.nested), address.max_calls - progress.calls.get(address.name, 0)
+            if count > left:
+                owner = "the task's" if address.answers else "your"
                 operation.refuse(
                     wrong_arguments(
-                        f"With those that are nested in it this is {wanted} calls; {left} of {whose} "
+                        f"With its nested calls this counts as {count} calls; {left} of {owner} "
                         f"{address.max_calls} are left: nest fewer.",
                         "too_many_calls",
                     )
@@ -156,20 +155,20 @@ class Episodes(OperationHook):
             progress = self.stored(state.session, self._paths.end(state.session.id, back_to, state.index))
         else:
             progress = self.progress(state).after(kind, shown, state.index + 1)
-        change.private["progress"], change.memo[self] = progress.written(), progress
+        change.private["progress"], change.memo[self] = progress.to_json(), progress
 
     def progress(self, state: SessionState) -> Progress:
-        """Get how far a session is that an operation has, and that this concerns."""
+        """Return the progress of a session that this hook concerns, as an operation sees it."""
         return state.remembered(self, lambda: self.stored(state.session, state.index))
 
     def stored(self, session: StoredSession, last: int) -> Progress:
-        """Get how far a session is by what is stored; `last` is the index of the last record to take into account."""
+        """Return the stored progress of a session after the record with the index `last`."""
         if last < 0:
             return Progress(self._inherited_calls(session))
         return Progress.read(loads(self._paths.private(session.id, last)))
 
     def _inherited_calls(self, session: StoredSession) -> Mapping[str, int]:
-        """Count the calls on the ancestors' part of a path: the last record there says it of all before."""
+        """Return the calls on the ancestors' part of the path, from the last record there."""
         point = session.parent
         while point is not None:
             before = self._paths.before(point)
@@ -180,7 +179,7 @@ class Episodes(OperationHook):
         return {}
 
     def ending(self, session_id: str, progress: Progress) -> Ending | None:
-        """Get what has ended a session's part; None if it goes on."""
+        """Return how a session ended, or None if it is still open."""
         if progress.ended is None or progress.ending is not None:
             return progress.ending
         (record,) = self._store.records(session_id, progress.ended - 1, 1)
@@ -188,20 +187,20 @@ class Episodes(OperationHook):
         kind = self._kinds[shown["kind"]]
         return Ending(kind.answer(shown), kind.failure(shown))
 
-    def check_open(self, state: SessionState, otherwise: str) -> None:
-        """Refuse what needs a session that goes on; raises `AnsweredError`, which says what follows `otherwise`."""
+    def check_open(self, state: SessionState, consequence: str) -> None:
+        """Raise `AnsweredError` if the session has ended. Its message is "<how it ended>, so <consequence>."."""
         ending = self.ending(state.session.id, self.progress(state))
         if ending is not None:
-            raise AnsweredError(f"{str(ending).capitalize()}, so {otherwise}.")
+            raise AnsweredError(f"{str(ending).capitalize()}, so {consequence}.")
 
-    def over(self, session_id: str, address: Address, progress: Progress) -> str | None:
-        """Say why no further call is run at an address; None if it goes on."""
+    def refusal_reason(self, session_id: str, address: Address, progress: Progress) -> str | None:
+        """Return why an address may make no further call, or None if it may."""
         ending = self.ending(session_id, progress)
         if ending is not None:
             return f"{ending}, so no further call is run."
-        most = address.max_calls
-        if most is not None and progress.calls.get(address.name, 0) >= most:
+        max_calls = address.max_calls
+        if max_calls is not None and progress.calls.get(address.name, 0) >= max_calls:
             if not address.answers:
-                return f"all {most} of your calls are used, so no further one is run."
-            return f"all {most} calls of the task are used, so no further one is run: submit an answer."
+                return f"all {max_calls} of your calls are used, so no further one is run."
+            return f"all {max_calls} calls of the task are used, so no further one is run: submit an answer."
         return None

@@ -1,7 +1,4 @@
-"""The shape of a message's record.
-
-Types only, as in `server/toolpack_server/protocol/results.py`.
-"""
+"""Type of a message's record. Types only, as in `server/toolpack_server/protocol/results.py`."""
 
 from typing import Literal, NotRequired
 
@@ -11,7 +8,7 @@ from toolpack_server.protocol.results import Json
 
 
 class MessageRecord(TypedDict):
-    """The record of a message of the conversation."""
+    """The record of a message. `by` and `to` are set if a participant sent it."""
 
     index: int
     kind: Literal["message"]

@@ -1,10 +1,9 @@
-"""The rights of a session's participants: what each may do at its address.
+"""Rights of a session's participants: what each may do at its address.
 
-They are given by name, as `{name: {"functions", "max_calls", "prompt", "answers"}}`, without those that are as by
-default.
+A request has the form `{name: {"functions", "max_calls", "prompt", "answers"}}` and omits rights that have their
+default. A session stores all rights, so that a later change of the task's code doesn't affect it.
 
-Pure. Rights are checked wherever they come from, a request, a task or a bundle, with the same sentences. A
-session keeps them written out whole, so edited code changes nothing that has begun.
+Pure functions. Rights from a request, a task and a bundle pass the same checks with the same error messages.
 """
 
 import re
@@ -16,36 +15,38 @@ from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.parameters import MAX_COUNT
 from toolpack_server.protocol.senders import AGENT, CLIENT
 
-PARTICIPANTS = "participants"  # what a session keeps of its request by this name: rights, by participant
+PARTICIPANTS = "participants"  # name under which a session stores the rights, by participant
 
 Participants = Mapping[str, Mapping[str, Any]]
-"""Rights by the name of the participant."""
+"""Rights, by participant."""
 
 MEMBERS = ("functions", "max_calls", "prompt", "answers")
-MOST = 16
-MAX_BYTES = 2**16
-ROLES = ("system", "user", "assistant")  # of the messages of a prompt
+MAX_PARTICIPANTS = 16  # including the agent
+MAX_BYTES = 2**16  # of all rights as JSON
+ROLES = ("system", "user", "assistant")  # of messages in a prompt
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+_KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
 
 
-def check_rights(given: Mapping[str, Any]) -> None:
-    """Check rights as far as that can be seen without the session's functions.
+def check_rights(participants: Mapping[str, Any]) -> None:
+    """Check the form of rights. The names of functions aren't checked here.
 
     Raises:
-        InvalidParamsError: They aren't rights.
+        InvalidParamsError: The rights are invalid.
     """
-    count = len({AGENT, *given})
-    if count > MOST:
-        raise InvalidParamsError(f"A session has at most {MOST} participants, its agent included: {count} are given.")
-    for name, rights in given.items():
+    count = len({AGENT, *participants})
+    if count > MAX_PARTICIPANTS:
+        raise InvalidParamsError(
+            f"A session has at most {MAX_PARTICIPANTS} participants including its agent; the request has {count}."
+        )
+    for name, rights in participants.items():
         problem = _problem(name, rights)
         if problem:
             raise InvalidParamsError(f"Participant {shown(str(name))!r}{problem}")
-    size = len(dumps({name: {**rights} for name, rights in given.items()}))
+    size = len(dumps({name: {**rights} for name, rights in participants.items()}))
     if size > MAX_BYTES:
-        raise InvalidParamsError(f"All participants together have {size} bytes; {MAX_BYTES} are allowed.")
+        raise InvalidParamsError(f"All participants together have {size} bytes; at most {MAX_BYTES} are allowed.")
 
 
 def _problem(name: Any, rights: Any) -> str | None:
@@ -59,10 +60,10 @@ def _problem(name: Any, rights: Any) -> str | None:
             return f": there is no {shown(str(member))!r}: choose from {members}."
         if not _fits(member, value):
             return {
-                "functions": ": functions is no list of texts.",
-                "max_calls": ": max_calls is no number of calls.",
-                "prompt": ": prompt is neither a text nor a list of {role, content}.",
-                "answers": ": answers is neither true nor false.",
+                "functions": ": functions must be a list of strings.",
+                "max_calls": ": max_calls must be a non-negative integer.",
+                "prompt": ": prompt must be a string or a list of {role, content}.",
+                "answers": ": answers must be true or false.",
             }[member]
     return None
 
@@ -76,43 +77,46 @@ def _fits(member: str, value: Any) -> bool:
         return type(value) is int and 0 <= value <= MAX_COUNT
     if member == "prompt":
         return is_prompt(value)
-    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
 def is_prompt(value: Any) -> bool:
-    """Whether a value is a prompt: a text, or messages."""
+    """Return whether a value is a prompt: a string, or a list of messages."""
     return isinstance(value, str) or (
         isinstance(value, list | tuple)
         and all(
-            isinstance(each, Mapping)
-            and each.keys() == {"role", "content"}
-            and each["role"] in ROLES
-            and isinstance(each["content"], str)
-            for each in value
+            isinstance(message, Mapping)
+            and message.keys() == {"role", "content"}
+            and message["role"] in ROLES
+            and isinstance(message["content"], str)
+            for message in value
         )
     )
 
 
-def laid_over(below: Participants, above: Participants) -> dict[str, dict[str, Any]]:
-    """Get the rights of both, member by member; what is above counts."""
-    return {name: {**below.get(name, {}), **above.get(name, {})} for name in {**below, **above}}
+def merge_rights(base: Participants, overrides: Participants) -> dict[str, dict[str, Any]]:
+    """Merge rights, member by member. A member of `overrides` replaces that of `base`."""
+    return {name: {**base.get(name, {}), **overrides.get(name, {})} for name in {**base, **overrides}}
 
 
-def written_out(given: Participants) -> dict[str, dict[str, Any]]:
-    """Get rights with all members; the agent comes first, and is there in any case."""
+def fill_defaults(participants: Participants) -> dict[str, dict[str, Any]]:
+    """Return rights with all members. The agent comes first, and is added if it is missing."""
     default: dict[str, Any] = dict.fromkeys(MEMBERS)
-    return {name: {**default, "answers": name == AGENT, **given.get(name, {})} for name in {AGENT: None, **given}}
+    return {
+        name: {**default, "answers": name == AGENT, **participants.get(name, {})}
+        for name in {AGENT: None, **participants}
+    }
 
 
-def check_kept(kept: Mapping[str, Any]) -> None:
-    """Check the rights that a session of a stranger keeps, if it has participants; raises as `check_rights`."""
+def check_stored_rights(kept: Mapping[str, Any]) -> None:
+    """Check the stored rights of an imported session, if it has participants. Raises as `check_rights`."""
     participants = kept.get(PARTICIPANTS)
     if participants is None:
         return
     if not isinstance(participants, dict):
-        raise InvalidParamsError("The participants are no object.")
+        raise InvalidParamsError("The participants must be an object.")
     check_rights(participants)
-    if list(participants) != list(written_out(participants)) or any(
+    if list(participants) != list(fill_defaults(participants)) or any(
         rights.keys() != {*MEMBERS} for rights in participants.values()
     ):
-        raise InvalidParamsError("The participants aren't written out as a session keeps them.")
+        raise InvalidParamsError("The participants aren't in the stored form: agent first, each with all members.")

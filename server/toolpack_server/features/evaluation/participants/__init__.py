@@ -1,1 +1,1 @@
-"""Participants: several roles in one session, each with an address of its own, which talk with each other."""
+"""Participants: several roles in one session, each with its own address, which exchange messages."""

@@ -1,6 +1,6 @@
-"""The addresses of a session with participants: one of each, with the rights that the session keeps.
+"""Addresses of a session's participants, built from the rights that the session stores.
 
-Rights were written out when the session was created; here they are only read.
+The rights were checked and completed when the session was created.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""Who takes part in a new session.
+"""Participants of a new session.
 
-Rights are checked before anything is built, and written out, so that nothing changes them later.
+Rights are checked and completed before any environment is built, so that later code changes don't affect them.
 """
 
 import operator
@@ -15,9 +15,9 @@ from toolpack_server.base.errors import InvalidParamsError, shown
 from toolpack_server.features.evaluation.episodes.rights import (
     PARTICIPANTS,
     Participants,
-    check_kept,
     check_rights,
-    written_out,
+    check_stored_rights,
+    fill_defaults,
 )
 from toolpack_server.packs.pack_function import is_offered
 from toolpack_server.protocol.parameters import SessionRequest
@@ -25,22 +25,22 @@ from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.hooks import CreationHook
 
 
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    check_rights(given)  # what it raises says more than pydantic's errors, and isn't one of them
-    return given
+def _check(participants: dict[str, Any]) -> dict[str, Any]:
+    check_rights(participants)  # raises InvalidParamsError, which says more than a validation error of pydantic
+    return participants
 
 
 class ParticipantsRequest(SessionRequest):
-    participants: Annotated[dict[str, Any], AfterValidator(_checked)] = Field(
+    participants: Annotated[dict[str, Any], AfterValidator(_check)] = Field(
         default_factory=dict,
-        description="Who takes part besides the agent, and what each may do: {name: {functions, max_calls, prompt, "
-        "answers}}; laid over those of the task.",
-        exclude_if=operator.not_,  # the ids of sessions follow from requests, also of before there were any
+        description="Participants and their rights: {name: {functions, max_calls, prompt, answers}}. Merged with those "
+        "of the task; the values given here win.",
+        exclude_if=operator.not_,  # session ids derive from requests; old requests don't have this member
     )
 
 
 class ParticipantsCreationHook(CreationHook):
-    """Writes out the rights of participants, to be kept with the recipe."""
+    """Checks and completes the rights of participants, and stores them with the recipe."""
 
     keeps = frozenset({PARTICIPANTS})
 
@@ -53,8 +53,8 @@ class ParticipantsCreationHook(CreationHook):
 
     @override
     def prepare(self, request: SessionRequest) -> SessionRequest:
-        participants = written_out(_participants(request))
-        check_rights(participants)  # those of a task are among them now
+        participants = fill_defaults(_participants(request))
+        check_rights(participants)  # again: the task's rights were merged
         self._check_functions(participants, self._catalog.choose(request.toolpacks))
         return request.model_copy(update={PARTICIPANTS: participants})
 
@@ -64,18 +64,18 @@ class ParticipantsCreationHook(CreationHook):
 
     @override
     def check_kept(self, kept: Mapping[str, Any], toolpacks: Sequence[str]) -> None:
-        check_kept(kept)
+        check_stored_rights(kept)
         self._check_functions(kept.get(PARTICIPANTS, {}), toolpacks)
 
     def _check_functions(self, participants: Participants, toolpacks: Sequence[str]) -> None:
         functions = self._catalog.listed(toolpacks)
         for name, rights in participants.items():
-            for wanted in rights["functions"] or ():
-                if not any(is_offered(function, frozenset({wanted})) for function in functions):
-                    similar = get_close_matches(shown(wanted), [function.name for function in functions])
-                    meant = f" Did you mean {' or '.join(similar)}?" if similar else ""
+            for right in rights["functions"] or ():
+                if not any(is_offered(function, frozenset({right})) for function in functions):
+                    similar = get_close_matches(shown(right), [function.name for function in functions])
+                    hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
                     raise InvalidParamsError(
-                        f"Participant {name!r}: the session has no function {shown(wanted)!r}.{meant}"
+                        f"Participant {name!r}: the session has no function {shown(right)!r}.{hint}"
                     )
 
 

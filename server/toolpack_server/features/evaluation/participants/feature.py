@@ -1,4 +1,4 @@
-"""What participants add to the server."""
+"""Declaration of the feature `participants`."""
 
 from toolpack_server.features.evaluation.participants.addresses import ParticipantAddresses
 from toolpack_server.features.evaluation.participants.conversation import Conversation

@@ -1,7 +1,7 @@
-"""Who waits for something to be said.
+"""Waiters for messages: one for each address that waits in `listen`.
 
-A wait is a future: it takes no thread and no place in a queue. Each address has one; a second ends the first.
-All of this runs on the event loop.
+A waiter is an asyncio event; it occupies no thread and no queue entry. Each address has at most one waiter; a second
+one ends the first. This module runs on the event loop only.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing_extensions import override
 from toolpack_server.sessions.hooks import Watcher
 
 
-class Wait:
-    """One that waits.
+class Waiter:
+    """A request that waits for a message.
 
     Attributes:
-        is_over: It is to be answered, whatever there is.
+        is_over: The request must return now, even without a message.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class Wait:
         self.is_over = True
         self.wake()
 
-    async def until_woken(self, seconds: float) -> None:
-        """Wait until it is woken, or was since the last time; for so many seconds at most."""
+    async def wait(self, seconds: float) -> None:
+        """Wait until `wake` is called, at most so many seconds. Return at once if it was called since the last wait."""
         try:
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
@@ -42,39 +42,39 @@ class Wait:
 
 
 class MessageWaiters(Watcher):
-    """Those that wait at the addresses of this worker."""
+    """The waiters of this worker."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[str, Wait]] = {}  # by session and name
+        self._waiting: dict[str, dict[str, Waiter]] = {}  # by session and participant
         self._draining = False
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
     @contextmanager
-    def one(self, session_id: str, name: str) -> Iterator[Wait]:
-        """Begin to wait at an address; whoever waits there is answered."""
+    def waiter(self, session_id: str, name: str) -> Iterator[Waiter]:
+        """Yield a new waiter for an address, and end the one that waits there."""
         of_session = self._waiting.setdefault(session_id, {})
         if name in of_session:
             of_session[name].end()
-        wait = of_session[name] = Wait()
-        wait.is_over = self._draining
+        waiter = of_session[name] = Waiter()
+        waiter.is_over = self._draining
         try:
-            yield wait
+            yield waiter
         finally:
-            if of_session.get(name) is wait:
+            if of_session.get(name) is waiter:
                 del of_session[name]
             if not of_session and self._waiting.get(session_id) is of_session:
                 del self._waiting[session_id]
 
     @override
     def changed(self, session_id: str) -> None:
-        for wait in self._waiting.get(session_id, {}).values():
-            wait.wake()
+        for waiter in self._waiting.get(session_id, {}).values():
+            waiter.wake()
 
     @override
     def draining(self) -> None:
         self._draining = True
         for of_session in self._waiting.values():
-            for wait in of_session.values():
-                wait.end()
+            for waiter in of_session.values():
+                waiter.end()

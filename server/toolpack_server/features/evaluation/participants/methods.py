@@ -1,7 +1,7 @@
-"""The methods by which participants talk, at their addresses, and the same as tools of MCP.
+"""Methods `say` and `listen` for participants, the same as MCP tools, and methods for a simulated user's records.
 
-Both ways do the same, with the same parameters. A client at `/rpc` is no participant, and has none of them;
-what it has to record of one that it plays, it alone records.
+`say` and `listen` work only at a participant's address, and take the same parameters over both protocols. `add_turn`
+and `fail_participant` work only at `/rpc`, for the client that runs a simulated user.
 """
 
 from typing import Annotated, Any, Literal
@@ -19,44 +19,46 @@ from toolpack_server.sessions.addresses import Address, AddressTool
 
 MAX_WAIT_SECONDS = 30.0
 
-ParticipantName = Annotated[str, Field(min_length=1, max_length=64, description="Whose part it is.")]
+ParticipantName = Annotated[str, Field(min_length=1, max_length=64, description="The participant's name.")]
 
 
 class SayParameters(Parameters):
-    """What a participant says."""
+    """Parameters of `say`."""
 
-    text: str = Field(description="What is said.")
-    to: str | None = Field(None, description="The participant to whom it is said; default: all others.")
+    text: str = Field(description="The message.")
+    to: str | None = Field(None, description="The recipient's name; default: all other participants.")
 
 
 class ListenParameters(Parameters):
-    """What a participant wants to hear."""
+    """Parameters of `listen`."""
 
     after: int = Field(
-        -1, ge=-1, le=MAX_COUNT, description="The index of the last message that you have; default: you have none."
+        -1, ge=-1, le=MAX_COUNT, description="The index of the last message that you have; default: all messages."
     )
     wait_seconds: Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)] = Field(
-        0, description="For how long to wait until another participant says something."
+        0, description="How long to wait for a message of another participant."
     )
 
 
-class Say(SayParameters, Method, result=Literal[True], agents_only="is for participants, and says something to others"):
-    """Say something to another participant, or to all others."""
+class Say(
+    SayParameters, Method, result=Literal[True], agents_only="is for participants, and sends a message to others"
+):
+    """Send a message to another participant, or to all others."""
 
     call_id: CallId
 
     async def handle(self, caller: Caller, app: App) -> bool:
-        talking, session_id = app.feature(Conversation), caller.session_id or ""
-        return await talking.say(session_id, caller.owner, caller.address, self.text, self.to, self.call_id)
+        conversation, session_id = app.feature(Conversation), caller.session_id or ""
+        return await conversation.say(session_id, caller.owner, caller.address, self.text, self.to, self.call_id)
 
 
 class Listen(
     ListenParameters,
     Method,
     result=HeardMessages,
-    agents_only="is for participants, and gets what they have said and heard",
+    agents_only="is for participants, and returns the messages that they sent and received",
 ):
-    """Get what you have said and were told, in order; wait until another participant says something."""
+    """Return the messages that you sent and received, in order; wait for a message of another participant."""
 
     async def handle(self, caller: Caller, app: App) -> HeardMessages:
         return await caller.run_while_connected(
@@ -67,43 +69,44 @@ class Listen(
 
 
 class AddTurn(Method, result=Literal[True]):
-    """Record that a model has answered for a participant: what it has used, or why nothing was made of it."""
+    """Record a turn of a model that plays a participant: what it used, and why its answer was discarded, if it was."""
 
     session_id: SessionId
     participant: ParticipantName
     metadata: dict[str, Any] = Field(
-        default_factory=dict, description="What is known of it, such as model_name, prompt_tokens, completion_tokens."
+        default_factory=dict,
+        description="Facts about the turn: model_name, prompt_tokens, completion_tokens and so on.",
     )
-    problem: str | None = Field(None, description="Why nothing was made of the answer; default: something was.")
+    problem: str | None = Field(None, description="Why the model's answer was discarded; default: it was used.")
     call_id: CallId
 
     async def handle(self, caller: Caller, app: App) -> bool:
         members = {"participant": self.participant, "metadata": self.metadata}
         members |= {} if self.problem is None else {"problem": self.problem}
-        asked = app.context, self.session_id, caller.owner, members, self.call_id
-        return bool(await app.sessions.run(TurnOperation(*asked)))
+        operation = TurnOperation(app.context, self.session_id, caller.owner, members, self.call_id)
+        return bool(await app.sessions.run(operation))
 
 
 class FailParticipant(Method, result=Literal[True]):
-    """Record that a participant has failed: the session is over for all, and its verdicts aren't valid."""
+    """Record that a participant failed. This ends the session for all participants, and its verdicts are invalid."""
 
     session_id: SessionId
     participant: ParticipantName
-    reason: Annotated[str, Field(min_length=1, max_length=64, description="The name of the reason.")]
-    message: str = Field("", description="What has happened.")
+    reason: Annotated[str, Field(min_length=1, max_length=64, description="A short name for the cause.")]
+    message: str = Field("", description="Details for a reader.")
     call_id: CallId
 
     async def handle(self, caller: Caller, app: App) -> bool:
         members = {"participant": self.participant, "reason": self.reason, "message": self.message}
-        asked = app.context, self.session_id, caller.owner, members, self.call_id
-        return bool(await app.sessions.run(FailureOperation(*asked)))
+        operation = FailureOperation(app.context, self.session_id, caller.owner, members, self.call_id)
+        return bool(await app.sessions.run(operation))
 
 
 METHODS: tuple[type[Method], ...] = (Say, Listen, AddTurn, FailParticipant)
 
 
 class _Tool(AddressTool):
-    """A tool of those who have others to talk with."""
+    """A tool that is offered at addresses of sessions with several participants."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -115,24 +118,25 @@ class _Tool(AddressTool):
 
 class SayTool(_Tool):
     name = "say"
-    description = "Say something to another participant, or to all others."
+    description = "Send a message to another participant, or to all others."
     parameters = SayParameters
 
     @override
     async def use(self, session_id: str, owner: str, by: str, arguments: Any, call_id: str | None) -> bool:
-        talking, said = self._app.feature(Conversation), arguments
-        return await talking.say(session_id, owner, by, said.text, said.to, call_id)
+        conversation = self._app.feature(Conversation)
+        return await conversation.say(session_id, owner, by, arguments.text, arguments.to, call_id)
 
 
 class ListenTool(_Tool):
     name = "listen"
     description = (
-        "Get what you have said and were told, in order. Give `after`, the index of the last message that you have, "
-        "and `wait_seconds`, to wait until another participant says something. `done` says that nothing more comes."
+        "Return the messages that you sent and received, in order. Give `after`, the index of the last message that "
+        "you have, and `wait_seconds`, to wait for a message of another participant. `done` is true when no further "
+        "message can come."
     )
     parameters = ListenParameters
 
     @override
     async def use(self, session_id: str, owner: str, by: str, arguments: Any, call_id: str | None) -> HeardMessages:
-        asked = arguments
-        return await self._app.feature(Conversation).listen(session_id, owner, by, asked.after, asked.wait_seconds)
+        conversation = self._app.feature(Conversation)
+        return await conversation.listen(session_id, owner, by, arguments.after, arguments.wait_seconds)

@@ -1,7 +1,4 @@
-"""The shapes of what participants hear.
-
-Types only, as in `server/toolpack_server/protocol/results.py`.
-"""
+"""Result and record types of participants. Types only, as in `server/toolpack_server/protocol/results.py`."""
 
 from typing import Any, Literal, NotRequired
 
@@ -15,13 +12,13 @@ class ParticipantPaths(AddressPaths):
 
 
 class SessionParticipants(TypedDict):
-    """`participants` has the paths of each participant; it is missing if there is none but the agent."""
+    """`participants` has the paths of each participant. It is omitted if the agent is the only one."""
 
     participants: NotRequired[dict[str, ParticipantPaths]]
 
 
 class HeardMessage(TypedDict):
-    """What a participant has said or was told; `index` counts only that."""
+    """A message that a participant sent or received. `index` counts only its own messages."""
 
     index: int
     by: str
@@ -30,14 +27,14 @@ class HeardMessage(TypedDict):
 
 
 class HeardMessages(TypedDict):
-    """The messages after the one that a participant has; `done` says that the answer was submitted."""
+    """The messages after the given one. `done` is true if the session has ended and these are the last messages."""
 
     messages: list[HeardMessage]
     done: bool
 
 
 class TurnRecord(TypedDict):
-    """The record of what a model has answered for a participant, and with `problem` why nothing was made of it."""
+    """The record of a turn of a model that plays a participant. `problem` says why its answer was discarded."""
 
     index: int
     kind: Literal["turn"]
@@ -51,7 +48,7 @@ class TurnRecord(TypedDict):
 
 
 class FailureRecord(TypedDict):
-    """The record of a participant that has failed, which ends the session for all."""
+    """The record of a participant's failure, which ends the session for all participants."""
 
     index: int
     kind: Literal["failure"]

@@ -1,7 +1,7 @@
-"""What a program that plays a participant leaves in the record: a model's turns, and that it has failed.
+"""Records of a simulated user: turns of the model that plays a participant, and the failure of a participant.
 
-Only a client records it, never who is evaluated: a failure ends the session for all, and makes its verdicts
-invalid. Neither changes an environment.
+Only a client can add them, never the evaluated agent: a failure ends the session for all participants and makes its
+verdicts invalid. Neither record changes an environment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from typing_extensions import override
 from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState
-from toolpack_server.features.evaluation.episodes.messages import ALONE, RecordOperation
+from toolpack_server.features.evaluation.episodes.messages import NO_OTHERS, RecordOperation
 from toolpack_server.features.evaluation.episodes.progress import Episodes
 from toolpack_server.features.evaluation.participants.results import FailureRecord, TurnRecord
 from toolpack_server.jsonio.strict import dumps
@@ -24,8 +24,12 @@ from toolpack_server.sessions.repeatable_kind import RepeatableKind
 MEMBERS = ("participant", "reason", "message", "metadata", "problem")
 
 
-class _PlayedOperation(RecordOperation):
-    """Records something of a participant, with the members of its record."""
+class _ParticipantOperation(RecordOperation):
+    """Adds a record about a participant.
+
+    Args:
+        members: The members of the record, without those that all records have.
+    """
 
     def __init__(
         self, context: SessionContext, session_id: str, owner: str, members: Mapping[str, Any], call_id: str | None
@@ -38,19 +42,19 @@ class _PlayedOperation(RecordOperation):
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
         if not self.context.addresses.of(state.session, self._members["participant"]).others:
-            raise InvalidParamsError(ALONE)
+            raise InvalidParamsError(NO_OTHERS)
         return Effect(True, {**self._members})
 
 
-class TurnOperation(_PlayedOperation):
-    """Records what a model was asked, or has answered, for a participant."""
+class TurnOperation(_ParticipantOperation):
+    """Records a turn of a model that plays a participant."""
 
     method = "add_turn"
     record_kind = "turn"
 
 
-class FailureOperation(_PlayedOperation):
-    """Records that a participant has failed, which ends the session for all."""
+class FailureOperation(_ParticipantOperation):
+    """Records a participant's failure, which ends the session for all participants."""
 
     method = "fail_participant"
     record_kind = "failure"
@@ -58,23 +62,23 @@ class FailureOperation(_PlayedOperation):
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
         effect = super().change(state, start_clock)
-        Episodes.of(self.context).check_open(state, "it is over already")
+        Episodes.of(self.context).check_open(state, "no failure can be recorded")
         return effect
 
 
-class _PlayedKind(RepeatableKind):
-    operation: type[_PlayedOperation]
+class _ParticipantKind(RepeatableKind):
+    operation: type[_ParticipantOperation]
 
     @override
     def repeat(
         self, context: SessionContext, session_id: str, owner: str, shown: Shown, call_id: str | None
-    ) -> _PlayedOperation:
+    ) -> _ParticipantOperation:
         members = {name: shown[name] for name in MEMBERS if name in shown}
         return self.operation(context, session_id, owner, members, call_id)
 
 
-class TurnKind(_PlayedKind):
-    """The record of a model's turn; a fork's path has those of its parent, with what they have used."""
+class TurnKind(_ParticipantKind):
+    """The record of a model's turn. A fork inherits the turns of its parent, with their token counts."""
 
     name = "turn"
     shape = TurnRecord
@@ -83,8 +87,8 @@ class TurnKind(_PlayedKind):
     operation = TurnOperation
 
 
-class FailureKind(_PlayedKind):
-    """The record of a failure; a fork goes on, and may do better."""
+class FailureKind(_ParticipantKind):
+    """The record of a failure. A fork doesn't inherit it, so it can continue."""
 
     name = "failure"
     shape = FailureRecord

@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from toolpack_server.base.errors import InvalidParamsError
-from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS, laid_over
+from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS, merge_rights
 from toolpack_server.features.evaluation.tasks.finding import find_task, tasks_of
 from toolpack_server.features.evaluation.tasks.task import SEPARATOR, Task
 from toolpack_server.protocol.parameters import SessionRequest
@@ -64,7 +64,7 @@ def _participants(request: SessionRequest, task: Task) -> dict[str, Any]:
     given = getattr(request, PARTICIPANTS, None)
     if given is None and task.participants:
         raise InvalidParamsError("The task has participants, and this server has none: it was started without them.")
-    return {PARTICIPANTS: laid_over(task.rights(), given or {})} if given or task.participants else {}
+    return {PARTICIPANTS: merge_rights(task.rights(), given or {})} if given or task.participants else {}
 
 
 def _task(request: SessionRequest) -> str:

@@ -105,7 +105,7 @@ class Tasks:
                 "prompt": address.prompt,
                 "max_calls": if_set(address.max_calls),
                 "calls": progress.calls.get(name, 0),
-                "done": self._episodes.over(session_id, address, progress) is not None,
+                "done": self._episodes.refusal_reason(session_id, address, progress) is not None,
             }
             if PARTICIPANTS in Recipe.of(session).kept:
                 told["name"], told["others"] = name, [*address.others]

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict, Unpack, override
 from toolpack_server.base.errors import EvaluationError, InvalidParamsError, RegistrationError, ResultError, shown
 from toolpack_server.base.logger import log
 from toolpack_server.base.thread_labels import labelled
-from toolpack_server.features.evaluation.episodes.rights import check_rights, is_prompt, laid_over
+from toolpack_server.features.evaluation.episodes.rights import check_rights, is_prompt, merge_rights
 from toolpack_server.features.evaluation.rules import read_rules
 from toolpack_server.features.evaluation.tasks.rollouts import Evaluator
 from toolpack_server.features.evaluation.tasks.solutions import answer_texts, check_callers, plain_calls
@@ -193,7 +193,7 @@ class Task:
     def rights(self) -> dict[str, dict[str, Any]]:
         """Get the rights of its participants, the agent's among them; none if it has no participants."""
         own = {"functions": self.functions, "max_calls": self.max_calls, "prompt": self.prompt}
-        return laid_over({AGENT: own}, self.participants)
+        return merge_rights({AGENT: own}, self.participants)
 
 
 def _is_json(value: Any) -> bool:
