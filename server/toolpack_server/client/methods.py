@@ -37,7 +37,7 @@ from toolpack_server.protocol.results import (
 
 
 class ParticipantPaths(TypedDict):
-    """The paths of a participant's address. `mcp_path` is for whoever speaks MCP."""
+    """The paths of a participant's address. `mcp_path` is the session's path for agents that speak MCP."""
 
     agent_path: str
     mcp_path: str
@@ -47,9 +47,9 @@ class Session(TypedDict):
     """A session. Its agent gets `agent_path`.
 
     `toolpack_versions` has the versions, at the session's creation, of toolpacks that are installed distributions.
-    `mcp_path` is for whoever speaks MCP. `task` names its task. Its chance is drawn from `seed`; its time begins at
-    `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of each participant. It is omitted
-    if the agent is the only one. `perturbations` are the rules for the session's agent.
+    `mcp_path` is the session's path for agents that speak MCP. `task` names its task. Its chance is drawn from `seed`;
+    its time begins at `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of each
+    participant. It is omitted if the agent is the only one. `perturbations` are the rules for the session's agent.
     """
 
     session_id: str

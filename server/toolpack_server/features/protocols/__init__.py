@@ -1,1 +1,1 @@
-"""Protocols by which agents reach a session besides JSON-RPC."""
+"""Further protocols for agents, besides JSON-RPC."""

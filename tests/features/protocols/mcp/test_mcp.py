@@ -304,7 +304,7 @@ def test_whoever_has_no_session_is_told_so(mcp, era, method):
     mcp.rpc("close_session")
     error = refusal(mcp.send(era, method, name="count", arguments={"number": 1}), 200, -33001)
     assert error["message"].startswith(
-        "No session has this id or address: it is unknown, closed or expired. Whoever created"
+        "No session has this id or address: it is unknown, closed or expired. Its creator"
     )
     assert error["data"] == {"type": "SessionNotFoundError"}
 
@@ -456,7 +456,7 @@ def test_there_is_nothing_else(mcp, path):
     for reply in (mcp.http.get(path), mcp.http.post(path, json={})):
         error = refusal(reply, 404, -32000)
         if path == "/mcp/":
-            assert "There is no MCP here: POST to /mcp, or" in error["message"]
+            assert "There is no MCP endpoint here: POST to /mcp, or" in error["message"]
 
 
 def test_nobody_is_sent_to_sign_in(mcp):

@@ -139,7 +139,7 @@ def test_a_named_session_is_found_by_messages_of_both_eras(endpoint):
     (session,) = endpoint.rpc("list_sessions", labels={"mcp": "mine"})
     assert session["version"] == 2
     error = refusal(Door(endpoint, "?packs=bank&session=mine").post("tools/list"), 200, -32602)
-    assert "The session 'mine' has other packs, another task or seed" in error["message"]
+    assert "The session 'mine' has other packs, another task or another seed" in error["message"]
 
 
 def test_a_client_of_the_modern_era_is_told_to_begin_with_initialize(endpoint):
@@ -160,10 +160,10 @@ def test_a_client_of_the_modern_era_is_told_to_begin_with_initialize(endpoint):
         ("?task=bank/nope", "bank/nope"),
         ("?task=", "task"),
         ("?packs=", "toolpack"),
-        ("?cheat=1", "The address asks for 'cheat': it may have packs, task, seed, session."),
-        ("?task=bank/save-300&task=x", "The address asks for something twice: let it ask once."),
-        ("?session=", "The address has a `session` that isn't a name of 1 to 64 characters: correct it."),
-        ("?session=" + "x" * 65, "The address has a `session` that isn't a name of 1 to 64 characters: correct it."),
+        ("?cheat=1", "The address has an unknown parameter 'cheat': use packs, task, seed, session."),
+        ("?task=bank/save-300&task=x", "The address has a parameter twice: give each parameter once."),
+        ("?session=", "The parameter `session` of the address must have 1 to 64 characters."),
+        ("?session=" + "x" * 65, "The parameter `session` of the address must have 1 to 64 characters."),
         ("?packs=ledger&seed=" + "x" * 5000, "seed"),
     ],
 )
@@ -188,9 +188,12 @@ def test_a_message_that_says_no_session_is_refused(endpoint):
     door = Door(endpoint)
     for method in ("tools/list", "ping", "tools/call"):
         reply = door.post(method)
-        assert "Which session? Send the header Mcp-Session-Id" in refusal(reply, 400, -32600)["message"]
+        assert "The request names no session: send the header Mcp-Session-Id" in refusal(reply, 400, -32600)["message"]
         assert reply.json()["id"] == 7
-    assert refusal(door.send("DELETE"), 400, -32000)["message"] == "Which session? Send the header Mcp-Session-Id."
+    assert (
+        refusal(door.send("DELETE"), 400, -32000)["message"]
+        == "The request names no session: send the header Mcp-Session-Id."
+    )
     refusal(door.http.post("/mcp", content=b"{", headers={"Content-Type": "application/json"}), 400, -32700)
     reply = door.http.get("/mcp", headers={"Accept": "text/event-stream"})
     refusal(reply, 405, -32000)

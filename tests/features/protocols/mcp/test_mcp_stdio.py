@@ -20,7 +20,7 @@ from serving import PATIENCE, wait_until
 
 from toolpack_server.features.protocols.mcp.messages import read_message
 from toolpack_server.features.protocols.mcp.stdio import bridge
-from toolpack_server.features.protocols.mcp.stdio.lines import MOST_OFFERED, LineWriter
+from toolpack_server.features.protocols.mcp.stdio.lines import MAX_OFFERED, LineWriter
 from toolpack_server.packs.loading import load_catalog
 
 LEGACY = "2025-06-18"
@@ -298,9 +298,9 @@ def test_a_client_that_is_gone_ends_the_process(packs):
     ("arguments", "why"),
     [
         (["--packs", "nothing"], b"nothing"),
-        (["--url", "ftp://x/mcp/y"], b"--url is not of the form http://host:port/mcp/<key>"),
-        (["--url", "http://127.0.0.1:1/agents/x"], b"--url is not of the form http://host:port/mcp/<key>"),
-        (["--url", "http://127.0.0.1:1/mcp/x", "--packs", "bank"], b"omit the others"),
+        (["--url", "ftp://x/mcp/y"], b"--url must have the form http://host:port/mcp/<key>"),
+        (["--url", "http://127.0.0.1:1/agents/x"], b"--url must have the form http://host:port/mcp/<key>"),
+        (["--url", "http://127.0.0.1:1/mcp/x", "--packs", "bank"], b"omit --packs"),
     ],
 )
 def test_a_start_that_fails_says_why_on_standard_error(arguments, why):
@@ -467,7 +467,7 @@ BUSY = {"code": -33006, "message": "Send it again.", "data": {"type": "Overloade
 
 def carried(url, monkeypatch, max_bytes=1000):
     """Carry one call to a server; get its answer, and what else was sent to the client."""
-    monkeypatch.setattr(bridge, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(bridge, "DELAY_SECONDS", 0.001)
     emitted = []
 
     async def call():
@@ -505,7 +505,7 @@ def test_calls_are_sent_one_after_the_other(monkeypatch):
         message = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "f"}}
         return await asyncio.gather(*(made.answer(read_message({**message, "id": number})) for number in range(9)))
 
-    monkeypatch.setattr(bridge.Bridge, "_carried", alone)
+    monkeypatch.setattr(bridge.Bridge, "_send", alone)
     assert asyncio.run(calls()) == [*range(9)]
 
 
@@ -528,10 +528,10 @@ def test_an_answer_to_another_request_is_not_passed_on(impostor, monkeypatch, gi
 @pytest.mark.parametrize(
     ("piece", "why"),
     [
-        (b": alive\n\n", "it hasn't answered for 0.05 s"),
-        (b'data: {"jsonrpc": "2.0", "id": 8, "result": 1}\n\n', "it hasn't answered for 0.05 s"),
-        (b"data: no JSON\n\n", "it hasn't answered for 0.05 s"),
-        (b"data: [1]\n\n", "it hasn't answered for 0.05 s"),
+        (b": alive\n\n", "the server didn't answer within 0.05 s"),
+        (b'data: {"jsonrpc": "2.0", "id": 8, "result": 1}\n\n', "the server didn't answer within 0.05 s"),
+        (b"data: no JSON\n\n", "the server didn't answer within 0.05 s"),
+        (b"data: [1]\n\n", "the server didn't answer within 0.05 s"),
         (b"data: more", "longer than 1000 bytes"),
         (b"data: more\n", "longer than 1000 bytes"),
     ],
@@ -562,7 +562,7 @@ def test_what_nobody_reads_is_not_kept_for_ever():
     writer = LineWriter(theirs)
     for _ in range(1000):
         writer.offer(b"x" * 1000)
-    assert writer._lines.qsize() <= MOST_OFFERED
+    assert writer._lines.qsize() <= MAX_OFFERED
     os.close(ours)
     writer.close()
     os.close(theirs)

@@ -1,5 +1,5 @@
-"""MCP, the Model Context Protocol: an agent's messages in both eras, and the results of its tools.
+"""MCP (Model Context Protocol): messages of both eras, the methods that answer them, and tool results.
 
-Nothing here knows HTTP or standard input, which bring messages and carry answers away. Nothing is kept for a
-client: every message has all that its answer needs.
+`protocol`, `messages` and `results` don't depend on the transport: HTTP is in `endpoint` and `own_session`, standard
+input and output in `stdio`. The server stores nothing for an MCP client; each message has all that its answer needs.
 """

@@ -1,6 +1,7 @@
-"""`toolpack-server mcp`: MCP on standard input and output, for clients that launch their servers.
+"""Command `toolpack-server mcp`: MCP on standard input and output, for clients that launch their servers.
 
-Standard input and output are put aside before a toolpack is loaded: nothing else may write to the client.
+The command takes over standard input and output before it loads a toolpack, so that no other code can write to the
+client.
 """
 
 import asyncio
@@ -21,11 +22,14 @@ from toolpack_server.packs.loading import catalog_of
 
 @click.command()
 @packs_options
-@click.option("--url", help="Session to speak for, http://host:port/mcp/<key>; default: a new one, in memory.")
+@click.option(
+    "--url",
+    help="A session on a running server: its mcp_path, http://host:port/mcp/<key>. Default: a new session in memory.",
+)
 def mcp(pack_dir: tuple[Path, ...], packs: str | None, url: str | None) -> None:
-    """Speak MCP on standard input and output, for one client."""
+    """Serve one MCP client on standard input and output."""
     if url and (pack_dir or packs):
-        raise click.UsageError("--url is a session on a server, which has its own toolpacks: omit the others.")
+        raise click.UsageError("--url names a session that has its toolpacks already: omit --packs and --pack-dir.")
     source, sink = take_standard_streams()
     settings = load_settings(store="memory:", pack_dir=pack_dir or None, packs=packs)
     configure_logging(settings.log_calls, settings.log_level)
@@ -35,4 +39,4 @@ def mcp(pack_dir: tuple[Path, ...], packs: str | None, url: str | None) -> None:
         catalog = catalog_of(settings)
         asyncio.run(converse(settings, catalog, source, sink))
     sys.stdout.flush()
-    os._exit(0)  # without waiting for threads that still read, or are stuck in a function
+    os._exit(0)  # don't wait for threads that read standard input or are stuck in a function

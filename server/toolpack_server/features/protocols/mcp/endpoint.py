@@ -1,7 +1,7 @@
-"""`/mcp/<key>`: MCP over Streamable HTTP; the key is the permission, and implies the session.
+"""Endpoint `/mcp/<key>`: MCP over Streamable HTTP. The key selects the session and authorises the client.
 
-Nothing is kept between two requests, so any worker can answer the next one. A client that asks for a stream
-or a sign-in gets none of them: it has all that in the path.
+The endpoint keeps no state between requests, so any worker can answer the next one. It offers no server-initiated
+streams and no sign-in: the path is enough.
 """
 
 import asyncio
@@ -27,30 +27,30 @@ from toolpack_server.web.event_stream import MESSAGE, SIGN_OF_LIFE, EventStream,
 from toolpack_server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response
 
 ACCEPTED, NOT_ALLOWED_STATUS = 202, 405
-STRANGER_SECONDS = 1.0  # for the body of a request whose key opens no session
+STRANGER_SECONDS = 1.0  # time limit for the body of a request with an unknown key
 
 
 @dataclass
 class Exchange:
-    """One request and where its response goes."""
+    """One HTTP request and its response channel."""
 
     scope: Scope
     receive: Receive
     send: Send
     headers: dict[bytes, bytes]
-    extra: list[tuple[bytes, bytes]]  # headers of the response, whatever it says
+    extra: list[tuple[bytes, bytes]]  # headers to add to the response
 
     async def respond(self, status: int, body: bytes) -> None:
         await send_response(self.send, status, body, extra=self.extra)
 
 
 class McpEndpoint:
-    """`/mcp/<key>`, with all HTTP methods."""
+    """The endpoint `/mcp/<key>`, for all HTTP methods."""
 
     verbs: Sequence[str] | None = None
-    without_key = "There is no MCP here: POST to /mcp, or to the mcp_path of a session, /mcp/<key>."
+    without_key = "There is no MCP endpoint here: POST to /mcp, or to the mcp_path of a session, /mcp/<key>."
     allowed = b"POST"
-    not_allowed = "MCP comes by POST here: there are no streams to GET, and this session isn't the agent's to DELETE."
+    not_allowed = "Send MCP messages with POST: there is no stream to GET, and an agent can't DELETE this session."
     status: Mapping[Fault | None, int] = {
         None: 200,
         Fault.MALFORMED: 400,
@@ -78,24 +78,28 @@ class McpEndpoint:
             else:
                 await self.other(exchange)
         except HttpRefusedError as error:
-            if error.status != NOT_ALLOWED_STATUS:  # clients try GET before they come by POST
+            if error.status != NOT_ALLOWED_STATUS:  # not logged: clients routinely try GET first
                 refused.write(error.status, str(error), scope)
             await exchange.respond(error.status, refusal(error.status, str(error)))
 
     async def other(self, exchange: Exchange) -> None:
-        """Answer a request with another HTTP method than POST and OPTIONS."""
+        """Answer a request whose HTTP method is neither POST nor OPTIONS."""
         exchange.extra.append((b"allow", self.allowed + b", OPTIONS"))
         raise HttpRefusedError(NOT_ALLOWED_STATUS, self.not_allowed)
 
     async def stranger(self, exchange: Exchange) -> Caller:
-        """Get who sends a message to a path without a key; a `RequestError` if it names no session that there is."""
+        """Return the sender of a message to a path without a key.
+
+        Raises:
+            RequestError: The request names a session that doesn't exist, or its token is invalid.
+        """
         raise NotImplementedError
 
     async def agent(self, exchange: Exchange, caller: Caller, message: McpMessage) -> Caller:
-        """Get the agent of the session that an owner's request begins.
+        """Create or find the session for an owner's message, and return its agent.
 
         Raises:
-            McpRefusedError: It begins none.
+            McpRefusedError: The message can't select or create a session.
         """
         raise NotImplementedError
 
@@ -114,9 +118,9 @@ class McpEndpoint:
             await self._answer(exchange, caller, body, reservation)
 
     async def _refuse_stranger(self, exchange: Exchange, error: Exception) -> None:
-        """Refuse a message to a key that opens no session, with its id if that is here soon.
+        """Refuse a message to an unknown key. The answer has the message's id if its body arrives in time.
 
-        Clients wait for ever for an answer with their id, but a stranger mustn't keep a connection for long.
+        Some clients wait for ever for an answer with their id, so the body is read, but only for a short time.
         """
         request_id, in_flight = None, self._gateway.in_flight
         with (
@@ -147,15 +151,15 @@ class McpEndpoint:
             if b"text/event-stream" in exchange.headers.get(b"accept", b"").lower():
                 stream = self._stream(exchange, message)
             reply = await self._mcp.answer(caller, message, HeaderCheck(exchange.headers))
-        except (McpRefusedError, RequestError, InternalError) as error:  # of `agent`
+        except (McpRefusedError, RequestError, InternalError) as error:  # raised by `agent`
             reply = failure(message, error)
         except asyncio.CancelledError:
             if stream is not None and stream.client_left:
-                return  # nobody is there to be answered
+                return  # the client has disconnected
             if stream is None or not await stream.end(failure(message, OverloadedError(CUT_OFF)).body):
                 await exchange.respond(503, refusal(503, CUT_OFF))
             return
-        if len(reply.body) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+        if len(reply.body) > PIECE_BYTES:  # a smaller body goes out in one piece and occupies no memory
             reservation.resize(len(reply.body))
         if stream is None or not await stream.end(reply.body):
             await self._respond(exchange, reply)
@@ -165,7 +169,10 @@ class McpEndpoint:
 
     @staticmethod
     def _stream(exchange: Exchange, message: McpMessage) -> EventStream:
-        """Get what the answer becomes if it takes long; a modern client that leaves cancels its request."""
+        """Return the event stream that the answer becomes if it takes long.
+
+        If a modern client disconnects, its request is cancelled.
+        """
 
         def sign(seconds: float) -> bytes:
             progress = message.progress(seconds)

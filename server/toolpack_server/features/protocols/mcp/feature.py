@@ -1,4 +1,4 @@
-"""What MCP adds to the server."""
+"""Declaration of the feature `mcp`."""
 
 from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.features.protocols.mcp.results import McpPath
@@ -11,7 +11,7 @@ class McpFeature(Feature):
     services = (Mcp,)
     results = {AddressPaths: McpPath}
     address_paths = {"mcp_path": "/mcp/{key}"}
-    about = "POST /mcp/<key> speaks MCP instead; POST /mcp also makes the session."
+    about = "POST /mcp/<key> takes MCP messages; POST /mcp also creates the session."
     routes = {
         "/mcp": "toolpack_server.features.protocols.mcp.own_session:OwnSessionEndpoint",
         "/mcp/{key}": "toolpack_server.features.protocols.mcp.endpoint:McpEndpoint",

@@ -1,6 +1,6 @@
-"""The headers of MCP over HTTP: what a modern client repeats of its message, and which web pages may send one.
+"""HTTP headers of MCP: the headers that repeat parts of a modern message, and CORS.
 
-A proxy may go by a header and this server by the body, so the two must say the same.
+A proxy may route by a header while this server reads the body, so both must agree.
 """
 
 import base64
@@ -22,7 +22,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(.+)", re.IGNORECASE)
 
 
 def check_once(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-    """Reject duplicated MCP headers; a proxy may read the other one."""
+    """Raise `HttpRefusedError` if an MCP header is duplicated: a proxy may read another copy than this server."""
     if len(headers) == len(scope["headers"]):
         return
     names = [name for name, _ in scope["headers"] if name.startswith(b"mcp-")]
@@ -37,7 +37,7 @@ def version_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 class HeaderCheck:
-    """Compare a modern request with its headers; see `CheckHeaders` in `protocol.py`."""
+    """Compares a modern message with its HTTP headers; a `CheckHeaders` function of `protocol.py`."""
 
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
         self._headers = headers
@@ -50,7 +50,7 @@ class HeaderCheck:
 
     def _compare(self, message: McpMessage, name: bytes, value: Any) -> None:
         header = self._headers.get(name)
-        said = None if header is None else _decoded(header.decode("latin-1").strip(" \t"))
+        decoded = None if header is None else _decode(header.decode("latin-1").strip(" \t"))
         shown_name = name.decode().title().replace("Mcp-Protocol", "MCP-Protocol")
         if header is None and value is None:
             return
@@ -58,57 +58,57 @@ class HeaderCheck:
             problem = f"is missing: send it with the value {shown(str(value))!r}"
         elif value is None:
             problem = "has no counterpart in the message: omit it"
-        elif said is None:
+        elif decoded is None:
             problem = "is not valid base64 of UTF-8: correct it"
-        elif said == str(value):
+        elif decoded == str(value):
             return
         else:
-            problem = f"says {shown(said)!r}, but the message {shown(str(value))!r}: send the same"
+            problem = f"is {shown(decoded)!r}, but the message has {shown(str(value))!r}: send the same value"
         described = (HEADER_MISMATCH, f"The header {shown_name} {problem}.", {"header": shown_name})
         raise message.refusal(described)
 
 
-def _decoded(header: str) -> str | None:
-    """Get the text of a header, which is in base64 if it couldn't be sent otherwise; None if it can't be decoded."""
-    encoded = _ENCODED.fullmatch(header)
-    if encoded is None:
+def _decode(header: str) -> str | None:
+    """Decode the value of a header, which may be in base64. Return None if the base64 is invalid."""
+    match = _ENCODED.fullmatch(header)
+    if match is None:
         return header
     try:
-        text = base64.b64decode(encoded[1], validate=True)
-        return text.decode() if base64.b64encode(text).decode() == encoded[1] else None
+        text = base64.b64decode(match[1], validate=True)
+        return text.decode() if base64.b64encode(text).decode() == match[1] else None
     except (binascii.Error, ValueError):
         return None
 
 
-def encoded(text: str) -> str:
-    """Get a text as a header can carry it: as it is, or in base64."""
+def encode(text: str) -> str:
+    """Encode the value of a header: in base64 if a header can't carry the plain text."""
     if text.isascii() and text.isprintable() and text == text.strip() and not _ENCODED.fullmatch(text):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
 def cross_origin(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    """Get the headers that let the web page read an answer; none if the request comes from no web page.
+    """Return the CORS headers of a response; none for a request without `Origin`.
 
     Raises:
-        HttpRefusedError: Pages of its origin may not use this server.
+        HttpRefusedError: Web pages of this origin may not use the server.
     """
     origin = headers.get(b"origin")
     if origin is None:
         return []
-    found = _ORIGIN.fullmatch(origin.decode("latin-1").strip())
-    authority = found[1].lower() if found else ""
+    match = _ORIGIN.fullmatch(origin.decode("latin-1").strip())
+    authority = match[1].lower() if match else ""
     if not names_loopback(authority) and authority != headers.get(b"host", b"").decode("latin-1").lower():
         raise HttpRefusedError(403, "A web page of another origin may not use this server: call it from a program.")
     return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
 
 
 def preflight(headers: Mapping[bytes, bytes], allowed: bytes) -> list[tuple[bytes, bytes]]:
-    """Get the headers that answer a browser's question whether a web page may send a request."""
-    asked = headers.get(b"access-control-request-headers")
+    """Return the headers that answer a CORS preflight request."""
+    requested = headers.get(b"access-control-request-headers")
     return [
         (b"allow", allowed + b", OPTIONS"),
         (b"access-control-allow-methods", allowed),
-        *([] if asked is None else [(b"access-control-allow-headers", asked)]),
+        *([] if requested is None else [(b"access-control-allow-headers", requested)]),
         (b"access-control-max-age", b"600"),
     ]

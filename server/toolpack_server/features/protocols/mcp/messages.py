@@ -1,9 +1,9 @@
-"""Messages of MCP: which of the two eras one belongs to, and what must be in it.
+"""MCP messages: parsing, the era of a message, and its required members.
 
-A message of the modern era (2026-07-28) carries its version and the client's capabilities in `_meta`; the legacy era
-(2025-11-25 and before) begins with `initialize`. Both come to the same address, message by message.
+A message of the modern era (2026-07-28) has its version and the client's capabilities in `_meta`. A client of the
+legacy era (2025-11-25 and earlier) begins with `initialize`. One address accepts messages of both eras.
 
-Pure. A message that is refused raises an error, which says why.
+Pure functions. An invalid message raises `McpRefusedError` with the reason.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,17 @@ CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 
 INITIALIZE = "initialize"
-NAMING = ("tools/call", "prompts/get")  # the methods with a name
+NAMING = ("tools/call", "prompts/get")  # the methods with a parameter `name`
 
 
 class McpRefusedError(InternalSignal):
-    """A message of MCP is refused, the request with this id; `malformed`: it breaks the protocol."""
+    """An MCP message is refused.
+
+    Attributes:
+        described: The code, message and data of the error.
+        malformed: The message violates the protocol.
+        request_id: The id of the request, for the answer.
+    """
 
     def __init__(self, described: Any, *, malformed: bool = True, request_id: Any = None) -> None:
         super().__init__(described[1])
@@ -39,14 +45,14 @@ class McpRefusedError(InternalSignal):
 
 @dataclass(frozen=True, slots=True)
 class McpMessage:
-    """A request or a notification."""
+    """A request or a notification of a client."""
 
     id: str | int | None  # None for a notification
     method: str
     params: dict[str, Any]
     meta: dict[str, Any]  # `_meta` of the parameters
-    header_version: str | None  # that came beside it; None if none did
-    modern: bool  # it belongs to the modern era
+    header_version: str | None  # of the HTTP header
+    modern: bool  # whether the message belongs to the modern era
 
     @property
     def is_notification(self) -> bool:
@@ -54,19 +60,19 @@ class McpMessage:
 
     @property
     def named(self) -> Any:
-        """What the request names, which modern clients repeat as a header."""
+        """The parameter `name`, which modern clients repeat in a header."""
         return self.params.get("name") if self.method in NAMING else None
 
     def progress(self, seconds: float) -> bytes | None:
-        """Get the notification that the request still runs, after so many seconds; None if the client wants none."""
+        """Return the notification that the request is still running, or None if the client didn't ask for progress."""
         token = self.meta.get("progressToken")
         if not isinstance(token, str) and type(token) is not int:
             return None
-        doing = self.params.get("name") if self.method == "tools/call" else self.method
+        subject = self.params.get("name") if self.method == "tools/call" else self.method
         params = {
             "progressToken": token,
             "progress": round(seconds, 3),
-            "message": f"{shown(str(doing))}: no result after {seconds:.0f} s; still running, or waiting for its turn",
+            "message": f"{shown(str(subject))}: no result after {seconds:.0f} s; still running or in the queue",
         }
         return dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 
@@ -77,15 +83,16 @@ class McpMessage:
             raise self.refusal(_invalid(f"`_meta` needs {CAPABILITIES_KEY}, an object; {{}} is enough."))
 
     def check_version(self) -> None:
-        if self.method == INITIALIZE and not self.modern:  # whose body says which version is wanted
+        if self.method == INITIALIZE and not self.modern:  # its handler negotiates the version
             return
-        asked = self.meta[VERSION_KEY] if self.modern else self.header_version
-        if asked == MODERN if self.modern else asked is None or asked in VERSIONS:
+        version = self.meta[VERSION_KEY] if self.modern else self.header_version
+        if version == MODERN if self.modern else version is None or version in VERSIONS:
             return
-        text = f"Version {shown(str(asked))!r} of MCP is not supported here: use one of {', '.join(VERSIONS)}."
-        if asked in LEGACY:
-            text = f"Version {asked} of MCP has no version in `_meta`: use {MODERN}, or begin with initialize."
-        raise self.refusal((UNSUPPORTED_VERSION, text, {"supported": list(VERSIONS), "requested": shown(str(asked))}))
+        text = f"Version {shown(str(version))!r} of MCP is not supported here: use one of {', '.join(VERSIONS)}."
+        if version in LEGACY:
+            text = f"Version {version} of MCP has no version in `_meta`: use {MODERN}, or begin with initialize."
+        data = {"supported": list(VERSIONS), "requested": shown(str(version))}
+        raise self.refusal((UNSUPPORTED_VERSION, text, data))
 
     def refusal(self, described: Described) -> McpRefusedError:
         return McpRefusedError(described, request_id=self.id)
@@ -102,7 +109,8 @@ def read_message(value: Any, header_version: str | None = None) -> McpMessage:
         raise _no_request('The "id" of a request must be a string or an integer.')
     if not isinstance(value.get("method"), str):
         raise _no_request(
-            'A message must have a "method", a string: this server sends no requests to answer.', message_id
+            'A message must have a "method", a string: this server sends no requests, so it expects no responses.',
+            message_id,
         )
     params = value.get("params", {})
     if not isinstance(params, dict):

@@ -1,8 +1,9 @@
-"""`/mcp`: MCP for clients that have one address and no session; the first message makes it.
+"""Endpoint `/mcp`: MCP for clients with a fixed address and no session. The first message creates the session.
 
-Whoever has a token makes sessions here as `create_session` does, with its limits, and no others are reached.
-What the address asks for stands in its query: `packs`, `task`, `seed`, and `session`, a name. Where there is a name, it
-finds the session with each message. Else `initialize` makes one, and its id is the key of its `mcp_path`.
+An owner with a token creates sessions here as with `create_session` and its limits, and can't reach other owners'
+sessions. The query of the address selects the session: `packs`, `task`, `seed`, and `session`, a name. With a name,
+each message finds the session of this name or creates it. Without one, `initialize` creates a session and returns the
+key of its `mcp_path` as `Mcp-Session-Id`.
 """
 
 import asyncio
@@ -28,22 +29,25 @@ from toolpack_server.web.refusals import NO_CONTENT
 
 SESSION_ID = b"mcp-session-id"
 LABEL = "mcp"
-ASKED = ("packs", "task", "seed", "session")
+QUERY_PARAMETERS = ("packs", "task", "seed", "session")
 MAX_NAME = 64
 
-WHICH = "Which session? Send the header Mcp-Session-Id, from the answer to initialize, or begin with initialize."
+NO_SESSION_ID = (
+    "The request names no session: send the header Mcp-Session-Id from the answer to initialize, or begin with "
+    "initialize."
+)
 TOO_NEW = (
-    f"Version {MODERN} of MCP has no sessions of its own: give the address a name for one, as in "
-    f"/mcp?session=NAME, use the mcp_path of a session, or a version that begins with initialize."
+    f"Version {MODERN} of MCP has no sessions of its own: name a session in the address, as in "
+    f"/mcp?session=NAME, use the mcp_path of a session, or use a version that begins with initialize."
 )
 
 
 class OwnSessionEndpoint(McpEndpoint):
-    """`/mcp`, with all HTTP methods."""
+    """The endpoint `/mcp`, for all HTTP methods."""
 
     allowed = b"POST, DELETE"
-    not_allowed = "MCP comes by POST here: there are no streams to GET, and DELETE ends the session of Mcp-Session-Id."
-    status: Mapping[Fault | None, int] = {**McpEndpoint.status, Fault.NO_SESSION: 404}  # clients begin again
+    not_allowed = "Send MCP messages with POST: there is no stream to GET; DELETE ends the session of Mcp-Session-Id."
+    status: Mapping[Fault | None, int] = {**McpEndpoint.status, Fault.NO_SESSION: 404}  # then clients initialize again
 
     async def stranger(self, exchange: Exchange) -> Caller:
         owner = self._gateway.gate.owner(exchange.headers)
@@ -58,48 +62,48 @@ class OwnSessionEndpoint(McpEndpoint):
         return caller
 
     async def agent(self, exchange: Exchange, caller: Caller, message: McpMessage) -> Caller:
-        asked = _asked(exchange, message)
-        name = asked.get("session")
+        query = _read_query(exchange, message)
+        name = query.get("session")
         if name is None:
             if message.modern:
                 data = {"supported": [*LEGACY], "requested": MODERN}
                 raise message.refusal((UNSUPPORTED_VERSION, TOO_NEW, data))
             if message.method != "initialize":
-                described = ERROR_INVALID_REQUEST, f"Invalid Request: {WHICH}", {"detail": WHICH}
+                described = ERROR_INVALID_REQUEST, f"Invalid Request: {NO_SESSION_ID}", {"detail": NO_SESSION_ID}
                 raise McpRefusedError(described, request_id=message.id)
-        key = await self._create(caller, asked, message)
+        key = await self._create(caller, query, message)
         if name is None:
             exchange.extra.append((SESSION_ID, key.encode()))
         return await self._gateway.service.agent(key)
 
-    async def _create(self, caller: Caller, asked: dict[str, str], message: McpMessage) -> str:
-        """Create the session, or get the one of this name, and get its key."""
-        name = asked.get("session")
+    async def _create(self, caller: Caller, query: dict[str, str], message: McpMessage) -> str:
+        """Create the session, or find the one with this name, and return its key."""
+        name = query.get("session")
         client = message.params.get("clientInfo")
-        said = client.get("name") if isinstance(client, dict) else None
+        client_name = client.get("name") if isinstance(client, dict) else None
         params: dict[str, Any] = {
-            "labels": {LABEL: name or (said if isinstance(said, str) else "")[:MAX_NAME]},
+            "labels": {LABEL: name or (client_name if isinstance(client_name, str) else "")[:MAX_NAME]},
             "call_id": message.meta.get(CALL_ID_KEY) if name is None else f"{LABEL}-{name}",
-            **{each: asked[each] for each in ("task", "seed") if each in asked},
+            **{option: query[option] for option in ("task", "seed") if option in query},
         }
-        if "packs" in asked:
-            params["toolpacks"] = asked["packs"].split(",")
+        if "packs" in query:
+            params["toolpacks"] = query["packs"].split(",")
         try:
             session = await self._gateway.service.invoke(caller, "create_session", params)
         except REFUSALS as error:
             described = shifted(describe(error))
             if isinstance(error, CallIdReusedError) and name is not None:
-                text = f"The session {name!r} has other packs, another task or seed: give the address another name."
+                text = f"The session {name!r} has other packs, another task or another seed: use another session name."
                 described = ERROR_INVALID_PARAMS, f"Invalid params: {text}", {"detail": text}
             raise McpRefusedError(described, malformed=False, request_id=message.id) from None
         return str(session["mcp_path"]).rpartition("/")[2]
 
     async def other(self, exchange: Exchange) -> None:
-        """End the session of the header, which is the client's own; one with a task is evaluated, and kept for that."""
+        """Handle DELETE: close the session of the header, or evaluate it and keep it open if it has a task."""
         if exchange.scope["method"] != "DELETE":
             await super().other(exchange)
         if SESSION_ID not in exchange.headers:
-            raise HttpRefusedError(400, "Which session? Send the header Mcp-Session-Id.")
+            raise HttpRefusedError(400, "The request names no session: send the header Mcp-Session-Id.")
         try:
             agent = await self.stranger(exchange)
             with self._gateway.admitted(exchange.scope, agent) as admission:
@@ -109,7 +113,7 @@ class OwnSessionEndpoint(McpEndpoint):
             raise HttpRefusedError(self.status[Fault.NO_SESSION], str(error)) from None
         except REFUSALS as error:
             raise HttpRefusedError(503, sentence(error)) from None
-        except asyncio.CancelledError:  # the server can't wait any longer
+        except asyncio.CancelledError:  # the server is stopping
             raise HttpRefusedError(503, CUT_OFF) from None
         await exchange.respond(NO_CONTENT, b"")
 
@@ -118,22 +122,22 @@ class OwnSessionEndpoint(McpEndpoint):
         if "task" not in await service.invoke(owner, "get_session", session):
             await service.invoke(owner, "close_session", session)
         else:
-            how = {"record": True, "raise_on_error": False}
-            await service.invoke(owner, "evaluate_session", {**session, **how})
+            options = {"record": True, "raise_on_error": False}
+            await service.invoke(owner, "evaluate_session", {**session, **options})
 
 
-def _asked(exchange: Exchange, message: McpMessage) -> dict[str, str]:
-    """Read what the address asks for."""
+def _read_query(exchange: Exchange, message: McpMessage) -> dict[str, str]:
+    """Read and check the query of the address."""
     pairs = parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    asked = dict(pairs)
+    query = dict(pairs)
     text = ""
-    if unknown := next((name for name in asked if name not in ASKED), None):
-        text = f"The address asks for {unknown[:MAX_NAME]!r}: it may have {', '.join(ASKED)}."
-    elif len(asked) < len(pairs):
-        text = "The address asks for something twice: let it ask once."
-    elif not 0 < len(asked.get("session", "x")) <= MAX_NAME:
-        text = f"The address has a `session` that isn't a name of 1 to {MAX_NAME} characters: correct it."
+    if unknown := next((name for name in query if name not in QUERY_PARAMETERS), None):
+        text = f"The address has an unknown parameter {unknown[:MAX_NAME]!r}: use {', '.join(QUERY_PARAMETERS)}."
+    elif len(query) < len(pairs):
+        text = "The address has a parameter twice: give each parameter once."
+    elif not 0 < len(query.get("session", "x")) <= MAX_NAME:
+        text = f"The parameter `session` of the address must have 1 to {MAX_NAME} characters."
     if text:
         described = ERROR_INVALID_PARAMS, f"Invalid params: {text}", {"detail": text}
         raise McpRefusedError(described, malformed=False, request_id=message.id)
-    return asked
+    return query

@@ -1,7 +1,7 @@
-"""What the agent is asked to do, for clients of MCP: as a prompt, and as the server's instructions.
+"""The agent's prompt for MCP clients, as an MCP prompt and as the server's instructions.
 
-A session that asks for nothing has no prompts, nor their methods. MCP has messages of users and assistants
-only, so one of the system comes as one of the user.
+A session without a prompt doesn't offer the methods of prompts. MCP has only user and assistant messages, so system
+messages become user messages.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from toolpack_server.jsonio.strict import dumps
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.sessions.manager import SessionManager
 
-PROMPTS = ("prompts/list", "prompts/get")  # the methods; a session that asks for nothing hasn't them
+PROMPTS = ("prompts/list", "prompts/get")  # methods; only for a session with a prompt
 NAME = "task"
-_ABOUT = "What you are asked to do in this session."
+_DESCRIPTION = "Your task in this session."
 
 
 class Prompts:
@@ -23,13 +23,13 @@ class Prompts:
         self._sessions = sessions
 
     async def messages(self, caller: Caller) -> Sequence[dict[str, Any]]:
-        """Get the messages of the caller's prompt; none if it is asked for nothing."""
+        """Return the messages of the caller's prompt; none if it has no prompt."""
         address = await self._sessions.address(caller.session_id or "", caller.owner, caller.address)
         prompt = address.prompt
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else (prompt or ())
 
     async def introduction(self, caller: Caller) -> bytes:
-        """Get the members of a server's introduction: what it is capable of, and its instructions."""
+        """Return the members `capabilities` and `instructions` of the server's introduction, as JSON."""
         messages = await self.messages(caller)
         if not messages:
             return b'"capabilities":{"tools":{}}'
@@ -39,17 +39,17 @@ class Prompts:
     def list(self, message: McpMessage) -> bytes:
         if message.params.get("cursor") is not None:
             raise InvalidParamsError("There is one page of prompts: omit the cursor.")
-        return b'"prompts":%b' % dumps([{"name": NAME, "title": "Task", "description": _ABOUT}])
+        return b'"prompts":%b' % dumps([{"name": NAME, "title": "Task", "description": _DESCRIPTION}])
 
     async def get(self, caller: Caller, message: McpMessage) -> bytes:
         messages = await self.messages(caller)
         if message.params.get("name") != NAME:
             raise InvalidParamsError(f"There is no such prompt: the only one is {NAME!r}.")
-        told = [
+        prompt = [
             {
-                "role": "assistant" if each["role"] == "assistant" else "user",
-                "content": {"type": "text", "text": each["content"]},
+                "role": "assistant" if part["role"] == "assistant" else "user",
+                "content": {"type": "text", "text": part["content"]},
             }
-            for each in messages
+            for part in messages
         ]
-        return b'"description":%b,"messages":%b' % (dumps(_ABOUT), dumps(told))
+        return b'"description":%b,"messages":%b' % (dumps(_DESCRIPTION), dumps(prompt))

@@ -1,7 +1,7 @@
-"""The methods of MCP: from a message to the methods of a session, and back.
+"""MCP methods: run the session's method for a message, and build the answer.
 
-A tool is called by the same code as at the agents' address, so both are two doors of one world. The session
-is the caller's; whatever a client says of sessions is ignored.
+`tools/call` uses the same code as `run_function` at the agent path, so both see the same world. The caller determines
+the session; session ids in a message are ignored.
 """
 
 from collections.abc import Awaitable, Callable
@@ -43,16 +43,13 @@ from toolpack_server.sessions.calls import CallRequest
 NESTED = {"$call"}
 
 CheckHeaders = Callable[[McpMessage], None]
-"""Checks what came beside a modern request; gets the parameters that must have come as headers, too.
-
-Raises `McpRefusedError`.
-"""
+"""Checks a modern message against its HTTP headers. Raises `McpRefusedError`."""
 
 McpHandler = Callable[[Caller, McpMessage], Awaitable[bytes]]
 
 
 class Mcp:
-    """Answers messages."""
+    """Reads and answers MCP messages."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -61,19 +58,19 @@ class Mcp:
         self._parser = app.parser
         self._max_bytes = app.settings.max_reply_bytes
         self._prompts = Prompts(app.sessions)
-        both: dict[str, McpHandler] = {
+        common: dict[str, McpHandler] = {
             "tools/list": self._list,
             "tools/call": self._call,
             PROMPTS[0]: self._list_prompts,
             PROMPTS[1]: self._prompts.get,
         }
-        self._legacy = {"initialize": self._initialize, "ping": self._ping, **both}
-        self._modern = {"server/discover": self._discover, **both}
+        self._legacy = {"initialize": self._initialize, "ping": self._ping, **common}
+        self._modern = {"server/discover": self._discover, **common}
 
     async def read(
         self, body: bytes, name: str, reserve: Reserve | None = None, header_version: str | None = None
     ) -> McpMessage:
-        """Read a message, or raise `McpRefusedError`, if it is none or over a limit."""
+        """Read a message. Raise `McpRefusedError` if it is invalid or exceeds a limit."""
         try:
             value, size = await self._parser.parse(body, name)
         except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
@@ -86,7 +83,7 @@ class Mcp:
         return read_message(value, header_version)
 
     async def answer(self, caller: Caller, message: McpMessage, check: CheckHeaders | None = None) -> McpReply:
-        """Answer a request; `check` checks what came beside it, None if nothing comes beside messages."""
+        """Answer a request. `check` compares it with its HTTP headers; None if the transport has no headers."""
         if TRACEPARENT in message.meta:
             accept_trace_members(message.meta)
         try:
@@ -109,13 +106,13 @@ class Mcp:
         return reply
 
     async def _toolpacks(self, caller: Caller) -> tuple[str, ...]:
-        """Look the session up, which renews it, and get the names of its toolpacks."""
+        """Find the session, which renews its TTL, and return the names of its toolpacks."""
         return await self._sessions.toolpacks(caller.session_id or "", caller.owner)
 
     async def _initialize(self, caller: Caller, message: McpMessage) -> bytes:
         await self._toolpacks(caller)
-        asked = message.params.get("protocolVersion")
-        version = asked if asked in LEGACY else LEGACY[0]
+        requested = message.params.get("protocolVersion")
+        version = requested if requested in LEGACY else LEGACY[0]
         introduction = await self._prompts.introduction(caller)
         return b'"protocolVersion":"%b",%b,"serverInfo":%b' % (version.encode(), introduction, SERVER_INFO)
 
@@ -151,8 +148,8 @@ class Mcp:
             if type(value) is dict and value.keys() == NESTED:
                 await self._toolpacks(caller)
                 return tool_error(
-                    f"ValidationError: argument `{argument[:200]}` is a nested call, which MCP doesn't have: call that "
-                    f"function first, then pass its result."
+                    f"ValidationError: argument `{argument[:200]}` is a nested call, which MCP doesn't support: call "
+                    f"that function first, then pass its result."
                 )
         if self._app.sessions.tracer is not None:
             version = message.meta.get(VERSION_KEY) or message.header_version or ""
@@ -167,7 +164,7 @@ class Mcp:
 
 
 def _named(message: McpMessage) -> tuple[str, str | None]:
-    """Return the name of the tool that is called, and the call_id."""
+    """Return the tool's name and the call_id of a `tools/call`."""
     name, call_id = message.params.get("name"), message.meta.get(CALL_ID_KEY)
     if not isinstance(name, str):
         raise InvalidParamsError("`name` must be the name of a tool, a string.")

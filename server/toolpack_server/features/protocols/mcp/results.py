@@ -1,6 +1,6 @@
-"""The answers to MCP's messages as JSON: results of tools, and errors with their codes.
+"""Answers to MCP messages as JSON: results of tools, and errors with their codes.
 
-Pure. A result that is JSON text already is never parsed.
+Pure functions. Results that are JSON text already are inserted without parsing.
 """
 
 from enum import Enum
@@ -22,7 +22,7 @@ from toolpack_server.rpc.codes import (
     error_reply,
 )
 
-CODE_SHIFT = -1000  # MCP keeps -32000 to -32099 for itself
+CODE_SHIFT = -1000  # of this server's error codes: MCP reserves -32000 to -32099
 
 SERVER_INFO = dumps({"name": "toolpack-server", "title": "Toolpack Server", "version": version("toolpack-server")})
 CACHE = b',"ttlMs":60000,"cacheScope":"private"'
@@ -31,13 +31,13 @@ _MODERN = b',"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInf
 
 
 class McpPath(TypedDict):
-    """`mcp_path` is for whoever speaks MCP."""
+    """`mcp_path` is the session's path for agents that speak MCP."""
 
     mcp_path: str
 
 
 class Fault(Enum):
-    """Errors that say more than their code: the message breaks the protocol, or asks for what isn't there."""
+    """Kinds of errors for which a transport may use another status: a protocol violation or a missing target."""
 
     MALFORMED = "malformed"
     NO_METHOD = "no method"
@@ -48,17 +48,17 @@ class McpReply(NamedTuple):
     """The answer to a message."""
 
     body: bytes  # JSON; empty for a notification
-    fault: Fault | None = None  # what is wrong beyond the error in the body
+    fault: Fault | None = None  # None also for other errors
 
 
 def success(message: McpMessage, members: bytes) -> McpReply:
-    """Get the answer with a result, whose members are JSON without the braces."""
+    """Return the answer with a result. `members` is the JSON of its members, without the braces."""
     end = _MODERN if message.modern else b""
     return McpReply(b'{"jsonrpc":"2.0","id":%b,"result":{%b%b}}' % (dumps(message.id), members, end))
 
 
 def tool_result(outcome: Outcome) -> bytes:
-    """Get the members of a tool's result; the agent can react to an error in it."""
+    """Return the members of a tool's result. A failed call is a result with `isError`, so the agent can react."""
     if outcome.result is None:
         return tool_error(outcome.failure.text if outcome.failure else "")
     text = outcome.result
@@ -72,14 +72,14 @@ def tool_result(outcome: Outcome) -> bytes:
 
 
 def tool_value(value: Any) -> bytes:
-    """Get the members of a tool's result from a JSON value."""
+    """Return the members of a tool's result for a JSON value."""
     text = value if isinstance(value, str) else dumps(value).decode()
     structured = _structured(text.encode()) if isinstance(value, dict) else b""
     return b'"content":[{"type":"text","text":%b}]%b,"isError":false' % (dumps(text), structured)
 
 
 def _structured(text: bytes) -> bytes:
-    """Return the member with an object itself; none if clients would round an integer in it: the text is exact."""
+    """Return the member `structuredContent`, or nothing if a client would round an integer in it."""
     return b"" if has_inexact_integer(text) else b',"structuredContent":%b' % text
 
 
@@ -108,15 +108,15 @@ def refusal_reply(error: McpRefusedError) -> McpReply:
 
 
 def shifted(described: Described) -> Described:
-    """Get an error as MCP carries it: clients show the message alone, and MCP has taken some codes for itself."""
+    """Adapt an error to MCP: clients show only the message, so it gets the detail, and own codes are shifted."""
     code, message, data = described
     if code in STANDARD:
         return code, f"{message}: {data['detail']}", data
     return code + CODE_SHIFT, message, data
 
 
-def no_method(message: McpMessage, known: Any) -> McpReply:
-    """Get the answer to a request for a method that its era doesn't have here."""
-    detail = f"There is no method {message.method[:200]!r} here: {', '.join(known)}."
+def no_method(message: McpMessage, methods: Any) -> McpReply:
+    """Return the answer to a request for an unknown method. `methods` are those of the message's era."""
+    detail = f"There is no method {message.method[:200]!r} here: use {', '.join(methods)}."
     described = (ERROR_METHOD_NOT_FOUND, f"Method not found: {detail}", {"detail": detail})
     return McpReply(error_reply(message.id, *described), Fault.NO_METHOD if message.modern else None)

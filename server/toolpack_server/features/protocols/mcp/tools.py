@@ -1,6 +1,6 @@
-"""The tools of an address besides its functions: what other features offer there.
+"""MCP tools that features offer at an address besides its functions, for example `say`.
 
-Where a toolpack has a function of a tool's name, that one is meant.
+A function of a toolpack takes precedence over a tool with the same name.
 """
 
 from typing import Any
@@ -17,36 +17,36 @@ from toolpack_server.sessions.manager import SessionManager
 
 
 class Tools:
-    """Offers the tools, and answers their calls."""
+    """Lists the tools of an address and runs them."""
 
     def __init__(self, sessions: SessionManager, addresses: Addresses) -> None:
         self._sessions = sessions
         self._addresses = addresses
 
     async def find(self, caller: Caller, name: str) -> AddressTool | None:
-        """Get the caller's tool of a name; None if it has none."""
+        """Return the tool with this name, or None if the caller's address doesn't offer it."""
         for tool in self._addresses.tools:
             if tool.name == name:
                 return tool if tool in await self._offered(caller) else None
         return None
 
     async def with_tools(self, caller: Caller, tools: bytes) -> bytes:
-        """Add them to the JSON of a session's tools."""
-        others = [dumps(_described(tool)) for tool in await self._offered(caller)]
+        """Append the tools of the caller's address to the JSON list of its functions."""
+        others = [dumps(_describe(tool)) for tool in await self._offered(caller)]
         return b"[%b]" % b",".join(filter(None, [tools[1:-1], *others])) if others else tools
 
     async def use(self, tool: AddressTool, caller: Caller, request: CallRequest) -> bytes:
-        """Use a tool, and get the members of its result; the agent can react to an error in it."""
+        """Run a tool and return the members of its result. An error is a result with `isError`."""
         if request.problem is not None:
             return tool_error(f"ValidationError: {request.problem}")
         try:
-            given = tool.parameters.model_validate(request.kwargs)
-            value = await tool.use(caller.session_id or "", caller.owner, caller.by, given, request.call_id)
+            arguments = tool.parameters.model_validate(request.kwargs)
+            value = await tool.use(caller.session_id or "", caller.owner, caller.by, arguments, request.call_id)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, problem["loc"])) or "arguments"
-            return tool_error(f"ValidationError: {place}: {problem['msg']}")
-        except (InvalidParamsError, AnsweredError, TooLargeError) as error:  # whoever has called can call otherwise
+            location = ".".join(map(str, problem["loc"])) or "arguments"
+            return tool_error(f"ValidationError: {location}: {problem['msg']}")
+        except (InvalidParamsError, AnsweredError, TooLargeError) as error:  # the agent can correct its call
             return tool_error(f"{type(error).__name__}: {error}")
         return tool_value(value)
 
@@ -62,7 +62,7 @@ class Tools:
         return [tool for tool in tools if tool.name not in functions]
 
 
-def _described(tool: AddressTool) -> dict[str, Any]:
+def _describe(tool: AddressTool) -> dict[str, Any]:
     schema = tool.parameters.model_json_schema()
     for name in ("title", "description"):
         schema.pop(name, None)

@@ -1,5 +1,5 @@
 """MCP on standard input and output, for clients that launch their servers.
 
-One process is one client and one session. Only messages of MCP go to the client's end of standard output,
-whatever functions print.
+A process serves one client and one session. Output that functions print goes to standard error, so the client
+receives MCP messages only.
 """

@@ -1,8 +1,8 @@
-"""Carries a client's messages to a session on a server, with the headers of their era.
+"""Bridge from standard input and output to a session on a server, by HTTP.
 
-A call happens once, whatever happens to the connection: each gets a call_id, if the client gave none, and is
-sent again with it until it is answered, the server stays away, or it is overloaded again and again. Calls are sent one
-after the other, so that they run in the order in which they came. Nothing that the server sends is trusted to end.
+A call is executed once, even if the connection breaks: the bridge adds a call_id if the client gave none, and retries
+with it until the server answers, stays unreachable, or stays overloaded. Calls are sent one after the other, so they
+run in order. Answers are read with limits of size and time.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from toolpack_server.base.errors import OverloadedError, SettingsError
 from toolpack_server.base.settings import Settings
-from toolpack_server.features.protocols.mcp.headers import encoded
+from toolpack_server.features.protocols.mcp.headers import encode
 from toolpack_server.features.protocols.mcp.messages import (
     CALL_ID_KEY,
     VERSION_KEY,
@@ -34,71 +34,75 @@ from toolpack_server.features.protocols.mcp.stdio.lines import LineReader, LineW
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.rpc.codes import CODES, ERROR_INTERNAL_ERROR, ERROR_PARSE_ERROR, error_reply
 
-AWAY_SECONDS = 15.0  # how long a server that doesn't answer is asked again
-PAUSE_SECONDS = 0.2
-SILENCE_SECONDS = 30.0  # a server that runs gives a sign of life every two
-STREAM_SECONDS = 3600.0  # for an answer, however many signs of life come before it
-RETRIES = 4  # of what the server has refused for now
+AWAY_SECONDS = 15.0  # how long to retry while the server is unreachable
+DELAY_SECONDS = 0.2  # between two attempts
+SILENCE_SECONDS = 30.0  # socket timeout; a running server sends a keep-alive every 2 s
+STREAM_SECONDS = 3600.0  # time limit for an answer in an event stream, despite keep-alives
+RETRIES = 4  # of a request that an overloaded server refuses
 OVERLOADED = CODES[OverloadedError] + CODE_SHIFT
-REQUESTS = 16  # at the same time; calls go one by one
+MAX_REQUESTS = 16  # at the same time; calls are sent one by one
 ACCEPT = "application/json, text/event-stream"
 
 
 class Bridge:
-    """The way to a session on a server, by its `mcp_path`.
+    """Sends messages to a session on a server.
 
     Args:
-        emit: Called with each message other than the answer, in any thread.
-        max_bytes: The most that an answer, or a line of an event stream, may have.
+        url: The server's base URL followed by the session's `mcp_path`.
+        emit: Called with each notification that precedes an answer, in any thread.
+        max_bytes: Maximum size of an answer, and of a line of an event stream.
     """
 
     def __init__(self, url: str, emit: Callable[[bytes], object], max_bytes: int) -> None:
         parts = urlsplit(url)
         before, _, key = parts.path.rpartition("/")
         if parts.scheme not in {"http", "https"} or not parts.hostname or not before.endswith("/mcp") or not key:
-            raise SettingsError("--url is not of the form http://host:port/mcp/<key>: give a session's mcp_path.")
+            raise SettingsError("--url must have the form http://host:port/mcp/<key>, with a session's mcp_path.")
         self._parts = parts
         self._emit = emit
         self._max_bytes = max_bytes
-        self._exchanges: set[BridgedRequest] = set()  # those that run
+        self._requests: set[BridgedRequest] = set()  # running requests
         self._closed = False
-        self._turn = asyncio.Lock()
-        self._version: str | None = None  # that initialize has agreed on
-        self._threads = ThreadPoolExecutor(REQUESTS, "bridge")
+        self._call_lock = asyncio.Lock()
+        self._version: str | None = None  # negotiated by initialize
+        self._threads = ThreadPoolExecutor(MAX_REQUESTS, "bridge")
 
     async def answer(self, message: McpMessage) -> bytes:
-        """Get a server's answer to a request; cancelled, close its connection, which cancels modern ones."""
+        """Return the server's answer to a request.
+
+        If the task is cancelled, the connection is closed, which cancels a modern request on the server.
+        """
         if message.method != "tools/call":
-            return await self._carried(message)
+            return await self._send(message)
         message.meta.setdefault(CALL_ID_KEY, secrets.token_hex(16))
         message.params["_meta"] = message.meta
-        async with self._turn:
-            return await self._carried(message)
+        async with self._call_lock:
+            return await self._send(message)
 
     def close(self) -> None:
-        """Give up what runs: Python waits for its threads before it ends."""
+        """Cancel the running requests: Python waits for their threads before it exits."""
         self._closed = True
-        for exchange in [*self._exchanges]:
-            exchange.cancel()
+        for request in [*self._requests]:
+            request.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _carried(self, message: McpMessage) -> bytes:
-        exchange = BridgedRequest(
+    async def _send(self, message: McpMessage) -> bytes:
+        request = BridgedRequest(
             self._parts, self._headers(message), _body(message), message.id, self._emit, self._max_bytes
         )
         loop = asyncio.get_running_loop()
-        self._exchanges.add(exchange)
+        self._requests.add(request)
         try:
-            reply = await loop.run_in_executor(self._threads, exchange.run)
+            reply = await loop.run_in_executor(self._threads, request.run)
         except asyncio.CancelledError:
-            exchange.cancel()
+            request.cancel()
             raise
         finally:
-            self._exchanges.discard(exchange)
+            self._requests.discard(request)
         if reply is None:
             text = f"{self._parts.netloc} can't be reached: is the server running? Send the request again."
             if self._closed:
-                text = f"The input ended before {self._parts.netloc} had answered."
+                text = f"The input ended before {self._parts.netloc} answered."
             return error_reply(message.id, ERROR_INTERNAL_ERROR, f"Internal error: {text}", {"detail": text})
         if message.method == "initialize":
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -109,15 +113,15 @@ class Bridge:
         headers = {"Content-Type": "application/json", "Accept": ACCEPT}
         if not message.modern:
             return headers | ({"MCP-Protocol-Version": self._version} if self._version else {})
-        headers |= {"MCP-Protocol-Version": encoded(message.meta[VERSION_KEY]), "Mcp-Method": encoded(message.method)}
+        headers |= {"MCP-Protocol-Version": encode(message.meta[VERSION_KEY]), "Mcp-Method": encode(message.method)}
         name = message.named
         if isinstance(name, str):
-            headers["Mcp-Name"] = encoded(name)
+            headers["Mcp-Name"] = encode(name)
         return headers
 
 
 class BridgedRequest:
-    """One request to a server, repeated until there is an answer."""
+    """One request to the server, with retries. `run` blocks, so it needs a thread."""
 
     def __init__(
         self,
@@ -136,25 +140,25 @@ class BridgedRequest:
         self._cancelled = threading.Event()
 
     def run(self) -> bytes | None:
-        """Send the request, in a thread, and get the answer; None if there is none."""
-        deadline, refused = time.monotonic() + AWAY_SECONDS, 0
+        """Send the request until it is answered. Return None if the server is unreachable or `cancel` was called."""
+        deadline, refusals = time.monotonic() + AWAY_SECONDS, 0
         while not self._cancelled.is_set():
-            pause = PAUSE_SECONDS
+            delay = DELAY_SECONDS
             try:
                 reply = self._answer()
-                again_after = _again_after(reply)
-                if again_after is None or refused == RETRIES:
+                retry_after = _retry_after(reply)
+                if retry_after is None or refusals == RETRIES:
                     return reply
-                pause = again_after + PAUSE_SECONDS * 2**refused
-                deadline, refused = time.monotonic() + pause + AWAY_SECONDS, refused + 1
+                delay = retry_after + DELAY_SECONDS * 2**refusals
+                deadline, refusals = time.monotonic() + delay + AWAY_SECONDS, refusals + 1
             except (OSError, http.client.HTTPException):
                 if time.monotonic() > deadline:
                     return None
-            self._cancelled.wait(pause)
+            self._cancelled.wait(delay)
         return None
 
     def cancel(self) -> None:
-        """Close the connection, from any thread."""
+        """Cancel the request and close its connection. Thread-safe."""
         self._cancelled.set()
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -165,31 +169,31 @@ class BridgedRequest:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         with contextlib.closing(kind(parts.hostname, parts.port, timeout=SILENCE_SECONDS)) as connection:
             connection.connect()
-            self._socket = connection.sock  # which the connection forgets if it ends with the answer
+            self._socket = connection.sock  # kept, because the connection drops it when the answer ends it
             if self._cancelled.is_set():
-                raise OSError("it was cancelled meanwhile")
+                raise OSError("the request was cancelled")
             path = f"{parts.path}?{parts.query}" if parts.query else parts.path
             connection.request("POST", path, self._body, self._headers)
             response = connection.getresponse()
             if response.status == http.client.SERVICE_UNAVAILABLE:
-                raise OSError("it starts or stops")
+                raise OSError("the server is starting or stopping")
             if response.getheader("Content-Type", "").startswith("text/event-stream"):
-                return self._last(response)
+                return self._read_stream(response)
             body = response.read(self._max_bytes + 1)
             if len(body) > self._max_bytes:
-                return self._wrong(self._too_long())
-            return self._one_line(body, response.status)
+                return self._error(self._too_long())
+            return self._check(body, response.status)
 
-    def _last(self, response: http.client.HTTPResponse) -> bytes:
-        """Get the answer from an event stream, and let the messages before it out."""
-        ends = time.monotonic() + STREAM_SECONDS
-        data = bytearray()  # which grows in place, however short the lines are
-        while time.monotonic() < ends:
+    def _read_stream(self, response: http.client.HTTPResponse) -> bytes:
+        """Read an event stream up to the answer, and emit the notifications before it."""
+        deadline = time.monotonic() + STREAM_SECONDS
+        data = bytearray()  # grows in place, so that many short lines aren't slow
+        while time.monotonic() < deadline:
             line = response.readline(self._max_bytes + 1)
             if not line:
-                raise OSError("the stream has ended without an answer")
+                raise OSError("the stream ended without an answer")
             if len(line) + len(data) > self._max_bytes:
-                return self._wrong(self._too_long())
+                return self._error(self._too_long())
             if line.startswith(b"data:"):
                 data += line[5:].strip()
             elif not line.strip() and data:
@@ -199,28 +203,30 @@ class BridgedRequest:
                 if "method" in message and "id" not in message and not self._cancelled.is_set():
                     self._emit(bytes(data))
                 data.clear()
-        return self._wrong(f"it hasn't answered for {STREAM_SECONDS:g} s.")
+        return self._error(f"the server didn't answer within {STREAM_SECONDS:g} s.")
 
-    def _one_line(self, body: bytes, status: int) -> bytes:
+    def _check(self, body: bytes, status: int) -> bytes:
+        """Return a body as one line if it is the answer, or an error."""
         reply = _object(body)
         if self._is_answer(reply):
             return dumps(reply) if b"\n" in body else body
         if reply.get("id") is not None:
-            return self._wrong("it has answered another request: is this the mcp_path of a session?")
+            return self._error("the server answered another request: is this the mcp_path of a session?")
         try:
-            return self._wrong(reply["error"]["message"])
+            return self._error(reply["error"]["message"])
         except (KeyError, TypeError):
-            return self._wrong(f"it answers {status}, and no JSON-RPC: is this the mcp_path of a session?")
+            return self._error(f"the server answered {status} without JSON-RPC: is this the mcp_path of a session?")
 
     def _is_answer(self, message: dict[str, Any]) -> bool:
-        of = message.get("id")
-        return of == self._id and type(of) is type(self._id) and ("result" in message or "error" in message)
+        answer_id = message.get("id")
+        same_id = answer_id == self._id and type(answer_id) is type(self._id)
+        return same_id and ("result" in message or "error" in message)
 
     def _too_long(self) -> str:
-        return f"its answer is longer than {self._max_bytes} bytes: ask for less, or raise TOOLPACK_MAX_BODY_BYTES."
+        return f"the answer is longer than {self._max_bytes} bytes: ask for less, or raise TOOLPACK_MAX_BODY_BYTES."
 
-    def _wrong(self, text: str) -> bytes:
-        """Get the answer to the client where the server's is none."""
+    def _error(self, text: str) -> bytes:
+        """Return an error for the client if the server sent no valid answer."""
         described = f"{self._parts.netloc}: {text}"
         return error_reply(self._id, ERROR_INTERNAL_ERROR, described, {"detail": described})
 
@@ -230,16 +236,16 @@ def _body(message: McpMessage) -> bytes:
 
 
 def _object(text: bytes | str) -> dict[str, Any]:
-    """Read a JSON object; an empty one if it isn't any."""
+    """Parse a JSON object. Return an empty one for any other text."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
-def _again_after(reply: bytes) -> float | None:
-    """Get the seconds after which the server wants a request again that it has refused for now; None for an answer."""
+def _retry_after(reply: bytes) -> float | None:
+    """Return the delay that an overloaded server asks for in seconds, or None if the reply is another one."""
     if b"%d" % OVERLOADED not in reply:
         return None
     error = _object(reply).get("error")
@@ -251,7 +257,7 @@ def _again_after(reply: bytes) -> float | None:
 
 
 async def carry(settings: Settings, url: str, source: int, sink: int) -> None:
-    """Carry the messages that come from one descriptor to a server, and its answers to another."""
+    """Forward messages from the descriptor `source` to a server, and its answers to the descriptor `sink`."""
     writer = LineWriter(sink)
     bridge = Bridge(url, writer.offer, settings.max_reply_bytes)
 

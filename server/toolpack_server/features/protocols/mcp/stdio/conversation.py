@@ -1,7 +1,7 @@
-"""A conversation with one client: its messages in order, its requests side by side.
+"""Conversation with one client: reads its messages in order, and runs its requests concurrently.
 
-Every request gets one answer, unless the client has cancelled it. Nothing else is ever written, but the
-progress of requests that ask for it.
+Every request gets one answer, unless the client cancels it. Apart from answers, only progress notifications are
+written, for requests that ask for them.
 """
 
 import asyncio
@@ -15,18 +15,24 @@ from toolpack_server.features.protocols.mcp.results import refusal_reply, too_lo
 from toolpack_server.features.protocols.mcp.stdio.lines import LineReader, LineWriter
 
 PROGRESS_SECONDS = 2.0
-MAX_UNANSWERED = 1000  # requests that run, and answers that the client hasn't read; then no further line is taken
-UNANSWERED_PAUSE_SECONDS = 0.02
-LAST_SECONDS = 1.0  # for the answers to what was given up
+MAX_UNANSWERED = 1000  # running requests plus unread answers; above it, no further line is read
+UNANSWERED_DELAY_SECONDS = 0.02
+LAST_SECONDS = 1.0  # time for the answers to requests that were cancelled at the end
 
 ReadMessage = Callable[[bytes], Awaitable[McpMessage]]
-"""Reads a message from a line; raises `McpRefusedError`."""
+"""Parses a line. Raises `McpRefusedError`."""
 
 AnswerMessage = Callable[[McpMessage], Awaitable[bytes]]
-"""Answers a request with one line; cancelled, it gives the request up."""
+"""Returns the answer to a request as one line. Cancelling it cancels the request."""
 
 
 class StdioConversation:
+    """Serves one client.
+
+    Args:
+        tells_progress: Send progress notifications. False if `answer` already does.
+    """
+
     def __init__(
         self,
         reader: LineReader,
@@ -40,15 +46,20 @@ class StdioConversation:
         self._writer = writer
         self._read = read
         self._answer = answer
-        self._tells_progress = tells_progress  # here, and not by `answer`
+        self._tells_progress = tells_progress
         self._running: dict[asyncio.Task[None], McpMessage] = {}
 
     async def hold(self, drain_seconds: float, on_timeout: Callable[[], object]) -> None:
-        """Answer until the input ends or a signal comes, then finish what runs; `on_timeout` ends what is late."""
+        """Answer messages until the input ends or a signal arrives, then wait for the running requests.
+
+        Args:
+            drain_seconds: How long to wait for them.
+            on_timeout: Called to stop requests that run longer.
+        """
         reading = asyncio.ensure_future(self._reader.each(self._take))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError, RuntimeError, ValueError):  # this isn't the main thread
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not possible outside the main thread
                 loop.add_signal_handler(number, reading.cancel)
         with suppress(asyncio.CancelledError):
             await reading
@@ -62,9 +73,9 @@ class StdioConversation:
         self._writer.close()
 
     async def _take(self, line: bytes | None) -> None:
-        """Take one line: its request runs on when this returns."""
+        """Handle one line. A request runs on as a task after this returns."""
         while len(self._running) + self._writer.waiting() >= MAX_UNANSWERED:  # noqa: ASYNC110 - another thread writes
-            await asyncio.sleep(UNANSWERED_PAUSE_SECONDS)
+            await asyncio.sleep(UNANSWERED_DELAY_SECONDS)
         if line is None:
             self._writer.write(refusal_reply(too_long(self._reader.max_bytes)).body)
             return

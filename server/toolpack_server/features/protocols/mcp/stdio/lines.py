@@ -1,6 +1,6 @@
-"""Lines from one descriptor and to another, each in a thread, because a pipe can block for as long as it likes.
+"""Reader and writer of lines on file descriptors, each with its own thread, because a pipe can block.
 
-No line is held that is longer than allowed, and the next one is taken only when the last was.
+The reader discards lines that are too long, and reads the next line only after the previous one was handled.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from typing import Any
 
 READ_BYTES = 64 * 1024
 CLOSE_SECONDS = 2.0
-MOST_OFFERED = 100
+MAX_OFFERED = 100  # lines in the queue, above which optional lines are dropped
 
 
 def take_standard_streams() -> tuple[int, int]:
-    """Put standard input and output aside, and get their new descriptors.
+    """Move standard input and output to new descriptors and return these.
 
-    From here on, what is printed goes to standard error, and what is read is empty: also in the processes that
-    functions start.
+    Afterwards, printed text goes to standard error and standard input is empty, also in processes that functions
+    start.
     """
     source, sink = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -37,18 +37,18 @@ def take_standard_streams() -> tuple[int, int]:
 
 
 class LineReader:
-    """Reads lines."""
+    """Reads lines from a descriptor. A longer line than `max_bytes` is reported as None."""
 
     def __init__(self, source: int, max_bytes: int) -> None:
         self._source = source
         self.max_bytes = max_bytes
 
     async def each(self, take: Callable[[bytes | None], Coroutine[Any, Any, None]]) -> None:
-        """Take each line, one after the other, until the input ends; None for a line that is too long."""
+        """Await `take` for each line in turn until the input ends. A line that is too long is None."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def read() -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits for lines any more
+            with contextlib.suppress(RuntimeError):  # the event loop was closed
                 for line in self._lines():
                     asyncio.run_coroutine_threadsafe(take(line), loop).result()
                 loop.call_soon_threadsafe(ended.set)
@@ -80,7 +80,7 @@ class LineReader:
 
 
 class LineWriter:
-    """Writes lines, from any thread."""
+    """Writes lines to a descriptor. Thread-safe."""
 
     def __init__(self, sink: int) -> None:
         self._sink = sink
@@ -89,20 +89,20 @@ class LineWriter:
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        """Write a line, as soon as those before it are written."""
+        """Append a line to the queue of the writing thread."""
         self._lines.put(line)
 
     def offer(self, line: bytes) -> None:
-        """Write a line that can be missed, unless too many wait for whoever reads them."""
-        if self._lines.qsize() < MOST_OFFERED:
+        """Write an optional line, or drop it if the queue is long."""
+        if self._lines.qsize() < MAX_OFFERED:
             self.write(line)
 
     def waiting(self) -> int:
-        """Return how many lines the client hasn't read; 0 if it never will."""
+        """Return the number of lines in the queue; 0 if the client has closed its end."""
         return self._lines.qsize() if self._thread.is_alive() else 0
 
     def close(self) -> None:
-        """Wait until all lines are written, unless nobody reads them."""
+        """Wait until all lines are written, at most `CLOSE_SECONDS`."""
         self._lines.put(None)
         self._thread.join(CLOSE_SECONDS)
 
@@ -112,5 +112,5 @@ class LineWriter:
             try:
                 while data:
                     data = data[os.write(self._sink, data) :]
-            except OSError:  # nobody reads any more
+            except OSError:  # the client has closed its end
                 return

@@ -1,6 +1,6 @@
-"""A session in this process, in memory, for one client.
+"""MCP on standard input and output with a session in this process.
 
-It lives as long as the conversation, and nothing of it is kept.
+The session is in memory and ends with the conversation.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from toolpack_server.wiring.service import Service
 
 
 async def converse(settings: Settings, catalog: Catalog, source: int, sink: int) -> None:
-    """Answer the messages that come from one descriptor on another, in a new session.
+    """Create a session, and answer messages from the descriptor `source` on the descriptor `sink`.
 
-    It has the toolpacks that the settings name, or all that are not opt-in.
+    The session has the toolpacks that the settings name, or all that aren't opt-in.
 
     Raises:
         StartError: The session can't be created.
@@ -45,8 +45,8 @@ async def converse(settings: Settings, catalog: Catalog, source: int, sink: int)
 async def _create(service: Service, toolpacks: Sequence[str] | None) -> str:
     params = {"toolpacks": toolpacks and list(toolpacks), "ttl_seconds": MAX_TTL_SECONDS}
     try:
-        created = await service.invoke(Caller(), "create_session", params)
+        session = await service.invoke(Caller(), "create_session", params)
     except REFUSALS as error:
-        raise StartError(f"No session can be created: {sentence(error)}") from None
-    session_id: str = created["session_id"]
+        raise StartError(f"The session can't be created: {sentence(error)}") from None
+    session_id: str = session["session_id"]
     return session_id
