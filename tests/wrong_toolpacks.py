@@ -134,7 +134,7 @@ def f(x: "Nowhere"):
 says: HERE: Toolpack('my pack'): 'my pack' isn't a valid toolpack name: use 1-64 letters, digits, `_`, `.`, `-`.
 toolpack = Toolpack("my pack")  # HERE
 === bad_type
-says: HERE: f: no JSON Schema can be made of parameter `x` (nothing is known of its type `C`): use a pydantic model, a
+says: HERE: f: no JSON Schema can be made of parameter `x` (pydantic doesn't know its type `C`): use a pydantic model, a
       dataclass or plain types.
 class C: ...
 @toolpack.function  # HERE
@@ -315,7 +315,7 @@ says: HERE: SyntaxError: …: correct it, or move the file out of the folder.
 def f(x, x):  # HERE
     """Do it."""
 === empty_desc
-says: HERE: f: the docstring says nothing of parameter `x`: describe it.
+says: HERE: f: the docstring doesn't describe parameter `x`: add a description.
 @toolpack.function  # HERE
 def f(x: int):
     """Do it.
@@ -785,7 +785,7 @@ def f() -> int:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # HERE
     return 1
 === model_config_param
-says: HERE: f: pydantic takes no parameter with the name `model_config`: rename it.
+says: HERE: f: pydantic doesn't allow the parameter name `model_config`: rename it.
 @toolpack.function  # HERE
 def f(model_config: str):
     """Do it.
@@ -1041,8 +1041,8 @@ def f() -> None:
     """Do it."""
     random.seed(1)  # HERE
 === self_param
-says: HERE: T.f: `self` shows that it is a method: register a function, or make a toolpack of its class with
-      Toolpack.from_class.
+says: HERE: T.f: it is a method, as it has the parameter `self`: register a function, or make a toolpack of its class
+      with Toolpack.from_class.
 class T:
     @toolpack.function  # HERE
     def f(self, x: int):
@@ -1179,7 +1179,7 @@ def f(x: int) -> int:
         y = 1
     return y
 === underscore_param
-says: HERE: f: pydantic takes no parameter with the name `_x`: rename it.
+says: HERE: f: pydantic doesn't allow the parameter name `_x`: rename it.
 @toolpack.function  # HERE
 def f(_x: str):
     """Do it.

@@ -1,8 +1,8 @@
 """Functions that an agent can call, and the runtime that calls them on an environment.
 
-Names and meanings are those of AgentDojo's `agentdojo.functions_runtime`; docs/write/agentdojo.md lists the few
-deliberate differences. This module works in one process without the rest of the server, and knows neither sessions nor
-snapshots. It must not be moved or renamed, because stored snapshots name its classes.
+Names and meanings are those of AgentDojo's `agentdojo.functions_runtime`. docs/write/agentdojo.md lists the deliberate
+differences. This module works without the rest of the server, and knows neither sessions nor snapshots. It must not be
+moved or renamed, because stored snapshots name its classes.
 """
 
 import copy
@@ -52,7 +52,7 @@ class EmptyEnv(TaskEnvironment):
 
 @dataclass(frozen=True)
 class Depends:
-    """Marks a parameter that comes from the environment, not the agent: `Annotated[Account, Depends("account")]`.
+    """Marks a parameter that the environment provides, not the agent: `Annotated[Account, Depends("account")]`.
 
     Args:
         env_dependency: The name of an attribute of the environment, or a callable that takes the environment.
@@ -67,7 +67,7 @@ class Depends:
 
 
 class FunctionCall(BaseModel):
-    """A call that an agent requests; as an argument of another call it is run first and replaced by its result."""
+    """A call that an agent requests. As an argument of another call, it runs first and is replaced by its result."""
 
     function: str
     args: MutableMapping[str, "FunctionCallArgTypes"]
@@ -79,7 +79,7 @@ FunctionCallArgTypes = str | int | float | bool | None | dict | list | FunctionC
 
 
 class Function(BaseModel):
-    """A function that an agent can call; `make_function` makes one from a plain Python function."""
+    """A function that an agent can call. `make_function` creates it from a plain Python function."""
 
     name: str
     description: str
@@ -97,20 +97,20 @@ class Function(BaseModel):
 
     @property
     def forbids_unknown_keys(self) -> bool:
-        """Whether an argument's model or dataclass, at any depth, refuses keys that it doesn't have."""
+        """True if models and dataclasses among the arguments, at any depth, refuse unknown keys."""
         return self._unknown_keys == "forbid"
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Validate an agent's arguments and convert them to those of the plain function.
+        """Validate an agent's arguments and return the arguments for the plain function.
 
         Raises:
             ValidationError: An argument is missing, unknown or of the wrong type.
         """
-        # `__dict__` rather than attribute access: a parameter may be named like a method of BaseModel.
-        own = self.__pydantic_private__ or {}  # a private attribute takes ten times as long
+        # `__dict__` instead of attribute access: a parameter may have the name of a method of BaseModel.
+        private = self.__pydantic_private__ or {}  # access as a private attribute takes ten times as long
         validate = self.parameters.__pydantic_validator__.validate_python
-        bound = dict(validate(arguments, extra=own.get("_unknown_keys")).__dict__)
-        if own.get("_fresh_defaults"):
+        bound = dict(validate(arguments, extra=private.get("_unknown_keys")).__dict__)
+        if private.get("_fresh_defaults"):
             bound.update(copy.deepcopy(self._fresh_defaults))
         return bound
 
@@ -121,19 +121,19 @@ def is_ready(candidate: object) -> bool:
 
 
 def make_function(function: Callable[..., Any]) -> Function:
-    """Make a `Function` from a plain function's type hints and docstring (Sphinx, Google or NumPy style).
+    """Create a `Function` from a plain function's type hints and docstring (Sphinx, Google or NumPy style).
 
-    Parameters with a default that the docstring leaves out are hidden from agents.
+    Parameters that have a default and aren't in the docstring are hidden from agents.
 
     Raises:
-        RegistrationError: The docstring, the signature or a type can't be used; the text says what to change.
+        RegistrationError: The docstring, the signature or a type can't be used. The message says what to change.
     """
     return function_of(read_signature(function), function, function.__doc__ or "")
 
 
 def function_of(signature: FunctionSignature, run: Callable[..., Any], docstring: str) -> Function:
-    """Make a `Function` whose signature has been read."""
-    made = Function.model_construct(
+    """Create a `Function` from a signature."""
+    created = Function.model_construct(
         name=signature.name,
         description=signature.description,
         parameters=signature.parameters,
@@ -142,13 +142,13 @@ def function_of(signature: FunctionSignature, run: Callable[..., Any], docstring
         full_docstring=docstring,
         return_type=signature.return_type,
     )
-    made._fresh_defaults = signature.fresh_defaults  # noqa: SLF001 - made here
-    made._unknown_keys = signature.unknown_keys  # noqa: SLF001
-    return made
+    created._fresh_defaults = signature.fresh_defaults  # noqa: SLF001 - created here
+    created._unknown_keys = signature.unknown_keys  # noqa: SLF001
+    return created
 
 
 def not_found(name: str, functions: Collection[str]) -> ToolNotFoundError:
-    """Get the error of a call of a function that isn't among those of these names."""
+    """Return the error for an unknown function, which suggests similar names among `functions`."""
     similar = get_close_matches(shown(name), functions)
     return ToolNotFoundError(f"The requested function `{shown(name)}` is not available.", similar)
 
@@ -160,13 +160,13 @@ class FunctionsRuntime:
         self.functions: dict[str, Any] = {function.name: function for function in functions}
 
     def register_function(self, function: Registered) -> Registered:
-        """Add a plain function, or a ready `Function` as it is, and return what was given.
+        """Add a plain function or a ready `Function`. Return the argument, so that this can be used as a decorator.
 
         Raises:
-            RegistrationError: No `Function` can be made from it.
+            RegistrationError: No `Function` can be created from it.
         """
-        given: Any = function
-        ready = given if is_ready(given) else make_function(given)
+        candidate: Any = function
+        ready = candidate if is_ready(candidate) else make_function(candidate)
         self.functions[ready.name] = ready
         return function
 
@@ -179,9 +179,9 @@ class FunctionsRuntime:
         """Run a function on `env`, which it may change, and return `(result, error)`.
 
         Args:
-            env: The environment; may be None for functions without dependencies.
+            env: The environment. It may be None for functions without dependencies.
             function: The function's name.
-            kwargs: Its arguments; a `FunctionCall` among them is run first and replaced by its result.
+            kwargs: The arguments. A `FunctionCall` among them runs first and is replaced by its result.
             raise_on_error: Raise exceptions instead of returning `("", "ErrorType: message")`.
 
         Raises:
@@ -204,7 +204,7 @@ class FunctionsRuntime:
             raise passed.error from None
 
     def steps(self, env: Any, name: str, kwargs: Mapping[str, Any], depth: int = 0) -> Steps[Any]:
-        """Do what `call` does, but let somebody else await the coroutines."""
+        """Do the same as `call`, but yield the coroutines, which the caller awaits."""
         function = self.functions.get(name)
         if function is None:
             raise not_found(name, self.functions)
@@ -213,7 +213,8 @@ class FunctionsRuntime:
             is_call = isinstance(value, FunctionCall)
             arguments[parameter] = (yield from self.nested_result(env, name, value, depth + 1)) if is_call else value
         try:
-            # A ready function of AgentDojo's keeps AgentDojo's handling, but for NaN: its models are dumped to dicts.
+            # AgentDojo's own function objects have no `bind`. Models are dumped to dicts as AgentDojo does; only NaN
+            # and infinity are refused in addition.
             bind = getattr(function, "bind", None)
             bound = (
                 bind(arguments)
@@ -234,7 +235,11 @@ class FunctionsRuntime:
         return (yield from awaited(function.name, result)) if inspect.iscoroutine(result) else result
 
     def nested_result(self, env: Any, outer: str, call: FunctionCall, depth: int) -> Steps[Any]:
-        """Run a call that is an argument of `outer`; a `ValidationError` if calls are nested too deeply."""
+        """Run a call that is an argument of the function `outer`.
+
+        Raises:
+            ValidationError: Calls are nested too deeply.
+        """
         if depth > MAX_CALL_DEPTH:
             problem = PydanticCustomError("call_depth", f"Calls can be nested {MAX_CALL_DEPTH} deep, no deeper")
             raise ValidationError.from_exception_data(
@@ -243,7 +248,11 @@ class FunctionsRuntime:
         return (yield from self.steps(env, call.function, call.args, depth))
 
     def dependencies(self, env: Any, function: Any) -> dict[str, Any]:
-        """Get a function's dependencies from the environment; a `NoEnvironmentError` if there is none."""
+        """Return a function's dependencies, taken from the environment.
+
+        Raises:
+            NoEnvironmentError: The function has dependencies, but there is no environment.
+        """
         if env is None and function.dependencies:
             raise NoEnvironmentError(f"Function {function.name} has dependencies but no environment was provided.")
         return {name: dependency.extract_dep_from_env(env) for name, dependency in function.dependencies.items()}
@@ -253,12 +262,12 @@ _INFORMATION_LINE = re.compile(r"\n    For further information visit https://err
 
 
 def error_text(error: BaseException) -> str:
-    """Format an exception like AgentDojo, `ErrorType: message`, without pydantic's information lines."""
+    """Return an exception in AgentDojo's format, `ErrorType: message`, without pydantic's information lines."""
     return f"{type(error).__name__}: {error_message(error)}"
 
 
 def error_message(error: BaseException) -> str:
-    """Get the message of an exception, without pydantic's information lines."""
+    """Return the message of an exception, without pydantic's information lines."""
     if isinstance(error, ValidationError) and error.error_count() > MAX_LISTED_ERRORS:
         # A small request can cause a million errors of some hundred characters each.
         return f"{error.error_count()} validation errors for {error.title}, too many to list"

@@ -1,4 +1,4 @@
-"""Functions that write rules of perturbations; see `features/evaluation/rules.py`."""
+"""Functions that return perturbation rules. `features/evaluation/rules.py` describes the rules."""
 
 from toolpack_server.features.evaluation.perturbations.authors import (
     fails,

@@ -1,7 +1,7 @@
-"""The pytest plugin of Toolpack Server: `--pack-dir`, and the fixture `toolpack_session`.
+"""Pytest plugin: the option `--pack-dir` and the fixture `toolpack_session`.
 
-Pytest loads this module in every project that has Toolpack Server installed, so it imports nothing of the
-server before somebody asks for it.
+Pytest loads this module in every project that has Toolpack Server installed. It therefore imports the server only when
+a test uses it.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag, and the setting `pack_dir` for pytest's own configuration file."""
+    """Add the option `--pack-dir`, and `pack_dir` for pytest's configuration file."""
     text = "Folder with toolpacks, which tests import as `toolpacks.<module>`; may be repeated."
     parser.getgroup("toolpack-server").addoption("--pack-dir", action="append", type=Path, default=[], help=text)
     parser.addini("pack_dir", text, type="paths", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the modules of these folders importable, as the server does."""
+    """Make the modules of the pack folders importable, as the server does."""
     folders = config.getoption("--pack-dir") or config.getini("pack_dir")
     if not folders:
         return
@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def toolpack_session() -> Iterator[Callable[..., Any]]:
-    """Get a function that opens a `toolpack_server.testing.Session`, which is closed at the end of the test."""
+    """Return a function that opens a `toolpack_server.testing.Session`. It is closed at the end of the test."""
     from toolpack_server.testing import Session  # noqa: PLC0415 - see above
 
     with contextlib.ExitStack() as opened:

@@ -1,11 +1,11 @@
-"""AgentDojo's `FunctionsRuntime`, with the functions running on a server.
+"""AgentDojo's `FunctionsRuntime` with the functions running on a server.
 
-`TaskSuite.run_task_with_pipeline(..., runtime_class=RemoteRuntime.bind(client, "agentdojo-workspace"))` runs unchanged:
-AgentDojo's own code creates the local environment, passes it to every call, and evaluates it at the end.
+AgentDojo's own code creates the local environment, passes it to every call, and evaluates it at the end. It needs no
+change: `TaskSuite.run_task_with_pipeline(..., runtime_class=RemoteRuntime.bind(client, "agentdojo-workspace"))`.
 
-The local environment equals the session's before and after each call. Types, values, sharing, private
-attributes and `model_fields_set` must be equal (only the order inside sets may differ), else the call is refused with
-the path of the difference.
+The local environment equals the session's before and after each call, in types, values, shared references, private
+attributes and `model_fields_set`. Only the order inside sets may differ. A call with an environment that differs is
+refused, and the error names the location of the difference.
 """
 
 import ast
@@ -45,9 +45,9 @@ _MODEL_STATE = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__
 class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships no types
     """Runs functions in its own session, which it creates at the first call.
 
-    Create a class with `bind`, and pass it to AgentDojo. Only the given `functions` are available to the agent, even if
-    the server has more. The environment object must not contain references to itself. `close` closes the session;
-    without it, the session is closed when the next is created or the client is closed.
+    Create a class with `bind`, and pass it to AgentDojo. The agent can call only the given `functions`, even if the
+    server has more. The environment object must not contain references to itself. `close` closes the session. Without
+    it, the session is closed when the next one is created or the client is closed.
     """
 
     client: ClassVar[Client]
@@ -69,21 +69,22 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         """Create a runtime class for a server and one of its toolpacks.
 
         Args:
-            options: Its options; they must build the same environment as the local suite.
+            options: The toolpack's options. They must build the same environment as the local suite.
+            labels: Labels of the sessions.
             ttl_seconds: Time to live of a session after its last call, in seconds.
             state_types: The toolpack's `state_types`, if it has any.
         """
-        wanted = {"options": {toolpack: options} if options else None, "labels": labels, "ttl_seconds": ttl_seconds}
-        sessions = _Sessions(client, {"toolpacks": [toolpack]} | wanted)
-        bound = {"client": client, "toolpack": toolpack, "sessions": sessions, "state_types": tuple(state_types)}
-        return type(f"{cls.__name__}[{toolpack}]", (cls,), bound)
+        params = {"options": {toolpack: options} if options else None, "labels": labels, "ttl_seconds": ttl_seconds}
+        sessions = _Sessions(client, {"toolpacks": [toolpack]} | params)
+        members = {"client": client, "toolpack": toolpack, "sessions": sessions, "state_types": tuple(state_types)}
+        return type(f"{cls.__name__}[{toolpack}]", (cls,), members)
 
     def __init__(self, functions: Sequence[Any] = ()) -> None:
         if not hasattr(self, "client"):
             raise TypeError("RemoteRuntime needs a server: create a class with RemoteRuntime.bind(client, toolpack).")
         super().__init__(functions)
         self.session_id: str | None = None
-        self._in_sync: bytes | None = None  # the local environment's snapshot when it last equalled the session's
+        self._in_sync: bytes | None = None  # snapshot of the local environment when it last equalled the session's
 
     def run_function(
         self, env: Any, function: str, kwargs: Mapping[str, Any], raise_on_error: bool = False
@@ -116,7 +117,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         return result if return_type is None else revive(result, return_type), None
 
     def close(self) -> None:
-        """Close the session, if there is one; the next call creates a new one."""
+        """Close the session, if there is one. The next call creates a new one."""
         if self.session_id is not None:
             self.sessions.close(self.session_id)
         self.session_id = self._in_sync = None
@@ -128,7 +129,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         return next((problem for problem in inner if problem), None)
 
     def _session(self, env: BaseModel | None) -> str:
-        """Get the session, created at the first call, and check that its environment equals `env`."""
+        """Return the session's id, after a check that its environment equals `env`. Create it at the first call."""
         if self.session_id is None:
             self.session_id = self.sessions.create(self)
         if env is not None:
@@ -137,19 +138,19 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
 
     def _check(self, session_id: str, env: BaseModel) -> None:
         frozen = freeze(env, self._classes(env))
-        # Equal bytes mean equal environments. Different bytes may too, so compare the objects.
+        # Equal bytes mean equal environments, but equal environments may have different bytes: then compare objects.
         if frozen == self._in_sync:
             return
-        found = difference(self._exported(session_id, env), env)
-        if found:
+        first_difference = difference(self._exported(session_id, env), env)
+        if first_difference:
             raise EnvironmentDiffersError(
-                f"The local environment differs from the session's: {found} (there, then here). "
+                f"The local environment differs from the session's: {first_difference} (there, then here). "
                 f"Pass `bind` the options that build it, and let only the runtime change it."
             )
         self._in_sync = frozen
 
     def _update(self, session_id: str, env: BaseModel) -> None:
-        """Copy the session's state into the local object: the same object, because callers keep references to it."""
+        """Copy the session's state into the local object. It stays the same object: callers keep references to it."""
         exported = self._exported(session_id, env)
         for attribute in _MODEL_STATE:
             object.__setattr__(env, attribute, getattr(exported, attribute))
@@ -169,7 +170,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         return _class_table(type(env), self.state_types)
 
     def _exception(self, function: str, kwargs: Mapping[str, Any], error: str) -> Exception:
-        """Get the exception for an error: of its real class if it can be created here, else one of the same name."""
+        """Return the exception for an error: of its original class if possible, else of a class of the same name."""
         kind, _, message = error.partition(": ")
         if kind == ToolNotFoundError.__name__:
             return ToolNotFoundError(message)  # type: ignore[no-any-return]
@@ -191,7 +192,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
 
 
 def _possible_arguments(message: str) -> list[Any]:
-    """Get the arguments that an exception may have had: the text itself or, as for KeyError, what it is the repr of."""
+    """Return possible arguments of an exception: its message or, as for KeyError, the value whose repr this is."""
     arguments: list[Any] = [message]
     with contextlib.suppress(ValueError, SyntaxError):
         arguments.append(ast.literal_eval(message))
@@ -211,10 +212,10 @@ def _class_table(environment: type[BaseModel], state_types: tuple[type, ...]) ->
 
 
 class _Sessions:
-    """The sessions of one bound class; closes those whose runtime is gone.
+    """The sessions of one bound class. It closes the sessions whose runtime was deleted.
 
-    The garbage collector may delete a runtime in any thread and under any lock, so nothing is sent from there. Its
-    session is closed when the next is created, the client is closed, or the process ends.
+    The garbage collector may delete a runtime in any thread and under any lock, so no request is sent at that moment.
+    The session is closed later: when the next one is created, the client is closed, or the process ends.
     """
 
     def __init__(self, client: Client, arguments: Mapping[str, Any]) -> None:
@@ -246,6 +247,6 @@ class _Sessions:
         return True
 
     def close_all(self) -> None:
-        """Close all open sessions; if the server can't be reached, leave the rest to expire."""
+        """Close all open sessions. If the server can't be reached, the rest expire by themselves."""
         while self._open and self.close(next(iter(self._open))):
             pass

@@ -1,7 +1,8 @@
-"""Convert the JSON of a result to what the function returned, by its return annotation: the reverse of `view`.
+"""Conversion of a result's JSON back to the object that the function returned, by its return annotation.
 
-The object made has exactly the JSON that was given. A class's validators may refuse or change a value that
-the server holds, as assignments and appends don't run them; such an object is made here without running them, too.
+This reverses `view`: the object has exactly the given JSON. On the server, assignments and appends don't run a class's
+validators, so a validator may refuse or change a value that the server holds. Such objects are created without
+validators here, too.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from toolpack_server.jsonio.view import to_json
 
 
 def revive(value: Any, annotation: Any) -> Any:
-    """Convert JSON to what the annotation says, or return it unchanged if that can't be done exactly."""
+    """Return the JSON value as an object of the annotated type, or unchanged if that isn't possible exactly."""
     for candidate in _candidates(value, annotation):
         if _is_exact(candidate, value):
             return candidate
@@ -24,7 +25,7 @@ def revive(value: Any, annotation: Any) -> Any:
 
 
 def _candidates(value: Any, annotation: Any) -> Iterator[Any]:
-    """Yield what the annotation's validators make of the value, then what its pieces make without them."""
+    """Yield the value as the annotation's validators convert it, then as converted piece by piece without them."""
     with contextlib.suppress(Exception):  # validators and odd annotations may raise anything
         yield TypeAdapter(annotation).validate_json(dumps(value))
     origin, args = get_origin(annotation), get_args(annotation)

@@ -452,7 +452,7 @@ REFUSED = [
     (blank, "there is no docstring: add one"),
     (undescribed, "no short description: say in its first line"),
     (no_such_parameter, "the docstring describes `x`, which isn't a parameter: correct or remove it."),
-    (no_description, "the docstring says nothing of parameter `x`: describe it."),
+    (no_description, "the docstring doesn't describe parameter `x`: add a description."),
     (not_documented, "parameter `x` has no default and no description: add one to the docstring."),
     (two_not_documented, "parameters `x`, `y` have no default and no description: add one to the docstring."),
     (documented_dependency, "the docstring describes `account`, which comes from the environment: remove it"),

@@ -1,5 +1,5 @@
-"""What surrounds a single function: its signature before the call, and what it returns, raises or leaves behind after.
+"""Helpers around a single function: its signature, its arguments, its coroutine, its result and its leftover threads.
 
-These modules know neither toolpacks nor sessions. `functions_runtime`, named like AgentDojo's
-module, runs the functions themselves.
+These modules know neither toolpacks nor sessions. `functions_runtime`, which has the name of AgentDojo's module, runs
+the functions themselves.
 """

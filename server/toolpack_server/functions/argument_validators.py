@@ -1,7 +1,8 @@
-"""Validators of the values that agents and clients send, made from the schemas that pydantic has for models.
+"""Validators of the values that agents and clients send, built from pydantic's core schemas of models.
 
-A value is accepted if it fits the published JSON Schema. A text that spells a JSON number or boolean is read
-as one, dates and times are ISO 8601 texts, and no float is NaN or infinite, whatever config a nested model has.
+A value is accepted if it fits the published JSON Schema. A string that spells a JSON number or boolean is converted to
+it. Dates and times are ISO 8601 strings. NaN and infinity are refused, also if the config of a nested model allows
+them.
 """
 
 import cmath
@@ -30,11 +31,11 @@ _VALUES = {
     "members",
     "config",
     "serialization",
-}  # hold no schemas to check values by
+}  # keys of a core schema whose values aren't schemas
 
 _INTEGER = re.compile(rf"-?(0|[1-9]\d{{0,{MAX_DIGITS - 1}}})(\.0+)?", re.ASCII)
 _NUMBER = re.compile(rf"-?(0|[1-9]\d{{0,{MAX_DIGITS - 1}}})(\.\d+)?([eE][+-]?\d{{1,3}})?", re.ASCII)
-# Beyond a float's exponents, a few characters would make a number of a million digits.
+# Exponents are limited to those of a float: otherwise a few characters could make a number of a million digits.
 _DECIMAL = re.compile(rf"[+-]?(\d{{1,{MAX_DIGITS}}}(\.\d*)?|\.\d+)([eE][+-]?0*(\d{{1,2}}|[12]\d\d|30[0-8]))?", re.ASCII)
 _FRACTION = re.compile(rf"{_DECIMAL.pattern}|[+-]?\d{{1,{MAX_DIGITS}}}/\d{{1,{MAX_DIGITS}}}", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
@@ -45,24 +46,28 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def argument_validator(model: type[BaseModel]) -> SchemaValidator:
-    """Return the validator that accepts what the JSON Schema of a model says, at any depth."""
+    """Return a validator that accepts the values that the JSON Schema of a model describes, at any depth."""
     return _validator(model, _Transform(guarded=True))
 
 
 @cache
 def finite_validator(model: type[BaseModel]) -> SchemaValidator:
-    """Return a model's own validator, but for NaN and infinities, which it refuses at any depth."""
+    """Return a validator like the model's own, except that it refuses NaN and infinity at any depth."""
     return _validator(model, _Transform(guarded=False))
 
 
 def _validator(model: type[BaseModel], transform: "_Transform") -> SchemaValidator:
     model.model_rebuild()  # does nothing unless a name was unknown when the class was made
-    # The validators that nested classes have of their own would accept what these classes do.
+    # Without `_use_prebuilt=False`, pydantic would use the unchanged validators of nested classes.
     return SchemaValidator(transform(model.__pydantic_core_schema__), _use_prebuilt=False)
 
 
 class _Transform:
-    """Copies a schema of pydantic's with finite numbers, and if `guarded` with a check before each lax conversion."""
+    """Copies a core schema so that numbers must be finite.
+
+    Args:
+        guarded: Also insert a check before each conversion that is laxer than the JSON Schema.
+    """
 
     def __init__(self, *, guarded: bool) -> None:
         self._guarded = guarded
@@ -94,12 +99,12 @@ class _Transform:
         return copy if check is None else _checked(check, copy)
 
     def _labelled(self, choice: Any, copy: Any) -> Any:
-        """Let the errors of a choice have the place that they would have without checks."""
+        """Give a choice its original title, so that errors name the same location as without the inserted checks."""
         if isinstance(copy, tuple):
             return copy
         try:
             return copy, SchemaValidator(self._whole(choice)).title
-        except Exception:  # noqa: BLE001 - a choice that can't stand alone has its new name
+        except Exception:  # noqa: BLE001 - no validator can be built from this choice alone: it has its new title
             return copy
 
     def _whole(self, schema: Any) -> Any:
@@ -112,14 +117,14 @@ def _checked(check: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
 
 
 def _check_of(schema: Mapping[str, Any], *, iso_durations: bool) -> Callable[[Any], Any] | None:
-    """Return what is to be checked before a schema's conversions; None if they accept nothing more than it says."""
+    """Return the check to run before a schema's conversions; None if they are as strict as the JSON Schema."""
     kind = schema["type"]
     if kind == "timedelta" and not iso_durations:
         return partial(_check_number, "time_delta")
     if kind in {"enum", "literal"}:
         values = [member.value for member in schema["members"]] if kind == "enum" else schema["expected"]
         return partial(_check_choice, values) if any(isinstance(value, int | float) for value in values) else None
-    if kind == "lax-or-strict":  # such as the addresses of IP
+    if kind == "lax-or-strict":  # for example IP addresses
         return _check_text if _is_text(schema) else None
     return _CHECKS.get(kind)
 
@@ -127,7 +132,7 @@ def _check_of(schema: Mapping[str, Any], *, iso_durations: bool) -> Callable[[An
 def _is_text(schema: Any) -> bool:
     try:
         return GenerateJsonSchema().generate(schema).get("type") == "string"
-    except Exception:  # noqa: BLE001 - nothing can be said of it
+    except Exception:  # noqa: BLE001 - pydantic has no JSON Schema for it
         return False
 
 
@@ -198,7 +203,7 @@ def _check_finite(value: Any) -> Any:
 
 
 def _check_number(kind: str, value: Any) -> Any:
-    """Check a duration that is a number of seconds or milliseconds."""
+    """Refuse a duration that is neither a timedelta nor a finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not isinstance(value, timedelta) and not (is_number and math.isfinite(value)):
         raise PydanticKnownError(f"{kind}_type")  # type: ignore[arg-type]
@@ -221,10 +226,10 @@ def _check_uuid(value: Any) -> Any:
 
 
 def _check_choice(choices: list[Any], value: Any) -> Any:
-    """Check that a text, a boolean or a number is one of the choices, and doesn't merely equal one as in Python."""
+    """Refuse a string, number or boolean that isn't one of the choices. True doesn't match 1, as it does in Python."""
     if isinstance(value, str | int | float) and not isinstance(value, enum.Enum):
-        same = [each for each in choices if each == value]
-        if not any((type(each) is bool) == (type(value) is bool) for each in same):
+        equal = [choice for choice in choices if choice == value]
+        if not any((type(choice) is bool) == (type(value) is bool) for choice in equal):
             raise PydanticKnownError("literal_error", {"expected": " or ".join(map(repr, choices))})
     return value
 
@@ -242,7 +247,7 @@ def _check_array(value: Any) -> Any:
 
 
 def _check_json(value: Any) -> Any:
-    """Check that a JSON text has no number that would be NaN or infinite; pydantic reads the word NaN, too."""
+    """Refuse a JSON string with a number that would be NaN or infinite. Pydantic alone would accept `NaN` in it."""
     if isinstance(value, str):
         try:
             json.loads(value, parse_constant=_finite, parse_float=_finite)
@@ -261,7 +266,7 @@ def _finite(text: str) -> float:
 
 
 def _check_fields(validator: SchemaValidator, value: Any) -> Any:
-    """Check what a class gets whose own `__init__` passes it on to a validator of pydantic's."""
+    """Validate the arguments of a class with its own `__init__`, which would pass them to pydantic's own validator."""
     if isinstance(value, dict):
         validator.validate_python(value)
     return value

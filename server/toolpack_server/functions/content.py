@@ -1,7 +1,7 @@
-"""Content blocks of the Model Context Protocol, as results of functions: text, images, audio and resources.
+"""Types of MCP content blocks, which functions may return: text, images, audio and resources.
 
-Types, and one check of them. A function annotated `-> Content` returns a list of these blocks; clients that
-speak MCP get them as they are, all others as JSON.
+A function annotated `-> Content` returns a list of these blocks. MCP clients receive the blocks unchanged, all other
+clients as JSON.
 """
 
 import base64
@@ -33,7 +33,7 @@ Uri = Annotated[str, AfterValidator(_is_uri)]
 
 
 class Annotations(TypedDict, total=False):
-    """Hints for a client: whom a block is for, how important it is from 0 to 1, and when it was changed (ISO 8601)."""
+    """Hints for a client: the audience of a block, its priority from 0 to 1, and its last change (ISO 8601)."""
 
     audience: list[Literal["user", "assistant"]]
     priority: Annotated[float, Field(ge=0, le=1)]
@@ -106,28 +106,32 @@ class EmbeddedResource(TypedDict):
 Block = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
 
 Content = list[Block]
-"""The result of a function that returns content blocks; as the return annotation of a function, the mark of one."""
+"""The return annotation of a function that returns content blocks."""
 
 
 _RESOURCES = {TextResource.__name__, BlobResource.__name__}
 
 
 def is_content(annotation: Any) -> bool:
-    """Whether a return annotation is `Content`."""
+    """Return whether a return annotation is `Content`."""
     return bool(annotation == Content)
 
 
 def check_content(result: bytes) -> None:
-    """Check that the JSON of a result is a list of content blocks; a `ResultError` says where it isn't."""
+    """Check that the JSON of a result is a list of content blocks.
+
+    Raises:
+        ResultError: It isn't; the message names the first wrong location.
+    """
     try:
         _blocks().validate_json(result, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        index, *within = first["loc"] or ("",)
-        # The names of types, of which one comes after the index of a block, are no places in it.
-        place = f"result[{index}]" + "".join(f".{part}" for part in within[1:] if part not in _RESOURCES)
+        index, *keys = first["loc"] or ("",)
+        # Names of types, which pydantic adds after the index and for resources, are left out.
+        location = f"result[{index}]" + "".join(f".{key}" for key in keys[1:] if key not in _RESOURCES)
         raise ResultError(
-            f"the function is annotated -> Content, but {shown(place)} isn't an MCP content block: {first['msg']}."
+            f"the function is annotated -> Content, but {shown(location)} isn't an MCP content block: {first['msg']}."
         ) from None
 
 

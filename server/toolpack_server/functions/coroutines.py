@@ -1,8 +1,10 @@
-"""Run coroutines from synchronous code, each thread on its own event loop.
+"""Execution of coroutines from synchronous code; each thread has its own event loop.
 
-A coroutine leaves no task running. Tasks that it started and didn't await are cancelled when it ends. Work
-that it left in the event loop's executor can't be cancelled; the next coroutine gets another executor. Nor does it
-leave a loop that was stopped or changed: the next coroutine there may be another session's.
+Nothing of one coroutine reaches the next, which may belong to another session:
+
+- Tasks that it started and didn't await are cancelled when it ends.
+- Work that it left in the event loop's executor can't be cancelled, so the next coroutine gets a new executor.
+- It can't stop or reconfigure the loop.
 """
 
 import asyncio
@@ -17,34 +19,34 @@ from typing import Any, cast
 
 from toolpack_server.functions.leftovers import LoopExecutor, own_thread
 
-RESOLVERS = 16  # threads that look up host names, for all loops
+RESOLVERS = 16  # threads for host name lookups, shared by all loops
 
 _resolvers = concurrent.futures.ThreadPoolExecutor(RESOLVERS, "resolvers", own_thread)
 
 
-REFUSED = "The event loop is shared with other sessions: a function can't stop or change it."
+REFUSED = "The event loop is shared with other sessions: a function can't stop or reconfigure it."
 
 of_call: ContextVar[Any] = ContextVar("of_call", default=None)
-"""What a loop knows of the call whose code runs; None outside of calls."""
+"""The call whose code runs: a `SharedCall`, or the coroutine itself on a thread's own loop. None outside of calls."""
 
 
 def _refused(method: Callable[..., Any]) -> Any:
-    """Get a method of a loop that the code of a call can't use."""
+    """Return the loop's method with a guard: it raises a `RuntimeError` if a call's code uses it."""
 
-    def refusing(*args: Any, **named: Any) -> Any:
+    def guarded(*args: Any, **named: Any) -> Any:
         if of_call.get() is not None:
             raise RuntimeError(REFUSED)
         return method(*args, **named)
 
-    return refusing
+    return guarded
 
 
 class TurnSelector(selectors.DefaultSelector):
-    """The selector of an event loop, which tells its steps apart.
+    """The selector of an event loop, with a counter of the loop's iterations.
 
     Attributes:
-        turn: The number of the turn.
-        waits: The loop waits; otherwise it is in a step.
+        turn: Number of the current iteration.
+        waits: True while the loop waits for events, False while it runs callbacks.
     """
 
     turn = 0
@@ -60,7 +62,10 @@ class TurnSelector(selectors.DefaultSelector):
 
 
 class CallLoop(asyncio.SelectorEventLoop):
-    """An event loop for coroutines of calls. Host names aren't looked up in the executor of a call."""
+    """An event loop for coroutines of calls.
+
+    Host names are looked up on shared threads, so a slow lookup isn't counted as work that a call left behind.
+    """
 
     def __init__(self) -> None:
         self.turns = TurnSelector()
@@ -92,7 +97,7 @@ class CallLoop(asyncio.SelectorEventLoop):
 
 
 class _OwnLoop:
-    """The event loop that a thread keeps: creating one takes longer than most functions run."""
+    """The event loop that a thread keeps, because creating one takes longer than most functions run."""
 
     def __init__(self) -> None:
         self.runner = asyncio.Runner(loop_factory=CallLoop)
@@ -100,7 +105,7 @@ class _OwnLoop:
         self.executor: LoopExecutor | None = None
 
 
-_own_loops: dict[int, _OwnLoop] = {}  # by the numbers of their threads
+_own_loops: dict[int, _OwnLoop] = {}  # by thread ident
 _main_keeps_loop = False
 
 
@@ -115,13 +120,13 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def keep_main_loop() -> None:
-    """Let the main thread keep its event loop, too: in a process that does nothing but run functions."""
-    global _main_keeps_loop  # noqa: PLW0603 - it is set once, before anything runs
+    """Make the main thread keep its event loop, too. For processes whose main thread runs functions."""
+    global _main_keeps_loop  # noqa: PLW0603 - set once, before any function runs
     _main_keeps_loop = True
 
 
 def wake_loop(thread: int) -> None:
-    """Make another thread's event loop, if it has one, run some Python code, where it can be interrupted."""
+    """Wake the event loop of another thread, if it has one. It then runs Python code, which can be interrupted."""
     own = _own_loops.get(thread)
     if own is not None:
         with contextlib.suppress(RuntimeError):  # the loop has just been closed
@@ -149,12 +154,12 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         return runner.run(coroutine, context=context)
     finally:
-        for variable, value in context.items():  # as if it had been awaited here
+        for variable, value in context.items():  # as after an `await`, the caller sees the context variables
             if variable is not of_call:
                 variable.set(value)
-        # Otherwise, tasks that the function left running would continue during another call.
+        # Otherwise tasks that the function left running would continue during another call.
         leftovers = asyncio.all_tasks(own.loop)
-        for task in leftovers:  # before the event loop turns again, so that none of them takes another step
+        for task in leftovers:  # before the event loop runs again, so that no task takes another step
             task.cancel()
         if leftovers:
             runner.run(_wait_for(leftovers))

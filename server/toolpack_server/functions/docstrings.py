@@ -1,6 +1,7 @@
-"""Docstrings of functions: the description and those of the parameters, as agents see them.
+"""Parser of functions' docstrings: the descriptions of the function and its parameters that agents see.
 
-Descriptions are AgentDojo's, so sections such as Returns aren't part of them; `check` names those.
+Descriptions are the same as AgentDojo's, so they don't contain sections such as Returns. The command `check` lists
+such sections.
 """
 
 import re
@@ -22,14 +23,14 @@ _FIELDS = {
     *(PARAM_KEYWORDS | RAISES_KEYWORDS | RETURNS_KEYWORDS | YIELDS_KEYWORDS | DEPRECATION_KEYWORDS | EXAMPLES_KEYWORDS),
     *("type", "rtype", "var", "ivar", "cvar", "vartype", "meta"),
 }
-# The parser takes each line that begins with a colon as a field of Sphinx's, and what follows as its text.
+# The parser takes each line that begins with a colon as a Sphinx field. A mark before other colons prevents that.
 _TEXT_LINE = re.compile(rf"^([ \t]*)(?=:(?!(?:{'|'.join(sorted(_FIELDS))})\b[^:\n]*:))", re.MULTILINE)
 _MARK = "\N{WORD JOINER}"
 _NONE = re.compile(r"\bNone\b(?! (?:of|are|were)\b)")
 
 
 def parse_docstring(text: str) -> Docstring:
-    """Parse a docstring of any style; a line that begins with a colon and names no field is text."""
+    """Parse a docstring of any style. A line that begins with a colon but not with a known field is text."""
     docs = docstring_parser.parse(_TEXT_LINE.sub(rf"\1{_MARK}", text))
     for part in (docs, *docs.meta):
         for name, value in vars(part).items():
@@ -39,18 +40,18 @@ def parse_docstring(text: str) -> Docstring:
 
 
 def description(docs: Docstring) -> str:
-    """Return the description that agents see: the docstring's short and long one, with null for the value None."""
+    """Return the description that agents see: short and long description, with the value None written as null."""
     return _NONE.sub("null", "\n".join(filter(None, [docs.short_description, docs.long_description])))
 
 
 def parameter_descriptions(params: Sequence[DocstringParam]) -> dict[str, str]:
-    """Return the description of each documented parameter; "" for one without text."""
-    # NumPy style documents several parameters in one entry: `x, y : float`.
+    """Return the descriptions of the documented parameters; "" for a parameter without text."""
+    # NumPy style can document several parameters in one entry: `x, y : float`.
     return {name.strip(): param.description or "" for param in params for name in param.arg_name.split(",")}
 
 
 def hidden_sections(text: str) -> list[str]:
-    """Return the names of the sections that agents don't see, such as Returns."""
+    """Return the names of a docstring's sections that agents don't see, such as Returns."""
     try:
         docs = parse_docstring(text)
     except docstring_parser.ParseError:

@@ -1,6 +1,6 @@
-"""Fields of the model of a function's parameters, made from type hints, defaults and descriptions.
+"""Fields of the model that validates a function's arguments, built from type hints, defaults and descriptions.
 
-A default of pydantic's `Field(...)` means what it means in a model, and None as a default is also accepted.
+A default `Field(...)` means the same as in a pydantic model. A parameter with the default None also accepts None.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from toolpack_server.base.errors import RegistrationError
 
 
 class PublishedSchema(GenerateJsonSchema):
-    """The JSON Schema that agents see: without defaults that JSON can't express, such as infinity."""
+    """Generator of the JSON Schema that agents see. It omits defaults that JSON can't express, such as infinity."""
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         published = super().default_schema(schema)
@@ -28,12 +28,12 @@ class PublishedSchema(GenerateJsonSchema):
         except ValueError:
             published.pop("default", None)
         except (TypeError, PydanticSerializationError):
-            pass  # pydantic has left it out
+            pass  # pydantic has omitted the default already
         return published
 
 
 class ParametersModel(BaseModel):
-    # Without a docstring, which would be the description of each schema.
+    # No docstring here: it would become the description of every function's schema.
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=False)
 
     @classmethod
@@ -42,7 +42,11 @@ class ParametersModel(BaseModel):
 
 
 def field_of(hint: Any, default: Any, text: str | None) -> tuple[Any, Any]:
-    """Return the annotation and the field of a parameter, by its default and its description in the docstring."""
+    """Return the annotation and the pydantic field of a parameter.
+
+    Args:
+        text: The parameter's description in the docstring.
+    """
     if isinstance(default, FieldInfo):
         described = Annotated[hint, Field(description=text)] if text else hint
         return _with_none(described) if default.default is None else described, default
@@ -51,21 +55,21 @@ def field_of(hint: Any, default: Any, text: str | None) -> tuple[Any, Any]:
 
 
 def _with_none(hint: Any) -> Any:
-    """Allow None besides a type; it stays as it is where it allows it already."""
+    """Return the type with None allowed, or unchanged if it allows None already."""
     try:
         TypeAdapter(hint).validate_python(None)
     except ValidationError:
         return Optional[hint]  # noqa: UP045 - `|` fails for some hints
-    except Exception:  # noqa: BLE001 - the model of all parameters fails, too, and says why
+    except Exception:  # noqa: BLE001 - building the model fails for the same reason, with a better message
         return hint
     return hint
 
 
 def described_outside(hint: Any, default: Any) -> str | None:
-    """Return the description that a parameter has in its annotation or its default, if any."""
-    notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    fields = [place.description for place in (default, *notes) if isinstance(place, FieldInfo)]
-    texts = [*fields, *(note.documentation for note in notes if isinstance(note, Doc))]
+    """Return the description that a parameter has in its annotation or default instead of the docstring."""
+    metadata = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    fields = [item.description for item in (default, *metadata) if isinstance(item, FieldInfo)]
+    texts = [*fields, *(item.documentation for item in metadata if isinstance(item, Doc))]
     return next(filter(None, texts), None)
 
 
@@ -75,21 +79,21 @@ def is_required(parameter: inspect.Parameter) -> bool:
 
 
 def check_default(name: str, default: Any) -> None:
-    """Refuse a default that isn't a value and that pydantic doesn't read."""
+    """Raise a `RegistrationError` for a `dataclasses.field(...)`, which is neither a value nor pydantic's field."""
     if isinstance(default, dataclasses.Field):
         raise RegistrationError(
-            f"the default of parameter `{name}` is a dataclasses.field(...), which has no meaning in a function: give "
+            f"the default of parameter `{name}` is a dataclasses.field(...), which has no meaning in a function: write "
             "the default itself."
         )
 
 
 def default_of(default: Any) -> Any:
-    """Return the value that a default stands for."""
+    """Return the value of a default, also of a `Field(...)`."""
     return default.get_default(call_default_factory=True) if isinstance(default, FieldInfo) else default
 
 
 def with_field_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that passes on the values of omitted arguments whose default is a `Field(...)`."""
+    """Return a function that fills in omitted arguments whose default is a `Field(...)`."""
     defaults: Mapping[str, FieldInfo] = {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()

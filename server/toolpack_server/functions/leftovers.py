@@ -1,7 +1,7 @@
-"""Threads and work in executors that a function leaves behind when it returns.
+"""Detection of threads and executor work that still run after their function has returned.
 
-Such work still has the objects of the environment that the call was given, and may change them at any time.
-Objects that leftover work can reach are dropped after the call, so the next call thaws them from the snapshot.
+Such work still has references to the objects of the call's environment, and may change them at any time. The objects
+are therefore dropped after the call, and the next call thaws them from the snapshot.
 """
 
 import sys
@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 SERVER_THREADS = {"calls", "checkpoints", "deadlines", "leases", "testing"}
-"""The names of the server's own threads, which no function has left behind; features add theirs."""
+"""Names of the server's own threads, which are never counted as leftovers. Features add theirs."""
 
 
 class LoopExecutor(ThreadPoolExecutor):
@@ -26,12 +26,12 @@ class LoopExecutor(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future = super().submit(fn, *args, **kwargs)
         self.unfinished.add(future)
-        # Before any callback of asyncio's: work that was awaited is never counted as unfinished.
+        # Added before asyncio's callbacks, so that awaited work is never counted as unfinished.
         future.add_done_callback(self.unfinished.discard)
         return future
 
     def abandon(self) -> None:
-        """Let the running work end, cancel the rest, and note that the present call has left it behind."""
+        """Cancel queued work, let running work end by itself, and mark the current call as having left work."""
         self.shutdown(wait=False, cancel_futures=True)
         _abandoned.add(self)
         _call.left_work = True
@@ -42,28 +42,35 @@ class _CallLeftovers(threading.local):
 
 
 _call = _CallLeftovers()
-_executor_threads: WeakSet[threading.Thread] = WeakSet()  # those of a LoopExecutor, which counts its work itself
+_executor_threads: WeakSet[threading.Thread] = WeakSet()  # threads of a LoopExecutor, which counts its work itself
 _abandoned: WeakSet[LoopExecutor] = WeakSet()
 _left: dict[str, WeakSet[threading.Thread]] = {}  # by the toolpack whose function has probably started them
 _left_lock = threading.Lock()  # held to change `_left`
 
 
 def own_thread() -> None:
-    """Note that no function has left the present thread behind: whoever has started it counts its work."""
+    """Exclude the current thread from the leftovers: the executor that started it counts its work."""
     _executor_threads.add(threading.current_thread())
 
 
 def suspended() -> bool:
-    """Get whether the present call has left work behind so far: it is to go on in another thread."""
+    """Return whether the current call has left work so far. `resumed` restores this when the call continues.
+
+    A suspended call may continue on another thread, so the caller keeps the value.
+    """
     return _call.left_work
 
 
 def resumed(*, left_work: bool) -> None:
+    """Restore the value of `suspended` on the thread where the call continues."""
     _call.left_work = left_work
 
 
 class Watch:
-    """Finds out whether a call leaves work behind. Made before the call and asked after it, on the call's thread."""
+    """Detects whether a call leaves work behind.
+
+    Create it before the call, and call `leaves_work` after it on the same thread.
+    """
 
     __slots__ = ("_before",)
 
@@ -72,10 +79,10 @@ class Watch:
         self._before = threading.enumerate()
 
     def leaves_work(self, toolpacks: Iterable[str]) -> bool:
-        """Whether other threads may still use objects of these toolpacks' environments.
+        """Return whether other threads may still use objects of these toolpacks' environments.
 
-        A thread that appeared during the call counts, even if another call has started it. As long as it lives it
-        counts for later calls of the toolpacks too, because they may give it more work.
+        A thread that appeared during the call counts, even if another call started it. While it is alive, it also
+        counts for later calls of these toolpacks, because they may give it more work.
         """
         after = threading.enumerate()
         if after != self._before:
@@ -91,7 +98,7 @@ class Watch:
 
 
 def _have_left_threads(toolpacks: Iterable[str]) -> bool:
-    """Whether threads live that functions of these toolpacks have left; toolpacks without one are forgotten."""
+    """Return whether leftover threads of these toolpacks are alive. Drop the entries of toolpacks without any."""
     with _left_lock:
         for name in toolpacks:
             if not any(thread.is_alive() for thread in _left.get(name, ())):
@@ -100,12 +107,12 @@ def _have_left_threads(toolpacks: Iterable[str]) -> bool:
 
 
 def leftover_threads() -> int:
-    """Count the threads that functions have left behind and that are at work; an executor's idle threads aren't."""
+    """Return the number of busy leftover threads. An executor's idle threads don't count."""
     threads = {thread for left in [*_left.values()] for thread in [*left] if thread.is_alive()}
     busy = sum(len(executor.unfinished) for executor in [*_abandoned])
     if threads:
-        frames = sys._current_frames()  # noqa: SLF001 - the documented way to see what a thread does
+        frames = sys._current_frames()  # noqa: SLF001 - the documented way to inspect other threads
         for thread in threads:
             frame = frames.get(thread.ident or 0)
-            busy += frame is not None and frame.f_code is not pools._worker.__code__  # noqa: SLF001 - waits for work
+            busy += frame is not None and frame.f_code is not pools._worker.__code__  # noqa: SLF001 - that one is idle
     return busy

@@ -1,8 +1,9 @@
-"""An event loop on which the coroutines of many calls wait.
+"""Event loop that the coroutines of many calls share.
 
-A call meets nothing of another one. It has a context, tasks, timers and an executor of its own; when its
-coroutine ends, what it has left is cancelled and awaited before anybody hears of it. Of asyncio only what is documented
-is used, but in forked processes. The loop turns while calls wait on it, and at no other time.
+Calls are isolated from each other: each has its own context, tasks, timers and executor. When a call's coroutine ends,
+its remaining tasks are cancelled and awaited before the call is reported as done.
+
+The loop runs only while it has calls. It uses documented parts of asyncio only, except in forked processes.
 """
 
 import asyncio
@@ -21,20 +22,24 @@ from toolpack_server.functions.coroutines import CallLoop, of_call
 from toolpack_server.functions.leftovers import LoopExecutor
 from toolpack_server.functions.steps import CoroutineResult
 
-IDLE_SECONDS = 10.0  # until the thread of a loop that nobody needs ends
+IDLE_SECONDS = 10.0  # after which the thread of a loop without calls ends
 
 
 class SharedCall:
-    """A coroutine that waits on a shared loop, with all that it has started.
+    """A call's coroutine on a shared loop, with the tasks, timers and threads that it has started.
+
+    Args:
+        done: Callback for the end of the call, called on the loop.
+        context: The context in which the coroutine runs. Nothing else may run in it meanwhile.
 
     Attributes:
-        settled: What came of it, once that and all that it has started have ended.
-        cancelled: It was answered already, and is to end.
-        left_work: Work that it gave to threads still runs.
-        used_threads: It gave work to threads.
-        ended: It and all that it has started have ended; nothing more of it is called.
-        kept: For how long its steps have kept the loop from others, in seconds.
-        interrupted: How often a step of it was interrupted in vain.
+        settled: The result or exception of the coroutine; None while it runs.
+        cancelled: The call was answered already, so the coroutine must end.
+        left_work: Work that the coroutine gave to threads still runs.
+        used_threads: The coroutine gave work to threads.
+        ended: The coroutine and all that it started have ended. The loop runs no more of its callbacks.
+        kept: Seconds during which its steps blocked the loop for other calls.
+        interrupted: Number of interrupts of a step that had no effect.
     """
 
     def __init__(
@@ -45,7 +50,7 @@ class SharedCall:
     ) -> None:
         self.coroutine = coroutine
         self.done = done
-        # In which it runs, and nothing else meanwhile; its caller sees what it sets there, as with any `await`.
+        # The caller sees the context variables that the coroutine sets, as with any `await`.
         self.context = Context() if context is None else context
         self.settled: CoroutineResult | None = None
         self.left_work = self.used_threads = self.cancelled = self.ended = False
@@ -55,7 +60,7 @@ class SharedCall:
         self.executor: LoopExecutor | None = None
 
     def cancel(self) -> None:
-        """Cancel it and all that it has started; called on the loop."""
+        """Cancel the coroutine and all tasks that it has started. Must be called on the loop."""
         self.cancelled = True
         for task in [*self.tasks]:
             task.cancel()
@@ -66,10 +71,10 @@ class CallTask(asyncio.Task[Any]):
 
 
 class SharedLoop(CallLoop):
-    """Runs coroutines of calls on a thread of its own.
+    """Runs coroutines of calls on its own thread.
 
     Args:
-        block: Guards what a step may be interrupted in; None if no step is ever interrupted.
+        block: Protects code in which a step must not be interrupted; None if steps are never interrupted.
     """
 
     def __init__(self, block: InterruptTarget | None = None) -> None:
@@ -78,9 +83,9 @@ class SharedLoop(CallLoop):
         self.set_task_factory(_make_task)
         self._calls: set[SharedCall] = set()
         self._arrived: deque[SharedCall] = deque()
-        self._coming = False  # a callback that lets the next of them begin
+        self._coming = False  # `_begin_arrived` is scheduled
         self._ending = False
-        # Of the thread; unlike the thread's number, it may be asked of one that has ended.
+        # The thread's CPU clock. Unlike the thread's ident, it can safely be used after the thread has ended.
         self._clock: int | None = None
         self._lock = threading.Lock()
         self._wanted = threading.Event()
@@ -90,33 +95,33 @@ class SharedLoop(CallLoop):
         self._looks = 0
         self._used_before = 0.0
         self._kept_since = 0.0
-        self.kept = 0.0  # for how long steps have kept it from other calls, in seconds
+        self.kept = 0.0  # seconds during which single steps blocked the loop for other calls
         run_after_fork(self._end_forked)
 
     def _end_forked(self) -> None:
-        """In a process that a function has forked, run its code until it waits, and nothing of other calls."""
+        """Run no code of other calls in a process that a function has forked, and end it when the loop would wait."""
         self.turns.select = _end_process  # type: ignore[assignment, method-assign]
-        self._ready.clear()  # type: ignore[attr-defined] # the steps of other calls in the turn in which it forked
+        self._ready.clear()  # type: ignore[attr-defined] # steps of other calls in the same iteration
 
     # From any thread
 
     def begin(self, call: SharedCall) -> None:
-        """Let a coroutine wait here; a `RuntimeError` says that the system allows no more threads."""
+        """Start a call on this loop. Raise a `RuntimeError` if the system allows no more threads."""
         self._arrived.append(call)
-        if self._coming and self.thread is not None:  # waking the loop is a system call: once for all of a crowd
+        if self._coming and self.thread is not None:  # waking the loop is a system call: one is enough for many calls
             return
         self._coming = True
         self.call_soon_threadsafe(self._begin_arrived)
         self._wanted.set()
         with self._lock:
             if self.thread is None:
-                # Named like the threads for calls: no function has left it behind.
+                # The name excludes it from the leftovers: see `SERVER_THREADS`.
                 thread = threading.Thread(target=self._run, name="calls", daemon=True)
                 thread.start()
                 self.thread = thread
 
     def end(self) -> None:
-        """Cancel all that waits here; when that has ended, the loop is closed."""
+        """Cancel all calls. The loop is closed when they have ended."""
         with self._lock:
             self._ending = True
             if self.thread is None:
@@ -126,12 +131,12 @@ class SharedLoop(CallLoop):
             self._wanted.set()
 
     def give_back(self) -> list[SharedCall]:
-        """Return the calls that haven't begun; they won't begin here."""
+        """Remove and return the calls that haven't begun. A cancelled call stays, so that it ends here."""
         returned = []
         while self._arrived:
             try:
                 returned.append(self._arrived.popleft())
-            except IndexError:  # it has just begun
+            except IndexError:  # the call has just begun
                 break
         for call in [call for call in returned if call.cancelled]:
             returned.remove(call)
@@ -139,7 +144,7 @@ class SharedLoop(CallLoop):
         return returned
 
     def keep(self, call: SharedCall | None) -> None:
-        """Count the time of the present step, since this was last called in it, as kept from others by its call."""
+        """Add the time of the current step, since the last call of this method in it, to the blocked time."""
         now = time.monotonic()
         self.kept += now - self._kept_since
         if call is not None:
@@ -147,25 +152,25 @@ class SharedLoop(CallLoop):
         self._kept_since = now
 
     def look(self) -> tuple[int, float, SharedCall | None]:
-        """Get how often in a row the loop was seen in the same step, how long that has computed, and whose it is.
+        """Return how often in a row the loop was in the same step, the step's CPU seconds so far, and its call.
 
-        Called by one thread, again and again.
+        One thread calls this method at regular intervals.
         """
         thread, turns = self.thread, self.turns
         if thread is None or turns.waits or not self.is_running():
             self._seen = None
             return 0, 0.0, None
         task = asyncio.current_task(self)
-        # A crowd's turn may take long; but hardly a step of it ends without scheduling another one. A collection of
-        # garbage may happen to fall into a step, and takes long beside many sessions: what was before it doesn't count.
+        # An iteration with many calls may take long, but nearly every step schedules another: the count tells steps
+        # apart. A garbage collection during a step takes long with many sessions, so it restarts the measurement.
         seen = turns.turn, self._scheduled_steps, gc.get_stats()[-1]["collections"], task
-        used = self._used_processor()
+        used = self._cpu_seconds()
         if self._seen is None or seen[:-1] != self._seen[:-1] or seen[-1] is not self._seen[-1]:
             self._seen, self._looks, self._used_before, self._kept_since = seen, 0, used, time.monotonic()
         self._looks += 1
         return self._looks, used - self._used_before, task.call if isinstance(task, CallTask) else None
 
-    def _used_processor(self) -> float:
+    def _cpu_seconds(self) -> float:
         if self._clock is None:
             return 0.0
         try:
@@ -177,12 +182,12 @@ class SharedLoop(CallLoop):
 
     def _run(self) -> None:
         uninterruptible.block = self.block
-        if hasattr(time, "pthread_getcpuclockid"):  # macOS doesn't tell
+        if hasattr(time, "pthread_getcpuclockid"):  # not on macOS
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         while True:
             try:
                 self.run_forever()
-            except BaseException:  # noqa: BLE001, S110 - `SystemExit`, which is the task's result, too
+            except BaseException:  # noqa: BLE001, S110 - a `SystemExit` in a task, which is the task's result, too
                 pass
             else:
                 if self._is_over() or not self._wait():
@@ -202,7 +207,7 @@ class SharedLoop(CallLoop):
         self._stop_if_idle()
 
     def _wait(self) -> bool:
-        """Wait until somebody needs the loop; get False if nobody does, and the thread is to end."""
+        """Wait for a new call or the end of the loop. Return False after `IDLE_SECONDS`: the thread must end."""
         if not self._wanted.wait(IDLE_SECONDS):
             with self._lock:
                 if not self._wanted.is_set():
@@ -216,12 +221,12 @@ class SharedLoop(CallLoop):
             super().stop()
 
     def _begin_arrived(self) -> None:
-        """Begin one call in a turn: those behind one whose first step blocks haven't begun then, and can be moved."""
+        """Begin one call per iteration. If its first step blocks, the calls behind it can still be moved elsewhere."""
         try:
             call = self._arrived.popleft()
         except IndexError:
             self._coming = False
-            if not self._arrived:  # what arrives from here on wakes the loop
+            if not self._arrived:  # a call that arrives from here on wakes the loop
                 self._stop_if_idle()
                 return
             self._coming = True
@@ -244,12 +249,12 @@ class SharedLoop(CallLoop):
         call = main.call  # type: ignore[attr-defined]
         try:
             call.settled = CoroutineResult(main.result(), None)
-        except BaseException as error:  # noqa: BLE001 - the call's own
+        except BaseException as error:  # noqa: BLE001 - raised by the function
             call.settled = CoroutineResult(None, error)
         self._end_rest(call)
 
     def _end_rest(self, call: SharedCall) -> None:
-        """Cancel what a call has left, and await it; what it was to be called soon is called before."""
+        """Cancel and await the tasks that a call has left. Callbacks that it scheduled for now still run before."""
         for timer in call.timers:
             timer.cancel()
         call.timers.clear()
@@ -280,13 +285,13 @@ class SharedLoop(CallLoop):
         self._stop_if_idle()
         call.done(call)
 
-    # What a function can't do, or does for its own call alone
+    # Methods of asyncio's loop that a function may use, limited to its own call
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         self._scheduled_steps += 1
         handle = super().call_soon(callback, *args, context=context)
         call: SharedCall | None = of_call.get() if context is None else context.get(of_call)
-        if call is not None and call.ended:  # a callback that schedules itself would keep the loop busy forever
+        if call is not None and call.ended:  # otherwise a callback that reschedules itself would run forever
             handle.cancel()
         return handle
 
@@ -295,7 +300,7 @@ class SharedLoop(CallLoop):
         call: SharedCall | None = of_call.get()
         if call is not None:
             timers = call.timers
-            if len(timers) >= 32 and not len(timers) & (len(timers) - 1):  # noqa: PLR2004 - now and then
+            if len(timers) >= 32 and not len(timers) & (len(timers) - 1):  # noqa: PLR2004 - clean up at powers of two
                 now = self.time()
                 timers[:] = [timer for timer in timers if not timer.cancelled() and timer.when() >= now]
             timers.append(timer)
@@ -319,7 +324,7 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **given: Any) ->
     context = given.get("context")
     call: SharedCall | None = of_call.get() if context is None else context.get(of_call)
     task = CallTask(coroutine, loop=loop, **given)
-    asyncio._unregister_task(task)  # noqa: SLF001 - documented, for tasks of third parties: `all_tasks` shows none of it
+    asyncio._unregister_task(task)  # noqa: SLF001 - documented for third-party tasks: hides the task from `all_tasks`
     if call is not None:
         task.call = call
         call.tasks.add(task)

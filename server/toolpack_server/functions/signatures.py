@@ -1,7 +1,7 @@
-"""Read a plain function's signature and docstring, and refuse functions that agents couldn't use correctly.
+"""Reader of a plain function's signature and docstring. It refuses functions that agents couldn't use correctly.
 
-Nothing is guessed. The text of a refusal says what to change. `features/authoring/classes/signatures.py`
-reads the methods of classes that weren't written for agents.
+It guesses nothing: the error says what to change. `features/authoring/classes/signatures.py` reads methods of classes
+that weren't written for agents.
 """
 
 import copy
@@ -28,29 +28,33 @@ from toolpack_server.functions.fields import (
 from toolpack_server.volumes.volume import Volume
 
 NEEDED = object()
-"""Marks an option that may be left out, and without which a method that prepares the environment isn't called."""
+"""Default of an optional option. If it is omitted, the method that prepares the environment with it isn't called."""
 
-_NO_SCHEMAS = {"default", "expected", "metadata"}  # entries of a schema of pydantic's that hold an author's values
+_NO_SCHEMAS = {"default", "expected", "metadata"}  # keys of a core schema whose values are an author's, not schemas
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSignature:
-    """What agents see of a function, and where its arguments come from."""
+    """A function's name, description, parameters and dependencies."""
 
     name: str
     description: str  # the docstring's short and long description
     parameters: type[BaseModel]  # the model that validates the documented parameters
-    dependencies: dict[str, Any]  # the parameters that the environment provides, with their `Depends`
-    # Defaults of hidden parameters that are mutable or that a `Field(...)` holds; each call gets a copy.
+    dependencies: dict[str, Any]  # the `Depends` of parameters that the environment provides
+    # Defaults of hidden parameters that are mutable or given by a `Field(...)`. Each call gets a copy.
     fresh_defaults: dict[str, Any]
     return_type: Any | None
-    # "forbid" if models among the parameters refuse unknown keys, as the function refuses unknown arguments; None if
-    # one of them says itself what it does with them.
+    # "forbid" if models among the parameters refuse unknown keys, as the function refuses unknown arguments. None if
+    # one of the models configures this itself.
     unknown_keys: Literal["forbid"] | None
 
 
 def read_signature(function: Callable[..., Any]) -> FunctionSignature:
-    """Read a plain function's type hints and docstring; what can't be used is a `RegistrationError`."""
+    """Return the signature of a plain function, from its type hints and docstring.
+
+    Raises:
+        RegistrationError: The function can't be used as it is; the message says what to change.
+    """
     name = getattr(function, "__name__", None)
     if name is None:
         raise RegistrationError(f"{function!r} has no name: wrap it in a function with `def`.")
@@ -74,14 +78,12 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
         if (dependency := _dependency(hint)) is not None and parameter in signature.parameters
     }
     descriptions = parameter_descriptions(docs.params)
-    for parameter, each in signature.parameters.items():
-        text = None if parameter in dependencies else described_outside(hints.get(parameter), each.default)
-        if text and not descriptions.get(parameter):
-            descriptions[parameter] = text
+    for key, parameter in signature.parameters.items():
+        text = None if key in dependencies else described_outside(hints.get(key), parameter.default)
+        if text and not descriptions.get(key):
+            descriptions[key] = text
     _check(signature, hints, descriptions, dependencies)
-    fields = {
-        each: field_of(hints[each], signature.parameters[each].default, descriptions[each]) for each in descriptions
-    }
+    fields = {key: field_of(hints[key], signature.parameters[key].default, descriptions[key]) for key in descriptions}
     parameters = parameters_model(name, fields)
     return FunctionSignature(
         name=name,
@@ -102,26 +104,26 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
 
 
 def unknown_keys(parameters: type[BaseModel]) -> Literal["forbid"] | None:
-    """Get what happens to keys that the models among the parameters don't have; see `FunctionSignature`."""
+    """Return the value of `FunctionSignature.unknown_keys` for a model of parameters."""
     return None if _accepts_unknown(parameters.__pydantic_core_schema__) else "forbid"
 
 
 def _accepts_unknown(schema: Any) -> bool:
-    """Return whether a class in a schema of pydantic's says itself that it takes, or ignores, keys it doesn't have."""
+    """Return whether a class in a core schema is configured to accept or ignore unknown keys."""
     if isinstance(schema, list | tuple):
         return any(map(_accepts_unknown, schema))
     if not isinstance(schema, dict):
         return False
-    says = {schema.get("extra_fields_behavior"), schema.get("extra_behavior")} & {"allow", "ignore"}
-    # Fields and choices, by name, may be called like that, too.
+    lenient = {schema.get("extra_fields_behavior"), schema.get("extra_behavior")} & {"allow", "ignore"}
+    # A dictionary without a type maps names of fields or choices, which may equal one of these keys.
     skipped = _NO_SCHEMAS if isinstance(schema.get("type"), str) else ()
-    return bool(says) or any(_accepts_unknown(part) for key, part in schema.items() if key not in skipped)
+    return bool(lenient) or any(_accepts_unknown(part) for key, part in schema.items() if key not in skipped)
 
 
 def is_passed(default: Any) -> bool:
-    """Return whether each call gets a copy of a hidden parameter's default: it is mutable, or a `Field(...)` holds it.
+    """Return whether each call gets a copy of a hidden parameter's default: it is mutable or given by a `Field(...)`.
 
-    What can't be copied stays the same object, such as a lock or a sentinel.
+    A default that can't be copied, such as a lock or a sentinel, stays the same object.
     """
     if isinstance(default, FieldInfo):
         return True
@@ -129,31 +131,31 @@ def is_passed(default: Any) -> bool:
         return False
     try:
         return copy.deepcopy(default) is not default
-    except Exception:  # noqa: BLE001 - copying runs the code of its class
+    except Exception:  # noqa: BLE001 - copying runs code of the object's class
         return False
 
 
 def _dependency(hint: Any) -> Any:
     if get_origin(hint) is not Annotated:
         return None
-    found = next((item for item in hint.__metadata__ if hasattr(item, "extract_dep_from_env")), None)
-    wanted = get_args(hint)[0]
-    if found is not None and any(wanted in kind.given_as for kind in Volume.__subclasses__()):
-        return _AnotherType(found, wanted)
-    return found
+    dependency = next((item for item in hint.__metadata__ if hasattr(item, "extract_dep_from_env")), None)
+    target = get_args(hint)[0]
+    if dependency is not None and any(target in kind.given_as for kind in Volume.__subclasses__()):
+        return _ConvertedDependency(dependency, target)
+    return dependency
 
 
-class _AnotherType:
-    """A dependency that a function takes as another type than the environment holds, such as a connection."""
+class _ConvertedDependency:
+    """A dependency on a volume that the function takes as another type, such as a connection to a database."""
 
-    def __init__(self, dependency: Any, wanted: type) -> None:
+    def __init__(self, dependency: Any, target: type) -> None:
         self.env_dependency = dependency.env_dependency
         self._dependency = dependency
-        self._wanted = wanted
+        self._target = target
 
     def extract_dep_from_env(self, env: Any) -> Any:
-        found = self._dependency.extract_dep_from_env(env)
-        return found.given(self._wanted) if isinstance(found, Volume) else found
+        value = self._dependency.extract_dep_from_env(env)
+        return value.given(self._target) if isinstance(value, Volume) else value
 
 
 def _check(
@@ -170,19 +172,19 @@ def _check(
                 f"the docstring describes `{name}`, which comes from the environment: remove it, agents don't pass it."
             )
         if not text:
-            raise RegistrationError(f"the docstring says nothing of parameter `{name}`: describe it.")
+            raise RegistrationError(f"the docstring doesn't describe parameter `{name}`: add a description.")
         if name == "model_config" or name.startswith("_"):
-            raise RegistrationError(f"pydantic takes no parameter with the name `{name}`: rename it.")
+            raise RegistrationError(f"pydantic doesn't allow the parameter name `{name}`: rename it.")
     for name, parameter in signature.parameters.items():
         _check_kind(name, parameter, hints)
-    asked = [name for name in signature.parameters if name not in dependencies]
-    if bare := [each for each in asked if each not in descriptions and is_required(signature.parameters[each])]:
-        raise RegistrationError(f"{_having(bare)} no default and no description: add one to the docstring.")
-    if untyped := [each for each in asked if each in descriptions and each not in hints]:
-        raise RegistrationError(f"{_having(untyped)} no type hint: add one.")
+    arguments = [name for name in signature.parameters if name not in dependencies]
+    if bare := [name for name in arguments if name not in descriptions and is_required(signature.parameters[name])]:
+        raise RegistrationError(f"{_subject(bare)} no default and no description: add one to the docstring.")
+    if untyped := [name for name in arguments if name in descriptions and name not in hints]:
+        raise RegistrationError(f"{_subject(untyped)} no type hint: add one.")
 
 
-def _having(names: Sequence[str]) -> str:
+def _subject(names: Sequence[str]) -> str:
     quoted = ", ".join(f"`{name}`" for name in names)
     return f"parameter {quoted} has" if len(names) == 1 else f"parameters {quoted} have"
 
@@ -190,8 +192,8 @@ def _having(names: Sequence[str]) -> str:
 def _check_kind(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> None:
     if name in {"self", "cls"} and name not in hints:
         raise RegistrationError(
-            f"`{name}` shows that it is a method: register a function, or make a toolpack of its class with "
-            "Toolpack.from_class."
+            f"it is a method, as it has the parameter `{name}`: register a function, or make a toolpack of its class "
+            "with Toolpack.from_class."
         )
     check_default(name, parameter.default)
     if hasattr(parameter.default, "extract_dep_from_env") or hasattr(hints.get(name), "extract_dep_from_env"):
@@ -205,15 +207,19 @@ def _check_kind(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any
 
 
 def parameters_model(function_name: str, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
-    """Make the model that validates a function's arguments; without a JSON Schema it is a `RegistrationError`."""
+    """Create the model that validates a function's arguments.
+
+    Raises:
+        RegistrationError: Pydantic can't make a JSON Schema of the fields.
+    """
     try:
         with warnings.catch_warnings():
-            # A parameter may be named like a method of BaseModel (`copy`, `json`): `bind` handles that.
+            # A parameter may have the name of a method of BaseModel (`copy`, `json`): `bind` handles that.
             warnings.simplefilter("ignore", UserWarning)
-            given: dict[str, Any] = {**fields}
-            model = create_model(f"Input schema for `{function_name}`", __base__=ParametersModel, **given)
+            definitions: dict[str, Any] = {**fields}
+            model = create_model(f"Input schema for `{function_name}`", __base__=ParametersModel, **definitions)
             model.model_json_schema()
-            # What validates is what pydantic would have made of the same fields, but holds to the JSON Schema.
+            # Replaces pydantic's own validator, which accepts more than the JSON Schema says.
             model.__pydantic_validator__ = argument_validator(model)
     except Exception as error:
         name, reason = _bad_field(function_name, fields) or ("", str(error).partition("\n")[0])
@@ -227,11 +233,11 @@ def parameters_model(function_name: str, fields: Mapping[str, tuple[Any, Any]]) 
 def _bad_field(function_name: str, fields: Mapping[str, tuple[Any, Any]]) -> tuple[str, str] | None:
     for name, field in fields.items():
         try:
-            given: dict[str, Any] = {name: field}
-            create_model(function_name, **given).model_json_schema()
-        except Exception as error:  # noqa: BLE001 - pydantic raises many
+            definition: dict[str, Any] = {name: field}
+            create_model(function_name, **definition).model_json_schema()
+        except Exception as error:  # noqa: BLE001 - pydantic raises many classes
             hint = getattr(field[0], "__name__", None) or str(field[0])
             reason = str(error).partition("\n")[0]
             unknown = reason.startswith("Unable to generate pydantic-core schema")
-            return name, f"nothing is known of its type `{hint}`" if unknown else reason
+            return name, f"pydantic doesn't know its type `{hint}`" if unknown else reason
     return None

@@ -1,7 +1,7 @@
-"""A call in steps: parts that run on a thread, and between them coroutines, which may be awaited elsewhere.
+"""Calls as generators: code that runs on a thread, and coroutines between, which may be awaited elsewhere.
 
-A generator yields each coroutine and is *sent* what came of it, also an exception, which the innermost one
-raises. Nothing is thrown into it: that would close the generators around a function that raises `GeneratorExit`.
+The generator yields each coroutine and receives its result, or its exception, with `send`. The innermost generator
+raises the exception. `throw` isn't used, because a function's `GeneratorExit` would close the generators around it.
 """
 
 from collections.abc import Coroutine, Generator
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class Awaiting(NamedTuple):
-    """A coroutine to be awaited, and the function that has made it: `toolpack.function`."""
+    """A coroutine to await, and the function that created it, as `toolpack.function`."""
 
     function: str
     coroutine: Coroutine[Any, Any, Any]
 
 
 class CoroutineResult(NamedTuple):
-    """What came of a coroutine."""
+    """The result of a coroutine, or its exception."""
 
     returned: Any
     raised: BaseException | None
@@ -31,7 +31,7 @@ Steps = Generator[Awaiting, CoroutineResult, T]
 
 
 class WrappedStopIteration(BaseException):
-    """Carries a `StopIteration` out of a generator, which would replace it."""
+    """Carries a function's `StopIteration` out of a generator. Python would replace it by a `RuntimeError`."""
 
     def __init__(self, error: StopIteration) -> None:
         super().__init__()
@@ -39,24 +39,24 @@ class WrappedStopIteration(BaseException):
 
 
 def awaited(function: str, coroutine: Coroutine[Any, Any, Any]) -> Steps[Any]:
-    """Let somebody await a coroutine; return or raise what comes of it."""
-    settled = yield Awaiting(function, coroutine)
-    if settled.raised is not None:
-        raise settled.raised
-    return settled.returned
+    """Yield a coroutine to the caller, which awaits it. Return its result or raise its exception."""
+    result = yield Awaiting(function, coroutine)
+    if result.raised is not None:
+        raise result.raised
+    return result.returned
 
 
 def settle(awaiting: Awaiting, around: AbstractContextManager[object]) -> CoroutineResult:
-    """Await a coroutine on this thread."""
+    """Await a coroutine on this thread, inside the context manager `around`."""
     try:
         with around:
             return CoroutineResult(run_coroutine(awaiting.coroutine), None)
-    except BaseException as error:  # noqa: BLE001 - whoever made the coroutine raises it
+    except BaseException as error:  # noqa: BLE001 - `awaited` raises it
         return CoroutineResult(None, error)
 
 
 def run_steps(steps: Steps[T], around: AbstractContextManager[object] | None = None) -> T:
-    """Run all steps on this thread; `around` surrounds each coroutine."""
+    """Run all steps on this thread and return the result. Each coroutine runs inside the context manager `around`."""
     around = around or nullcontext()
     try:
         awaiting = next(steps)

@@ -1,7 +1,7 @@
-"""The traceback of a function that raised, for its developer or the operator.
+"""Tracebacks of functions that raised, for the toolpack's developer or the operator.
 
-It shows the toolpack's own code and what that has called, not the server's way to it. It is plain text of
-limited length, and never part of a reply.
+A traceback shows the toolpack's own code and the libraries that it called, without the server's frames. It is plain
+text of limited length, and never part of a reply.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from pathlib import Path
 import pydantic
 
 MAX_CHARACTERS = 16_000
-MAX_PLACE = 1_000
-MAX_FRAMES = 40  # of each exception: the outermost and the innermost
+MAX_PLACE = 1_000  # characters of a location
+MAX_FRAMES = 40  # per exception: half of them the outermost, half the innermost
 
 _ours = [str(Path(__file__).parents[1]) + "/"]
 _ON_THE_WAY = (
@@ -30,12 +30,12 @@ _LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platst
 
 
 def leave_out(folder: Path) -> None:
-    """Leave code in a folder out of tracebacks, as the server's own is: functions are run by it, too."""
+    """Hide the code in a folder from tracebacks, as the server's own. For packages that run functions, too."""
     _ours.append(f"{folder}/")
 
 
 def traceback_text(error: BaseException) -> str | None:
-    """Get the traceback of an exception with its causes; None if none of it is the toolpack's code."""
+    """Return the traceback of an exception with its causes, or None if it has no frame of the toolpack's code."""
     try:
         report = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
         if not _shorten(report):
@@ -50,9 +50,9 @@ def traceback_text(error: BaseException) -> str | None:
 
 
 def raised_at(error: BaseException) -> str | None:
-    """Return where the toolpack's own code raised an exception: file, line and function; None if it didn't.
+    """Return where the toolpack's code raised an exception, as `file:line: function`; None if it didn't.
 
-    That is the innermost line of it, or of a library if all of it is one.
+    This is the innermost frame outside of libraries, or the innermost frame of a library if there is no other.
     """
     own = library = None
     trace = error.__traceback__
@@ -62,16 +62,16 @@ def raised_at(error: BaseException) -> str | None:
             library = trace
             own = own if code.co_filename.startswith(_LIBRARIES) else trace
         trace = trace.tb_next
-    found = own or library
-    if found is None:
+    innermost = own or library
+    if innermost is None:
         return None
-    code = found.tb_frame.f_code
-    place = f"{code.co_filename}:{found.tb_lineno}: {code.co_qualname}"
-    return place[:MAX_PLACE].encode("utf-8", "replace").decode()
+    code = innermost.tb_frame.f_code
+    location = f"{code.co_filename}:{innermost.tb_lineno}: {code.co_qualname}"
+    return location[:MAX_PLACE].encode("utf-8", "replace").decode()
 
 
 def _shorten(report: traceback.TracebackException) -> bool:
-    """Leave out the server's frames, of the causes too; say whether the first exception has others."""
+    """Remove the server's frames, also from causes. Return whether the exception itself has other frames."""
     frames, ours = [*report.stack], tuple(_ours)
     while frames and frames[0].filename.startswith((*ours, *_ON_THE_WAY)):
         del frames[0]
