@@ -119,7 +119,7 @@ def test_an_agent_reaches_its_tools_and_nothing_else(folder, tmp_path):
         assert httpx.get(f"{url}/mcp").status_code == 405
         for path in ("/rpc", "/reward", "/mcp?task=bank/balance", "/mcp/../rpc", "/metrics"):
             reply = httpx.post(url + path, json={**body, "method": "list_sessions"})
-            assert (reply.status_code, reply.text) == (404, "There is nothing here but /mcp.")
+            assert (reply.status_code, reply.text) == (404, "Not found: use /mcp.")
         for length, status in [("-1", 411), ("x", 411), ("²", 411), (str(2**30), 413), ("9" * 5000, 413)]:
             with socket.create_connection(("127.0.0.1", httpx.URL(url).port), PATIENCE) as connection:
                 connection.sendall(f"POST /mcp HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode("latin-1"))
@@ -146,7 +146,7 @@ def test_compose_puts_no_variables_into_what_is_written(tmp_path):
 def test_what_cannot_be_written_is_said(folder, tmp_path):
     again = command_line.run("tasks", "--harbor", str(folder), "--packs", "bank", "--task", "bank/save-300")
     assert again.returncode == 1
-    assert "bank-save-300 is there already: remove it, or choose another folder." in again.stderr
+    assert "bank-save-300 exists already: remove it, or choose another folder." in again.stderr
     unknown = command_line.run("tasks", "--harbor", str(tmp_path), "--packs", "bank", "--task", "bank/no")
     assert "There is no task bank/no" in unknown.stderr
     missing = command_line.run("tasks", "--harbor", str(tmp_path), "--packs", "nope")

@@ -172,7 +172,7 @@ def test_an_environment_server_names_its_episode(agent, server):
     assert agent.post("/close_session", {"resources_session_id": "two"}).status_code == 200
     for name in ("one", "two"):
         said = detail(agent.seed_as(name, "bank/save-300"), 409)
-        assert said == f"The episode '{name}' has ended, or has another task: begin one of another name."
+        assert said == f"The episode '{name}' has ended, or has another task: use another name."
     (session,) = server.rpc("list_sessions", labels={"nemo_gym": "one"})
     kinds = [record["kind"] for record in server.rpc("get_trace", session_id=session["session_id"])]
     assert kinds == ["call", "verdict"]
@@ -208,7 +208,7 @@ def test_what_an_agent_hears_of_a_failed_call_is_its_record_s(agent, server):
         ("/seed_session", {"resources_session_id": "x" * 129, "task_data": {"task": "x"}}, 400, "at most 128"),
         ("/seed_session", {"resources_session_id": "x"}, 400, "task_data: "),
         ("/seed_session", {"task": "bank/save-300", "seed": [1]}, 400, "seed: "),
-        ("/verify", {"response": {"output": []}}, 400, "Which episode? Send the cookie toolpack_session"),
+        ("/verify", {"response": {"output": []}}, 400, "The episode is missing: send the cookie toolpack_session"),
         ("/close_session", {}, 400, "resources_session_id: "),
         ("/aggregate_metrics", {"verify_responses": 3}, 400, "verify_responses: "),
         ("/aggregate_metrics", {"verify_responses": [{"reward": 1e308}] * 2}, 422, "verify_responses: "),
@@ -292,9 +292,9 @@ def test_a_model_begins_and_closes_no_other_episode(agent, server):
     for prefix in ("", "/ng-rollout/7"):
         for name in ("other", "unknown"):
             body = {"resources_session_id": name}
-            assert "closes no other" in detail(agent.post(f"{prefix}/close_session", body), 403)
+            assert "can't close another" in detail(agent.post(f"{prefix}/close_session", body), 403)
         for body in ({"task": "bank/save-300"}, {}, []):
-            assert "begins no other" in detail(agent.post(f"{prefix}/seed_session", body), 403)
+            assert "can't begin another" in detail(agent.post(f"{prefix}/seed_session", body), 403)
     (other,) = server.rpc("list_sessions", labels={"nemo_gym": "other"})
     assert not ended(server, other["session_id"])
     assert server.rpc("list_sessions", labels={"nemo_gym": "unknown"}) == []

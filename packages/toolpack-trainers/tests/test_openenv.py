@@ -165,7 +165,7 @@ def test_what_is_sent_again_with_its_id_is_recorded_and_nothing_runs(player):
         player.asked("step", {"type": "call_tool", "tool_name": "get_balance", "metadata": {"call_id": "one"}}),
         "EXECUTION_ERROR",
     )
-    assert reused == "The id 'one' was used for another call, or with other arguments: make a new one."
+    assert reused == "The id 'one' was used for another call, or with other arguments: use a new id."
     answered = player.answer("Done.", call_id="two")
     assert answered["reward"] == 1.0
     assert player.answer("Done.", call_id="two") == answered
@@ -272,7 +272,7 @@ def test_an_episode_goes_on_on_another_websocket(server, player):
         other = refused(
             again.asked("reset", {"task": "bank/savings-balance", "episode_id": "long"}), "VALIDATION_ERROR"
         )
-        assert other == "The episode long exists, with another task or seed."
+        assert other == "The episode long exists with another task or seed."
     with Player(server.url, query="?session_id=long") as attached:
         assert attached.answer()["reward"] == 1.0
         assert attached.reset(SAVE, episode_id="long")["done"] is True
@@ -292,7 +292,7 @@ def test_an_episode_goes_on_with_another_session_which_plays_it_from_then_on(ser
         assert player.state()["step_count"] == 2
         for wrong in [{"task": "bank/savings-balance"}, {"task": SAVE, "rewards": "each"}]:
             said = refused(player.asked("reset", {**wrong, "episode_id": "moving"}), "VALIDATION_ERROR")
-            assert said == "The episode moving exists, with another task or seed."
+            assert said == "The episode moving exists with another task or seed."
     for sid in ["before", "after"]:
         with Player(server.url, query=f"?session_id={sid}") as player:
             assert player.state()["session_id"] == begun["session_id"]
@@ -423,14 +423,14 @@ def test_mcp_on_a_websocket_of_its_own(server, player):
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "get_balance"}}
         assert float(one.ask(request)["result"]["data"]) == 1840.25
         one.write(frame(b"nope"))
-        assert one.on_message()["error"]["code"] == -32700
+        assert one.hear()["error"]["code"] == -32700
         assert one.ask([])["error"]["code"] == -32600
 
 
 WRONG_RPC = [
     ({"method": "x", "id": 1, "jsonrpc": "2.0"}, -32601, "Method not found: x. There are tools/list, "),
     ({"method": "tools/call", "id": 1, "jsonrpc": "2.0"}, -32602, "name: Field required. params may have name,"),
-    ({"method": "tools/call", "id": 1, "jsonrpc": "2.0", "params": {"name": "x"}}, -32602, "Which session? Send"),
+    ({"method": "tools/call", "id": 1, "jsonrpc": "2.0", "params": {"name": "x"}}, -32602, "session_id is missing"),
     ({"method": "tools/list", "id": 1, "jsonrpc": "2.0", "params": {"a": 1}}, -32602, "a: Extra inputs are not"),
     ({"method": "openenv/session/close", "id": 1, "jsonrpc": "2.0"}, -32602, "session_id: Field required."),
     ({"method": "tools/list", "id": [], "jsonrpc": "2.0"}, -32600, "id."),
@@ -490,7 +490,7 @@ def test_the_root_is_that_of_the_only_toolpack(server, tmp_path):
     port = int(server.url.rpartition(":")[2])
     with RawWebSocket(port, "/ws") as one:
         assert one.status == 400
-        assert json.loads(one.body)["detail"].startswith("Which environment? Write its name before the path: ")
+        assert json.loads(one.body)["detail"].startswith("Name the environment before the path, one of: ")
     with server_process.served(tmp_path, "--packs", "bank") as alone:
         with RawWebSocket(int(alone.url.rpartition(":")[2]), "/ws") as one:
             assert one.ask({"type": "reset", "data": {"task": SAVE}})["type"] == "observation"
@@ -502,7 +502,7 @@ WRONG_MESSAGES = [
     (
         {"type": "nope"},
         "UNKNOWN_TYPE",
-        "Unknown message type: 'nope'. A message is an object whose type is reset, step",
+        "Unknown message type: 'nope'. Send an object with one of the types reset, step",
     ),
     ([], "UNKNOWN_TYPE", "Unknown message type: None."),
     ({"type": ["reset"]}, "UNKNOWN_TYPE", "Unknown message type: ['reset']."),
@@ -512,9 +512,9 @@ WRONG_MESSAGES = [
     ({"type": "step", "data": {"type": "call_tool"}}, "VALIDATION_ERROR", "data.call_tool.tool_name: Field required."),
     ({"type": "step", "data": {"type": "call_tool", "tool_name": "x"}}, "SESSION_ERROR", "There is no episode on this"),
     ({"type": "step", "data": {"type": "submit_answer"}}, "SESSION_ERROR", "There is no episode on this WebSocket:"),
-    ({"type": "reset", "data": {"task": SAVE, "index": 1}}, "VALIDATION_ERROR", "Which task? Reset with either task,"),
+    ({"type": "reset", "data": {"task": SAVE, "index": 1}}, "VALIDATION_ERROR", "Reset either with task,"),
     ({"type": "reset", "data": {"task": "bank/nope"}}, "VALIDATION_ERROR", "There is no task 'bank/nope'"),
-    ({"type": "reset", "data": {"task": DISHES}}, "VALIDATION_ERROR", "The task 'chores/dishes' is none of bank:"),
+    ({"type": "reset", "data": {"task": DISHES}}, "VALIDATION_ERROR", "The task 'chores/dishes' isn't in bank:"),
     (
         {"type": "reset", "data": {"index": 12}},
         "VALIDATION_ERROR",
@@ -547,7 +547,7 @@ def test_what_is_wrong_is_said_in_a_sentence_and_the_websocket_goes_on(player, m
 @pytest.mark.parametrize("text", [b"{nope", b"", b'{"type": NaN}', b"[" * 2000 + b"]" * 2000, b'{"a":"\\ud800"}'])
 def test_a_message_that_is_no_json(player, text):
     player.socket.write(frame(text))
-    reply = player.socket.on_message()
+    reply = player.socket.hear()
     assert refused(reply, "INVALID_JSON" if text else "UNKNOWN_TYPE")
     assert player.state()["step_count"] == 0
 
@@ -558,9 +558,9 @@ def test_what_is_nested_deeply_is_no_fault_of_the_server(player, depth):
     nested = b"[" * depth + b"1" + b"]" * depth
     call = b'{"type":"step","data":{"type":"call_tool","tool_name":"get_balance","arguments":{"x":%b}}}'
     player.socket.write(frame(call % nested))
-    assert player.socket.on_message()["type"] in {"observation", "error"}
+    assert player.socket.hear()["type"] in {"observation", "error"}
     player.socket.write(frame(b'{"type":"reset","data":{"task":"bank/save-300","perturbations":{"x":%b}}}' % nested))
-    assert player.socket.on_message()["type"] == "error"
+    assert player.socket.hear()["type"] == "error"
     reply = player.http.post("/openenv/bank/mcp", content=b'{"jsonrpc":"2.0","method":"tools/list","id":%b}' % nested)
     assert (reply.status_code, "error" in reply.json()) == (200, True)
     assert player.state()["step_count"] <= 1
@@ -591,7 +591,7 @@ def test_wrong_paths_bodies_and_verbs(server, player):
     for path in ["/ws", "/mcp"]:
         assert detail(player.get(path), 426).startswith("This path is a WebSocket")
     assert detail(player.get("/state", episode_id="none"), 404)
-    assert detail(player.get("/state", episode_id="x" * 65), 400) == "episode_id has 1 to 64 characters."
+    assert detail(player.get("/state", episode_id="x" * 65), 400) == "episode_id must have 1 to 64 characters."
     assert detail(server.http.get("/openenv/nope/schema"), 404).startswith("There is no environment 'nope' with tasks")
     port = int(server.url.rpartition(":")[2])
     for path, status in [("/openenv/nope/ws", 404), ("/openenv/bank/ws?session_id=" + "x" * 65, 400)]:

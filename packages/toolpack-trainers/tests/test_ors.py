@@ -133,7 +133,7 @@ def test_a_result_that_is_sent_again_with_its_id_is_recorded_and_nothing_runs(pl
     assert player.text(sid, "get_balance") == "1540.25"
     ((task_id, known), (error, said)) = events(player.stream(sid, "get_balance", "mine"))
     assert (task_id, known, error) == ("task_id", "mine", "error")
-    assert said == "The id 'mine' was used for another call, or with other arguments: make a new one."
+    assert said == "The id 'mine' was used for another call, or with other arguments: use a new id."
     refused = player.call(sid, "submit_answer", "long", answer="x" * 300_000)
     assert (refused["reason"], refused["error"].split("; ")[0]) == ("input_validation", "The text has 300000 bytes")
     assert player.output(sid, "submit_answer", "last", answer="Done.")["reward"] == 1.0
@@ -283,7 +283,8 @@ def test_a_function_that_fails_is_a_result(player):
         assert refused["error"]
     for given in [{"answer": 3}, {"text": "x"}]:
         refused = player.call(sid, "submit_answer", **given)
-        assert refused == {"ok": False, "error": "submit_answer takes one text, answer.", "reason": "input_validation"}
+        error = "submit_answer has one argument: answer, a string."
+        assert refused == {"ok": False, "error": error, "reason": "input_validation"}
 
 
 CONTENT = [{"type": "text", "text": "a"}, {"type": "image", "data": "aGk=", "mimeType": "image/png"}]
@@ -344,7 +345,7 @@ def test_tasks_are_listed_by_split_and_sliced_as_in_python(server, player):
 
 
 def test_an_environment_is_named_by_the_path_or_as_the_sdk_names_it(player):
-    assert detail(player.get("/tools"), 400) == "Which environment? Write its name before the path: chores, bank."
+    assert detail(player.get("/tools"), 400) == "Name the environment before the path, one of: chores, bank."
     named = player.http.get("/tools", headers={"x-deployment": "me/Bank"}).json()
     assert named == player.get("/bank/tools").json()
     assert "get_balance" in [tool["name"] for tool in named["tools"]]
@@ -367,7 +368,7 @@ WRONG = [
     ("/bank/task_range", {"start": "1"}, 400, "start: Input should be a valid integer."),
     ("/create", {}, 400, "Provide either task_spec, or index with a split"),
     ("/create", {"task_spec": {"task": "bank/save-300"}, "index": 1}, 400, "Provide either task_spec, or index"),
-    ("/create", {"index": 1}, 400, "Which environment? Write its name before the path: chores, bank."),
+    ("/create", {"index": 1}, 400, "Name the environment before the path, one of: chores, bank."),
     ("/create", {"task_spec": {"task": "bank/nope"}}, 400, "There is no task 'bank/nope'"),
     ("/create", {"task_spec": {"task": 7}}, 400, "task_spec.task: Input should be a valid string."),
     ("/create", {"task_spec": {}}, 400, "task_spec.task: Field required."),
@@ -388,9 +389,9 @@ WRONG = [
     ("/call", {"input": {}}, 400, "name: Field required. The body may have name, input, task_id."),
     ("/call", {"name": [], "input": {}, "task_id": "a"}, 400, "name: Input should be "),
     ("/call", {"name": "x", "input": {}, "task_id": "a" * 65}, 400, "task_id: String should have at most 64"),
-    ("/call", {"name": "x", "input": {}, "task_id": "a\nevent: end"}, 400, "task_id: An id has no line breaks"),
-    ("/call", {"name": "x", "input": {}, "task_id": "a\u2028"}, 400, "task_id: An id has no line breaks"),
-    ("/score_group", {"candidates": []}, 404, "Groups aren't scored here: each episode has a reward of its own."),
+    ("/call", {"name": "x", "input": {}, "task_id": "a\nevent: end"}, 400, "task_id: An id can't contain line breaks"),
+    ("/call", {"name": "x", "input": {}, "task_id": "a\u2028"}, 400, "task_id: An id can't contain line breaks"),
+    ("/score_group", {"candidates": []}, 404, "Groups aren't scored here: each episode has its own reward."),
 ]
 
 
@@ -411,9 +412,9 @@ def test_bodies_that_are_no_json_and_headers_that_are_missing(player):
         assert detail(reply, 400).startswith("The body isn't JSON: ")
     for sid in ["", "a" * 65]:
         for path in ["/prompt", "/messages", "/task_tools"]:
-            assert detail(player.get(path, sid), 400).startswith("Which episode? Send the header X-Session-ID")
+            assert detail(player.get(path, sid), 400).startswith("The episode is missing: send its id")
         for path in ["/create", "/ping", "/delete", "/delete_session", "/call"]:
-            assert detail(player.post(path, {}, sid), 400).startswith("Which episode? Send the header X-Session-ID")
+            assert detail(player.post(path, {}, sid), 400).startswith("The episode is missing: send its id")
     for path in ["/prompt", "/messages", "/task_tools"]:
         assert detail(player.get(path, "none"), 404).startswith("Active environment not found")
     assert player.post("/delete", sid="none").json() == {"sid": "none"}  # as the original, where it is gone already
@@ -434,7 +435,7 @@ def test_secrets_are_refused_but_for_the_token_that_the_sdk_sends_along(player):
     for given in [secrets(OPENAI_API_KEY="x"), "no base64", base64.b64encode(b"[[1]]").decode(), "MQ=="]:
         for path, body in [("/create_session", {}), ("/create", {"task_spec": {"task": DISHES}})]:
             reply = player.post(path, body, "mine", **{"x-secrets": given})
-            assert detail(reply, 400) == "X-Secrets: the environments of this server take no secrets: send none."
+            assert detail(reply, 400) == "X-Secrets: the environments of this server don't accept secrets: send none."
     own = secrets(api_key="x", OPENREWARD_API_KEY="x")
     assert player.post("/create_session", {}, **{"x-secrets": own}).status_code == 200
 
@@ -447,7 +448,7 @@ def test_an_episode_is_created_once_and_a_fork_of_it_is_none(server, player):
     server.rpc("fork_session", session_id=session["session_id"], count=20)
     player.output(sid, "do", chore="dishes")
     other = {"task_spec": {"task": "bank/save-300"}}
-    assert detail(player.post("/create", other, sid), 400).startswith(f"The episode {sid} exists, with another")
+    assert detail(player.post("/create", other, sid), 400).startswith(f"The episode {sid} exists with another")
     records = server.rpc("get_trace", session_id=session["session_id"])
     assert [record["function"] for record in records] == ["do"]
     assert server.rpc("list_sessions", labels={"ors": sid, "x": "y"}) == []

@@ -1,1 +1,1 @@
-"""Protocols of trainers, whose clients play tasks: Open Reward Standard, OpenEnv, NeMo Gym, and Harbor's folders."""
+"""Protocols with which trainers' clients play tasks: Open Reward Standard, OpenEnv, NeMo Gym, and Harbor's folders."""

@@ -1,4 +1,4 @@
-"""The HTTP paths of all trainers' protocols: the statuses that their clients understand."""
+"""Base class of the HTTP endpoints of all trainers' protocols."""
 
 from toolpack_server.features.api.http import FeatureEndpoint
 
@@ -6,8 +6,8 @@ UNAVAILABLE = 503
 
 
 class EpisodeEndpoint(FeatureEndpoint):
-    """A path of a trainer's protocol."""
+    """An endpoint of a trainer's protocol."""
 
     def status_of(self, error: Exception) -> int:
-        """Return a status that no client takes for an error of this server's code."""
+        """Return the HTTP status of an error: 503 at most, so that clients don't take it for a bug of the server."""
         return min(super().status_of(error), UNAVAILABLE)

@@ -1,8 +1,8 @@
-"""Episodes of the tasks, as the protocols of trainers know them; each has its own feature, which only translates.
+"""Episodes of tasks, shared by the protocols of trainers. Each protocol's feature only translates.
 
-An episode is a session, and everything that is done with it is a method that its owner or its agent could
-call. Nothing is kept here that another worker or a restarted server would miss: the id that a protocol gives
-to an episode is a label of the session, and the `call_id` of its creation.
+An episode is a session. All operations on it are methods that its owner or its agent could call, too. No state is kept
+here that another worker or a restarted server would need: a protocol's id of an episode is a label of the session, and
+is contained in the `call_id` of its creation.
 """
 
 from collections.abc import Mapping
@@ -33,34 +33,34 @@ from toolpack_server.features.api.core import (
 ALL = "all"  # the split of all tasks
 ANSWER = "submit_answer"
 PAGE = 1000
-MAX_MEMBERS = 100  # of what a client sends that are looked at
+MAX_MEMBERS = 100  # of a client's JSON object that are validated
 
 HANDED_IN = "The answer was handed in."
-OVER_ALREADY = "The episode is over, so no further answer is taken."
+OVER_ALREADY = "The episode is over, so no further answer is accepted."
 ANSWER_ABOUT = "Hand in your answer, which ends the episode. Your work counts when it is handed in."
 ANSWER_SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 
 NO_TOOL, WRONG_INPUT, OVER = "not_found", "input_validation", "episode_finished"
-"""Why a call was not made."""
+"""Reasons why a call was refused without running a function."""
 
 REASONS = {Failure.NOT_FOUND: NO_TOOL, Failure.ARGUMENTS: WRONG_INPUT}
-"""The reasons, by what has made the call fail."""
+"""The reason for each kind of failure that is a refusal."""
 
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class EpisodeCallReusedError(CallIdReusedError):
-    """The id of a call was used for another one; clients know it without the label."""
+    """The id of a call was used for another call. The message has the client's id, without the label."""
 
     def __init__(self, call: str) -> None:
         RequestError.__init__(
-            self, f"The id {call!r} was used for another call, or with other arguments: make a new one."
+            self, f"The id {call!r} was used for another call, or with other arguments: use a new id."
         )
 
 
 class TaskSpec(BaseModel):
-    """What a trainer says of an episode."""
+    """A trainer's specification of an episode."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -72,13 +72,13 @@ class TaskSpec(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TaskEpisode:
-    """An episode, by its session.
+    """An episode and its session.
 
     Attributes:
-        task: Its task, as toolpack/name.
-        labels: Of the session.
+        task: The task, as toolpack/name.
+        labels: The session's labels.
         each: Whether each call gets the reward so far.
-        max_calls: After how many calls it ends without an answer, if it does.
+        max_calls: Number of calls after which the episode ends without an answer; None: no limit.
     """
 
     session_id: str
@@ -90,14 +90,14 @@ class TaskEpisode:
 
 @dataclass(frozen=True, slots=True)
 class PlayedCall:
-    """What a call comes to.
+    """The outcome of a call.
 
     Attributes:
-        result: What the function returned; a text, if it failed.
-        reason: Why nothing was called, and `result` is a sentence of it; None if something was.
+        result: What the function returned, or the error text if it failed or was refused.
+        reason: Why the call was refused; None if a function ran.
         ended: Whether the episode ends with this call.
-        reward: Its reward; None if this call gets none.
-        metadata: The verdict, for the trainer alone, if this call gets one.
+        reward: The reward; None if this call gets none.
+        metadata: The verdict, for the trainer only, if this call gets a reward.
     """
 
     result: Any
@@ -108,62 +108,62 @@ class PlayedCall:
 
 
 class TaskEpisodes:
-    """Everything that the endpoints of one protocol do with the episodes and tasks of one server.
+    """Operations of one protocol on the episodes and tasks of the server. Each protocol has a subclass.
 
     Attributes:
-        label: The label that has the protocol's id of an episode, and what the ids of its calls begin with.
+        label: Name of the label that holds the protocol's id of an episode. It is also the prefix of call ids.
     """
 
     label: str
 
     def __init__(self, app: App) -> None:
         self.app = app
-        # None of these can change: a server that is started again with other toolpacks is another process.
+        # Caches of facts that can't change while the process lives: other toolpacks need a restart.
         self._environments: list[str] = []
         self._tasks: dict[tuple[str, str], list[str]] = {}
-        self._told: dict[str, dict[str, Any]] = {}
+        self._prompts: dict[str, dict[str, Any]] = {}
 
     # Tasks
 
     async def environments(self, caller: Caller) -> list[str]:
-        """Get the toolpacks that have tasks."""
+        """Return the names of the toolpacks that have tasks."""
         if not self._environments:
             toolpacks = await self.app.invoke(caller, "list_toolpacks", {})
             self._environments = [toolpack["name"] for toolpack in toolpacks if toolpack["tasks"]]
         return self._environments
 
     async def environment(self, caller: Caller, name: str | None, hint: str = "") -> str:
-        """Get the toolpack that a request means: the one it names, the one that it hints at, or the only one.
+        """Return the toolpack of a request: the named one, else the one of the hint, else the only one with tasks.
 
         Raises:
-            HttpRefusedError: There is no such toolpack, or more than one.
+            HttpRefusedError: There is no toolpack of this name, or the request names none and there are several.
         """
-        found = await self.environments(caller)
-        if name in found:
+        environments = await self.environments(caller)
+        if name in environments:
             return name
-        names = ", ".join(found) or "none has tasks"
-        by_name = {each.lower(): each for each in found}
+        names = ", ".join(environments) or "none has tasks"
+        by_name = {environment.lower(): environment for environment in environments}
         if name is not None:
             if name.lower() not in by_name:
                 raise HttpRefusedError(404, f"There is no environment {name[:200]!r} with tasks: use {names}.")
             return by_name[name.lower()]
         if hint.lower() in by_name:
             return by_name[hint.lower()]
-        if len(found) != 1:
-            raise HttpRefusedError(400, f"Which environment? Write its name before the path: {names}.")
-        return found[0]
+        if len(environments) != 1:
+            raise HttpRefusedError(400, f"Name the environment before the path, one of: {names}.")
+        return environments[0]
 
     async def splits(self, caller: Caller, env: str) -> list[str]:
         page = await self.app.invoke(caller, "list_tasks", {"toolpack": env, "limit": 1})
         return [ALL, *(split for split in page["splits"] if split and split != ALL)]
 
     async def described_splits(self, caller: Caller, env: str) -> list[dict[str, str]]:
-        """Get the splits, each with what the protocols know it as: `train`, `validation` or `test`."""
+        """Return the splits, each with its type in the protocols: `train`, `validation` or `test`."""
         names = await self.splits(caller, env)
         return [{"name": name, "type": name if name in {"train", "validation"} else "test"} for name in names]
 
     async def tasks(self, caller: Caller, env: str, split: str) -> list[dict[str, str]]:
-        """Get the specifications of a split's tasks, in the order of `list_tasks`."""
+        """Return the specifications of a split's tasks, in the order of `list_tasks`."""
         names = self._tasks.get((env, split))
         if names is None:
             splits = await self.splits(caller, env)
@@ -190,24 +190,29 @@ class TaskEpisodes:
         return tasks[index]
 
     async def functions_of(self, caller: Caller, env: str) -> list[dict[str, Any]]:
-        """Get the functions of a toolpack, before there is an episode; one named as the answer's tool isn't offered."""
-        listed = (await self.app.invoke(caller, "list_functions", {}))["result"]
-        return [each for each in listed if each["toolpack"] == env and each["name"] != ANSWER]
+        """Return the functions of a toolpack, for requests without an episode.
+
+        A function with the name of the answer's tool isn't offered.
+        """
+        functions = (await self.app.invoke(caller, "list_functions", {}))["result"]
+        return [function for function in functions if function["toolpack"] == env and function["name"] != ANSWER]
 
     # Episodes
 
     async def begin(
         self, caller: Caller, episode_id: str, spec: TaskSpec, labels: Mapping[str, str], *, each: bool, ttl: float
     ) -> tuple[TaskEpisode, dict[str, Any]]:
-        """Create the session of an episode, and get its prompt and `max_calls`; the same request again makes no other.
+        """Create the session of an episode. Return the episode, and a dictionary with `prompt` and `max_calls`.
+
+        The same request again returns the same episode.
 
         Args:
-            labels: Of the session.
-            each: Whether each call gets a reward, if the specification doesn't say.
-            ttl: How long it lives after it was last used, in seconds.
+            labels: Labels of the session.
+            each: Whether each call gets a reward, unless the specification says.
+            ttl: Time to live of the session after its last use, in seconds.
 
         Raises:
-            HttpRefusedError: The id was given to another episode.
+            HttpRefusedError: The id belongs to another episode.
         """
         each = each if spec.rewards is None else spec.rewards == "each"
         params = {
@@ -219,61 +224,66 @@ class TaskEpisodes:
         try:
             session = await self.app.invoke(caller, "create_session", params)
         except CallIdReusedError:
-            raise HttpRefusedError(400, f"The episode {episode_id} exists, with another task or seed.") from None
+            raise HttpRefusedError(400, f"The episode {episode_id} exists with another task or seed.") from None
         return await self._of(caller, session)
 
     async def newest(self, caller: Caller, sid: str) -> TaskEpisode | None:
-        """Find the last episode with an id of the protocol's; a fork of one has its label, and is none."""
+        """Return the newest episode with a protocol's id, or None.
+
+        A fork of an episode has its label, too, but isn't an episode.
+        """
         params = {"labels": {self.label: sid}, "limit": PAGE, "order": "-created"}
         for listed in await self.app.invoke(caller, "list_sessions", params):
             if "parent" not in listed:
-                session = await self.meant(caller, listed)
+                session = await self.resolve(caller, listed)
                 if session is not None and "task" in session:
                     return (await self._of(caller, session))[0]
         return None
 
-    async def meant(self, caller: Caller, session: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002
-        """Get the session that one with an id of the protocol's stands for; None if that isn't there any more."""
+    async def resolve(self, caller: Caller, session: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002
+        """Return the session behind an alias, or None if it was closed. Overridden by protocols that have aliases."""
         return session
 
     async def _of(self, caller: Caller, session: Mapping[str, Any]) -> tuple[TaskEpisode, dict[str, Any]]:
         session_id, labels, task = session["session_id"], session["labels"], session["task"]
-        told = self._told.get(task)
-        if told is None:
-            told = await self._as_agent(caller, session_id, "get_task")
-            if "name" not in told:  # participants are a session's own
-                self._told[task] = told = {name: told[name] for name in ("prompt", "max_calls") if name in told}
+        agent_task = self._prompts.get(task)
+        if agent_task is None:
+            agent_task = await self._as_agent(caller, session_id, "get_task")
+            if "name" not in agent_task:  # with participants the prompt may differ by session: not cached
+                agent_task = {name: agent_task[name] for name in ("prompt", "max_calls") if name in agent_task}
+                self._prompts[task] = agent_task
         each = f"{self.label}-rewards" in labels
-        return TaskEpisode(session_id, task, labels, each, told.get("max_calls")), told
+        return TaskEpisode(session_id, task, labels, each, agent_task.get("max_calls")), agent_task
 
-    async def told(self, caller: Caller, episode: TaskEpisode) -> dict[str, Any]:
-        """Get what the agent is told: `prompt`, `calls`, `max_calls` and `done`."""
-        told: dict[str, Any] = await self._as_agent(caller, episode.session_id, "get_task")
-        return told
+    async def agent_task(self, caller: Caller, episode: TaskEpisode) -> dict[str, Any]:
+        """Return the task as the agent sees it: `prompt`, `calls`, `max_calls` and `done`."""
+        agent_task: dict[str, Any] = await self._as_agent(caller, episode.session_id, "get_task")
+        return agent_task
 
     async def functions(self, caller: Caller, episode: TaskEpisode) -> list[dict[str, Any]]:
-        """Get the functions of an episode; one named as the answer's tool isn't offered."""
-        listed = (await self._as_agent(caller, episode.session_id, "list_functions"))["result"]
-        return [each for each in listed if each["name"] != ANSWER]
+        """Return the functions of an episode. A function with the name of the answer's tool isn't offered."""
+        functions = (await self._as_agent(caller, episode.session_id, "list_functions"))["result"]
+        return [function for function in functions if function["name"] != ANSWER]
 
     async def call(
         self,
         caller: Caller,
         episode: TaskEpisode,
         tool: str,
-        given: Any,
+        arguments: Any,
         call: str,
         *,
         seconds: float | None = None,
     ) -> PlayedCall:
-        """Call a tool once, whatever is sent again with this id of the call.
+        """Call a tool. A repeated request with the same call id runs nothing and returns the same outcome.
 
         Args:
-            given: The arguments, as the model wrote them.
-            seconds: A deadline, which can only shorten the function's own.
+            arguments: The arguments, as the model wrote them.
+            call: The client's id of the call.
+            seconds: A deadline; it can only shorten the function's own.
         """
         if tool == ANSWER:
-            return await self._answer(caller, episode, given, call)
+            return await self._answer(caller, episode, arguments, call)
         reason = None
         limit = {} if seconds is None else {"timeout_seconds": seconds}
         try:
@@ -283,7 +293,7 @@ class TaskEpisodes:
                 "run_function",
                 call,
                 function=tool,
-                kwargs=given,
+                kwargs=arguments,
                 raise_on_error=True,
                 **limit,
             )
@@ -304,10 +314,10 @@ class TaskEpisodes:
     async def _is_end(self, caller: Caller, episode: TaskEpisode, call: str) -> bool:
         """Return whether the call or the answer with this id has ended an episode with `max_calls`.
 
-        The path alone decides, so that of an answer and a last call that come at once one gets the reward, and gets it
-        again when it is sent again.
+        This is decided by the session's records. If an answer and a last call arrive together, exactly one of them
+        gets the reward, also when it is sent again.
         """
-        if episode.max_calls is None or not (await self.told(caller, episode))["done"]:
+        if episode.max_calls is None or not (await self.agent_task(caller, episode))["done"]:
             return False
         left, after = episode.max_calls, -1
         recorded = f"{self.label}-{call}"
@@ -318,23 +328,26 @@ class TaskEpisodes:
                 if record["kind"] == "call" and record.get("by") == AGENT:
                     left -= 1 + len(record.get("nested", ()))
                 if record["kind"] == "answer" or left <= 0:
-                    return record.get("call_id") in {recorded, f"{AGENT}/{recorded}"}  # beside other participants
+                    return record.get("call_id") in {recorded, f"{AGENT}/{recorded}"}  # the latter with participants
             if not records:
                 return False
             after += len(records)
 
-    async def _answer(self, caller: Caller, episode: TaskEpisode, given: Any, call: str) -> PlayedCall:
-        """Hand in the answer, which gets the reward; another one, or the same with another id, gets none."""
-        arguments = given
-        if type(given) is not dict:
-            arguments, problem = await self.app.parser.arguments(given, caller.owner)
+    async def _answer(self, caller: Caller, episode: TaskEpisode, arguments: Any, call: str) -> PlayedCall:
+        """Submit the answer, which gets the reward. A second answer, also the same with another id, gets none."""
+        if type(arguments) is not dict:
+            arguments, problem = await self.app.parser.arguments(arguments, caller.owner)
             if problem is not None:
                 return PlayedCall(problem, WRONG_INPUT)
         answer = arguments.get("answer", "")
         if not arguments.keys() <= {"answer"} or not isinstance(answer, str):
-            return PlayedCall(f"{ANSWER} takes one text, answer.", WRONG_INPUT)
+            return PlayedCall(f"{ANSWER} has one argument: answer, a string.", WRONG_INPUT)
         over, limited = PlayedCall(OVER_ALREADY, OVER), episode.max_calls is not None
-        if limited and (await self.told(caller, episode))["done"] and not await self._is_end(caller, episode, call):
+        if (
+            limited
+            and (await self.agent_task(caller, episode))["done"]
+            and not await self._is_end(caller, episode, call)
+        ):
             return over
         try:
             await self._once(caller, episode.session_id, ANSWER, call, answer=answer)
@@ -347,7 +360,7 @@ class TaskEpisodes:
         return await self._rewarded(caller, episode, HANDED_IN, ended=True)
 
     async def _rewarded(self, caller: Caller, episode: TaskEpisode, result: Any, *, ended: bool) -> PlayedCall:
-        """Get what a call comes to, with the reward if it ends the episode, or if each call gets one."""
+        """Return the outcome of a call, with the reward if the call ends the episode or if each call gets one."""
         if not ended and not episode.each:
             return PlayedCall(result)
         verdict = await self.verdict(caller, episode, record=ended)
@@ -357,64 +370,70 @@ class TaskEpisodes:
         return PlayedCall(result, ended=ended, reward=reward, metadata=metadata)
 
     async def verdict(self, caller: Caller, episode: TaskEpisode, *, record: bool) -> dict[str, Any]:
-        """Evaluate an episode; what comes meanwhile waits if the verdict is recorded."""
+        """Evaluate an episode. If the verdict is recorded, other requests to the session wait until it is."""
         params = {"session_id": episode.session_id, "record": record, "raise_on_error": False}
         verdict: dict[str, Any] = await self.app.invoke(caller, "evaluate_session", params)
         return verdict
 
     async def end(self, caller: Caller, episode: TaskEpisode) -> None:
-        """Record the verdict on an episode that ends without an answer."""
-        if not (await self.told(caller, episode))["done"]:
+        """Record the verdict on an episode that ends without an answer. Do nothing if it is over already."""
+        if not (await self.agent_task(caller, episode))["done"]:
             await self.verdict(caller, episode, record=True)
 
     async def _as_agent(self, caller: Caller, session_id: str, method: str, **params: Any) -> Any:
         return await self.app.invoke(Caller(caller.owner, session_id), method, params)
 
     async def _once(self, caller: Caller, session_id: str, method: str, call: str, **params: Any) -> Any:
-        """Send a request with the id of a call; clients know that without the label."""
+        """Send a request with a call id: the client's id with the label as prefix."""
         try:
             return await self._as_agent(caller, session_id, method, call_id=f"{self.label}-{call}", **params)
         except CallIdReusedError:
             raise EpisodeCallReusedError(call) from None
 
 
-def read(kind: type[M], given: Any, what: str = "The body", status: int = 400) -> M:
-    """Read what a client has sent.
+def read(kind: type[M], content: Any, what: str = "The body", status: int = 400) -> M:
+    """Return a client's JSON as a model.
+
+    Args:
+        what: The subject of the error message.
+        status: The HTTP status of the refusal.
 
     Raises:
-        HttpRefusedError: It has another shape.
+        HttpRefusedError: The JSON doesn't fit the model.
     """
-    if isinstance(given, dict) and len(given) > MAX_MEMBERS:
-        given = dict(islice(given.items(), MAX_MEMBERS))  # no shape has as many, and each that is wrong takes time
+    if isinstance(content, dict) and len(content) > MAX_MEMBERS:
+        content = dict(islice(content.items(), MAX_MEMBERS))  # no model has as many, and each wrong member takes time
     try:
-        return kind.model_validate({} if given is None else given)
+        return kind.model_validate({} if content is None else content)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, problem["loc"])) or what
+        location = ".".join(map(str, problem["loc"])) or what
         wrong = "Input should be an object" if problem["type"] == "model_type" else problem["msg"]
-        raise HttpRefusedError(status, f"{place}: {wrong}. {what} may have {', '.join(kind.model_fields)}.") from None
+        raise HttpRefusedError(
+            status, f"{location}: {wrong}. {what} may have {', '.join(kind.model_fields)}."
+        ) from None
 
 
-def messages_of(told: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Get the prompt that an agent is told as messages, each with `role` and `content`."""
-    prompt = told["prompt"]
+def messages_of(agent_task: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the prompt of `get_task` as messages with `role` and `content`."""
+    prompt = agent_task["prompt"]
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
 
 
 def reason_of(error: Exception) -> str | None:
-    """Return why nothing was called; None if something was, or the request was refused."""
+    """Return why a call was refused; None if a function ran, or if the server refused the request itself."""
     if isinstance(error, CallFailedError):
         return REASONS.get(error.failure.why)
     return WRONG_INPUT if isinstance(error, InvalidParamsError) else None
 
 
 def failure_text(error: Exception) -> str | None:
-    """Return the text of a failed call, as its record has it; None if the agent needn't hear of the error."""
+    """Return the text of a failed call, as in its record; None if the error isn't for the agent."""
     if isinstance(error, CallFailedError):
         kind, message = error.failure.kind, error.failure.message or error.failure.kind
     elif isinstance(error, CallError | DeadlineError):
         kind, message = type(error).__name__, sentence(error)
-        if isinstance(error, DeadlineError):  # it names the toolpack first
+        if isinstance(error, DeadlineError):  # the message begins with the toolpack's name
             message = message.partition(": ")[2]
     else:
         return None

@@ -1,1 +1,1 @@
-"""Harbor: tasks written as the folders that its harness runs."""
+"""Export of tasks as folders for the Harbor harness."""

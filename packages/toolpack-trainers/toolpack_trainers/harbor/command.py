@@ -1,7 +1,7 @@
-"""`toolpack-server tasks --harbor DIR`: writes tasks as Harbor's folders.
+"""Command `toolpack-server tasks --harbor DIR`, which writes tasks as Harbor's folders.
 
-What an agent may not see, the solution and the secret of the verdict, never comes into its container; the
-verifier has one of its own, so an agent with a shell can't prepare it. No folder is ever overwritten.
+The agent must not see the solution and the secret of the verdict, so they never enter its container. The verifier has
+its own container, so an agent with a shell can't manipulate it. Existing folders are never overwritten.
 """
 
 import json
@@ -20,7 +20,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 PAGE = 1000
 
 
-def _filled(template: str, **values: str) -> str:
+def _fill(template: str, **values: str) -> str:
     text = (_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
@@ -28,83 +28,87 @@ def _filled(template: str, **values: str) -> str:
 
 
 def _yaml(text: str) -> str:
-    return json.dumps(text).replace("$", "$$")  # Compose puts variables in
+    return json.dumps(text).replace("$", "$$")  # otherwise Compose would substitute variables
 
 
 def _toml(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # as a basic string of TOML, which has no pairs of surrogates
+    return json.dumps(text, ensure_ascii=False)  # a TOML basic string can't contain surrogate pairs
 
 
 @click.command()
 @packs_options
 @click.option(
-    "--harbor", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR", help="Where to write."
+    "--harbor",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="Folder to write the tasks to.",
 )
-@click.option("--task", "wanted", multiple=True, metavar="TOOLPACK/NAME", help="Only this task; may be repeated.")
-@click.option("--image", default="toolpack-server", show_default=True, help="Image that has the toolpacks.")
-def tasks(pack_dir: tuple[Path, ...], packs: str | None, harbor: Path, wanted: tuple[str, ...], image: str) -> None:
-    """Write each task as a folder that Harbor runs: its tools over MCP, its solution and its verifier."""
+@click.option("--task", "names", multiple=True, metavar="TOOLPACK/NAME", help="Write only this task; may be repeated.")
+@click.option("--image", default="toolpack-server", show_default=True, help="Docker image that has the toolpacks.")
+def tasks(pack_dir: tuple[Path, ...], packs: str | None, harbor: Path, names: tuple[str, ...], image: str) -> None:
+    """Write each task as a folder for Harbor, with its tools over MCP, its solution and its verifier."""
 
     async def write(send: Send) -> None:
-        found = [task for task in await _all(send) if not wanted or task["task"] in wanted]
-        if missing := sorted({*wanted} - {task["task"] for task in found}):
-            raise click.ClickException(f"There is no task {missing[0]}: `toolpack-server list` shows toolpacks.")
-        told = [task for task in found if not task["participants"]]
-        for task in told:
+        selected = [task for task in await _all(send) if not names or task["task"] in names]
+        if missing := sorted({*names} - {task["task"] for task in selected}):
+            raise click.ClickException(f"There is no task {missing[0]}: `toolpack-server list` shows the toolpacks.")
+        playable = [task for task in selected if not task["participants"]]
+        for task in playable:
             await _write(send, harbor, task, image)
-        left = len(found) - len(told)
-        echo(f"{len(told)} tasks in {harbor}" + (f"; {left} left out, which need participants" if left else ""))
+        left = len(selected) - len(playable)
+        echo(f"{len(playable)} tasks in {harbor}" + (f"; {left} skipped, which need participants" if left else ""))
 
     ask_in_memory(write, pack_dir, packs)
 
 
 async def _all(send: Send) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
+    tasks: list[Mapping[str, Any]] = []
     for toolpack in await send("list_toolpacks", {}):
         after = -1
         while page := (await send("list_tasks", {"toolpack": toolpack["name"], "after": after, "limit": PAGE}))[
             "tasks"
         ]:
-            found += page
+            tasks += page
             after = page[-1]["index"]
-    return found
+    return tasks
 
 
 async def _write(send: Send, harbor: Path, task: Mapping[str, Any], image: str) -> None:
     """Write a task's folder.
 
     Raises:
-        click.ClickException: It is there already.
+        click.ClickException: The folder exists already.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", task["task"].replace("/", "-", 1))
     folder = harbor / name
     if folder.exists():
-        raise click.ClickException(f"{folder} is there already: remove it, or choose another folder.")
+        raise click.ClickException(f"{folder} exists already: remove it, or choose another folder.")
     prompt = task["prompt"]
-    told = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
+    text = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
     secret = secrets.token_hex(16)
-    written = {
+    files = {
         "task.toml": _task_toml(task, name),
-        "instruction.md": f"{told}\n\nUse the tools of the MCP server `toolpack`. Hand in your answer with its tool "
+        "instruction.md": f"{text}\n\nUse the tools of the MCP server `toolpack`. Hand in your answer with its tool "
         "`submit_answer` when you are done.\n",
-        "environment/Dockerfile": _filled("Dockerfile"),
-        "environment/environment.py": _filled("environment.py"),
-        "environment/docker-compose.yaml": _filled(
+        "environment/Dockerfile": _fill("Dockerfile"),
+        "environment/environment.py": _fill("environment.py"),
+        "environment/docker-compose.yaml": _fill(
             "docker-compose.yaml",
             image=_yaml(image),
             task=_yaml(task["task"]),
             packs=_yaml(",".join(task["toolpacks"])),
             secret=_yaml(secret),
         ),
-        "tests/Dockerfile": _filled("verifier.Dockerfile"),
-        "tests/test.sh": _filled("test.sh"),
+        "tests/Dockerfile": _fill("verifier.Dockerfile"),
+        "tests/test.sh": _fill("test.sh"),
     }
     if task["has_solution"]:
-        written["solution/solve.sh"] = _filled("solve.sh") + await _solution(send, task["task"])
-    for path, text in written.items():
+        files["solution/solve.sh"] = _fill("solve.sh") + await _solution(send, task["task"])
+    for path, content in files.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        file.write_text(content, encoding="utf-8")
         if file.suffix == ".sh":
             file.chmod(0o755)
 

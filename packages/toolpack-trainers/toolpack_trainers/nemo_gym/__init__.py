@@ -1,1 +1,1 @@
-"""NeMo Gym: this server is a resources server, at which its agents play tasks."""
+"""NeMo Gym: its agents use this server as a resources server and play its tasks."""

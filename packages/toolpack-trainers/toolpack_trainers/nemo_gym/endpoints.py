@@ -1,7 +1,7 @@
-"""The paths of a resources server of NeMo Gym, as its version 0.7 asks for them.
+"""Endpoints of a resources server for NeMo Gym 0.7.
 
-A path only translates; what an episode is and does is in `episodes.py`. A refusal is `{"detail": …}`, and
-none is 500. A path that is none of the server's is a function's, but only for whoever brings the cookie of an episode.
+The endpoints only translate; `episodes.py` has the operations. A refusal is `{"detail": …}`, never with status 500. A
+request with an episode's cookie may name a function as its path, if no other endpoint has this path.
 """
 
 import base64
@@ -32,7 +32,7 @@ MAX_ID = 128
 
 
 class SeedBody(BaseModel):
-    """An environment server names the episode; an agent only sends a row."""
+    """The body that an environment server sends, with the episode's name. An agent sends only a row."""
 
     resources_session_id: str = Field(min_length=1, max_length=MAX_ID)
     task_data: GymRow
@@ -46,25 +46,25 @@ class MetricsBody(BaseModel):
     verify_responses: Annotated[list[dict[str, Any]], FailFast()]
 
 
-def _object(given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict):
+def _object(content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
         raise HttpRefusedError(400, "The body must be a JSON object.")
-    return given
+    return content
 
 
 class GymEndpoint(EpisodeEndpoint):
-    """What the paths have in common; the token comes as a bearer token, or as the password of the server's URL."""
+    """Base class of NeMo Gym's endpoints. The token is a bearer token, or the password in the server's URL."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self.episodes = self.app.feature(GymEpisodes)
 
     def credentials(self, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"basic":
             return headers
         try:
-            token = base64.b64decode(given, validate=True).partition(b":")[2]
+            token = base64.b64decode(value, validate=True).partition(b":")[2]
         except binascii.Error:
             return headers
         return {**headers, b"authorization": b"Bearer " + token}
@@ -74,26 +74,28 @@ class GymEndpoint(EpisodeEndpoint):
 
     @staticmethod
     def cookie(request: FeatureRequest) -> str | None:
-        """Return the session of the episode that sends the request; None if it brings no cookie."""
+        """Return the session id in the request's cookie; None without a cookie."""
         return cookie_parser(request.headers.get("cookie", "")).get(COOKIE)
 
     def session_id(self, request: FeatureRequest) -> str:
-        found = self.cookie(request)
-        if not found:
-            raise HttpRefusedError(400, f"Which episode? Send the cookie {COOKIE}, from POST /seed_session.")
-        return found
+        session_id = self.cookie(request)
+        if not session_id:
+            raise HttpRefusedError(400, f"The episode is missing: send the cookie {COOKIE} of POST /seed_session.")
+        return session_id
 
 
 class SeedEndpoint(GymEndpoint):
-    """Begins an episode, for an agent or for an environment server, which each have another body and answer."""
+    """Begins an episode, for an agent or an environment server. Both have their own form of body and answer."""
 
     async def answer(self, request: FeatureRequest) -> Response:
-        if self.cookie(request) is not None:  # its model has called a tool of this name
-            raise HttpRefusedError(403, f"An episode begins no other one: send it without the cookie {COOKIE}.")
-        given = await self.parsed(request, _object)
-        named = read(SeedBody, given) if "resources_session_id" in given else None
-        row = named.task_data if named else read(GymRow, given)
-        name = named.resources_session_id if named else None
+        if self.cookie(request) is not None:  # the episode's model has called a tool of this name
+            raise HttpRefusedError(
+                403, f"An episode can't begin another one: send the request without the cookie {COOKIE}."
+            )
+        content = await self.parsed(request, _object)
+        body = read(SeedBody, content) if "resources_session_id" in content else None
+        row = body.task_data if body else read(GymRow, content)
+        name = body.resources_session_id if body else None
         session = await self.episodes.seed(request.caller, row, name)
         key = session["mcp_path"].rpartition("/")[2]
         tools = {
@@ -102,42 +104,41 @@ class SeedEndpoint(GymEndpoint):
             "transport": "http",
             "headers": {TOKEN_HEADER: key},
         }
-        told = {"resources_session_id": name, "resources_tools": tools} if named else {"mcp": tools}
-        response = JSONResponse(told)
+        response = JSONResponse({"resources_session_id": name, "resources_tools": tools} if body else {"mcp": tools})
         response.set_cookie(COOKIE, session["session_id"], httponly=True)
         return response
 
 
 class VerifyEndpoint(GymEndpoint):
-    """Ends and evaluates an episode; what it was asked comes back with the reward."""
+    """Ends and evaluates an episode. The answer is the request's body with the reward added."""
 
     async def answer(self, request: FeatureRequest) -> Response:
-        given = await self.parsed(request, _object)
-        verified = await self.episodes.verify(request.caller, self.session_id(request), _last_text(given))
-        return JSONResponse({**given, **verified})
+        content = await self.parsed(request, _object)
+        verification = await self.episodes.verify(request.caller, self.session_id(request), _last_text(content))
+        return JSONResponse({**content, **verification})
 
 
-def _last_text(given: Mapping[str, Any]) -> str | None:
-    """Get what the model has said last; None if it didn't end with a message."""
-    response = given.get("response")
+def _last_text(content: Mapping[str, Any]) -> str | None:
+    """Return the model's last message; None if its output doesn't end with a message."""
+    response = content.get("response")
     output = response.get("output") if isinstance(response, dict) else None
     if not isinstance(output, list):
-        raise HttpRefusedError(400, "response.output: must be the list of what the model has put out.")
+        raise HttpRefusedError(400, "response.output: must be the list of the model's output items.")
     last = output[-1] if output else None
     if not isinstance(last, dict) or last.get("type") != "message":
         return None
-    content = last.get("content")
-    if isinstance(content, str):
-        return content
-    blocks = [block for block in content or () if isinstance(block, dict)] if isinstance(content, list) else []
+    message = last.get("content")
+    if isinstance(message, str):
+        return message
+    blocks = [block for block in message or () if isinstance(block, dict)] if isinstance(message, list) else []
     return "".join(text for block in blocks if isinstance(text := block.get("text"), str))
 
 
 class CloseEndpoint(GymEndpoint):
-    """Ends an episode; one that was seeded by an agent, which knows no name, expires.
+    """Ends an episode by its name. Episodes that an agent began have no name, and expire instead.
 
-    An environment server sends the cookie of the episode that it closes, and a model may name this path, too: so an
-    episode's cookie closes no other episode.
+    An environment server sends the cookie of the episode that it closes. A model can request this path, too, so a
+    request with an episode's cookie can't close another episode.
     """
 
     async def answer(self, request: FeatureRequest) -> Response:
@@ -147,7 +148,10 @@ class CloseEndpoint(GymEndpoint):
 
 
 class FunctionEndpoint(GymEndpoint):
-    """Calls the function that the path names; whoever brings no episode's cookie is told what it would be without."""
+    """Calls the function that the path names.
+
+    A request without an episode's cookie gets the same answer as if this endpoint didn't exist: 404 or 405.
+    """
 
     verbs = None
 
@@ -157,7 +161,7 @@ class FunctionEndpoint(GymEndpoint):
             await super().__call__(scope, receive, send)
             return
         for route in scope["app"].routes:
-            if route.matches(scope)[0] is Match.PARTIAL:  # the path is another's, with other methods
+            if route.matches(scope)[0] is Match.PARTIAL:  # another endpoint has this path, with other HTTP methods
                 await route.handle(scope, receive, send)
                 return
         raise HTTPException(404)
@@ -177,25 +181,25 @@ class FunctionEndpoint(GymEndpoint):
 
 
 class MetricsEndpoint(GymEndpoint):
-    """Sums up verifications: the mean reward of each task and of all, without those that are masked."""
+    """Aggregates verifications: the mean reward of each task and of all tasks, without masked samples."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         return JSONResponse(await self.parsed(request, _metrics))
 
 
-def _metrics(given: Any) -> dict[str, Any]:
+def _metrics(content: Any) -> dict[str, Any]:
     rewards: dict[Any, list[float]] = defaultdict(list)
-    for each in read(MetricsBody, _object(given)).verify_responses:
-        reward = each.get("reward")
-        if isinstance(reward, int | float) and not each.get("mask_sample"):
-            rewards[json.dumps(each.get("_ng_task_index"))].append(reward)
+    for response in read(MetricsBody, _object(content)).verify_responses:
+        reward = response.get("reward")
+        if isinstance(reward, int | float) and not response.get("mask_sample"):
+            rewards[json.dumps(response.get("_ng_task_index"))].append(reward)
     try:
         groups = [
-            {"_ng_task_index": json.loads(task), "mean/reward": fmean(each)} for task, each in sorted(rewards.items())
+            {"_ng_task_index": json.loads(task), "mean/reward": fmean(group)} for task, group in sorted(rewards.items())
         ]
-        mean = {"mean/reward": fmean(reward for each in rewards.values() for reward in each)} if rewards else {}
+        mean = {"mean/reward": fmean(reward for group in rewards.values() for reward in group)} if rewards else {}
     except OverflowError:
-        raise HttpRefusedError(422, "verify_responses: the rewards are too large to be summed up.") from None
+        raise HttpRefusedError(422, "verify_responses: the sum of the rewards is too large for a float.") from None
     return {"group_level_metrics": groups, "agent_metrics": mean, "key_metrics": mean}
 
 
@@ -207,7 +211,7 @@ class ReverifyEndpoint(GymEndpoint):
 
 
 class RowsEndpoint(GymEndpoint):
-    """Gets a toolpack's tasks as the rows of a dataset."""
+    """Returns a toolpack's tasks as the rows of a dataset."""
 
     verbs = ("GET",)
 

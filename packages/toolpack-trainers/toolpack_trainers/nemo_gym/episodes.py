@@ -1,8 +1,8 @@
-"""Episodes: sessions with a task, as the agents of NeMo Gym know them.
+"""Episodes in NeMo Gym's terms: sessions with a task.
 
-An episode is a session, and everything that is done with it is a method that its owner or its agent could
-call. Nothing is kept here: the id that an environment server gives to an episode is a label of the session,
-and the `call_id` of its creation; agents bring the session's id in a cookie.
+All operations on an episode are methods that its owner or its agent could call, too. No state is kept here: an
+environment server's id of an episode is a label of the session, and is contained in the `call_id` of its creation.
+Agents send the session's id in a cookie.
 """
 
 import json
@@ -37,7 +37,7 @@ SHOWN = ("description", "parameters")
 
 
 class GymRow(BaseModel):
-    """What a row of a dataset says of an episode; what else it has isn't looked at."""
+    """The members of a dataset's row that specify an episode. Other members are ignored."""
 
     task: str = Field(description="The task, as toolpack/name.")
     seed: str | None = None
@@ -49,10 +49,10 @@ class GymEpisodes:
         self._app = app
 
     async def rows(self, caller: Caller, toolpack: str) -> AsyncIterator[dict[str, Any]]:
-        """Get a row for each task of a toolpack: its prompt, and its functions as tools, as they are called there."""
+        """Yield a row for each task of a toolpack: its prompt, and its functions as tools under their names there."""
         catalog = self._app.context.catalog
-        listed = (await self._app.invoke(caller, "list_functions", {}))["result"]
-        described = {(each["toolpack"], each["name"]): each for each in listed}
+        functions = (await self._app.invoke(caller, "list_functions", {}))["result"]
+        by_name = {(function["toolpack"], function["name"]): function for function in functions}
         after = -1
         while True:
             params = {"toolpack": toolpack, "after": after, "limit": PAGE}
@@ -63,10 +63,10 @@ class GymEpisodes:
                     {
                         "type": "function",
                         "strict": False,
-                        "name": each.name.replace(".", "__"),
-                        **{name: described[each.toolpack, each.registered_name][name] for name in SHOWN},
+                        "name": function.name.replace(".", "__"),
+                        **{name: by_name[function.toolpack, function.registered_name][name] for name in SHOWN},
                     }
-                    for each in agent.listed(catalog.listed(task["toolpacks"]))
+                    for function in agent.listed(catalog.listed(task["toolpacks"]))
                 ]
                 yield {"task": task["task"], "responses_create_params": {"input": task["prompt"], "tools": tools}}
             if not page:
@@ -74,7 +74,7 @@ class GymEpisodes:
             after = page[-1]["index"]
 
     async def seed(self, caller: Caller, row: GymRow, name: str | None) -> dict[str, Any]:
-        """Create the session of an episode, or get the one of this name.
+        """Create the session of an episode. Return the existing one if an episode of this name is running.
 
         Raises:
             HttpRefusedError: The episode of this name has ended, or has another task.
@@ -93,7 +93,7 @@ class GymEpisodes:
         return session
 
     async def call(self, caller: Caller, session_id: str, function: str, kwargs: Any) -> str:
-        """Call a function, and get what the model reads: a text as it is, all else as JSON, and what failed."""
+        """Call a function and return the text for the model: a string unchanged, other values as JSON, or an error."""
         try:
             envelope = await self._as_agent(
                 caller, session_id, "run_function", function=function, kwargs=kwargs, raise_on_error=True
@@ -107,51 +107,53 @@ class GymEpisodes:
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
     async def verify(self, caller: Caller, session_id: str, answer: str | None) -> dict[str, Any]:
-        """End an episode with what the model said last, if it did, and get what a verification says besides.
+        """End an episode and return the result of its verification.
 
-        A model may ask for it, too, as it names the path that its agent posts to: so nothing is said of an episode that
-        goes on.
+        The episode ends in any case, because a model can request this path, too: it must not learn the verdict on an
+        episode that continues.
+
+        Args:
+            answer: The model's last message; None if there is none.
         """
         try:
             if answer is not None:
                 await self._submit(caller, session_id, answer)
             verdict = await self._verdict(caller, session_id)
-            if not verdict["valid"]:  # which may be recorded nowhere
+            if not verdict["valid"]:  # an invalid verdict may not be recorded: the answer ends the episode
                 await self._submit(caller, session_id, "")
         except SessionNotFoundError as error:
             return _masked("session_lost", str(error))
-        shown = {name: verdict[name] for name in ("task", "version", "passed", "checks")}
-        about = {"session_id": session_id, **shown}
+        details = {"session_id": session_id, **{key: verdict[key] for key in ("task", "version", "passed", "checks")}}
         if verdict["valid"]:
-            return {"reward": verdict["reward"], "mask_sample": False, **about}
+            return {"reward": verdict["reward"], "mask_sample": False, **details}
         failure = verdict.get("failure", {})
-        return {**_masked("verifier_error", str(failure.get("message", "")), str(failure.get("kind", ""))), **about}
+        return {**_masked("verifier_error", str(failure.get("message", "")), str(failure.get("kind", ""))), **details}
 
     async def end(self, caller: Caller, name: str, session_id: str | None) -> None:
-        """End an episode: one that wasn't verified is evaluated. Of one that isn't there none can be made any more.
+        """End an episode. It is evaluated if it wasn't verified. If it doesn't exist, its name can't be used any more.
 
         Args:
-            session_id: The session of the episode that asks for it; None: whoever has the token does.
+            session_id: The session of the request's cookie; None if the caller sent the token without a cookie.
 
         Raises:
-            HttpRefusedError: An episode asks for the end of another one.
+            HttpRefusedError: The request has the cookie of another episode.
         """
-        found = await self._app.invoke(caller, "list_sessions", {"labels": {LABEL: name}, "limit": PAGE})
-        episodes = [each for each in found if "parent" not in each and "task" in each]
-        if session_id is not None and session_id not in {each["session_id"] for each in episodes}:
-            raise HttpRefusedError(403, "An episode closes no other one: send it without the cookie.")
+        sessions = await self._app.invoke(caller, "list_sessions", {"labels": {LABEL: name}, "limit": PAGE})
+        episodes = [session for session in sessions if "parent" not in session and "task" in session]
+        if session_id is not None and session_id not in {episode["session_id"] for episode in episodes}:
+            raise HttpRefusedError(403, "An episode can't close another one: send the request without the cookie.")
         if not episodes:
             params = {"toolpacks": [], "labels": {LABEL: name}, "call_id": f"{LABEL}-{name}"}
             try:
                 await self._app.invoke(caller, "create_session", params)
             except CallIdReusedError:
-                raise HttpRefusedError(503, "The episode is just being created: close it again.") from None
+                raise HttpRefusedError(503, "The episode is being created at this moment: close it again.") from None
         for episode in episodes:
             if not await self._has_ended(caller, episode["session_id"]):
                 await self._verdict(caller, episode["session_id"])
 
     async def _has_ended(self, caller: Caller, session_id: str) -> bool:
-        """Whether a verdict is recorded."""
+        """Return whether a verdict is recorded."""
         after = -1
         while True:
             params = {"session_id": session_id, "after": after, "limit": PAGE}
@@ -161,7 +163,7 @@ class GymEpisodes:
             after += len(records)
 
     async def _submit(self, caller: Caller, session_id: str, answer: str) -> None:
-        # The answer that was there first counts, or none.
+        # If there is an answer already, it counts. An invalid one counts as no answer.
         with suppress(AnsweredError, TooLargeError, InvalidParamsError):
             await self._as_agent(caller, session_id, "submit_answer", answer=answer)
 
@@ -176,10 +178,10 @@ class GymEpisodes:
 
 
 def _over(name: str | None) -> str:
-    return f"The episode {(name or '')[:MAX_SHOWN]!r} has ended, or has another task: begin one of another name."
+    return f"The episode {(name or '')[:MAX_SHOWN]!r} has ended, or has another task: use another name."
 
 
 def _masked(kind: str, reason: str, detail: str = "") -> dict[str, Any]:
-    """Get a verification that says nothing of the policy; the protocol has no reward that is none."""
+    """Return a masked verification, for episodes without a valid verdict. The protocol requires a reward: it is 0."""
     reason = f"{detail}: {reason}" if detail else reason
     return {"reward": 0.0, "mask_sample": True, "failure_kind": kind, "failure_reason": reason}

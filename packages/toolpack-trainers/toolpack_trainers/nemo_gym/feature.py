@@ -1,4 +1,4 @@
-"""What NeMo Gym's resources server adds to the server."""
+"""The NeMo Gym feature: the endpoints of a resources server."""
 
 from toolpack_server.features.api.core import Feature
 from toolpack_trainers.nemo_gym.episodes import GymEpisodes
@@ -11,12 +11,12 @@ _ENDPOINTS = "toolpack_trainers.nemo_gym.endpoints"
 class NemoGymFeature(Feature):
     name = "nemo_gym"
     needs = ("tasks",)
-    after = ("mcp", "openenv", "ors")  # whose paths are no functions
+    after = ("mcp", "openenv", "ors")  # their paths must not be taken for functions
     services = (GymEpisodes,)
     about = "POST /seed_session, /verify and /{function} play tasks for the agents of NeMo Gym."
     cookies = {
         COOKIE: ("/mcp/{key}",)
-    }  # agents post to paths that their models name, and get this one by /seed_session
+    }  # agents get the path from /seed_session; their models choose the paths of other requests
     routes = {
         "/nemo_gym/{toolpack}.jsonl": f"{_ENDPOINTS}:RowsEndpoint",
         "/reverify_mode": f"{_ENDPOINTS}:ReverifyEndpoint",

@@ -1,1 +1,1 @@
-"""OpenEnv: whoever trains with its clients plays tasks here, unchanged."""
+"""OpenEnv: its clients play the server's tasks, unchanged."""

@@ -1,7 +1,7 @@
-"""The paths of OpenEnv 0.10: HTTP, WebSockets, and the tasks.
+"""Endpoints of OpenEnv 0.10: HTTP, WebSockets, and task lists.
 
-A path only translates; what an episode is and does is in `episodes.py`. A refusal is `{"detail": …}`, or on a
-WebSocket a message `error`, after which it goes on. A connection has nothing that another one couldn't go on with.
+The endpoints only translate; `episodes.py` has the operations. A refusal is `{"detail": …}`, or an `error` message on a
+WebSocket, which stays open. Another connection can continue any episode, as connections have no state of their own.
 """
 
 import json
@@ -51,23 +51,23 @@ from toolpack_trainers.task_episodes import TaskEpisode
 
 INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR = "INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR"
 EXECUTION_ERROR, CAPACITY_REACHED, SESSION_ERROR = "EXECUTION_ERROR", "CAPACITY_REACHED", "SESSION_ERROR"
-"""The codes of errors on a WebSocket."""
+"""OpenEnv's codes for errors on a WebSocket."""
 
 CODES = {404: SESSION_ERROR, UNAVAILABLE: CAPACITY_REACHED}
-"""Those of refusals, by the HTTP status; of any other, that it is invalid."""
+"""The code of an `HttpRefusedError` by its HTTP status. Other statuses: VALIDATION_ERROR."""
 
 REFUSED_CODES = {
     SessionNotFoundError: SESSION_ERROR,
     OverloadedError: CAPACITY_REACHED,
     InvalidParamsError: VALIDATION_ERROR,
 }
-"""Those of what a method refused, by the exception; of any other, that it has failed."""
+"""The code of a method's error by its class. Other classes: EXECUTION_ERROR."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class OpenEnvEndpoint(EpisodeEndpoint):
-    """What the paths have in common."""
+    """Base class of OpenEnv's endpoints."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -77,27 +77,27 @@ class OpenEnvEndpoint(EpisodeEndpoint):
         return JSONResponse({"detail": message}, status)
 
     async def body(self, kind: type[M], request: FeatureRequest) -> M:
-        found: M = await self.parsed(request, partial(read_message, kind, what="The body"))
-        return found
+        body: M = await self.parsed(request, partial(read_message, kind, what="The body"))
+        return body
 
     async def env(self, request: FeatureRequest) -> str:
-        """Get the toolpack that stands in the path, or the only one."""
+        """Return the toolpack in the path, or the only one with tasks."""
         return await self.episodes.environment(request.caller, request.path.get("toolpack"))
 
     async def task_env(self, request: FeatureRequest) -> str:
-        """Get the toolpack of a path of the tasks, which names it twice."""
+        """Return the toolpack of a task list's path. The path names it twice, so both must be equal."""
         env = await self.env(request)
         if request.path["env"].lower() != env.lower():
             raise HttpRefusedError(404, f"There is no environment {request.path['env'][:200]!r} here: use {env}.")
         return env
 
 
-def _asked(request: FeatureRequest, name: str) -> str | None:
-    """Get an id of the query."""
-    given = request.query.get(name)
-    if given is not None and not 0 < len(given) <= MAX_ID:
-        raise HttpRefusedError(400, f"{name} has 1 to {MAX_ID} characters.")
-    return given
+def _query_id(request: FeatureRequest, name: str) -> str | None:
+    """Return an id from the query string."""
+    value = request.query.get(name)
+    if value is not None and not 0 < len(value) <= MAX_ID:
+        raise HttpRefusedError(400, f"{name} must have 1 to {MAX_ID} characters.")
+    return value
 
 
 class OpenEnvHealthEndpoint(OpenEnvEndpoint):
@@ -113,22 +113,22 @@ class OpenEnvMetadataEndpoint(OpenEnvEndpoint):
 
     async def answer(self, request: FeatureRequest) -> Response:
         env = await self.env(request)
-        listed = await self.app.invoke(request.caller, "list_toolpacks", {})
-        (found,) = [each for each in listed if each["name"] == env]
-        nothing = {"readme_content": None, "author": None, "documentation_url": None}
-        told = {"name": env, "description": found["description"], "version": found.get("version")}
-        return JSONResponse({**told, **nothing})
+        toolpacks = await self.app.invoke(request.caller, "list_toolpacks", {})
+        (toolpack,) = [each for each in toolpacks if each["name"] == env]
+        unknown = {"readme_content": None, "author": None, "documentation_url": None}
+        known = {"name": env, "description": toolpack["description"], "version": toolpack.get("version")}
+        return JSONResponse({**known, **unknown})
 
 
 class OpenEnvPathsEndpoint(OpenEnvEndpoint):
-    """Says which paths there are, as OpenAPI, by which `openenv validate` knows what it may ask."""
+    """Returns the paths as OpenAPI. `openenv validate` reads it to know which requests are possible."""
 
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
-        done = {"responses": {"200": {"description": "As OpenEnv has it."}}}
+        operation = {"responses": {"200": {"description": "As OpenEnv defines it."}}}
         paths = {
-            path.removeprefix(TOOLPACK): {verb.lower(): done for verb in resolve_name(endpoint).verbs}
+            path.removeprefix(TOOLPACK): {verb.lower(): operation for verb in resolve_name(endpoint).verbs}
             for path, endpoint in OpenEnvFeature.routes.items()
             if path.startswith(TOOLPACK)
         }
@@ -158,7 +158,7 @@ class OpenEnvResetEndpoint(OpenEnvEndpoint):
 
 
 class OpenEnvStepEndpoint(OpenEnvEndpoint):
-    """Steps in the episode whose id a reset has given; `request_id` makes a step safe to repeat."""
+    """Steps in an episode by its id. A `request_id` makes a step safe to repeat."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         env, body = await self.env(request), await self.body(StepBody, request)
@@ -166,15 +166,15 @@ class OpenEnvStepEndpoint(OpenEnvEndpoint):
         if isinstance(body.action, ListTools):
             return JSONResponse(await self.episodes.list_tools(request.caller, env, episode))
         call_id = body.request_id or body.action.metadata.call_id
-        asked = request.caller, episode, body.action, call_id, body.timeout_s
-        return JSONResponse(await self.episodes.step(*asked))
+        observation = await self.episodes.step(request.caller, episode, body.action, call_id, body.timeout_s)
+        return JSONResponse(observation)
 
 
 class OpenEnvStateEndpoint(OpenEnvEndpoint):
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
-        episode_id = _asked(request, "episode_id")
+        episode_id = _query_id(request, "episode_id")
         if episode_id is None:
             return JSONResponse(NO_STATE)
         episode = await self.episodes.find(request.caller, episode_id)
@@ -214,7 +214,7 @@ class OpenEnvTaskEndpoint(OpenEnvEndpoint):
 
 
 class OpenEnvTaskRangeEndpoint(OpenEnvEndpoint):
-    """Gets a slice of a split's tasks, as Python's slices are."""
+    """Returns a slice of a split's tasks, with Python's meaning of `start` and `stop`."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         env, body = await self.task_env(request), await self.body(OpenEnvRangeBody, request)
@@ -223,7 +223,7 @@ class OpenEnvTaskRangeEndpoint(OpenEnvEndpoint):
 
 
 class OpenEnvSocket(OpenEnvEndpoint, FeatureSocket):
-    """What the WebSockets have in common: each has a toolpack, and may have a session of OpenEnv."""
+    """Base class of the WebSockets. Each has a toolpack, and may have an OpenEnv session (`?session_id=`)."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -231,11 +231,11 @@ class OpenEnvSocket(OpenEnvEndpoint, FeatureSocket):
 
     async def on_connect(self, handshake: FeatureRequest) -> None:
         await self.env(handshake)
-        _asked(handshake, "session_id")
+        _query_id(handshake, "session_id")
 
 
 class OpenEnvMcpEndpoint(OpenEnvSocket):
-    """MCP by POST or on a WebSocket; its requests may say which session they mean."""
+    """MCP by POST or on a WebSocket. A request may name its session."""
 
     verbs = ("GET", "POST")
 
@@ -245,34 +245,34 @@ class OpenEnvMcpEndpoint(OpenEnvSocket):
         return JSONResponse(await self._answered(request, None))
 
     async def on_message(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:  # noqa: ARG002
-        return _text(await self._answered(message, _asked(message, "session_id")))
+        return _text(await self._answered(message, _query_id(message, "session_id")))
 
     async def _answered(self, request: FeatureRequest, sid: str | None) -> dict[str, Any]:
         try:
-            given = await self.parsed(request)
+            content = await self.parsed(request)
         except HttpRefusedError as error:
             return failure(None, PARSE_ERROR, str(error))
-        return await self.mcp.answer(request.caller, await self.env(request), given, sid)
+        return await self.mcp.answer(request.caller, await self.env(request), content, sid)
 
 
 class EpisodeSocket(OpenEnvSocket):
-    """A WebSocket that plays one episode after the other; with `?session_id=` those of a session of OpenEnv.
+    """A WebSocket that plays episodes one after the other; with `?session_id=` those of an OpenEnv session.
 
-    An episode doesn't end with the WebSocket: a reset with its id on another one goes on with it, and so does a
-    WebSocket with the same session.
+    An episode doesn't end with the WebSocket. Another WebSocket continues it by a reset with the episode's id, or by
+    the same OpenEnv session.
     """
 
     async def on_message(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
         try:
             try:
-                sent = await self.parsed(message, _read)
+                parsed = await self.parsed(message, _read)
             except HttpRefusedError as error:
                 if error.status == UNAVAILABLE:
                     raise
                 return _error(INVALID_JSON, str(error))
-            if isinstance(sent, str):
-                return sent
-            reply = await self._answered(message, sent, memory)
+            if isinstance(parsed, str):
+                return parsed
+            reply = await self._answered(message, parsed, memory)
         except HttpRefusedError as error:
             return _error(CODES.get(error.status, VALIDATION_ERROR), str(error))
         except REFUSALS as error:
@@ -280,28 +280,28 @@ class EpisodeSocket(OpenEnvSocket):
             return _error(code, sentence(error))
         return None if reply is None else _text(reply)
 
-    async def _answered(self, request: FeatureRequest, sent: BaseModel, memory: dict[str, Any]) -> Any:
-        """Answer a message; `memory` has the episode that this WebSocket has reset, or found."""
-        caller, sid = request.caller, _asked(request, "session_id")
+    async def _answered(self, request: FeatureRequest, message: BaseModel, memory: dict[str, Any]) -> Any:
+        """Return the answer to a message. `memory` caches the current episode of this WebSocket."""
+        caller, sid = request.caller, _query_id(request, "session_id")
         env = await self.env(request)
         episode: TaskEpisode | None = memory.get("episode")
         if episode is None and sid is not None:
             episode = memory["episode"] = await self.episodes.newest(caller, sid)
-        if isinstance(sent, OpenEnvResetMessage):
-            begun, observation = await self.episodes.reset(caller, env, sent.data, sid)
-            if episode is not None and episode.session_id != begun.session_id:
+        if isinstance(message, OpenEnvResetMessage):
+            next_episode, observation = await self.episodes.reset(caller, env, message.data, sid)
+            if episode is not None and episode.session_id != next_episode.session_id:
                 await self._end(caller, episode)
-            memory["episode"] = begun
+            memory["episode"] = next_episode
             return {"type": "observation", "data": observation}
-        if isinstance(sent, OpenEnvStepMessage):
-            return {"type": "observation", "data": await self._step(caller, env, episode, sent.data)}
-        if isinstance(sent, OpenEnvMcpMessage):
+        if isinstance(message, OpenEnvStepMessage):
+            return {"type": "observation", "data": await self._step(caller, env, episode, message.data)}
+        if isinstance(message, OpenEnvMcpMessage):
             session = sid or (None if episode is None else episode.labels[self.episodes.label])
-            return {"type": "mcp", "data": await self.mcp.answer(caller, env, sent.data, session)}
-        if sent.type == "state":  # type: ignore[attr-defined]
+            return {"type": "mcp", "data": await self.mcp.answer(caller, env, message.data, session)}
+        if message.type == "state":  # type: ignore[attr-defined]
             state = NO_STATE if episode is None else await self.episodes.state(caller, episode)
             return {"type": "state", "data": state}
-        if episode is not None and sid is None:  # a session is closed by its client
+        if episode is not None and sid is None:  # an OpenEnv session is closed by its client
             await self._end(caller, episode)
         return None
 
@@ -309,7 +309,7 @@ class EpisodeSocket(OpenEnvSocket):
         if isinstance(action, ListTools):
             return await self.episodes.list_tools(caller, env, episode)
         if episode is None:
-            raise HttpRefusedError(404, "There is no episode on this WebSocket: send reset with a task before.")
+            raise HttpRefusedError(404, "There is no episode on this WebSocket: send reset with a task first.")
         return await self.episodes.step(caller, episode, action, action.metadata.call_id)
 
     async def _end(self, caller: Caller, episode: TaskEpisode) -> None:
@@ -317,14 +317,14 @@ class EpisodeSocket(OpenEnvSocket):
             await self.episodes.end(caller, episode)
 
 
-def _read(given: Any) -> BaseModel | str:
-    """Read a message; if it is none, return the one that says so."""
-    kind = given.get("type") if isinstance(given, dict) else None
+def _read(content: Any) -> BaseModel | str:
+    """Return a client's message; if it is invalid, return the error message to send."""
+    kind = content.get("type") if isinstance(content, dict) else None
     if not isinstance(kind, str) or kind not in MESSAGES:
-        named = f"Unknown message type: {kind!r}"[:200]
-        return _error(UNKNOWN_TYPE, f"{named}. A message is an object whose type is {', '.join(MESSAGES)}.")
+        problem = f"Unknown message type: {kind!r}"[:200]
+        return _error(UNKNOWN_TYPE, f"{problem}. Send an object with one of the types {', '.join(MESSAGES)}.")
     try:
-        return read_message(MESSAGES[kind], given, "The message")
+        return read_message(MESSAGES[kind], content, "The message")
     except HttpRefusedError as error:
         return _error(CODES.get(error.status, VALIDATION_ERROR), str(error))
 

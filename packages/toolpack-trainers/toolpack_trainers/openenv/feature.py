@@ -1,4 +1,4 @@
-"""What OpenEnv adds to the server."""
+"""The OpenEnv feature: endpoints and settings."""
 
 from toolpack_server.features.api.core import Feature
 from toolpack_trainers.openenv.episodes import OpenEnvEpisodes
@@ -15,7 +15,7 @@ class OpenEnvFeature(Feature):
     about = "The paths below /openenv/{toolpack}, such as its WebSocket /ws, play tasks for clients of OpenEnv."
     settings = OpenEnvSettings
     routes = {
-        # At the root, too, where one toolpack has tasks; the other paths belong to ORS and MCP there.
+        # Also at the root, for servers with one toolpack that has tasks. The other paths belong to ORS and MCP there.
         **{
             f"{toolpack}/{path}": f"{_ENDPOINTS}:{endpoint}"
             for toolpack in ("", TOOLPACK)

@@ -1,6 +1,7 @@
-"""OpenEnv's MCP: its tools by JSON-RPC, for clients that step without rewards.
+"""OpenEnv's MCP: tools over JSON-RPC, for clients that step without rewards.
 
-An error is JSON-RPC's, in a response; a function that fails is a result, with the error as its text.
+A refused request is answered with a JSON-RPC error. A failed function is answered with a result that has the error
+text.
 """
 
 import json
@@ -19,15 +20,15 @@ from toolpack_trainers.openenv.messages import (
 )
 from toolpack_trainers.task_episodes import PlayedCall
 
-PARSE_ERROR = -32700  # this and those below: of JSON-RPC 2.0, section 5.1
+PARSE_ERROR = -32700  # the codes of JSON-RPC 2.0, section 5.1
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
-REFUSED = -32000  # what OpenEnv answers for all else
+REFUSED = -32000  # OpenEnv's code for all other errors
 
 
 class OpenEnvMcpError(Exception):
-    """Refuses a request, with a code of JSON-RPC."""
+    """Refusal of a request, with a JSON-RPC error code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -35,21 +36,21 @@ class OpenEnvMcpError(Exception):
 
 
 class OpenEnvMcp:
-    """Answers the requests of one toolpack's MCP."""
+    """Handler of MCP requests."""
 
     def __init__(self, episodes: OpenEnvEpisodes) -> None:
         self._episodes = episodes
 
-    async def answer(self, caller: Caller, env: str, given: Any, sid: str | None = None) -> dict[str, Any]:
-        """Answer a request.
+    async def answer(self, caller: Caller, env: str, content: Any, sid: str | None = None) -> dict[str, Any]:
+        """Return the response to a request.
 
         Args:
-            sid: The session of OpenEnv that the WebSocket has; None if there is none.
+            sid: OpenEnv's session id of the WebSocket; None if it has none.
         """
         id_: Any = None
         try:
             try:
-                request = read_message(OpenEnvMcpRequest, given, "A request")
+                request = read_message(OpenEnvMcpRequest, content, "A request")
             except HttpRefusedError as error:
                 raise OpenEnvMcpError(INVALID_REQUEST, str(error)) from None
             id_ = request.id
@@ -70,13 +71,15 @@ class OpenEnvMcp:
         return {"jsonrpc": "2.0", "id": id_, "result": result}
 
     async def _create(self, _caller: Caller, _env: str, _params: OpenEnvShape, sid: str | None) -> dict[str, Any]:
-        """Give an id; there is an episode when it is reset."""
+        """Return a new session id. Its episode begins with a reset."""
         return {"session_id": sid or uuid.uuid4().hex}
 
     async def _close(self, caller: Caller, _env: str, params: OpenEnvSessionParams, sid: str | None) -> dict[str, Any]:
-        """End a session: an episode without an answer is evaluated. It is kept until it expires."""
+        """End a session. Its episode is evaluated if it has no answer, and is kept until it expires."""
         if params.session_id == sid:
-            raise OpenEnvMcpError(INVALID_REQUEST, "The session is that of this WebSocket: close the WebSocket.")
+            raise OpenEnvMcpError(
+                INVALID_REQUEST, "This is the session of this WebSocket: close the WebSocket instead."
+            )
         episode = await self._episodes.newest(caller, params.session_id)
         if episode is not None:
             await self._episodes.end(caller, episode)
@@ -91,14 +94,13 @@ class OpenEnvMcp:
     async def _call(self, caller: Caller, _env: str, params: OpenEnvCallParams, sid: str | None) -> dict[str, Any]:
         session = params.session_id or sid
         if session is None:
-            raise OpenEnvMcpError(INVALID_PARAMS, "Which session? Send session_id, from openenv/session/create.")
+            raise OpenEnvMcpError(INVALID_PARAMS, "session_id is missing: send the one of openenv/session/create.")
         episode = await self._episodes.find(caller, session)
-        told = await self._episodes.play(caller, episode, params.name, params.arguments, None)
-        return _result(told)
+        return _result(await self._episodes.play(caller, episode, params.name, params.arguments, None))
 
 
 METHODS: dict[str, tuple[type[OpenEnvShape], Any]] = {
-    "tools/list": (OpenEnvListParams, OpenEnvMcp._list),  # noqa: SLF001 - its own
+    "tools/list": (OpenEnvListParams, OpenEnvMcp._list),  # noqa: SLF001 - of this module
     "tools/call": (OpenEnvCallParams, OpenEnvMcp._call),  # noqa: SLF001
     "openenv/session/create": (OpenEnvShape, OpenEnvMcp._create),  # noqa: SLF001
     "openenv/session/close": (OpenEnvSessionParams, OpenEnvMcp._close),  # noqa: SLF001
@@ -109,13 +111,13 @@ def failure(id_: Any, code: int, message: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id_, "error": {"code": code, "message": message, "data": None}}
 
 
-def _result(told: PlayedCall) -> dict[str, Any]:
-    """Get a tool's result as FastMCP's client writes it, of which OpenEnv's takes `data`."""
-    text = told.result if isinstance(told.result, str) else json.dumps(told.result, ensure_ascii=False)
+def _result(played: PlayedCall) -> dict[str, Any]:
+    """Return a tool's result in the form of FastMCP's client. OpenEnv's client reads only `data`."""
+    text = played.result if isinstance(played.result, str) else json.dumps(played.result, ensure_ascii=False)
     return {
         "content": [{"type": "text", "text": text}],
         "structured_content": None,
-        "data": told.result,
-        "is_error": told.reason is not None,
+        "data": played.result,
+        "is_error": played.reason is not None,
         "meta": None,
     }

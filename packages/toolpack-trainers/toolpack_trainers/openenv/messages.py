@@ -1,8 +1,8 @@
-"""What clients of OpenEnv 0.10 send: requests, messages of a WebSocket, and actions.
+"""Messages of OpenEnv 0.10 clients: HTTP requests, WebSocket messages, and actions.
 
-A shape is that of `openenv.core.env_server`; what it leaves open, such as the parameters of a reset, is said
-here. What nobody would look at is refused, so that no parameter is taken and does nothing. Arguments and answers may be
-anything, as a model has written them: what is wrong with them is an observation.
+The models follow `openenv.core.env_server`, and define what it leaves open, such as the parameters of a reset. Unknown
+parameters are rejected, not ignored. A model's arguments and answers may be anything: errors in them become an
+observation.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,17 +23,17 @@ class OpenEnvShape(BaseModel):
 
 
 class ResetData(OpenEnvShape):
-    """What begins an episode: `task`, or `index` with a `split`; without both a task of the split is drawn."""
+    """Parameters of a reset: `task`, or `index` with `split`. Without both, a task of the split is drawn."""
 
     seed: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Seeds chance and time of the episode, and draws a task."
+        None, description="Seed of the episode's random numbers and clock, and of the choice of a task."
     )
-    episode_id: Id | None = Field(None, description="Its id: with the same one an episode is gone on with.")
+    episode_id: Id | None = Field(None, description="Id of the episode. An existing id continues that episode.")
     task: str | None = Field(None, description="The task, as toolpack/name.")
-    split: str = Field(ALL, description="The split of which `index` is, or of which a task is drawn.")
-    index: int | None = Field(None, description="Which task of the split.")
-    perturbations: dict[str, JsonValue] | None = Field(None, description="As `create_session` has them.")
-    rewards: Literal["end", "each"] | None = Field(None, description="When there are rewards.")
+    split: str = Field(ALL, description="The split that `index` refers to, or from which a task is drawn.")
+    index: int | None = Field(None, description="Index of the task in the split.")
+    perturbations: dict[str, JsonValue] | None = Field(None, description="Rules, as for `create_session`.")
+    rewards: Literal["end", "each"] | None = Field(None, description="Rewards at the end, or with each call.")
 
     def spec(self, task: str) -> TaskSpec:
         seed = None if self.seed is None else str(self.seed)
@@ -41,7 +41,7 @@ class ResetData(OpenEnvShape):
 
 
 class ActionMetadata(BaseModel):
-    """What an action may say of itself; more is allowed, and not looked at."""
+    """Metadata of an action. Other members are allowed and ignored."""
 
     call_id: Id | None = Field(None, description="An id that makes the action safe to repeat.")
 
@@ -72,7 +72,7 @@ class AnswerAction(OpenEnvAction):
 
 
 def _typed(action: Any) -> Any:
-    """Get an action with its type: OpenEnv's own class for a call of a tool has one by default."""
+    """Return an action with its type. A tool call may omit it, because OpenEnv's own class has it as a default."""
     return {"type": "call_tool", **action} if isinstance(action, dict) and "tool_name" in action else action
 
 
@@ -80,7 +80,7 @@ AnyAction = Annotated[ListTools | CallTool | AnswerAction, Field(discriminator="
 
 
 class StepBody(OpenEnvShape):
-    """A step over HTTP, of the episode that was reset."""
+    """A step over HTTP, in the episode that a reset has begun."""
 
     action: AnyAction
     episode_id: Id
@@ -156,21 +156,21 @@ class OpenEnvRangeBody(OpenEnvSplitBody):
     stop: int | None = None
 
 
-def read_message(kind: type[M], given: Any, what: str) -> M:
-    """Read what a client has sent; raises as `read`, with the status that OpenEnv has for it."""
-    return read(kind, given, what, UNPROCESSABLE)
+def read_message(kind: type[M], content: Any, what: str) -> M:
+    """Return a client's JSON as a model. Raise as `read`, with OpenEnv's status for invalid messages."""
+    return read(kind, content, what, UNPROCESSABLE)
 
 
-# By this title clients such as verifiers know that there are tools, ask for them, and tell their model.
+# Clients such as verifiers recognise by this title that the environment has tools, which they then list.
 ACTION_SCHEMA: dict[str, Any] = {"title": "Action", **TypeAdapter(AnyAction).json_schema()}
 
 RESET_OBSERVATION_SCHEMA: dict[str, Any] = {
     "title": "ResetObservation",
     "type": "object",
     "properties": {
-        "prompt": {"type": "string", "description": "What the agent is asked to do."},
-        "messages": {"type": "array", "items": {"type": "object"}, "description": "The same, as messages."},
-        "metadata": {"type": "object", "description": "Empty: it stands beside the observation, for the trainer."},
+        "prompt": {"type": "string", "description": "The agent's prompt."},
+        "messages": {"type": "array", "items": {"type": "object"}, "description": "The prompt as messages."},
+        "metadata": {"type": "object", "description": "Empty. The trainer's metadata is beside the observation."},
     },
 }
 
@@ -178,11 +178,11 @@ OBSERVATION_SCHEMA: dict[str, Any] = {
     "title": "Observation",
     "type": "object",
     "properties": {
-        "tools": {"type": "array", "items": {"type": "object"}, "description": "The tools, when they were asked for."},
+        "tools": {"type": "array", "items": {"type": "object"}, "description": "The tools, after list_tools."},
         "tool_name": {"type": "string", "description": "The tool that was called."},
-        "result": {"description": "What the tool has returned; a text, if it failed."},
-        "error": {"type": ["object", "null"], "description": "Why nothing was called: error_type and message."},
-        "metadata": {"type": "object", "description": "Empty: it stands beside the observation, for the trainer."},
+        "result": {"description": "The tool's result, or the error text if it failed."},
+        "error": {"type": ["object", "null"], "description": "Why the call was refused: error_type and message."},
+        "metadata": {"type": "object", "description": "Empty. The trainer's metadata is beside the observation."},
     },
 }
 
@@ -191,9 +191,9 @@ STATE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "episode_id": {"type": ["string", "null"]},
-        "step_count": {"type": "integer", "description": "How many calls the agent has made."},
+        "step_count": {"type": "integer", "description": "Number of the agent's calls."},
         "done": {"type": "boolean"},
-        "reward": {"type": ["number", "null"], "description": "Of an episode that is done."},
+        "reward": {"type": ["number", "null"], "description": "The reward, if the episode is done."},
         "task": {"type": ["string", "null"]},
         "session_id": {"type": ["string", "null"]},
     },

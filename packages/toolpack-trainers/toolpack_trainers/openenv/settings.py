@@ -1,4 +1,4 @@
-"""The settings of OpenEnv's paths."""
+"""Settings of OpenEnv's endpoints."""
 
 from typing import Literal
 
@@ -9,8 +9,8 @@ from toolpack_server.features.api.core import FeatureSettings
 
 class OpenEnvSettings(FeatureSettings, feature="openenv"):
     rewards: Literal["end", "each"] = Field(
-        "end", description="When episodes of OpenEnv get rewards: once, at their end, or with each call, so far."
+        "end", description="When OpenEnv episodes get rewards: once at the end, or the reward so far with each call."
     )
     ttl_seconds: float = Field(
-        3600, gt=0, le=315_360_000, description="How long an episode of OpenEnv lives after it was last used."
+        3600, gt=0, le=315_360_000, description="Time to live of an OpenEnv episode after its last use, in seconds."
     )

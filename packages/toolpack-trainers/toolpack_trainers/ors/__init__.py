@@ -1,1 +1,1 @@
-"""The Open Reward Standard (ORS): whoever trains with its clients plays tasks here, unchanged."""
+"""The Open Reward Standard (ORS): its clients play the server's tasks, unchanged."""

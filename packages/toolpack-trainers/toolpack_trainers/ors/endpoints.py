@@ -1,7 +1,7 @@
-"""The paths of the Open Reward Standard, as the `openreward` SDK 0.1 asks for them.
+"""Endpoints of the Open Reward Standard, for the `openreward` SDK 0.1.
 
-A path only translates; what an episode is and does is in `episodes.py`. A refusal is `{"detail": …}`. An
-overload, or a server that starts or stops, is 503, which clients repeat, and never 500, which they don't.
+The endpoints only translate; `episodes.py` has the operations. A refusal is `{"detail": …}`. An overloaded, starting or
+stopping server answers 503, which clients retry, and never 500, which they don't.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from toolpack_trainers.endpoints import UNAVAILABLE, EpisodeEndpoint
 from toolpack_trainers.ors.episodes import OrsEpisodes, block_of
 from toolpack_trainers.task_episodes import ALL, TaskSpec, messages_of, read
 
-SIGN_SECONDS = 10.0  # between two signs of life; clients give up after 30 s of silence
+SIGN_SECONDS = 10.0  # between keep-alive comments; clients give up after 30 s of silence
 CHUNK = 32 * 1024  # bytes of a result in one event; clients read lines of up to 128 KiB
 MAX_ID = 64
-CLIENTS_OWN = {"api_key", "OPENREWARD_API_KEY"}  # secrets that the SDK sends by itself: the token, once more
+CLIENTS_OWN = {"api_key", "OPENREWARD_API_KEY"}  # secrets that the SDK sends by itself: copies of the token
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -36,7 +36,7 @@ class OrsBody(BaseModel):
 
 
 class CreateBody(OrsBody):
-    """What begins an episode: `task_spec`, or `split` and `index`."""
+    """Parameters of a new episode: `task_spec`, or `split` and `index`."""
 
     env_name: str | None = None
     task_spec: TaskSpec | None = None
@@ -60,7 +60,7 @@ class RangeBody(SplitBody):
 
 def _one_line(text: str) -> str:
     if not text.isprintable() or text != text.strip():
-        raise PydanticCustomError("one_line", "An id has no line breaks, and no spaces at its ends")
+        raise PydanticCustomError("one_line", "An id can't contain line breaks, or begin or end with spaces")
     return text
 
 
@@ -75,7 +75,7 @@ class NoBody(OrsBody):
 
 
 class OrsEndpoint(EpisodeEndpoint):
-    """What the paths have in common; the token comes as a bearer token, or as `X-API-Key`, as the SDK sends it."""
+    """Base class of ORS's endpoints. The token comes as a bearer token or in `X-API-Key`, as the SDK sends it."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -92,11 +92,11 @@ class OrsEndpoint(EpisodeEndpoint):
         return JSONResponse({"detail": message}, status, starting)
 
     async def body(self, kind: type[M], request: FeatureRequest) -> M:
-        found: M = await self.parsed(request, partial(read, kind))
-        return found
+        body: M = await self.parsed(request, partial(read, kind))
+        return body
 
     async def env(self, request: FeatureRequest, name: str | None = None) -> str:
-        """Get the toolpack that stands before the path, or in a header as the SDK's name of an environment."""
+        """Return the toolpack named before the path, or in the header with the SDK's name of the environment."""
         hint = request.headers.get("x-deployment", "").rpartition("/")[2]
         return await self.episodes.environment(request.caller, request.path.get("env", name), hint)
 
@@ -106,19 +106,20 @@ def _episode_id(request: FeatureRequest) -> str:
     if not 0 < len(sid) <= MAX_ID:
         raise HttpRefusedError(
             400,
-            f"Which episode? Send the header X-Session-ID, of at most {MAX_ID} characters, from POST /create_session.",
+            f"The episode is missing: send its id from POST /create_session in the header X-Session-ID, of 1 to "
+            f"{MAX_ID} characters.",
         )
     return sid
 
 
 def _check_secrets(request: FeatureRequest) -> None:
-    given = request.headers.get("x-secrets", "")
+    header = request.headers.get("x-secrets", "")
     try:
-        names = set(json.loads(base64.b64decode(given, validate=True))) if given else set()
+        names = set(json.loads(base64.b64decode(header, validate=True))) if header else set()
     except (ValueError, TypeError, RecursionError):
-        names = {"it"}
+        names = {"invalid header"}
     if not names <= CLIENTS_OWN:
-        raise HttpRefusedError(400, "X-Secrets: the environments of this server take no secrets: send none.")
+        raise HttpRefusedError(400, "X-Secrets: the environments of this server don't accept secrets: send none.")
 
 
 class HealthEndpoint(OrsEndpoint):
@@ -145,7 +146,7 @@ class EnvironmentsEndpoint(OrsEndpoint):
 
 
 class NewIdEndpoint(OrsEndpoint):
-    """Gives an episode's id, before there is an episode."""
+    """Returns an id for a new episode. POST /create creates the episode."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         _check_secrets(request)
@@ -164,11 +165,11 @@ class CreateEndpoint(OrsEndpoint):
         sid, body = _episode_id(request), await self.body(CreateBody, request)
         spec = body.task_spec
         if (spec is None) == (body.index is None):
-            raise HttpRefusedError(400, "Provide either task_spec, or index with a split, not both and not neither.")
+            raise HttpRefusedError(400, "Provide either task_spec, or index with a split, and not both.")
         if spec is None:
             env = await self.env(request, body.env_name)
-            found = await self.episodes.task(request.caller, env, body.split or ALL, body.index or 0)
-            spec = TaskSpec.model_validate(found)
+            task = await self.episodes.task(request.caller, env, body.split or ALL, body.index or 0)
+            spec = TaskSpec.model_validate(task)
         await self.episodes.create(request.caller, sid, spec)
         return JSONResponse({"sid": sid})
 
@@ -180,7 +181,7 @@ class PingEndpoint(OrsEndpoint):
 
 
 class DeleteEndpoint(OrsEndpoint):
-    """Ends an episode: one without an answer is evaluated. It is kept, for whoever looks at runs, until it expires."""
+    """Ends an episode. It is evaluated if it has no answer, and can be inspected until it expires."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         sid = _episode_id(request)
@@ -226,7 +227,7 @@ class TaskEndpoint(OrsEndpoint):
 
 
 class TaskRangeEndpoint(OrsEndpoint):
-    """Gets a slice of a split's tasks, as Python's slices are."""
+    """Returns a slice of a split's tasks, with Python's meaning of `start` and `stop`."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         env, body = await self.env(request), await self.body(RangeBody, request)
@@ -235,28 +236,28 @@ class TaskRangeEndpoint(OrsEndpoint):
 
 
 class PromptEndpoint(OrsEndpoint):
-    """Gets the prompt as blocks: of one that is a conversation its texts, each with who says it."""
+    """Returns the prompt as blocks. A prompt with several messages has one block per message, as `role: text`."""
 
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
         episode = await self.episodes.find(request.caller, _episode_id(request))
-        prompt = messages_of(await self.episodes.told(request.caller, episode))
+        prompt = messages_of(await self.episodes.agent_task(request.caller, episode))
         lone = len(prompt) == 1 and prompt[0]["role"] == "user"
-        texts = [each["content"] if lone else f"{each['role']}: {each['content']}" for each in prompt]
+        texts = [message["content"] if lone else f"{message['role']}: {message['content']}" for message in prompt]
         return JSONResponse([block_of(text) for text in texts])
 
 
 class MessagesEndpoint(OrsEndpoint):
-    """Gets the prompt as messages."""
+    """Returns the prompt as messages."""
 
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
         episode = await self.episodes.find(request.caller, _episode_id(request))
-        prompt = messages_of(await self.episodes.told(request.caller, episode))
+        prompt = messages_of(await self.episodes.agent_task(request.caller, episode))
         return JSONResponse(
-            [{"role": each["role"], "blocks": [block_of(each["content"])], "detail": None} for each in prompt]
+            [{"role": message["role"], "blocks": [block_of(message["content"])], "detail": None} for message in prompt]
         )
 
 
@@ -270,11 +271,14 @@ class TaskToolsEndpoint(OrsEndpoint):
 
 class ScoreGroupEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:  # noqa: ARG002
-        raise HttpRefusedError(404, "Groups aren't scored here: each episode has a reward of its own.")
+        raise HttpRefusedError(404, "Groups aren't scored here: each episode has its own reward.")
 
 
 class CallEndpoint(OrsEndpoint):
-    """Calls a tool, once for a `task_id`: the stream begins with it, and one that broke is resumed by it."""
+    """Calls a tool, once per `task_id`.
+
+    The stream begins with the `task_id`. After a lost connection the client sends it again to resume.
+    """
 
     async def answer(self, request: FeatureRequest) -> Response:
         sid, body = _episode_id(request), await self.body(CallBody, request)
@@ -286,23 +290,23 @@ class CallEndpoint(OrsEndpoint):
     async def _answered(
         self, task_id: str, work: Callable[[], Coroutine[Any, Any, Any]], request: FeatureRequest, sid: str
     ) -> AsyncIterator[bytes]:
-        """Give the id before the call begins, signs of life while it runs, and its result in pieces.
+        """Yield the id before the call begins, keep-alive comments while it runs, and its result in pieces.
 
-        A stream that ends without a result is resumed by the client, as after a lost connection.
+        If the server is unavailable, the stream ends without a result: clients then resume, as after a lost connection.
         """
         yield _event("task_id", task_id)
-        doing = asyncio.ensure_future(work())
+        task = asyncio.ensure_future(work())
         try:
-            async for sign in signs_of_life(doing, SIGN_SECONDS):
+            async for sign in signs_of_life(task, SIGN_SECONDS):
                 yield sign
-            pieces = _pieces(doing.result())
+            pieces = _pieces(task.result())
         except REFUSALS as error:
             if self.status_of(error) != UNAVAILABLE:
                 self.episodes.forget(request.caller, sid)
                 yield _event("error", sentence(error))
             return
         finally:
-            doing.cancel()
+            task.cancel()
         request.holds(sum(map(len, pieces)))
         for piece in pieces[:-1]:
             yield _event("chunk", piece)
@@ -319,8 +323,8 @@ async def _events(events: list[tuple[str, str]]) -> AsyncIterator[bytes]:
 
 
 def _pieces(result: Any) -> list[str]:
-    """Divide a result's JSON among events; clients remove spaces at the beginning of each, so none begins with one."""
-    text = json.dumps(result, separators=(",", ":"))  # so that spaces are in strings only
+    """Split a result's JSON into pieces for events. No piece begins with a space, as clients would remove it."""
+    text = json.dumps(result, separators=(",", ":"))  # with spaces only inside strings, where they can be escaped
     if len(text) <= CHUNK:
         return [text]
     pieces = [text[at : at + CHUNK] for at in range(0, len(text), CHUNK)]

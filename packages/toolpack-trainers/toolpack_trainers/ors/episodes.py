@@ -1,7 +1,4 @@
-"""Episodes as the Open Reward Standard knows them.
-
-What the standard has its own words for is said in them here; all else is in `task_episodes`.
-"""
+"""Episodes in the terms of the Open Reward Standard. The rest is in `task_episodes`."""
 
 import json
 from typing import Any
@@ -17,54 +14,54 @@ from toolpack_trainers.task_episodes import (
     TaskSpec,
 )
 
-KNOWN = 10_000  # episodes whose sessions are remembered
+MAX_CACHED = 10_000  # episodes whose session ids are cached
 
 ANSWER_TOOL = {"name": ANSWER, "description": ANSWER_ABOUT, "input_schema": ANSWER_SCHEMA}
 TERMINAL_TOOL = {"name": ANSWER, "arg": "answer", "description": ANSWER_ABOUT}
 
 
 class OrsEpisodes(TaskEpisodes):
-    """Everything that the endpoints do with the episodes and tasks of one server."""
+    """ORS's operations on episodes and tasks."""
 
     label = "ors"
 
     def __init__(self, app: App) -> None:
         super().__init__(app)
-        self._known: dict[tuple[str, str], TaskEpisode] = {}  # none of these can change
+        self._cache: dict[tuple[str, str], TaskEpisode] = {}  # by owner and id; the entries are immutable
 
     async def tools_of(self, caller: Caller, env: str) -> dict[str, Any]:
-        """Get the tools of a toolpack, before there is an episode."""
+        """Return the tools of a toolpack, for requests without an episode."""
         return _tools(await self.functions_of(caller, env))
 
     async def create(self, caller: Caller, sid: str, spec: TaskSpec) -> None:
-        """Create the session of an episode; the same request again makes no other."""
+        """Create the session of an episode. The same request again changes nothing."""
         settings = self.app.settings.of(OrsSettings)
         each = settings.rewards == "each"
-        made, _ = await self.begin(caller, sid, spec, {self.label: sid}, each=each, ttl=settings.ttl_seconds)
-        self._remember(caller, sid, made)
+        episode, _ = await self.begin(caller, sid, spec, {self.label: sid}, each=each, ttl=settings.ttl_seconds)
+        self._remember(caller, sid, episode)
 
     async def find(self, caller: Caller, sid: str) -> TaskEpisode:
-        """Find the episode that a request is about.
+        """Return the episode with an id.
 
         Raises:
-            HttpRefusedError: There is none.
+            HttpRefusedError: There is no such episode.
         """
-        known = self._known.get((caller.owner, sid))
-        if known is not None:
-            return known
-        found = await self.newest(caller, sid)
-        if found is None:
+        cached = self._cache.get((caller.owner, sid))
+        if cached is not None:
+            return cached
+        episode = await self.newest(caller, sid)
+        if episode is None:
             raise _not_found()
-        self._remember(caller, sid, found)
-        return found
+        self._remember(caller, sid, episode)
+        return episode
 
     def _remember(self, caller: Caller, sid: str, episode: TaskEpisode) -> None:
-        if len(self._known) >= KNOWN:
-            del self._known[next(iter(self._known))]
-        self._known[caller.owner, sid] = episode
+        if len(self._cache) >= MAX_CACHED:
+            del self._cache[next(iter(self._cache))]
+        self._cache[caller.owner, sid] = episode
 
     async def renew(self, caller: Caller, sid: str) -> None:
-        """Let an episode live for its time to live from now on."""
+        """Restart the time to live of an episode."""
         episode = await self.find(caller, sid)
         try:
             await self.app.invoke(caller, "get_session", {"session_id": episode.session_id})
@@ -73,21 +70,23 @@ class OrsEpisodes(TaskEpisodes):
             raise _not_found() from None
 
     def forget(self, caller: Caller, sid: str) -> None:
-        self._known.pop((caller.owner, sid), None)
+        self._cache.pop((caller.owner, sid), None)
 
     async def tools(self, caller: Caller, episode: TaskEpisode) -> dict[str, Any]:
         return _tools(await self.functions(caller, episode))
 
-    async def output(self, caller: Caller, episode: TaskEpisode, tool: str, given: Any, task_id: str) -> dict[str, Any]:
-        """Call a tool once, whatever is sent again with this `task_id`, and get what the protocol answers."""
-        told = await self.call(caller, episode, tool, given, task_id)
-        if told.reason is not None:
-            return {"ok": False, "error": told.result, "reason": told.reason}
+    async def output(
+        self, caller: Caller, episode: TaskEpisode, tool: str, arguments: Any, task_id: str
+    ) -> dict[str, Any]:
+        """Call a tool and return the protocol's answer. A repeated request with the same `task_id` runs nothing."""
+        played = await self.call(caller, episode, tool, arguments, task_id)
+        if played.reason is not None:
+            return {"ok": False, "error": played.result, "reason": played.reason}
         output = {
-            "blocks": _blocks(told.result),
-            "metadata": told.metadata,
-            "reward": told.reward,
-            "finished": told.ended,
+            "blocks": _blocks(played.result),
+            "metadata": played.metadata,
+            "reward": played.reward,
+            "finished": played.ended,
         }
         return {"ok": True, "output": output}
 
@@ -101,7 +100,7 @@ def block_of(text: str) -> dict[str, Any]:
 
 
 def _blocks(result: Any) -> list[dict[str, Any]]:
-    """Get a result as blocks: a function's own text and images as they are, a string as text, all else as JSON."""
+    """Return a result as blocks. Text and image blocks stay, a string becomes text, other values become JSON text."""
     if isinstance(result, str):
         return [block_of(result)]
     if isinstance(result, list) and result and all(map(_is_content, result)):
@@ -122,8 +121,8 @@ def _is_content(block: Any) -> bool:
 
 def _tools(functions: list[dict[str, Any]]) -> dict[str, Any]:
     tools = [
-        {"name": each["name"], "description": each["description"], "input_schema": each["parameters"]}
-        for each in functions
+        {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+        for function in functions
     ]
     return {
         "tools": [*tools, ANSWER_TOOL],

@@ -1,4 +1,4 @@
-"""What the Open Reward Standard adds to the server."""
+"""The Open Reward Standard feature: endpoints and settings."""
 
 from toolpack_server.features.api.core import Feature
 from toolpack_trainers.ors.episodes import OrsEpisodes

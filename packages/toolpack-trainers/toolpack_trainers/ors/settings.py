@@ -1,4 +1,4 @@
-"""The settings of the Open Reward Standard's paths."""
+"""Settings of the Open Reward Standard's endpoints."""
 
 from typing import Literal
 
@@ -9,8 +9,8 @@ from toolpack_server.features.api.core import FeatureSettings
 
 class OrsSettings(FeatureSettings, feature="ors"):
     rewards: Literal["end", "each"] = Field(
-        "end", description="When episodes of ORS get rewards: once, at their end, or with each call, so far."
+        "end", description="When ORS episodes get rewards: once at the end, or the reward so far with each call."
     )
     ttl_seconds: float = Field(
-        3600, gt=0, le=315_360_000, description="How long an episode of ORS lives after its last call or ping."
+        3600, gt=0, le=315_360_000, description="Time to live of an ORS episode after its last use or ping, in seconds."
     )
