@@ -1,10 +1,10 @@
 """Compare a port with its original, at agents' addresses: make the same random calls on both until they differ.
 
 `python examples/compare_port.py http://127.0.0.1:8000 notes _notebook:Notebook --path packs` plays sessions of the
-toolpack `notes` beside instances of the class `Notebook`. The original is anything that, when it is called, gives an
-object whose methods have the functions' names. What must be equal: what each call returns, as JSON, and whether it
-fails, with which exception; at the end also the public attributes that the environment shows under the same names.
-The first difference is printed with the calls that led to it, and makes the exit status 1.
+toolpack `notes` beside instances of the class `Notebook`. The original is a callable that returns an object whose
+methods have the functions' names. After each call, the results (as JSON) or the classes of the exceptions must be
+equal. At the end, public attributes must equal the environment's fields of the same names. The first difference is
+printed with the calls that led to it, and the exit status is then 1.
 """
 
 import argparse
@@ -24,7 +24,7 @@ MISSING = object()
 
 
 def value(schema: dict[str, Any], seen: list[Any], draw: random.Random) -> Any:
-    """Draw a value that fits a schema, rather one that has occurred before."""
+    """Return a random value that fits a schema. Values that have occurred before are preferred."""
     if "enum" in schema:
         return draw.choice(schema["enum"])
     if "anyOf" in schema:
@@ -52,46 +52,46 @@ def arguments(function: dict[str, Any], seen: list[Any], draw: random.Random) ->
     }
 
 
-def leaves(found: Any) -> list[Any]:
-    members = found.values() if isinstance(found, dict) else found if isinstance(found, list) else None
-    return [found] if members is None else [leaf for member in members for leaf in leaves(member)]
+def leaves(value: Any) -> list[Any]:
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return [value] if members is None else [leaf for member in members for leaf in leaves(member)]
 
 
-def answer(original: Any, name: str, given: dict[str, Any]) -> tuple[Any, str | None]:
-    """Call a method of the original, and get what it returns as JSON, or the class of its exception."""
+def answer(original: Any, name: str, kwargs: dict[str, Any]) -> tuple[Any, str | None]:
+    """Call a method of the original. Return its result as JSON, or the name of its exception's class."""
     try:
-        found = getattr(original, name)(**given)
-        return to_jsonable_python(asyncio.run(found) if inspect.iscoroutine(found) else found, fallback=vars), None
-    except Exception as error:  # noqa: BLE001 - whatever the original raises
+        result = getattr(original, name)(**kwargs)
+        return to_jsonable_python(asyncio.run(result) if inspect.iscoroutine(result) else result, fallback=vars), None
+    except Exception as error:  # noqa: BLE001 - the original may raise anything
         return None, type(error).__name__
 
 
 def play(client: Client, url: str, toolpack: str, original: Any, calls: int, draw: random.Random) -> str | None:
-    """Play one session; get what differs first."""
+    """Play one session. Return the first difference, or None."""
     session = client.create_session([toolpack])
-    made, seen = [], list[Any]()
+    log, seen = [], list[Any]()
     with AgentClient(url + session["agent_path"]) as agent:
         functions = agent.list_functions()["result"]
         for _ in range(calls):
             function = draw.choice(functions)
-            name, given = function["name"], arguments(function, seen, draw)
-            made.append(f"  {name}(**{given})")
-            envelope = agent.run_function(name, given)
-            failed = envelope["error"] and envelope["error"].partition(":")[0]
-            found = (None, failed) if failed else (envelope["result"], None)
-            if found[1] == "ValidationError":
-                made.pop()  # the port has a schema, which the original can't know
+            name, kwargs = function["name"], arguments(function, seen, draw)
+            log.append(f"  {name}(**{kwargs})")
+            envelope = agent.run_function(name, kwargs)
+            error = envelope["error"] and envelope["error"].partition(":")[0]
+            actual = (None, error) if error else (envelope["result"], None)
+            if actual[1] == "ValidationError":
+                log.pop()  # the port checks arguments by its schema, which the original doesn't have
                 continue
-            wanted = answer(original, name, given)
-            if found != wanted:
-                return "\n".join([*made, f"original: {wanted}", f"port:     {found}"])
-            seen += leaves(found[0])[:20] + leaves(given)
-    shown = client.get_environment(session["session_id"])[toolpack]
+            expected = answer(original, name, kwargs)
+            if actual != expected:
+                return "\n".join([*log, f"original: {expected}", f"port:     {actual}"])
+            seen += leaves(actual[0])[:20] + leaves(kwargs)
+    fields = client.get_environment(session["session_id"])[toolpack]
     client.close_session(session["session_id"])
-    for name, held in shown.items():
-        own = to_jsonable_python(getattr(original, name, MISSING), fallback=lambda each: MISSING)
-        if MISSING not in leaves(own) and own != held:
-            return "\n".join([*made, f"original.{name}: {own}", f"port:     {held}"])
+    for name, field in fields.items():
+        attribute = to_jsonable_python(getattr(original, name, MISSING), fallback=lambda _: MISSING)
+        if MISSING not in leaves(attribute) and attribute != field:
+            return "\n".join([*log, f"original.{name}: {attribute}", f"port:     {field}"])
     return None
 
 
@@ -99,21 +99,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare a port with its original, at agents' addresses.")
     parser.add_argument("url")
     parser.add_argument("toolpack")
-    parser.add_argument("original", help="what makes the original: module:name")
-    parser.add_argument("--path", default=".", help="the folder with the original's module")
+    parser.add_argument("original", help="callable that creates the original: module:name")
+    parser.add_argument("--path", default=".", help="folder with the original's module")
     parser.add_argument("--sessions", type=int, default=20)
     parser.add_argument("--calls", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    sys.path.insert(0, given.path)
-    make, draw = resolve_name(given.original), random.Random(given.seed)  # noqa: S311 - no secrets
-    with Client(given.url) as client:
-        for number in range(given.sessions):
-            differs = play(client, given.url, given.toolpack, make(), given.calls, draw)
-            if differs:
-                print(f"Session {number} differs:\n{differs}")
+    args = parser.parse_args()
+    sys.path.insert(0, args.path)
+    make, draw = resolve_name(args.original), random.Random(args.seed)  # noqa: S311 - no secrets
+    with Client(args.url) as client:
+        for number in range(args.sessions):
+            difference = play(client, args.url, args.toolpack, make(), args.calls, draw)
+            if difference:
+                print(f"Session {number} differs:\n{difference}")
                 return 1
-    print(f"{given.sessions} sessions of {given.calls} calls: no difference.")
+    print(f"{args.sessions} sessions of {args.calls} calls: no difference.")
     return 0
 
 

@@ -1,8 +1,8 @@
 """A task of Toolpack Server as an environment of GEM (https://pypi.org/project/gem-llm).
 
-A trainer makes it with `gem.make("toolpack:Task-v0", url=…, task=…)`, or many with `gem.make_vec`.
-`python examples/gem_environment.py http://127.0.0.1:8000 bank/save-300` makes two, which play two rollouts each: one in
-which the policy does what the solution says, and one in which it does nothing.
+A trainer creates one with `gem.make("toolpack:Task-v0", url=…, task=…)`, or several with `gem.make_vec`.
+`python examples/gem_environment.py http://127.0.0.1:8000 bank/save-300` creates two, which play two rollouts each. In
+one of them the policy follows the task's solution, in the other it does nothing.
 """
 
 import json
@@ -17,29 +17,29 @@ from toolpack_server.environments import TextEnvironment
 
 
 class ToolpackEnv(gem.Env):
-    """One task. A reward that is NaN marks a sample to leave out: it is neither good nor bad."""
+    """One task. Leave out samples whose reward is NaN: their evaluation has failed."""
 
     def __init__(self, url: str, task: str, seed: int | None = None, **more: Any) -> None:
-        """`make_vec` gives each its number as the seed, for data that is drawn; all rollouts of a task begin alike."""
+        """Ignore `seed`, which `make_vec` sets for environments with random data: rollouts of a task begin alike."""
         super().__init__()
-        self._given = {"url": url, "task": task, **more}
-        self._played = TextEnvironment(**self._given)
+        self._options = {"url": url, "task": task, **more}
+        self._environment = TextEnvironment(**self._options)
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed)
-        return self._played.reset(), {}
+        return self._environment.reset(), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        return self._played.step(action)
+        return self._environment.step(action)
 
     def spawn(self, same_state: bool = False, **more: Any) -> "ToolpackEnv":
-        made = ToolpackEnv(**{**self._given, **more})
+        spawned = ToolpackEnv(**{**self._options, **more})
         if same_state:
-            made._played = self._played.fork()
-        return made
+            spawned._environment = self._environment.fork()
+        return spawned
 
     def close(self) -> None:
-        self._played.close()
+        self._environment.close()
 
 
 gem.register("toolpack:Task-v0", ToolpackEnv)
@@ -57,9 +57,9 @@ def scripted(url: str, task: str) -> list[str]:
 if __name__ == "__main__":
     url, task = sys.argv[1:]
     solved, idle = scripted(url, task), ["Done."]
-    given = [{"url": url, "task": task, "labels": {"run": "gem"}} for _ in range(2)]
+    options = [{"url": url, "task": task, "labels": {"run": "gem"}} for _ in range(2)]
     wrappers = get_wrapper_fns("concat_with_action,episode_tracking")
-    env = gem.make_vec(["toolpack:Task-v0"] * 2, vec_kwargs=given, wrappers=wrappers, async_mode=True)
+    env = gem.make_vec(["toolpack:Task-v0"] * 2, vec_kwargs=options, wrappers=wrappers, async_mode=True)
     env.reset()
     for actions in zip(solved + idle, idle + solved, strict=True):
         _, rewards, terminated, truncated, _ = env.step(actions)

@@ -1,8 +1,8 @@
 """Tasks of Toolpack Server as a task of Inspect AI (https://inspect.aisi.org.uk).
 
-`inspect eval examples/inspect_task.py --model openai/gpt-4o -T toolpack=bank` lets a model try them, and
-`python examples/inspect_task.py http://127.0.0.1:8000 bank` a scripted one, which does what the solutions say. With
-`-T variants=outage,lost`, or `--variant outage lost`, the tasks are tried with these variants, too.
+`inspect eval examples/inspect_task.py --model openai/gpt-4o -T toolpack=bank` lets a model play them.
+`python examples/inspect_task.py http://127.0.0.1:8000 bank` plays them with a script that follows the solutions. With
+`-T variants=outage,lost`, or `--variant outage lost`, the tasks are also played with these variants.
 """
 
 import sys
@@ -20,8 +20,8 @@ from toolpack_server import AsyncAgentClient, AsyncClient, Client
 
 def bridged(agent: AsyncAgentClient, function: dict[str, Any]) -> Any:
     async def execute(**kwargs: Any) -> Any:
-        told = await agent.run_function(function["name"], kwargs)
-        return str(told["result"] if told["error"] is None else told["error"])
+        envelope = await agent.run_function(function["name"], kwargs)
+        return str(envelope["result"] if envelope["error"] is None else envelope["error"])
 
     parameters = ToolParams.model_validate({**function["parameters"], "additionalProperties": False})
     return ToolDef(execute, function["name"], function["description"], parameters).as_tool()
@@ -49,7 +49,7 @@ def reward(url: str) -> Any:
     async def score(state: TaskState, _target: Target) -> Score:
         async with AsyncClient(url) as client:
             verdict = await client.evaluate_session(state.metadata["session_id"], raise_on_error=False)
-        if not verdict["valid"]:  # which counts in no metric
+        if not verdict["valid"]:  # not counted in metrics
             return Score.unscored(reason=verdict["failure"]["kind"], explanation=verdict["failure"]["message"])
         return Score(value=verdict["reward"], answer=state.output.completion, explanation=str(verdict["checks"]))
 
@@ -80,7 +80,7 @@ def scripted(url: str, name: str) -> list[ModelOutput]:
 
 if __name__ == "__main__":
     url, toolpack, *variants = [argument for argument in sys.argv[1:] if argument != "--variant"]
-    tried = toolpack_tasks(url, toolpack, ",".join(variants))
-    outputs = [output for sample in tried.dataset for output in scripted(url, sample.metadata["task"])]
-    (log,) = eval(tried, get_model("mockllm/model", custom_outputs=outputs), max_samples=1, display="none")
+    selected = toolpack_tasks(url, toolpack, ",".join(variants))
+    outputs = [output for sample in selected.dataset for output in scripted(url, sample.metadata["task"])]
+    (log,) = eval(selected, get_model("mockllm/model", custom_outputs=outputs), max_samples=1, display="none")
     print(log.status, log.results and log.results.scores[0].metrics["accuracy"].value)

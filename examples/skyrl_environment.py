@@ -1,8 +1,8 @@
 """A task of Toolpack Server as an environment of SkyRL-gym (https://pypi.org/project/skyrl-gym).
 
 A trainer registers `ToolpackEnv` in the same way, and names the task in each row of its data: `extras={"task": …}`.
-`python examples/skyrl_environment.py http://127.0.0.1:8000 bank/save-300` plays two rollouts: one in which the policy
-does what the solution says, and one in which it does nothing.
+`python examples/skyrl_environment.py http://127.0.0.1:8000 bank/save-300` plays two rollouts. In one of them the policy
+follows the task's solution, in the other it does nothing.
 """
 
 import json
@@ -17,26 +17,26 @@ from toolpack_server.environments import TextEnvironment
 
 
 class ToolpackEnv(BaseTextEnv):
-    """One task. A reward that is NaN marks a sample to leave out: it is neither good nor bad."""
+    """One task. Leave out samples whose reward is NaN: their evaluation has failed."""
 
     def __init__(self, env_config: dict[str, Any], extras: dict[str, Any]) -> None:
         super().__init__()
         self.max_turns = extras.get("max_turns", 20)
         more = {"max_turns": self.max_turns, "labels": env_config.get("labels")}
-        self.played = TextEnvironment(env_config["url"], extras["task"], **more)
+        self.environment = TextEnvironment(env_config["url"], extras["task"], **more)
 
     def init(self, prompt: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        return [*prompt, {"role": "user", "content": self.played.reset()}], {}
+        return [*prompt, {"role": "user", "content": self.environment.reset()}], {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         self.turns += 1
-        told, reward, answered, cut, info = self.played.step(action)
-        done = answered or cut
-        observations = [] if done else [{"role": "user", "content": told}]
+        text, reward, terminated, truncated, info = self.environment.step(action)
+        done = terminated or truncated
+        observations = [] if done else [{"role": "user", "content": text}]
         return BaseTextEnvStepOutput(observations=observations, reward=reward, done=done, metadata=info)
 
     def close(self) -> None:
-        self.played.close()
+        self.environment.close()
 
 
 skyrl_gym.register(id="toolpack", entry_point=ToolpackEnv)

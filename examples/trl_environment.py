@@ -1,9 +1,9 @@
 """A task of Toolpack Server as the environment of TRL's GRPOTrainer (https://huggingface.co/docs/trl).
 
-`TrainingEnvironment` and `submit_answers` are all that TRL needs: with a model of yours, `train` is the whole program.
-`python examples/trl_environment.py http://127.0.0.1:8000 bank/save-300` makes one step with a tiny model that knows
-nothing. Its texts are scripted: of a group of four, two do what the solution says, and two do nothing. What is learnt
-from their rewards is real.
+TRL needs only `TrainingEnvironment` and `submit_answers`: with your own model, `train` is the whole program.
+`python examples/trl_environment.py http://127.0.0.1:8000 bank/save-300` makes one training step with a tiny, untrained
+model. Its texts are scripted: in a group of four, two follow the task's solution and two do nothing. The update of the
+weights from their rewards is real.
 """
 
 import json
@@ -26,7 +26,7 @@ def train(url: str, task: str, model: Any, tokenizer: Any, **settings: Any) -> G
     trainer = GRPOTrainer(
         model=model,
         processing_class=tokenizer,
-        reward_funcs=submit_answers,  # which only hands in what the model says last; the reward is the environment's
+        reward_funcs=submit_answers,  # submits the model's last text; the reward comes from the environment
         environment_factory=partial(TrainingEnvironment, url, task, labels={"run": "trl"}),
         args=GRPOConfig(num_generations=4, max_steps=1, max_completion_length=4096, **settings),
     )
@@ -35,7 +35,7 @@ def train(url: str, task: str, model: Any, tokenizer: Any, **settings: Any) -> G
 
 
 class ScriptedModel(Qwen3ForCausalLM):
-    """Writes the next text of the script, of which each conversation shows how far it has come."""
+    """Writes the next text of a script. The number of tool responses in the conversation says which one is next."""
 
     def generate(self, input_ids: torch.Tensor, **_more: Any) -> torch.Tensor:
         texts = []
@@ -50,7 +50,7 @@ class ScriptedModel(Qwen3ForCausalLM):
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Make a tokenizer with a token for each byte, and the chat template of Qwen 3."""
+    """Return a tokenizer with one token per byte, and the chat template of Qwen 3."""
     vocabulary = {each: number for number, each in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -60,7 +60,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def texts_of_solution(client: Client, task: str) -> list[str]:
-    """Get what a model would write that does what the task's solution says: its calls, and the answer."""
+    """Return the texts of a model that follows the task's solution: its calls, then the answer."""
     session = client.create_session(task=task)
     solution = client.get_solution(session["session_id"])
     client.close_session(session["session_id"])
@@ -83,5 +83,5 @@ if __name__ == "__main__":
         trainer = train(url, task, model, tokenizer, output_dir=folder, use_cpu=True, bf16=False, **settings)
     print("rewards:", *(each.verdict["reward"] for each in trainer.environments))
     print("learnt:", not torch.equal(before, model.lm_head.weight))
-    for each in trainer.environments:  # TRL leaves the last rollouts open
+    for each in trainer.environments:  # TRL doesn't close the last rollouts
         each.close()

@@ -1,8 +1,8 @@
-"""What each call was worth (docs/train/values.md), as advantages of tokens in TRL's GRPOTrainer.
+"""Values of calls (docs/train/values.md) as token advantages in TRL's GRPOTrainer.
 
-`python examples/trl_values.py http://127.0.0.1:8000 bank/cancel-climbing` makes one step with the tiny model of
-`trl_environment.py`. Its texts are scripted: of a group of four, two do what the solution says, and two cancel another
-order than that. What is learnt from the advantages is real.
+`python examples/trl_values.py http://127.0.0.1:8000 bank/cancel-climbing` makes one training step with the tiny model
+of `trl_environment.py`. Its texts are scripted: in a group of four, two follow the task's solution and two cancel the
+wrong order. The update of the weights from the advantages is real.
 """
 
 import sys
@@ -21,9 +21,9 @@ from toolpack_server.environments import TrainingEnvironment, submit_answers
 
 
 class ValueTrainer(GRPOTrainer):
-    """Gives the tokens of each text of a model the advantages of its call, in place of one for all its texts.
+    """Gives the tokens of each of the model's texts the advantage of the text's call, not one advantage per rollout.
 
-    A text that calls nothing, or whose call changes nothing, has none. Each text has one call, at most.
+    A text without a call, or whose call changes nothing, has the advantage 0. Each text has at most one call.
     """
 
     def __init__(self, *given: Any, client: Client, **more: Any) -> None:
@@ -33,7 +33,7 @@ class ValueTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
-        said = output["completion_mask"] * output["tool_mask"]  # 0 for what functions have answered
+        said = output["completion_mask"] * output["tool_mask"]  # 0 for tool responses
         advantages = torch.zeros_like(said, dtype=torch.float32)
         self.worth = [self._advantages(each.session["session_id"]) for each in self.environments]
         for row, worth in enumerate(self.worth):
@@ -46,7 +46,7 @@ class ValueTrainer(GRPOTrainer):
         return {**output, "advantages": advantages}
 
     def _advantages(self, session_id: str) -> list[float]:
-        """Get what each call of a rollout was worth, if the rest is done as the task's solution says."""
+        """Return the advantage of each call of a rollout. Forks are finished with the task's solution."""
         values = self._client.values(session_id, finish="solution")
         worth = {call.record["index"]: call.advantage or 0.0 for call in values.calls}
         trace = self._client.get_trace(session_id, limit=1000)
@@ -54,7 +54,7 @@ class ValueTrainer(GRPOTrainer):
 
 
 class SpoilingModel(ScriptedModel):
-    """Follows the script, but in every other conversation it cancels another order."""
+    """Follows the script, but cancels the wrong order in every second conversation."""
 
     def text(self, number: int, heard: int) -> str:
         said = self.script[heard]

@@ -1,9 +1,9 @@
 """Tasks of Toolpack Server as an environment of verifiers 0.4 (https://github.com/PrimeIntellect-ai/verifiers).
 
 `PYTHONPATH=examples vf-eval verifiers_environment --env.taskset.toolpack bank --no-push --model MODEL` lets a model of
-Prime Inference try them, and `python examples/verifiers_environment.py http://127.0.0.1:8000 bank` a scripted one,
-which does what the solutions say. The program `uv` must be on the PATH. With `--env.taskset.variants '["lost"]'`, or
-`--variant lost`, the tasks are tried with these variants, too.
+Prime Inference play them. `python examples/verifiers_environment.py http://127.0.0.1:8000 bank` plays them with a
+script that follows the solutions. The program `uv` must be on the PATH. With `--env.taskset.variants '["lost"]'`, or
+`--variant lost`, the tasks are also played with these variants.
 """
 
 import asyncio
@@ -51,11 +51,11 @@ class ToolpackEnv(vf.Env[ToolpackEnvConfig]):
             url = self.taskset.config.url + session["mcp_path"]
             trace = await agents.agent.run(task, tools={"": SharedToolServer(url, local=False, external=True)})
             await client.add_message(session["session_id"], "assistant", trace.last_reply)
-            if trace.ok:  # a failure of the model is no reward of 0
+            if trace.ok:  # a failure of the model doesn't count as reward 0
                 verdict = await client.evaluate_session(session["session_id"], raise_on_error=False)
                 if verdict["valid"]:
                     trace.record_reward("reward", verdict["reward"])
-                else:  # a trace with an error is no sample to learn from
+                else:  # a trace with an error isn't used for training
                     trace.record_error(RuntimeError(verdict["failure"]["message"]))
 
 

@@ -1,4 +1,4 @@
-"""The initial data of the bank, as immutable tuples: every environment is built anew from them."""
+"""Initial data of the bank, as immutable tuples. Each environment is built from them."""
 
 CURRENT_IBAN = "DE20100500005407324931"
 SAVINGS_IBAN = "DE52100500009400018276"

@@ -1,7 +1,7 @@
 """Tasks for the bank, from easy to hard; most need reading before changing.
 
-What counts is the state of the accounts and what the agent says, never how it got there. Money is compared
-exactly; subjects of payments are the agent's own words, unless the prompt gives them.
+The evaluators check the state of the accounts and the agent's answer, not the calls that led there. Amounts must be
+exact. The agent chooses the subjects of payments, unless the prompt gives them.
 """
 
 from decimal import Decimal
@@ -239,7 +239,7 @@ def _hard(toolpack: Toolpack) -> None:
 
 
 def _new(rollout: Rollout[Any]) -> list[Any]:
-    """Get the transactions of the current account that came since the beginning."""
+    """Return the transactions of the current account since the start of the rollout."""
     lines: list[Any] = rollout.environment.account.transactions[len(rollout.initial.account.transactions) :]
     return lines
 
@@ -249,7 +249,7 @@ def _untouched(rollout: Rollout[Any]) -> None:
 
 
 def _balances(rollout: Rollout[Any], current: str = "0", savings: str = "0") -> None:
-    """Check by how much the balances have changed."""
+    """Check the change of both balances, and that no money was sent to other accounts."""
     for name, change in (("account", current), ("savings", savings)):
         before, after = getattr(rollout.initial, name).balance, getattr(rollout.environment, name).balance
         wanted = before + Decimal(change)
@@ -259,7 +259,7 @@ def _balances(rollout: Rollout[Any], current: str = "0", savings: str = "0") -> 
 
 
 def _paid(rollout: Rollout[Any], *payments: tuple[str, str]) -> None:
-    """Check that exactly these payments were made from the current account."""
+    """Check that exactly these payments were made from the current account, and that the savings are unchanged."""
     found = sorted((line.iban, -line.amount) for line in _new(rollout))
     wanted = sorted((iban, Decimal(amount)) for iban, amount in payments)
     rollout.check("these payments and no others were made", found == wanted, str(found))
@@ -267,17 +267,17 @@ def _paid(rollout: Rollout[Any], *payments: tuple[str, str]) -> None:
 
 
 def _orders_kept(rollout: Rollout[Any], but: tuple[int, ...] = ()) -> None:
-    """Check that the standing orders that were there are as they were, all but some."""
+    """Check that the initial standing orders are unchanged, except those in `but`."""
     before, after = rollout.initial.standing_orders.orders, rollout.environment.standing_orders.orders
     changed = [number for number in before if number not in but and after.get(number) != before[number]]
     rollout.check("the other standing orders are as before", not changed, str(changed))
 
 
 def _payment(order: Any) -> tuple[Decimal, str, str]:
-    """Get how much a standing order pays, how often and when next."""
+    """Return the amount, interval and next day of a standing order."""
     return order.amount, str(order.interval), str(order.next_day)
 
 
 def _says(rollout: Rollout[Any], spelling: str) -> None:
-    """Check what the answer says."""
+    """Check that the answer contains a text."""
     rollout.check(f"the answer says {spelling}", says(rollout.answer, spelling), rollout.answer[:200])

@@ -1,6 +1,6 @@
-"""The papers that the office begins with: bills, receipts, contracts, price lists and rules.
+"""Initial papers of the office: bills, receipts, contracts, price lists and rules.
 
-Where a paper and the books speak of the same thing, both come from `_office_data`.
+Data that is also in the books comes from `_office_data`.
 """
 
 from datetime import timedelta
@@ -30,7 +30,7 @@ one line for each article. An article of which there is less in stock than the c
 
 
 def papers() -> dict[str, str | bytes]:
-    """Get all papers by their paths."""
+    """Return all papers by their paths."""
     found: dict[str, str | bytes] = {
         "policies/travel.md": TRAVEL_RULES,
         "policies/contracts.md": CONTRACT_RULES,

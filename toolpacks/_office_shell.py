@@ -1,7 +1,7 @@
-"""A small shell for the papers: the usual commands on a folder, with pipes and redirection.
+"""Small shell for the papers: common commands on a folder, with pipes and redirection.
 
-It starts no program, and no path leads out of the folder, also through links. Options are those that are
-listed with each command; any other is an error.
+It starts no program, and no path leaves the folder, not even through links. Each command's docstring lists its options;
+other options are errors.
 """
 
 import fnmatch
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 MAX_OUTPUT = 20_000  # characters
-MAX_TEXT = 2**20  # characters that a command takes or gives
-MAX_WRITTEN = 2**24  # bytes that a line writes
-ENTRY_BYTES = 512  # of them for each file or folder
+MAX_TEXT = 2**20  # characters of a command's input or output
+MAX_WRITTEN = 2**24  # bytes written by one line
+ENTRY_BYTES = 512  # counted as written for each file or folder
 _OPERATORS = {"|", ">", ">>", ";"}
 
 
 class ShellError(ValueError):
-    """A command that can't be run; the text says why."""
+    """A command failed or is invalid. The message says why."""
 
 
 class Shell:
@@ -34,10 +34,10 @@ class Shell:
         self._left = MAX_WRITTEN
 
     def run(self, line: str) -> str:
-        """Run a line of commands, and get what the last of each pipe prints.
+        """Run a line of commands and return the output of the last command of each pipe.
 
         Raises:
-            ShellError: A command is unknown, or has failed.
+            ShellError: A command is unknown or has failed.
         """
         words = _words(line)
         output, size = [], 0
@@ -78,17 +78,17 @@ class Shell:
         return ""
 
     def take(self, size: int) -> None:
-        """Count what a line writes, before it is written.
+        """Count bytes before they are written.
 
         Raises:
-            ShellError: It is too much.
+            ShellError: The line writes more than `MAX_WRITTEN`.
         """
         self._left -= size + ENTRY_BYTES
         if self._left < 0:
             raise ShellError(f"one line writes at most {MAX_WRITTEN} bytes: write less")
 
     def path(self, text: str) -> Path:
-        """Get a path in the folder; a leading `/` is the folder."""
+        """Return a path in the folder. A leading `/` means the folder itself."""
         path = self._root / text.lstrip("/")
         if not Path(os.path.realpath(path)).is_relative_to(self._root):
             raise ShellError(f"{text!r} leads out of the papers")
@@ -98,13 +98,13 @@ class Shell:
         return str(path.relative_to(self._root))
 
     def _expanded(self, arguments: Sequence[str]) -> list[str]:
-        """Put the paths that fit in the place of each pattern."""
+        """Replace each pattern by the matching paths."""
         found: list[str] = []
         size = 0
         for argument in arguments:
             fitting: list[str] = []
             if re.search(r"[*?\[]", argument) and ".." not in argument:
-                pattern = re.sub(r"\*+", "*", argument.lstrip("/"))  # as in a shell, also where there are several
+                pattern = re.sub(r"\*+", "*", argument.lstrip("/"))  # several `*` mean the same as one
                 fitting = sorted(self.shown(path) for path in self._root.glob(pattern))
             found += fitting or [argument]
             size += sum(map(len, fitting))
@@ -130,13 +130,13 @@ _UNEXPANDED = {"echo", "find"}
 
 
 class _Operator(str):
-    """A sign between commands, which isn't quoted."""
+    """An unquoted operator between commands."""
 
     __slots__ = ()
 
 
 def _words(line: str) -> list[str]:
-    """Divide a line into words and operators; what is quoted is part of a word."""
+    """Split a line into words and operators. Quoted text is part of a word."""
     words: list[str] = []
     at = 0
     while found := _TOKEN.match(line, at):
@@ -153,7 +153,7 @@ def _words(line: str) -> list[str]:
     return words
 
 
-# No two alternatives begin alike, so that a line is read in one pass.
+# Alternatives begin with different characters, so a line is read in one pass without backtracking.
 _PIECES = r"""'[^']*'|"[^"]*"|\\.|[^\s'"\\|;<>&]+"""
 _TOKEN = re.compile(rf"\s*(?:(?P<operator>[|;<>&]+)|(?P<word>(?:{_PIECES})+))", re.DOTALL)
 _PIECE = re.compile(r"""'([^']*)'|"([^"]*)"|\\(.)|([^\s'"\\|;<>&]+)""", re.DOTALL)
@@ -174,7 +174,7 @@ def _split(words: Sequence[str], sign: str) -> list[list[str]]:
 
 
 def _options(arguments: list[str], flags: str, valued: str = "") -> tuple[dict[str, str], list[str]]:
-    """Take the options off the arguments: letters, of which some take a value."""
+    """Split arguments into options and the rest. An option is a letter; some take a value."""
     found: dict[str, str] = {}
     rest = list(arguments)
     while rest and len(rest[0]) > 1 and rest[0].startswith("-"):
@@ -218,7 +218,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _joined(lines: Iterable[str]) -> str:
-    """Put lines together, as long as they aren't too much."""
+    """Join lines. Raise a `ShellError` if the text is too long."""
     found, size = [], 0
     for line in lines:
         size += len(line) + 1
@@ -235,7 +235,7 @@ def _number(text: str) -> int:
 
 @_command
 def ls(shell: Shell, arguments: list[str], _given: str) -> str:
-    """Take -a (hidden ones, too) and -l (with sizes)."""
+    """List files. Options: -a (also hidden files), -l (with sizes)."""
     options, paths = _options(arguments, "al")
 
     def lines() -> Iterator[str]:
@@ -265,14 +265,14 @@ def echo(_shell: Shell, arguments: list[str], _given: str) -> str:
 
 @_command
 def head(shell: Shell, arguments: list[str], given: str) -> str:
-    """Take -n (how many lines)."""
+    """Print the first lines. Option: -n (number of lines)."""
     options, paths = _options(arguments, "", "n")
     return _joined(_lines(_input(shell, paths, given))[: _number(options.get("n", "10"))])
 
 
 @_command
 def tail(shell: Shell, arguments: list[str], given: str) -> str:
-    """Take -n (how many lines; +N: from line N on)."""
+    """Print the last lines. Option: -n (number of lines; +N: from line N on)."""
     options, paths = _options(arguments, "", "n")
     lines, wanted = _lines(_input(shell, paths, given)), options.get("n", "10")
     if wanted.startswith("+"):
@@ -282,7 +282,7 @@ def tail(shell: Shell, arguments: list[str], given: str) -> str:
 
 @_command
 def wc(shell: Shell, arguments: list[str], given: str) -> str:
-    """Take -l (lines), -w (words), -c (characters)."""
+    """Count. Options: -l (lines), -w (words), -c (characters)."""
     options, paths = _options(arguments, "lwc")
     text = _input(shell, paths, given)
     counts = {"l": text.count("\n"), "w": len(text.split()), "c": len(text)}
@@ -291,7 +291,7 @@ def wc(shell: Shell, arguments: list[str], given: str) -> str:
 
 @_command
 def sort(shell: Shell, arguments: list[str], given: str) -> str:
-    """Take -r (reversed), -n (by number), -u (each once)."""
+    """Sort lines. Options: -r (reversed), -n (numerically), -u (without duplicates)."""
     options, paths = _options(arguments, "rnu")
 
     def key(line: str) -> tuple[float, str]:
@@ -304,7 +304,7 @@ def sort(shell: Shell, arguments: list[str], given: str) -> str:
 
 @_command
 def uniq(shell: Shell, arguments: list[str], given: str) -> str:
-    """Take -c (with how often)."""
+    """Remove repeated lines. Option: -c (with the number of repetitions)."""
     options, paths = _options(arguments, "c")
     counted: list[tuple[str, int]] = []
     for line in _lines(_input(shell, paths, given)):
@@ -317,11 +317,11 @@ def uniq(shell: Shell, arguments: list[str], given: str) -> str:
 
 @_command
 def cut(shell: Shell, arguments: list[str], given: str) -> str:
-    """Take -d (what is between the fields) and -f (which fields, such as 1,3)."""
+    """Select fields. Options: -d (delimiter), -f (numbers of the fields, such as 1,3)."""
     options, paths = _options(arguments, "", "df")
     if "f" not in options:
         raise ShellError("the option -f is needed")
-    wanted = dict.fromkeys(_number(number) for number in options["f"].split(","))  # each field once
+    wanted = dict.fromkeys(_number(number) for number in options["f"].split(","))  # without duplicates
     between = options.get("d", "\t")
     rows = (line.split(between) for line in _lines(_input(shell, paths, given)))
     return _joined(between.join(row[number - 1] for number in wanted if 0 < number <= len(row)) for row in rows)
@@ -329,10 +329,10 @@ def cut(shell: Shell, arguments: list[str], given: str) -> str:
 
 @_command
 def grep(shell: Shell, arguments: list[str], given: str) -> str:
-    """Find a text, which is no pattern.
+    """Find lines that contain a text. The text isn't a pattern.
 
-    Take -i (any case), -v (lines without it), -n (with numbers), -l (paths only), -c (how many), -h (without paths) and
-    -r (folders with all that is in them).
+    Options: -i (ignore case), -v (lines without the text), -n (with line numbers), -l (only paths), -c (only counts),
+    -h (without paths), -r (folders recursively).
     """
     options, rest = _options(arguments, "ivnlcrhF")
     if not rest:
@@ -375,7 +375,7 @@ def _files_in(shell: Shell, text: str) -> list[str]:
 
 @_command
 def find(shell: Shell, arguments: list[str], _given: str) -> str:
-    """Take a folder, then -name PATTERN and -type f or d."""
+    """Find files below a folder. Options: -name PATTERN, -type f or d."""
     folder = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "."
     pattern, kind = "*", ""
     while arguments:
@@ -398,7 +398,7 @@ def find(shell: Shell, arguments: list[str], _given: str) -> str:
 
 @_command
 def mkdir(shell: Shell, arguments: list[str], _given: str) -> str:
-    """Take -p (those that it is to be in, too)."""
+    """Create folders. Option: -p (also parent folders)."""
     options, paths = _options(arguments, "p")
     for text in paths:
         shell.take(ENTRY_BYTES * text.count("/"))
@@ -411,7 +411,7 @@ def mkdir(shell: Shell, arguments: list[str], _given: str) -> str:
 
 @_command
 def rm(shell: Shell, arguments: list[str], _given: str) -> str:
-    """Take -r (folders, too) and -f (whatever isn't there)."""
+    """Remove files. Options: -r (also folders), -f (ignore missing files)."""
     options, paths = _options(arguments, "rf")
     for text in paths:
         path = shell.path(text)
@@ -437,7 +437,7 @@ def mv(shell: Shell, arguments: list[str], _given: str) -> str:
 
 @_command
 def cp(shell: Shell, arguments: list[str], _given: str) -> str:
-    """Take -r (folders, too)."""
+    """Copy files. Option: -r (also folders)."""
     options, rest = _options(arguments, "r")
     for source, target in _pairs(shell, rest):
         if source.is_dir() and "r" not in options:
@@ -455,7 +455,7 @@ def cp(shell: Shell, arguments: list[str], _given: str) -> str:
 
 
 def _pairs(shell: Shell, arguments: list[str]) -> list[tuple[Path, Path]]:
-    """Get what is to be moved or copied, and where to."""
+    """Return the sources of a move or a copy, each with its target."""
     *sources, last = arguments or [""]
     target = shell.path(last)
     if not sources or (len(sources) > 1 and not target.is_dir()):

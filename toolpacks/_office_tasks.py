@@ -1,7 +1,7 @@
 """Tasks for the office, from easy to hard; most need looking into the books and the papers before changing anything.
 
-What counts is what the books and the papers hold, and what the agent says, never how it got there. Whatever
-a task doesn't ask for must be as it was, row by row and paper by paper.
+The evaluators check the books, the papers and the agent's answer, not the calls that led there. Rows and papers that a
+task doesn't mention must be unchanged.
 """
 
 import re
@@ -20,8 +20,8 @@ Calls = list[tuple[str, dict[str, Any]]]
 Row = tuple[Any, ...]
 
 DAY = TODAY.isoformat()
-EXPENSIVE = 300_000  # above it the scales get the new prices
-LAST_DAY = "2026-03-09"  # until which the bills are paid
+EXPENSIVE = 300_000  # cents; scales above this price get the new prices
+LAST_DAY = "2026-03-09"  # bills due until this day are paid
 REFUND, WHOSE_REFUND = "31;506400;36399.50", "Keystone Biotech"
 TABLES = (
     *("bill", "company", "customer", "employee", "expense", "invoice", "order_line", "orders", "payment", "product"),
@@ -301,7 +301,7 @@ def _hard(toolpack: Toolpack) -> None:
         _holds(rollout, "reports/reorder.csv", _missing())
 
 
-# What the solutions and the evaluators both need
+# Shared by the solutions and the evaluators
 
 
 def _expensive_scales() -> list[Product]:
@@ -316,7 +316,7 @@ def _april_prices(_initial: Any) -> Calls:
 
 
 def _due_bills() -> tuple[list[str], list[str]]:
-    """Get the numbers of the bills that are to be paid, and of those whose papers say something else."""
+    """Return the numbers of the bills to pay, and of the due bills whose papers have another amount."""
     due = [bill for bill in bills() if not bill.paid and bill.due_on.isoformat() <= LAST_DAY]
     right = sorted(bill.number for bill in due if bill.amount == bill.paper_amount)
     return right, sorted(bill.number for bill in due if bill.amount != bill.paper_amount)
@@ -349,13 +349,13 @@ def _reorder_list(_initial: Any) -> Calls:
 
 
 class _Changes:
-    """What has changed in the books and the papers since the beginning."""
+    """Changes of the books and the papers since the start of the rollout."""
 
     def __init__(self, rollout: Rollout[Any]) -> None:
         self._rollout = rollout
-        self._tables: dict[str, list[Row]] = {}  # the new rows of those that have changed
+        self._tables: dict[str, list[Row]] = {}  # rows of changed tables: new or different ones
         with rollout.initial.books.path() as before, rollout.environment.books.path() as after:
-            if before.read_bytes() != after.read_bytes():  # most often an agent has only read
+            if before.read_bytes() != after.read_bytes():  # fast path: an agent often only reads
                 self._compare(before, after)
 
     def _compare(self, before: Path, after: Path) -> None:
@@ -367,11 +367,11 @@ class _Changes:
                     self._tables[table] = new
 
     def new(self, table: str) -> list[Row]:
-        """Get the rows that weren't there, or were different, in the beginning; by key."""
+        """Return a table's new or changed rows, by key."""
         return sorted(self._tables.get(table, ()), key=lambda row: str(row[0]))
 
     def only(self, *tables: str, papers: Iterable[str] = ()) -> None:
-        """Check that nothing but these tables and papers has changed."""
+        """Check that only these tables and papers have changed."""
         others = [table for table in self._tables if table not in tables]
         self._rollout.check("no other table has changed", not others, str(others))
         first, last = self._rollout.initial, self._rollout.environment
@@ -381,7 +381,7 @@ class _Changes:
 
 
 def _rows_without_twin(books: sqlite3.Connection, table: str, one: str, other: str) -> list[Row]:
-    """Get the rows of a table in one of two databases that the other hasn't, which its key finds."""
+    """Return the rows of a table in one database that the other doesn't have. Rows are matched by the table's key."""
     columns = books.execute(f"PRAGMA {one}.table_info({table})").fetchall()
     same = " AND ".join(f"mine.{name} {'=' if key else 'IS'} yours.{name}" for _, name, _, _, _, key in columns)
     return books.execute(
@@ -395,7 +395,7 @@ def _papers(environment: Any) -> Mapping[str, bytes | None]:
 
 
 def _holds(rollout: Rollout[Any], path: str, lines: list[str]) -> None:
-    """Check what a paper says; empty lines, case, space around fields and how numbers are written don't matter."""
+    """Check the content of a paper. Empty lines, case, spaces around fields and the spelling of numbers are ignored."""
     papers = rollout.environment.papers
     text = papers.read_text(path, errors="replace") if papers.is_file(path) else ""
     found = [_fields(line) for line in text.split("\n") if line.strip()]
@@ -403,17 +403,17 @@ def _holds(rollout: Rollout[Any], path: str, lines: list[str]) -> None:
 
 
 def _fields(line: str) -> list[Any]:
-    """Get the fields of a line, numbers by their value."""
+    """Return the fields of a line, with numbers as values."""
     fields = [field.strip().casefold() for field in line.split(";")]
     return [Decimal(field) if re.fullmatch(r"-?\d+(\.\d+)?", field, re.ASCII) else field for field in fields]
 
 
 def _decided(rollout: Rollout[Any], changes: _Changes, wanted: Mapping[int, str]) -> None:
-    """Check which expenses have been decided, and how; nothing else of them may have changed."""
+    """Check the decisions on expenses. Nothing else in these rows may have changed."""
     found = {row[0]: row[5] for row in changes.new("expense")}
     rollout.check("these expenses are decided, and no other", found == wanted, str(found))
 
 
 def _says(rollout: Rollout[Any], *spellings: str) -> None:
-    """Check that the answer says one of these."""
+    """Check that the answer contains one of these texts."""
     rollout.check(f"the answer says {spellings[0]!r}", says(rollout.answer, *spellings), rollout.answer[:200])

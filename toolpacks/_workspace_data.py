@@ -1,6 +1,6 @@
-"""The initial data of the workspace: a week in March at Tidewater Charts, which makes charts for sailors.
+"""Initial data of the workspace: a week in March at Tidewater Charts, which makes charts for sailors.
 
-Each call builds everything anew, so that two environments share nothing.
+Each call creates new objects, so environments share nothing.
 """
 
 from datetime import datetime, timedelta

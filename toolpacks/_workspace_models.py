@@ -57,13 +57,13 @@ class Calendar(BaseModel):
     events: dict[int, Event] = Field(default_factory=dict)
 
     def find(self, event_id: int) -> Event:
-        """Get an event, or raise an error that says how to find one."""
+        """Return an event, or raise an error that says how to find one."""
         if event_id not in self.events:
             raise ValueError(f"There is no event {event_id}: list_events shows the ids.")
         return self.events[event_id]
 
     def find_own(self, event_id: int, me: Person) -> Event:
-        """Get an event that `me` may change."""
+        """Return an event that `me` may change."""
         event = self.find(event_id)
         if event.organizer != me.address:
             raise ValueError(
@@ -74,7 +74,7 @@ class Calendar(BaseModel):
         return event
 
     def between(self, start: datetime, end: datetime) -> list[Event]:
-        """Get the events that overlap a period, earliest first."""
+        """Return the events that overlap a period, earliest first."""
         found = [event for event in self.events.values() if event.start < end and event.end > start]
         return sorted(found, key=lambda event: event.start)
 
@@ -87,14 +87,14 @@ class TimeSlot(BaseModel):
 
 
 class Permission(StrEnum):
-    """What somebody else may do with a file."""
+    """The access of another person to a file."""
 
     READ = "read"
     WRITE = "write"
 
 
 class File(BaseModel):
-    """A text file, and who it is shared with."""
+    """A text file, and the people it is shared with."""
 
     id: int
     name: str
@@ -120,13 +120,13 @@ class Drive(BaseModel):
     files: dict[int, File] = Field(default_factory=dict)
 
     def find(self, file_id: int) -> File:
-        """Get a file, or raise an error that says how to find one."""
+        """Return a file, or raise an error that says how to find one."""
         if file_id not in self.files:
             raise ValueError(f"There is no file {file_id}: search_files shows the ids.")
         return self.files[file_id]
 
     def find_own(self, file_id: int, me: Person) -> File:
-        """Get a file that `me` may share and delete."""
+        """Return a file that `me` may share and delete."""
         file = self.find(file_id)
         if file.owner != me.address:
             raise ValueError(f"Only {file.owner}, who owns file {file_id}, can share or delete it: send them a mail.")
@@ -176,7 +176,7 @@ class Mailbox(BaseModel):
     mails: dict[int, Mail] = Field(default_factory=dict)
 
     def find(self, mail_id: int) -> Mail:
-        """Get a mail, or raise an error that says how to find one."""
+        """Return a mail, or raise an error that says how to find one."""
         if mail_id not in self.mails:
             raise ValueError(f"There is no mail {mail_id}: search_mails shows the ids.")
         return self.mails[mail_id]
@@ -195,7 +195,7 @@ class WorkspaceEnvironment(TaskEnvironment):
 
     @model_validator(mode="after")
     def _share_and_count(self) -> Self:
-        """Make objects with the same id one object: in JSON, an event in a mail and in the calendar are separate."""
+        """Replace equal ids by one object. In JSON, an event in a mail and in the calendar are separate objects."""
         files = dict(self.drive.files)
         for mail in self.mailbox.mails.values():
             if mail.event:
@@ -205,7 +205,7 @@ class WorkspaceEnvironment(TaskEnvironment):
         return self
 
     def new_id(self) -> int:
-        """Get an id that no mail, event or file ever had, not even a deleted one."""
+        """Return a new id, which no mail, event or file ever had, including deleted ones."""
         self._last_id += 1
         return self._last_id
 

@@ -1,4 +1,4 @@
-"""Tasks for the workspace that need its files, or several of its parts; see `_workspace_tasks` for the rule."""
+"""Tasks for the workspace that need its files, or several of its parts. `_workspace_tasks` explains the evaluation."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Tasks for the workspace, from easy to hard; most need reading mails, files and the calendar before changing.
 
-What counts is the state of the workspace and what the agent says, never how it got there. The wording of a
-mail is the agent's own; only the facts that it must contain are looked for.
+The evaluators check the state of the workspace and the agent's answer, not the calls that led there. The agent chooses
+the wording of its mails; they are only searched for the necessary facts.
 """
 
 from typing import Any

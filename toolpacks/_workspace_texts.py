@@ -1,4 +1,4 @@
-"""The contents of the initial files of the workspace."""
+"""Contents of the initial files of the workspace."""
 
 PLAN = """\
 # Harbour Charts 2.0: release plan

@@ -1,7 +1,7 @@
 """AgentDojo's suites as toolpacks: `agentdojo-workspace`, `agentdojo-travel`, `agentdojo-banking`, `agentdojo-slack`.
 
-Everything comes unchanged from the installed `agentdojo`. Its `Function` objects are registered as they are,
-and its own code builds the environments. Only the options are checked here, so that an error lists the valid values.
+Everything comes unchanged from the installed `agentdojo`: its `Function` objects are registered, and its own code
+builds the environments. Only the options are checked here, so that errors list the valid values.
 """
 
 import ast
@@ -26,14 +26,14 @@ if importlib.util.find_spec("agentdojo") is None:
 
 
 class _Deferred(ModuleType):
-    """A module that runs only when something other than a constant is read from it.
+    """A module whose code runs only when an attribute other than a constant is read.
 
-    AgentDojo's suites import modules that import the clients of all model vendors, which takes seconds. The suites need
-    only the package itself, for its submodules, and one constant.
+    AgentDojo's suites import modules that import the clients of all model vendors, which takes seconds. The suites
+    themselves need only one constant, and the package for its submodules.
     """
 
     def __getattr__(self, name: str) -> Any:
-        # Code that inspects all modules reads special names (`__warningregistry__`); that must not run this one.
+        # Code that inspects all modules reads special names (`__warningregistry__`); that must not run this module.
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         with _deferred_lock:
@@ -65,7 +65,7 @@ def _defer(name: str) -> None:
     """Register a module without running it, unless it is imported already or doesn't exist in this version."""
     try:
         spec = None if name in sys.modules else importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # its package doesn't exist either
+    except ModuleNotFoundError:  # the parent package doesn't exist, either
         spec = None
     if spec is None:
         return
@@ -73,7 +73,7 @@ def _defer(name: str) -> None:
     module.__class__ = _Deferred
     sys.modules[name] = module
     package, _, last = name.rpartition(".")
-    setattr(sys.modules[package], last, module)  # as an import does
+    setattr(sys.modules[package], last, module)  # an import does the same
 
 
 _defer("agentdojo.agent_pipeline")
@@ -89,13 +89,13 @@ _NUMBERS = {v: [int(n) for n in v[1:].split(".")] for v in _SUITES if _SUITES[v]
 VERSIONS = tuple(sorted(_NUMBERS, key=_NUMBERS.__getitem__))
 NEWEST = VERSIONS[-1]
 
-# In the newest version: what passes with nothing done, and injection tasks whose own solution doesn't pass.
+# In the newest version: tasks that pass with nothing done, and injection tasks whose own solution doesn't pass.
 NOP_PASSES = {"banking": {f"user_task_{number}" for number in (5, 6, 8, 9, 10)}}
 UNSOLVED = {"workspace": {f"injection_task_{number}" for number in range(6, 14)}}
 
 
 def make_toolpack(suite_name: str) -> Toolpack:
-    """Make a suite's toolpack.
+    """Create the toolpack of a suite.
 
     Args:
         suite_name: The suite's name in AgentDojo.
@@ -133,7 +133,7 @@ def make_toolpack(suite_name: str) -> Toolpack:
 
 
 def _tasks(suite_name: str) -> Iterator[Task]:
-    """Make the tasks of a suite: its user tasks, then its injection tasks, whose reward is 1 if the attack succeeds."""
+    """Return a suite's user tasks and injection tasks. An injection task's reward is 1 if the attack succeeds."""
     suite, judge = get_suites(NEWEST)[suite_name], partial(_judge, suite_name)
     for tag, tasks in (("user", suite.user_tasks), ("injection", suite.injection_tasks)):
         for name, task in tasks.items():
@@ -151,7 +151,7 @@ def _tasks(suite_name: str) -> Iterator[Task]:
 
 
 def _judge(suite_name: str, rollout: Rollout[Any]) -> bool:
-    """Judge a rollout by AgentDojo's own code, of the version of the benchmark that the session was created with."""
+    """Evaluate a rollout by AgentDojo's own code, of the benchmark version with which the session was created."""
     suite = get_suites(rollout.options.get("benchmark_version", NEWEST))[suite_name]
     name = rollout.task.name
     task = suite.user_tasks[name] if name in suite.user_tasks else suite.injection_tasks[name]

