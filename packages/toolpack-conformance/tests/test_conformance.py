@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from toolpack_conformance.bounds import _BoundedStream
 from toolpack_conformance.others import OpenEnvSession
 from toolpack_conformance.probes.probe import GUARANTEES
-from toolpack_conformance.report import conform, conform_otherwise
+from toolpack_conformance.report import conform, conform_other
 from toolpack_conformance.report import failure as ask
 from toolpack_conformance.target import Target
 from toolpack_server.cli import cli
@@ -85,7 +85,7 @@ def test_a_server_of_mcp_is_asked_what_mcp_has_words_for(url):
 
 def test_our_sessions_for_clients_of_mcp_keep_all_that_mcp_has_words_for(url):
     """As other servers may: an unknown function is an error of the protocol, and one for a large request has no id."""
-    answers = conform_otherwise(url + "/mcp", "mcp", [each for each in GUARANTEES if each != "deadline"])
+    answers = conform_other(url + "/mcp", "mcp", [each for each in GUARANTEES if each != "deadline"])
     assert [(answer.sentence, answer.failure) for answer in answers if answer.failure] == []
     assert {each.guarantee for each in answers} >= {"isolation", "atomic", "exact", "limits", "MCP"}
 
@@ -98,7 +98,7 @@ def process(folder, **variables):
 
 def sentences(url, protocol, *guarantees):
     """Get the sentences that a server of another protocol doesn't keep."""
-    return [answer.sentence for answer in conform_otherwise(url, protocol, guarantees) if answer.failure]
+    return [answer.sentence for answer in conform_other(url, protocol, guarantees) if answer.failure]
 
 
 def test_a_server_for_trainers_is_asked_what_their_protocols_have_words_for(tmp_path, monkeypatch):
@@ -106,19 +106,19 @@ def test_a_server_for_trainers_is_asked_what_their_protocols_have_words_for(tmp_
     common = {"isolation", "atomic", "ordered", "exact", "faults are no rewards"}
     with process(tmp_path) as server:
         for protocol, path, own in [(*DOORS[0], {"exactly once", "ORS"}), (*DOORS[1], {"reset", "OpenEnv"})]:
-            answers = conform_otherwise(server.url + path, protocol, asked)
+            answers = conform_other(server.url + path, protocol, asked)
             assert [answer for answer in answers if answer.failure] == []
             assert {each.guarantee for each in answers} == common | own
         monkeypatch.setattr(OpenEnvSession, "refusal", lambda *_: "NOT_KNOWN: no")
         (sentence,) = sentences(server.url + DOORS[1][1], "openenv", "OpenEnv")
-        assert sentence.startswith("A message that is wrong is refused")
+        assert sentence.startswith("An invalid message is refused")
 
 
 def test_rewards_that_come_with_each_call_are_noticed(tmp_path):
     with process(tmp_path, TOOLPACK_ORS_REWARDS="each", TOOLPACK_OPENENV_REWARDS="each") as server:
         for protocol, path in DOORS:
             (sentence,) = sentences(server.url + path, protocol, "faults are no rewards")
-            assert sentence.startswith("The reward comes with the answer")
+            assert sentence.startswith("The reward comes with the first answer")
 
 
 def test_a_token_is_sent_to_servers_of_other_protocols(tmp_path):
@@ -141,7 +141,7 @@ def test_an_ors_server_that_makes_calls_again_is_noticed(url, monkeypatch):
 def test_an_ors_server_that_has_errors_of_its_own_is_noticed(url, monkeypatch):
     monkeypatch.setattr(OrsEndpoint, "refusal", lambda *_: JSONResponse({"detail": "no"}, 500))
     (sentence,) = sentences(url, "ors", "ORS")
-    assert sentence.startswith("What is wrong is refused")
+    assert sentence.startswith("Wrong requests are refused")
 
 
 def test_an_ors_server_with_one_episode_is_noticed(url, monkeypatch):
@@ -159,8 +159,8 @@ def test_a_server_without_the_toolpack_is_told_how_to_get_it():
         result = CliRunner().invoke(cli, ["conform", "--url", url])
     assert result.exit_code == 1
     assert result.output.endswith(  # what others have configured may log before it
-        "Error: The server has no toolpack `conform`: write it to a folder of toolpacks with "
-        "`toolpack-server conform --toolpack`, and start the server with it.\n"
+        "Error: The server doesn't have the toolpack `conform`: write it to a folder of toolpacks with "
+        "`toolpack-server conform --toolpack`, and start the server with this folder.\n"
     )
 
 

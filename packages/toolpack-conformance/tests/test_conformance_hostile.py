@@ -70,7 +70,7 @@ def conform(url, *more):
     ],
 )
 def test_an_answer_has_an_end(answers, why, monkeypatch):
-    monkeypatch.setattr(target, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(target, "MAX_BYTES", 2**20)
     if answers in (trickle, trickled_head):
         monkeypatch.setattr(report, "SECONDS_A_REQUEST", 0.5)
     with server_that(answers) as url:
@@ -168,7 +168,7 @@ def test_whatever_is_answered_a_check_ends_with_a_sentence(probe, replies):
 def test_an_address_that_is_none_is_said(flags, protocol):
     result = conform(*flags[1:], "--protocol", protocol)
     assert (result.exit_code, result.output.count("\n")) == (1, 1)
-    assert "is no URL" in result.output or flags[1].startswith("http:")
+    assert "isn't a valid URL" in result.output or flags[1].startswith("http:")
 
 
 def test_a_path_at_which_there_is_no_server_is_said():

@@ -1,1 +1,1 @@
-"""`conform`: does a server keep the guarantees? Asked from outside, through its URL alone."""
+"""The command `conform`, which checks through a server's URL whether it keeps the protocol's guarantees."""

@@ -1,7 +1,7 @@
-"""An HTTP transport whose every wait ends when its request's time is over, however the server trickles its answer.
+"""HTTP transport with one timeout for a whole request.
 
-Httpx's timeouts are for one read each, so a byte now and then keeps a request alive for ever. Here the time
-of a request is one, set by the thread that sends it, and each read and write gets what is left of it.
+Httpx's timeouts apply to single reads, so a server that sends a byte now and then could keep a request alive forever.
+Here the sending thread sets one deadline per request. Each read and write may take the remaining time.
 """
 
 import select
@@ -16,12 +16,12 @@ import httpcore
 import httpx
 
 _request = threading.local()
-_ENDED = getattr(select, "POLLRDHUP", select.POLLIN)  # only Linux tells an end from an answer
+_ENDED = getattr(select, "POLLRDHUP", select.POLLIN)  # only Linux distinguishes an end from data
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Bound the requests that this thread sends in the block."""
+    """Limit the time of the requests that this thread sends in the block."""
     _request.ends = time.monotonic() + seconds
     yield
 
@@ -29,7 +29,7 @@ def within(seconds: float) -> Iterator[None]:
 def _left() -> float:
     left: float = _request.ends - time.monotonic()
     if left <= 0:
-        raise httpcore.ReadTimeout("the answer doesn't end in time")
+        raise httpcore.ReadTimeout("the answer didn't end in time")
     return left
 
 
@@ -37,7 +37,7 @@ class _BoundedStream(httpcore.NetworkStream):
     def __init__(self, stream: httpcore.NetworkStream) -> None:
         self._stream = stream
 
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 - what is left is shorter
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 - longer than the rest
         return self._stream.read(max_bytes, _left())
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002 - as above
@@ -55,10 +55,11 @@ class _BoundedStream(httpcore.NetworkStream):
         return _BoundedStream(self._stream.start_tls(ssl_context, server_hostname, _left()))
 
     def get_extra_info(self, info: str) -> Any:
-        """Get what the stream says of itself; `is_readable`, which is asked of idle connections: whether it has ended.
+        """Return information on the stream. For `is_readable`, return whether the connection has ended.
 
-        One that a thread has just been given is idle until its request begins. If its answer came while it was asked
-        for something to read, another thread took it for one that has ended, and closed it ("Bad file descriptor").
+        The pool asks idle connections for `is_readable` and closes readable ones as ended. A connection that a thread
+        has just got counts as idle until its request begins. With the usual meaning, an answer that arrives at that
+        moment would make another thread close the connection ("Bad file descriptor").
         """
         if info != "is_readable":
             return self._stream.get_extra_info(info)
@@ -86,8 +87,8 @@ class _BoundedBackend(httpcore.NetworkBackend):
 
 
 def bounded_transport() -> httpx.BaseTransport:
-    """Get a transport for requests that are sent `within` a time, by several threads."""
-    # It closes idle connections neither for their age nor their number, as another thread may just have been given one.
+    """Return a transport for requests that several threads send `within` a time limit."""
+    # Idle connections aren't closed for their age or number: another thread may just have got one.
     transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=100, keepalive_expiry=None))
-    transport._pool._network_backend = _BoundedBackend()  # noqa: SLF001 - there is no other way
+    transport._pool._network_backend = _BoundedBackend()  # noqa: SLF001 - httpx has no public way
     return transport

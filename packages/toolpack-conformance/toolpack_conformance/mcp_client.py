@@ -1,6 +1,6 @@
-"""A client of MCP for the checks: as few of its messages as can show whether a server speaks it.
+"""Minimal MCP client for the checks.
 
-As of the version 2025-06-18 and its Streamable HTTP, which every server of MCP still takes.
+It speaks version 2025-06-18 over Streamable HTTP, which every MCP server still accepts.
 """
 
 import json
@@ -16,10 +16,11 @@ _NOTHING: Mapping[str, str] = {}
 
 
 class McpClient:
-    """Requests of MCP to one address, as of the version 2025-06-18 and its Streamable HTTP.
+    """An MCP client for one path of the server.
 
     Attributes:
-        greeting: What the server has answered to `initialize`.
+        greeting: The server's answer to `initialize`.
+        notified: The response to `notifications/initialized`.
     """
 
     def __init__(self, target: Target, path: str, version: str = VERSION) -> None:
@@ -39,7 +40,7 @@ class McpClient:
         return response
 
     def end(self) -> httpx.Response:
-        """Send DELETE, by which a client ends what a server may keep for it."""
+        """Send DELETE, with which a client ends its MCP session."""
         return self._target.post(b"", self._path, headers=self._headers, http_method="DELETE")
 
     def reply(
@@ -49,7 +50,7 @@ class McpClient:
         request_id: int | str | None = None,
         headers: Mapping[str, str] = _NOTHING,
     ) -> dict[str, Any]:
-        """Send a request, and get the response, which may come as an event."""
+        """Send a request and return the response, which may come as a server-sent event."""
         self._number += 1
         request_id = self._number if request_id is None else request_id
         response = self.post({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params or {}}, headers)
@@ -67,7 +68,7 @@ class McpClient:
         return result
 
     def code(self, method: str, params: Mapping[str, Any] | None = None) -> int | None:
-        """Send a request, and get the code of the error that is the answer; None if it isn't one."""
+        """Send a request and return the error's code; None if the answer isn't an error."""
         code: int | None = self.reply(method, params).get("error", {}).get("code")
         return code
 
@@ -78,7 +79,7 @@ class McpClient:
 def _answer(response: httpx.Response, request_id: Any) -> Any:
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         return parsed(response)
-    # An event may have its data in several lines; an empty line ends it.
+    # The data of an event may have several lines. An empty line ends the event.
     for event in response.text.replace("\r\n", "\n").split("\n\n"):
         data = "\n".join(line[5:].lstrip() for line in event.split("\n") if line.startswith("data:"))
         if data:
@@ -88,4 +89,4 @@ def _answer(response: httpx.Response, request_id: Any) -> Any:
                 raise Failed("an event of a stream isn't JSON") from None
             if isinstance(message, dict) and message.get("id") == request_id and "method" not in message:
                 return message
-    raise Failed("a stream has ended without the response")
+    raise Failed("a stream ended without the response")

@@ -1,6 +1,6 @@
-"""Servers of other protocols, as far as the checks need them: ORS, OpenEnv, and MCP as FastMCP serves it.
+"""Sessions on servers of other protocols: ORS, OpenEnv, and MCP as FastMCP serves it.
 
-Each is asked in the words of its own protocol, and only for what a client of it can ask.
+They use only requests that a client of the protocol can send.
 """
 
 import contextlib
@@ -15,34 +15,34 @@ import httpx
 from toolpack_conformance.mcp_client import McpClient
 from toolpack_conformance.target import TOOLPACK, Call, Failed, Refused, Target, parsed
 
-_PATIENCE = 15.0  # seconds for an answer
-_MOST_BYTES = 2**27  # of a message
-_TASK = f"{TOOLPACK}/five"  # which each episode plays
+_TIMEOUT_SECONDS = 15.0  # seconds for an answer
+_MAX_BYTES = 2**27  # of a message
+_TASK = f"{TOOLPACK}/five"  # the task of each episode
 _DEEP = "[" * 100_000 + "]" * 100_000
 _OVERLOAD = 503
 
 
-class CallFailed(Exception):  # noqa: N818 - a function has failed, which may be right
-    """A call has failed; the text says why."""
+class CallFailed(Exception):  # noqa: N818 - the function failed, which may be expected
+    """A call failed. The message says why."""
 
 
 class OtherSession(Protocol):
-    """A session of a client, in which the functions of the toolpack can be called."""
+    """A client's session, in which it can call the functions of the toolpack."""
 
     def together(self, calls: Sequence[Call]) -> list[Any]:
-        """Make calls without waiting for the answers in between; get the results, or a `CallFailed` for each."""
+        """Send calls without waiting for answers in between. Return a result or a `CallFailed` for each."""
 
     def reset(self) -> None: ...
 
     def reward(self, call: Call) -> Any:
-        """Make a call, of a function or of `submit_answer`, and get its reward; None if it has none.
+        """Call a function or `submit_answer`, and return the reward; None if there is none.
 
         Raises:
-            CallFailed: The call has failed.
+            CallFailed: The call failed.
         """
 
     def send_deep(self) -> None:
-        """Send JSON that is nested a hundred thousand times, whatever is answered."""
+        """Send JSON that is nested 100,000 levels deep, and ignore the answer."""
 
     def close(self) -> None: ...
 
@@ -51,7 +51,7 @@ Open = Callable[[], OtherSession]
 
 
 def run(session: OtherSession, function: str, **kwargs: Any) -> Any:
-    """Call a function, which must succeed."""
+    """Call a function that must succeed, and return its result."""
     (result,) = session.together([(function, kwargs)])
     if isinstance(result, CallFailed):
         raise Failed(f"{function} failed: {str(result)[:200]}")
@@ -59,7 +59,7 @@ def run(session: OtherSession, function: str, **kwargs: Any) -> Any:
 
 
 def _value(text: str) -> Any:
-    """Get the result that is written as a text: as JSON, or as it is if it was one."""
+    """Return a result that was sent as text: parsed as JSON, or unchanged if it isn't JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -67,7 +67,7 @@ def _value(text: str) -> Any:
 
 
 class OrsSession:
-    """An episode of the Open Reward Standard; one whose function fails has the error as the text of its result."""
+    """An episode of the Open Reward Standard."""
 
     def __init__(self, target: Target) -> None:
         self._target, self._headers = target, dict[str, str]()
@@ -75,12 +75,12 @@ class OrsSession:
         self._done("/create", {"task_spec": {"task": _TASK}})
 
     def send(self, path: str, body: Any = None) -> httpx.Response:
-        """Send a body, or GET where there is none; no answer may be an error of the server's code."""
+        """Send POST with a body, or GET without one. Server errors other than 503 are a failure of the check."""
         content = body.encode() if isinstance(body, str) else b"" if body is None else json.dumps(body).encode()
         verb = "GET" if body is None else "POST"
         response = self._target.post(content, path, headers=self._headers, http_method=verb)
         if response.is_server_error and response.status_code != _OVERLOAD:
-            raise Failed(f"{path} answers HTTP {response.status_code}, which its clients don't repeat")
+            raise Failed(f"{path} answers HTTP {response.status_code}, which its clients don't retry")
         return response
 
     def _done(self, path: str, body: Any) -> httpx.Response:
@@ -90,9 +90,9 @@ class OrsSession:
         return response
 
     def output(self, call: Call, task_id: str | None = None) -> dict[str, Any]:
-        """Make a call; one with a `task_id` that was there is the same call, sent again."""
-        again = {} if task_id is None else {"task_id": task_id}
-        events = _events(self._done("/call", {"name": call[0], "input": call[1], **again}))
+        """Call a function and return its output. A used `task_id` repeats the earlier call."""
+        optional = {} if task_id is None else {"task_id": task_id}
+        events = _events(self._done("/call", {"name": call[0], "input": call[1], **optional}))
         name, data = events[-1]
         if name != "end":
             raise CallFailed(data)
@@ -127,19 +127,19 @@ class OrsSession:
 
 
 def _events(response: httpx.Response) -> list[tuple[str, str]]:
-    """Read a stream of events, each with its name and what it says in one line."""
-    found = []
+    """Return the names and data of a stream of events. The data of each has one line."""
+    events = []
     for event in response.text.split("\n\n"):
         fields = dict(line.split(":", 1) for line in event.split("\n") if line.partition(":")[0])
         if fields:
-            found.append((fields["event"].strip(), fields["data"].lstrip()))
-    if not found:
+            events.append((fields["event"].strip(), fields["data"].lstrip()))
+    if not events:
         raise Failed("a stream has no events")
-    return found
+    return events
 
 
 class OpenEnvSession:
-    """A WebSocket at `/ws`, to which OpenEnv gives an environment of its own."""
+    """A WebSocket at `/ws`, which has its own environment in OpenEnv."""
 
     def __init__(self, target: Target, url: str) -> None:
         from websockets.exceptions import ConnectionClosed, WebSocketException  # noqa: PLC0415 - only OpenEnv needs it
@@ -148,10 +148,10 @@ class OpenEnvSession:
         self._open = contextlib.ExitStack()
         self._closed, self._target, self._path = ConnectionClosed, target, urlsplit(url).path.rstrip("/")
         address = f"ws{url.removeprefix('http').rstrip('/')}/ws"
-        try:  # large enough for what a server should refuse; without compression, which would take longer than all else
+        try:  # large enough for messages that a server should refuse; compression would take too long
             connecting = connect(
                 address,
-                max_size=_MOST_BYTES,
+                max_size=_MAX_BYTES,
                 compression=None,
                 ping_interval=None,
                 additional_headers=target.token_headers,
@@ -169,9 +169,9 @@ class OpenEnvSession:
 
     def _received(self) -> dict[str, Any]:
         try:
-            message: dict[str, Any] = json.loads(self._socket.recv(_PATIENCE))
+            message: dict[str, Any] = json.loads(self._socket.recv(_TIMEOUT_SECONDS))
         except TimeoutError:
-            raise Failed(f"no answer in {_PATIENCE:g} s") from None
+            raise Failed(f"no answer in {_TIMEOUT_SECONDS:g} s") from None
         except self._closed as error:
             raise Refused(f"the connection was closed: {error}") from None
         if message["type"] == "error":
@@ -211,10 +211,10 @@ class OpenEnvSession:
         return parsed(self._target.post(b"", self._path + path, http_method="GET"))
 
     def refusal(self, message: Any) -> str:
-        """Send a message that must be refused, and get the error, which begins with its code."""
+        """Send a message that must be refused, and return the error, which begins with its code."""
         self._send(message)
         try:
-            raise Failed(f"a message must be refused, but is answered: {str(self._received())[:200]}")
+            raise Failed(f"a message must be refused, but the answer is {str(self._received())[:200]}")
         except CallFailed as failed:
             return str(failed)
 
@@ -230,7 +230,7 @@ class OpenEnvSession:
 
 
 class McpSession:
-    """A session of MCP: what a server keeps for a client from `initialize` on."""
+    """An MCP session, which begins with `initialize`."""
 
     def __init__(self, target: Target, path: str) -> None:
         self.mcp = McpClient(target, path)
@@ -238,7 +238,7 @@ class McpSession:
     def _call(self, call: Call) -> Any:
         name, arguments = call
         reply = self.mcp.reply("tools/call", {"name": name, "arguments": arguments})
-        if "error" in reply:  # so MCP has a call of an unknown function answered
+        if "error" in reply:  # MCP's answer to a call of an unknown function
             return CallFailed(str(reply["error"]["message"]))
         answer = reply["result"]
         text = "".join(block.get("text", "") for block in answer["content"])

@@ -1,7 +1,7 @@
-"""Asks all questions, and says what came of them.
+"""Run of all probes against a server, and the report of their results.
 
-A server that hangs or falls over doesn't conform. A probe for which there was no time left, as on a busy
-machine, says nothing of the server: it has neither passed nor failed.
+A server that hangs or crashes doesn't conform. A probe that didn't run for lack of time, as on a busy machine, has
+neither passed nor failed.
 """
 
 import time
@@ -31,20 +31,20 @@ from toolpack_conformance.probes.others import OTHERS
 from toolpack_conformance.probes.probe import GUARANTEES, PROBES, Probe
 from toolpack_conformance.target import TOOLPACK, Failed, NotTried, Target
 
-SECONDS = 600.0  # after which no further request is sent; a server that isn't busy needs a few
+SECONDS = 600.0  # after which no further request is sent; an idle server needs a few seconds
 SECONDS_A_REQUEST = 15.0
-AT_ONCE = 6  # probes: most of them wait most of the time
-MOST_SHOWN = 200  # characters of what is said about an answer
-NOT_ASKED = "—"  # as the protocol has no words for it
-ALONE = "limits"  # whose probes fill memory, which a server may refuse to do for several at once
+AT_ONCE = 6  # probes, which mostly wait
+MAX_SHOWN = 200  # characters of an exception's text
+NOT_ASKED = "—"  # the protocol can't express the guarantee
+ALONE = "limits"  # its probes use much memory: a server may refuse several of them at a time
 
 
 class Answer(NamedTuple):
-    """What came of a probe.
+    """The result of a probe.
 
     Attributes:
-        failure: Why it hasn't passed; None if it has.
-        tried: Whether there was time for it.
+        failure: Why the probe failed; None if it passed.
+        tried: Whether there was time to run the probe.
     """
 
     guarantee: str
@@ -60,18 +60,18 @@ def conform(
     transport: httpx.BaseTransport | None = None,
     guarantees: Sequence[str] = GUARANTEES,
 ) -> list[Answer]:
-    """Ask a server for its guarantees.
+    """Run the probes against a server and return their results.
 
     Raises:
-        Failed: It isn't there, or hasn't the toolpack.
+        Failed: The server doesn't answer, or doesn't have the toolpack.
     """
     ends = time.monotonic() + SECONDS
     with Target(url, token, transport, SECONDS_A_REQUEST, ends) as target:
-        listed = target.result("list_toolpacks")
-        if not isinstance(listed, list) or not any(isinstance(e, dict) and e.get("name") == TOOLPACK for e in listed):
+        packs = target.result("list_toolpacks")
+        if not isinstance(packs, list) or not any(isinstance(e, dict) and e.get("name") == TOOLPACK for e in packs):
             raise Failed(
-                f"The server has no toolpack `{TOOLPACK}`: write it to a folder of toolpacks with "
-                "`toolpack-server conform --toolpack`, and start the server with it."
+                f"The server doesn't have the toolpack `{TOOLPACK}`: write it to a folder of toolpacks with "
+                "`toolpack-server conform --toolpack`, and start the server with this folder."
             )
         chosen = [probe for probe in PROBES if probe.guarantee in guarantees]
         failures: dict[Probe, tuple[str | None, bool]] = {}
@@ -85,16 +85,16 @@ def conform(
         ]
 
 
-def conform_otherwise(
+def conform_other(
     url: str, protocol: str, guarantees: Sequence[str] = GUARANTEES, token: str | None = None
 ) -> list[Answer]:
-    """Ask a server of another protocol for those of our guarantees that it can have.
+    """Run the probes of the guarantees that another protocol can express. Return their results.
 
     Raises:
-        Failed: It isn't there.
+        Failed: The server doesn't answer.
     """
     ends = time.monotonic() + SECONDS
-    opened: list[OtherSession] = []
+    sessions: list[OtherSession] = []
     base, path = urlsplit(url)._replace(path="").geturl(), urlsplit(url).path or "/mcp"
     open_one: dict[str, Callable[[], OtherSession]] = {
         "ors": lambda: OrsSession(target),
@@ -106,8 +106,8 @@ def conform_otherwise(
         def open_session() -> OtherSession:
             if time.monotonic() > ends:
                 raise NotTried("there is no time left")
-            opened.append(open_one[protocol]())
-            return opened[-1]
+            sessions.append(open_one[protocol]())
+            return sessions[-1]
 
         why, _ = failure(lambda _: open_session(), None)
         if why is not None:
@@ -117,7 +117,7 @@ def conform_otherwise(
             for probe in OTHERS
             if protocol in probe.protocols and probe.guarantee in guarantees
         ]
-        for session in opened:
+        for session in sessions:
             session.close()
     return answers
 
@@ -126,22 +126,22 @@ T = TypeVar("T")
 
 
 def failure(run: Callable[[T], Any], target: T) -> tuple[str | None, bool]:
-    """Ask a server; get why a probe hasn't passed, None if it has, and whether there was time for it."""
+    """Run a probe. Return why it failed (None if it passed), and whether there was time for it."""
     try:
         run(target)
-    except NotTried as none_left:
-        return f"not tried: {none_left}", False
+    except NotTried as error:
+        return f"not tried: {error}", False
     except Failed as failed:
         return str(failed), True
     except CallFailed as failed:
-        return f"a request has failed: {failed}", True
+        return f"a request failed: {failed}", True
     except Exception as error:  # noqa: BLE001 - a server may answer anything
-        return f"an answer has not the form that it must have ({type(error).__name__}: {str(error)[:MOST_SHOWN]})", True
+        return f"an answer doesn't have the expected form ({type(error).__name__}: {str(error)[:MAX_SHOWN]})", True
     return None, True
 
 
 def as_json(answers: Sequence[Answer], url: str, seconds: float) -> dict[str, Any]:
-    rows: dict[str, list[dict[str, Any]]] = {}  # what isn't asked has none
+    rows: dict[str, list[dict[str, Any]]] = {}  # without rows that the protocol can't express
     for answer in answers:
         passed = answer.failure is None if answer.tried else None
         rows.setdefault(answer.guarantee, []).append(
@@ -151,7 +151,7 @@ def as_json(answers: Sequence[Answer], url: str, seconds: float) -> dict[str, An
 
 
 def as_lines(answers: Sequence[Answer], guarantees: Sequence[str] = ()) -> list[str]:
-    """Get the table, then a line for each check that failed; `guarantees` have a row also if nothing was asked."""
+    """Return the lines of the table, then one line per failed check. Each of `guarantees` has a row."""
     lines = [f"{'guarantee':<22} checks  passed"]
     for guarantee in guarantees or dict.fromkeys(answer.guarantee for answer in answers):
         row = [answer for answer in answers if answer.guarantee == guarantee]

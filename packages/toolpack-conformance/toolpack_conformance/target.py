@@ -1,7 +1,7 @@
-"""The server that is asked, and what an answer must look like.
+"""The checked server and its sessions, with checks of the form of its answers.
 
-Nothing of our own client is used, which would hide faults by sending requests again. Whatever a server
-answers becomes a value or a `Failed`, within bounds of time and size, and nothing is sent to another server.
+The project's own client isn't used, because its retries would hide faults. Any answer becomes a value or a `Failed`,
+within limits of time and size. Redirects to other servers aren't followed.
 """
 
 import contextlib
@@ -16,32 +16,32 @@ import httpx
 from toolpack_conformance.bounds import bounded_transport, within
 
 TOOLPACK = "conform"
-MOST_BYTES = 2**24  # of an answer: no check needs as many
+MAX_BYTES = 2**24  # of an answer; no check needs more
 _UNAUTHORIZED, _REFUSED = 401, 400
-ACCEPT = {"Accept": "application/json, text/event-stream"}  # which MCP's clients must send
+ACCEPT = {"Accept": "application/json, text/event-stream"}  # MCP clients must send it
 
 
 Call = tuple[str, Mapping[str, Any]]
 """The name of a function, and its arguments."""
 
 
-class Failed(Exception):  # noqa: N818 - it says that a check has failed, nothing of an error here
-    """A server doesn't keep a guarantee; the text says what was expected, and what came."""
+class Failed(Exception):  # noqa: N818 - the check failed, not this program
+    """The server doesn't keep a guarantee. The message says what was expected and what came instead."""
 
 
 class Refused(Failed):
-    """A server has refused a request without saying so in its protocol."""
+    """The server refused a request, but not with an error of its protocol."""
 
 
 class NotTried(Failed):
-    """There is no time left to ask; it says nothing of the server."""
+    """There is no time left for a request. The result of the check is unknown."""
 
 
 def expect(got: Any, expected: Any, what: str) -> None:
-    """Compare what came with what was expected.
+    """Compare a value and its type with the expected ones.
 
     Raises:
-        Failed: They differ.
+        Failed: They differ. The message begins with `what`.
     """
     if got != expected or type(got) is not type(expected):
         raise Failed(f"{what}: expected {_shown(expected)}, got {_shown(got)}")
@@ -53,15 +53,15 @@ def _shown(value: Any) -> str:
 
 
 class Target:
-    """The server of this protocol at a URL.
+    """The server at a URL.
 
     Args:
-        seconds: For one answer.
-        ends: When no further request is sent, by the monotonic clock.
-        token_paths: How the paths begin to which the token is sent.
+        seconds: Time limit for one answer.
+        ends: Time on the monotonic clock after which no request is sent.
+        token_paths: Prefixes of the paths to which the token is sent.
 
     Raises:
-        Failed: It is no URL.
+        Failed: The URL is invalid.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Target:
         try:
             self._http = httpx.Client(base_url=url, transport=transport or bounded_transport(), headers=plain)
         except httpx.InvalidURL as error:
-            raise Failed(f"{url!r} is no URL: {error}") from None
+            raise Failed(f"{url!r} isn't a valid URL: {error}") from None
         self.has_token = token is not None
         self.label = uuid4().hex
 
@@ -97,11 +97,11 @@ class Target:
         token: bool = True,
         http_method: str = "POST",
     ) -> httpx.Response:
-        """Send a body, with the token only where the clients' methods are.
+        """Send a request and return the response. Only `token_paths` get the token.
 
         Raises:
             Failed: There was no answer.
-            NotTried: It isn't sent, as there is no time left.
+            NotTried: There is no time left.
         """
         left = self._ends - time.monotonic()
         if left <= 0:
@@ -118,25 +118,25 @@ class Target:
             raise Failed(f"no answer to a request at {path[:8]}… of {self._http.base_url}: {why}") from None
 
     def _read(self, request: httpx.Request) -> httpx.Response:
-        """Send a request, and read its answer as far as that may be long."""
+        """Send a request and read its answer, up to the maximum length."""
         response = self._http.send(request, stream=True, follow_redirects=False)
         with contextlib.closing(response):
             if response.headers.get("content-encoding", "identity").lower() != "identity":
-                raise Failed("an answer is compressed, which wasn't asked for")
+                raise Failed("an answer is compressed, although the request didn't accept that")
             chunks = list[bytes]()
             for chunk in response.iter_bytes():
                 chunks.append(chunk)
-                if response.num_bytes_downloaded > MOST_BYTES:
-                    raise Failed(f"an answer is longer than {MOST_BYTES >> 20} MiB")
+                if response.num_bytes_downloaded > MAX_BYTES:
+                    raise Failed(f"an answer is longer than {MAX_BYTES >> 20} MiB")
         headers = [(name, value) for name, value in response.headers.multi_items() if name != "transfer-encoding"]
         return httpx.Response(response.status_code, headers=headers, content=b"".join(chunks), request=request)
 
     def reply(self, method: str, params: Any = None, path: str = "/rpc") -> dict[str, Any]:
-        """Send a request, and get the response, which is checked to be one of JSON-RPC 2.0."""
+        """Send a request and return the response, which must be a valid JSON-RPC 2.0 response."""
         request = {"jsonrpc": "2.0", "id": 7, "method": method, "params": {} if params is None else params}
         response = self.post(json.dumps(request).encode(), path)
         if response.status_code == _UNAUTHORIZED:
-            raise Refused("the server asks for a token, or for another one (HTTP 401): give it with --token")
+            raise Refused("the server needs a token, or another one (HTTP 401): pass it with --token")
         reply: dict[str, Any] = parsed(response)
         if response.status_code >= _REFUSED and isinstance(reply, dict) and reply.get("id") is None:
             raise Refused(f"{method} was refused (HTTP {response.status_code}): {_shown(reply.get('error'))}")
@@ -150,7 +150,7 @@ class Target:
         return reply["result"]
 
     def error(self, method: str, params: Any = None, path: str = "/rpc") -> dict[str, Any]:
-        """Send a request that must be refused, and get the error."""
+        """Send a request that must be refused, and return the error."""
         reply = self.reply(method, params, path)
         if "error" not in reply:
             raise Failed(f"{method} must be refused, but it answered {_shown(reply['result'])}")
@@ -158,29 +158,29 @@ class Target:
         return error
 
     def code(self, method: str, params: Any = None, path: str = "/rpc") -> int | None:
-        """Send a request, and get the code of the error that is the answer; None if it isn't one."""
+        """Send a request and return the error's code; None if the answer isn't an error."""
         error: dict[str, Any] = self.reply(method, params, path).get("error", {})
         return error.get("code")
 
     def code_of_stranger(self, method: str, path: str) -> int | None:
-        """Send a request to an address that opens no session, and get the code of the error.
+        """Send a request to an agent path or MCP path that has no session, and return the error's code.
 
-        The response has the request's id, or null if the server hasn't read the request.
+        The response must have the request's id, or null if the server hasn't read the request.
         """
         request = {"jsonrpc": "2.0", "id": 7, "method": method, "params": {}}
         reply = parsed(self.post(json.dumps(request).encode(), path, headers=ACCEPT))
         check_response(reply, reply.get("id") if isinstance(reply, dict) else None)
         if reply["id"] not in (None, 7):
-            raise Failed(f"the id of a response at an address that opens no session: {_shown(reply['id'])}")
+            raise Failed(f"the id of a response at a path without a session: {_shown(reply['id'])}")
         code: int | None = reply.get("error", {}).get("code")
         return code
 
     def batch(self, method: str, params: Sequence[Mapping[str, Any]], path: str = "/rpc") -> list[Any]:
-        """Send requests of one method as a batch, and get their results in the order of the requests."""
+        """Send requests of one method as a batch and return their results in the order of the requests."""
         requests = [{"jsonrpc": "2.0", "id": n, "method": method, "params": each} for n, each in enumerate(params)]
         replies = parsed(self.post(json.dumps(requests).encode(), path))
         if not isinstance(replies, list) or len(replies) != len(requests):
-            raise Failed(f"the answer to a batch of {len(requests)} requests is no list of as many responses")
+            raise Failed(f"the answer to a batch of {len(requests)} requests isn't a list of as many responses")
         results = {}
         for reply in replies:
             check_response(reply, reply.get("id") if isinstance(reply, dict) else None)
@@ -194,7 +194,7 @@ class Target:
         return Session(self, self.result("create_session", {"labels": {"conform": self.label}, **chosen, **params}))
 
     def close(self) -> None:
-        """Close all sessions that were created here, and the connections."""
+        """Close all sessions that this object created, and the connections."""
         self._ends = float("inf")
         with contextlib.suppress(Failed):
             self.reply("close_session", {"labels": {"conform": self.label}})
@@ -208,7 +208,7 @@ class Target:
 
 
 class Session:
-    """A session, as the client that created it, or its agent, sees it."""
+    """A session with the requests of its client and of its agent."""
 
     def __init__(self, target: Target, described: Any) -> None:
         if not isinstance(described, dict):
@@ -236,23 +236,23 @@ class Session:
         return checked_envelope(self.ask("run_function", function=function, kwargs=kwargs or {}, **params))
 
     def run(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> Any:
-        """Call a function, which must succeed."""
+        """Call a function that must succeed, and return its result."""
         return succeeded(function, self.envelope(function, kwargs, **params))
 
     def run_all(self, calls: Sequence[Call], **params: Any) -> list[Any]:
-        """Call functions in a batch; all must succeed."""
+        """Call functions in a batch and return their results. All must succeed."""
         fixed = {"session_id": self.id, **params}
         requests = [{**fixed, "function": function, "kwargs": kwargs} for function, kwargs in calls]
         envelopes = self.target.batch("run_function", requests)
         return [succeeded(call[0], checked_envelope(each)) for call, each in zip(calls, envelopes, strict=True)]
 
     def run_as_agent(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> Any:
-        """Call a function at the agent's path; it must succeed."""
+        """Call a function at the agent path and return its result. It must succeed."""
         request = {"function": function, "kwargs": kwargs or {}, **params}
         return succeeded(function, checked_envelope(self.target.result("run_function", request, self.agent_path)))
 
     def error(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> str:
-        """Call a function, which must fail, and get the envelope's error."""
+        """Call a function that must fail, and return the envelope's error."""
         envelope = self.envelope(function, kwargs, **params)
         if not isinstance(envelope["error"], str):
             raise Failed(f"{function} must fail, but its envelope is {_shown(envelope)}")
@@ -260,18 +260,18 @@ class Session:
         return envelope["error"]
 
     def refused(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> int | None:
-        """Call a function, and get the code of the JSON-RPC error that is the answer; None if it isn't one."""
+        """Call a function and return the code of the JSON-RPC error; None if the answer isn't an error."""
         return self.code("run_function", function=function, kwargs=kwargs or {}, **params)
 
     def forks(self, **params: Any) -> "list[Session]":
         return [Session(self.target, described) for described in self.ask("fork_session", **params)]
 
     def calls(self) -> list[dict[str, Any]]:
-        """Get the records of calls in the trace."""
+        """Return the records of calls in the trace."""
         return [record for record in self.ask("get_trace") if record["kind"] == "call"]
 
     def look(self) -> list[Any]:
-        """Get the total, the list, the note and the version."""
+        """Return the total, the list, the note and the version."""
         return [self.run("total"), self.run("second"), self.run("read_note"), self.version]
 
     @property
@@ -306,7 +306,7 @@ def parsed(response: httpx.Response) -> Any:
 
 
 def check_response(reply: Any, request_id: Any) -> None:
-    """Check the form of a response; JSON-RPC 2.0, section 5."""
+    """Check the form of a response (JSON-RPC 2.0, section 5)."""
     if not isinstance(reply, dict):
         raise Failed(f"a response is an object, not {_shown(reply)}")
     expect(reply.get("jsonrpc"), "2.0", "the member jsonrpc of a response")
@@ -315,7 +315,7 @@ def check_response(reply: Any, request_id: Any) -> None:
     if "id" not in reply:
         raise Failed("a response has no id")
     if reply["id"] is None and "error" in reply and request_id is not None:
-        raise Refused("an error says nothing of its request, as its id is null")
+        raise Refused("an error doesn't identify its request: its id is null")
     expect(reply["id"], request_id, "the id of a response")
     if "error" in reply:
         error = reply["error"]

@@ -1,7 +1,7 @@
-"""What `toolpack-server conform` calls: for each guarantee the smallest functions that can show it broken.
+"""Toolpack for `toolpack-server conform`, with the smallest functions that can show a broken guarantee.
 
-The names, parameters and results stand in docs/internals/conform_toolpack.md, so that a server in any language can
-offer them, too.
+docs/internals/conform_toolpack.md lists the names, parameters and results, so that a server in any language can offer
+the same functions.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Conformance(TaskEnvironment):
 
 
 def build() -> Conformance:
-    """Make the environment, in which two fields hold the same list."""
+    """Create the environment, in which two fields refer to the same list."""
     environment = Conformance()
     environment.second = environment.first
     return environment
@@ -51,7 +51,7 @@ Environment = Annotated[Conformance, Depends(lambda environment: environment)]
 def change_everything(environment: Conformance, amount: int) -> None:
     environment.total += amount
     environment.first.append(amount)
-    environment._note = f"note of {amount}"  # noqa: SLF001 - the point of it
+    environment._note = f"note of {amount}"  # noqa: SLF001 - tests private state
 
 
 @toolpack.function
@@ -125,13 +125,13 @@ def write_note(environment: Environment, text: str) -> None:
 
     :param text: What to keep.
     """
-    environment._note = text  # noqa: SLF001 - the point of it
+    environment._note = text  # noqa: SLF001 - tests private state
 
 
 @toolpack.function(read_only=True)
 def read_note(environment: Environment) -> str:
     """Get the text that is kept in the private attribute."""
-    return environment._note  # noqa: SLF001 - the point of it
+    return environment._note  # noqa: SLF001 - tests private state
 
 
 @toolpack.function
@@ -164,12 +164,12 @@ def repeat(text: str, times: int) -> str:
 
 
 def three(rollout: Rollout[Conformance]) -> None:
-    rollout.check("the total is 3", rollout.environment.total == 3)  # noqa: PLR2004 - as the prompt says
-    rollout.environment.total += 100  # of its own copy, which nobody may see
+    rollout.check("the total is 3", rollout.environment.total == 3)  # noqa: PLR2004 - as in the prompt
+    rollout.environment.total += 100  # its own copy: no client may see this
 
 
 def five(rollout: Rollout[Conformance]) -> None:
-    if rollout.environment.total == 4:  # noqa: PLR2004 - nobody is asked for it
+    if rollout.environment.total == 4:  # noqa: PLR2004 - a state that no task asks for
         raise RuntimeError("this evaluator fails where the total is 4")
     rollout.check("the total is 5", rollout.environment.total == 5)  # noqa: PLR2004 - as the prompt says
 

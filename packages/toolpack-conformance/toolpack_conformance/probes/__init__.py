@@ -1,5 +1,5 @@
-"""What a server is asked, by the guarantee that it is about.
+"""Probes of a server, by guarantee.
 
-A probe's docstring is the sentence that the server must keep, and the report prints it. Each
-probe makes sessions of its own, so that one that fails says nothing of the others.
+The docstring of a probe is the sentence that the server must keep; the report prints it. Each probe creates its own
+sessions, so a failure doesn't affect other probes.
 """

@@ -1,4 +1,4 @@
-"""Secrecy: an agent reaches its functions, and neither its session's controls nor what it must not know."""
+"""Secrecy: an agent can call its functions, but can't control its session or read secrets."""
 
 import json
 from itertools import combinations, zip_longest
@@ -28,9 +28,9 @@ _NOT_FOR_AGENTS = (
     "summarize_sessions",
 )
 _UNAUTHORIZED = 401
-_KEY = 20  # characters: 15 random bytes in base64, or a UUID with or without dashes, are not fewer
-_DIFFERENT = 8  # places in which two such keys differ at least
-_DIFFERENT_IDS = 12  # likewise of ids; those that hold a time, as UUIDs of version 1, differ in the digits of it alone
+_KEY = 20  # characters; 15 random bytes in base64 or a UUID have at least as many
+_DIFFERENT = 8  # positions in which two such keys must differ
+_DIFFERENT_IDS = 12  # the same for ids; ids with a time, such as UUIDs of version 1, differ only in its digits
 
 
 def _reply(target: Target, session: Session, method: str, params: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _reply(target: Target, session: Session, method: str, params: Any) -> dict[s
 
 @probe("secrecy")
 def an_agent_controls_nothing(target: Target) -> None:
-    """An agent's path offers list_functions and run_function, and no method that reads or controls a session."""
+    """An agent path offers list_functions and run_function, but no method that reads or controls a session."""
     session = target.create()
     session.run("add", {"amount": 1})
     names = [function["name"] for function in _agents_functions(target, session)]
@@ -62,7 +62,7 @@ def _agents_functions(target: Target, session: Session) -> Any:
 
 @probe("secrecy")
 def an_agent_stays_in_its_session(target: Target) -> None:
-    """An agent's path leads to one session, whatever the agent says of another."""
+    """An agent path belongs to one session. An agent can't reach another session by its id."""
     one, other = target.create(), target.create()
     call = {"session_id": other.id, "function": "add", "kwargs": {"amount": 1}}
     target.reply("run_function", call, one.agent_path)
@@ -74,7 +74,7 @@ def an_agent_stays_in_its_session(target: Target) -> None:
 
 @probe("secrecy")
 def an_agents_path_is_a_secret(target: Target) -> None:
-    """An agent's path can't be guessed from the session's id, from another path or from a part of it."""
+    """An agent path can't be guessed from the session's id, from another path, or from a part of it."""
     one, other = target.create(), target.create()
     keys = [session.agent_path.rpartition("/")[2] for session in (one, other)]
     for session, key in zip((one, other), keys, strict=True):
@@ -100,7 +100,7 @@ def _other(character: str) -> str:
 
 @probe("secrecy")
 def a_sessions_id_cant_be_guessed(target: Target) -> None:
-    """The ids of sessions and of forks can't be guessed from those that were made before."""
+    """The ids of sessions and forks can't be guessed from earlier ids."""
     sessions = [target.create() for _ in range(6)]
     ids = [each.id for each in (*sessions, *sessions[0].forks(count=2))]
     for one, other in combinations(ids, 2):
@@ -112,7 +112,7 @@ def a_sessions_id_cant_be_guessed(target: Target) -> None:
 
 @probe("secrecy")
 def an_agent_learns_no_id(target: Target) -> None:
-    """Nothing that an agent's path answers holds the session's id, its task's name, or the task's solution."""
+    """No answer at an agent path contains the session's id, its task's name, or the task's solution."""
     session = target.create(task="conform/three")
     session.run("add", {"amount": 1})
     task = _reply(target, session, "get_task", {})
@@ -136,12 +136,12 @@ def an_agent_learns_no_id(target: Target) -> None:
         ("solved", "a part of the solution"),
     ):
         if secret in text:
-            raise Failed(f"what an agent hears holds {name}")
+            raise Failed(f"an answer to an agent contains {name}")
 
 
 @probe("secrecy")
-def an_agents_path_is_told_with_the_session_alone(target: Target) -> None:
-    """Neither results, errors, environments and traces nor another session's agent hold an agent's key."""
+def agent_keys_are_only_in_descriptions(target: Target) -> None:
+    """An agent's key isn't in results, errors, environments or traces, or in answers to other sessions' agents."""
     session, other = target.create(task="conform/three"), target.create()
     session.run_as_agent("add", {"amount": 3})
     session.run("add", {"amount": 1}, expected_version=1)
@@ -167,12 +167,12 @@ def an_agents_path_is_told_with_the_session_alone(target: Target) -> None:
     text = json.dumps(told)
     for path in (session.agent_path, session.mcp_path):
         if path.rpartition("/")[2] in text:
-            raise Failed("an answer other than a description of the session holds the key of its agent")
+            raise Failed("an answer other than the session's description contains the key of its agent")
 
 
 @probe("secrecy")
-def tokens_are_asked_for(target: Target) -> None:
-    """A server with tokens refuses a client without one, and one with a wrong one; an agent needs none."""
+def tokens_are_required(target: Target) -> None:
+    """A server with tokens refuses clients without a token or with a wrong one. Agents need no token."""
     session = target.create()
     request = b'{"jsonrpc":"2.0","id":1,"method":"list_sessions","params":{}}'
     if target.has_token:

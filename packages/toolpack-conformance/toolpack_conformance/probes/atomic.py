@@ -20,7 +20,7 @@ def nested(function: str, **args: Any) -> dict[str, Any]:
 
 @probe("atomic")
 def a_failed_call_changes_nothing(target: Target) -> None:
-    """A call that raises changes nothing, private state included, and its envelope says which exception it was."""
+    """A call that raises changes nothing, not even private state. Its envelope names the exception."""
     session = target.create()
     session.run("add_and_wait", {"amount": 1, "seconds": 0})
     before = session.look()
@@ -33,8 +33,8 @@ def a_failed_call_changes_nothing(target: Target) -> None:
 
 
 @probe("atomic")
-def what_an_agent_can_react_to_is_in_the_envelope(target: Target) -> None:
-    """An unknown function and wrong arguments are errors in the envelope, `Type: message`, not of JSON-RPC."""
+def agent_errors_are_in_the_envelope(target: Target) -> None:
+    """Unknown functions and wrong arguments are errors in the envelope, as `Type: message`, not JSON-RPC errors."""
     session = target.create()
     for function, kwargs in (
         ("no_such_function", {}),
@@ -50,8 +50,8 @@ def what_an_agent_can_react_to_is_in_the_envelope(target: Target) -> None:
 
 
 @probe("atomic")
-def a_failed_call_is_an_error_if_asked_for(target: Target) -> None:
-    """With raise_on_error, a failure is a JSON-RPC error, and changes nothing either."""
+def raise_on_error_gives_jsonrpc_errors(target: Target) -> None:
+    """With raise_on_error, a failure is a JSON-RPC error. It also changes nothing."""
     session = target.create()
     for function, kwargs, code in (
         ("add_and_fail", {"amount": 10}, RAISED),
@@ -68,7 +68,7 @@ def a_failed_call_is_an_error_if_asked_for(target: Target) -> None:
 
 @probe("atomic")
 def a_failed_nested_call_changes_nothing(target: Target) -> None:
-    """If a call fails, nothing of the calls in its arguments is kept; nor if one of those fails."""
+    """If a call or one of its nested calls fails, none of them changes anything."""
     session = target.create()
     inner = nested("add_and_wait", amount=4, seconds=0)
     session.error("add_and_fail", {"amount": inner})
@@ -81,7 +81,7 @@ def a_failed_nested_call_changes_nothing(target: Target) -> None:
 
 @probe("atomic")
 def a_failed_call_of_an_agent_changes_nothing(target: Target) -> None:
-    """A call that fails at the agent's path changes nothing either."""
+    """A call that fails at the agent path changes nothing."""
     session = target.create()
     failing = {"function": "add_and_fail", "kwargs": {"amount": 10}}
     envelope = target.result("run_function", failing, session.agent_path)
@@ -90,8 +90,8 @@ def a_failed_call_of_an_agent_changes_nothing(target: Target) -> None:
 
 
 @probe("atomic")
-def what_cannot_be_stored_fails(target: Target) -> None:
-    """A call that leaves what can't be stored exactly fails, and changes nothing."""
+def unstorable_state_fails(target: Target) -> None:
+    """A call that leaves an object that can't be stored exactly fails, and changes nothing."""
     session = target.create()
     session.run("keep_types")
     kept = session.run("kept_types")
@@ -101,7 +101,7 @@ def what_cannot_be_stored_fails(target: Target) -> None:
 
 @probe("atomic")
 def versions_count_changes(target: Target) -> None:
-    """A successful call makes one version, a read-only or a failed one none; each is told to whoever asks."""
+    """A successful call creates one version, a read-only or failed call none. Each version can be read."""
     session = target.create()
     expect(session.described["version"], 0, "the version of a new session")
     session.run("add", {"amount": 1})
@@ -118,7 +118,7 @@ def _sees_old_versions(session: Session) -> None:
         seen = session.ask("get_environment", version=version)["conform"]
         expect([seen["total"], seen["first"]], [total, numbers], f"total and list in get_environment at {version}")
     seen = {version: session.ask("get_environment", version=version) for version in (0, 2)}
-    for start, end in ((0, 2), (2, 0)):  # what was added, and what is gone
+    for start, end in ((0, 2), (2, 0)):  # forwards for additions, backwards for removals
         steps = session.ask("diff_environment", from_version=start, to_version=end)
-        what = f"the environment of version {start} with what diff_environment says to have changed until {end}"
+        what = f"the environment of version {start} after the patch of diff_environment to version {end}"
         expect(jsonpatch.apply_patch(seen[start], steps), seen[end], what)

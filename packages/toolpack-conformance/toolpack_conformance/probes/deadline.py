@@ -1,4 +1,4 @@
-"""Deadline: a call is answered when its time is over, and nobody else waits for it."""
+"""Deadline: a call is answered when its deadline passes, and doesn't delay other sessions."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,8 +7,8 @@ from toolpack_conformance.probes.probe import LATE, probe
 from toolpack_conformance.target import Failed, Target, expect
 
 _WAITING = 48
-WAITS = (3, 6, 9)  # seconds: a machine that does much else may need the longer ones
-_LONG = 5  # seconds: a function that can't be interrupted takes a thread of the server as long
+WAITS = (3, 6, 9)  # seconds; a busy machine may need the longer ones
+_LONG = 5  # seconds; a function that can't be interrupted occupies a thread of the server for this time
 _NEW = [0, [], "", 0]
 _WHAT = "the total, the list, the note and the version"
 
@@ -24,19 +24,19 @@ def _deadline_is_kept(target: Target, function: str) -> None:
 
 @probe("deadline")
 def a_deadline_is_kept(target: Target) -> None:
-    """A call is answered when its deadline passes, and changes nothing; the session and others go on."""
+    """A call is answered when its deadline passes, and changes nothing. All sessions stay usable."""
     _deadline_is_kept(target, "add_and_wait")
 
 
 @probe("deadline")
 def a_deadline_of_an_async_function_is_kept(target: Target) -> None:
-    """The same holds for async functions."""
+    """A call of an async function is answered when its deadline passes, and changes nothing."""
     _deadline_is_kept(target, "add_and_await")
 
 
 @probe("deadline")
-def what_a_late_function_does_is_lost(target: Target) -> None:
-    """A function that ends after its deadline changes nothing any more, and the call's repeat runs nothing."""
+def late_changes_are_dropped(target: Target) -> None:
+    """A function that ends after its deadline changes nothing, and a repeat of the call doesn't run it again."""
     sessions = [target.create(), target.create()]
     for session, function in zip(sessions, ("add_and_wait", "add_and_await"), strict=True):
         kwargs = {"amount": 1, "seconds": 1.2}
@@ -53,8 +53,8 @@ def what_a_late_function_does_is_lost(target: Target) -> None:
 
 
 @probe("deadline")
-def a_missed_deadline_is_an_error_if_asked_for(target: Target) -> None:
-    """With raise_on_error, a missed deadline is a JSON-RPC error; a call that is in time has its answer."""
+def raise_on_error_applies_to_deadlines(target: Target) -> None:
+    """With raise_on_error, a missed deadline is a JSON-RPC error. A call in time gets its result."""
     session = target.create()
     kwargs = {"amount": 1, "seconds": _LONG}
     code = session.refused("add_and_wait", kwargs, timeout_seconds=0.2, raise_on_error=True)
@@ -64,8 +64,8 @@ def a_missed_deadline_is_an_error_if_asked_for(target: Target) -> None:
 
 
 @probe("deadline")
-def waiting_calls_hold_up_no_other_session(target: Target) -> None:
-    """While calls of 48 sessions wait, other sessions go on."""
+def waiting_calls_delay_no_other_session(target: Target) -> None:
+    """While calls in 48 sessions wait, calls in other sessions run."""
     sessions = [target.create() for _ in range(_WAITING + 1)]
     for seconds in WAITS:
         held_up, total = False, sessions[0].total
@@ -74,7 +74,7 @@ def waiting_calls_hold_up_no_other_session(target: Target) -> None:
             waiting = [pool.submit(each.envelope, "add_and_wait", kwargs) for each in sessions[1:]]
             time.sleep(1)  # until they have arrived
             totals = [sessions[0].run("add", {"amount": 1}) for _ in range(3)]
-            held_up = any(future.done() for future in waiting)  # all of them may wait for longer than is waited for
+            held_up = any(future.done() for future in waiting)  # if any is done, the quick calls may have waited for it
         expect(totals, [*range(total + 1, total + 4)], "the other session's totals")
         if not held_up:
             return

@@ -1,4 +1,4 @@
-"""Exact: what is kept comes back as it was."""
+"""Exact: stored values come back unchanged."""
 
 import json
 
@@ -12,7 +12,7 @@ _TEXT = 'a\n"b"\\\tc\u0000\u2028é😀'
 
 @probe("exact")
 def shared_objects_stay_shared(target: Target) -> None:
-    """Two fields that hold the same object do so after calls, failed calls, forks and resets."""
+    """Two fields that refer to the same object still do so after calls, failed calls, forks and resets."""
     session = target.create()
     for number in (1, 2):
         session.run("append", {"number": number})
@@ -32,7 +32,7 @@ def shared_objects_stay_shared(target: Target) -> None:
 
 @probe("exact")
 def private_state_is_kept(target: Target) -> None:
-    """Private attributes are kept, and no client sees them."""
+    """Private attributes are stored, and hidden from clients."""
     session = target.create()
     session.run("write_note", {"text": "a private note"})
     session.run("add", {"amount": 1})
@@ -45,7 +45,7 @@ def private_state_is_kept(target: Target) -> None:
 
 @probe("exact")
 def types_are_kept(target: Target) -> None:
-    """Tuples, sets, decimals, bytes, enums and subclasses come back as what they were, and no validator runs again."""
+    """Tuples, sets, decimals, bytes, enums and subclasses keep their types, and no validator runs again."""
     session = target.create()
     session.run("keep_types")
     _keeps_types(session, "after a call")
@@ -64,7 +64,7 @@ def _keeps_types(session: Session, when: str) -> None:
 
 @probe("exact")
 def numbers_and_texts_are_exact(target: Target) -> None:
-    """Large integers and all characters come back as they were sent."""
+    """Large integers and all characters come back unchanged."""
     session = target.create()
     results = [session.run("add", {"amount": amount}) for amount in (_NOT_IN_A_DOUBLE, 1)]
     expect([*results, session.total], [_NOT_IN_A_DOUBLE, *[_NOT_IN_A_DOUBLE + 1] * 2], "the totals")

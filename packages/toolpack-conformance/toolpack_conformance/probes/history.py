@@ -1,4 +1,4 @@
-"""Fork and reset: an older version can be gone back to, in the session or in another."""
+"""Fork and reset: a client can return to an older version, in the same session or in a new one."""
 
 from toolpack_conformance.probes.probe import NO_VERSION, PARAMETERS, probe
 from toolpack_conformance.target import Failed, Target, expect
@@ -7,8 +7,8 @@ _WHAT = "the total, the list, the note and the version"
 
 
 @probe("fork")
-def a_fork_is_its_own(target: Target) -> None:
-    """Forks begin with their parent's environment, private state included, and then go their own ways."""
+def forks_are_independent(target: Target) -> None:
+    """Forks begin with their parent's environment, including private state. Later changes are independent."""
     session = target.create()
     session.run("add_and_wait", {"amount": 5, "seconds": 0}, call_id="a")
     session.run("write_note", {"text": "parent"})
@@ -29,7 +29,7 @@ def a_fork_is_its_own(target: Target) -> None:
 
 @probe("fork")
 def a_fork_is_a_new_session(target: Target) -> None:
-    """A fork has no records of its own, says whose it is, has the labels that it is given, and has its own agent."""
+    """A new fork has an empty trace, names its parent, and has its own labels and its own agent."""
     session = target.create()
     session.run("add", {"amount": 5})
     (fork,) = session.forks(labels={"conform": target.label, "fork": "yes"})
@@ -45,7 +45,7 @@ def a_fork_is_a_new_session(target: Target) -> None:
 
 @probe("fork")
 def all_forks_of_a_request_are_alike(target: Target) -> None:
-    """Each of the forks that one request makes has the version and the labels that it asks for."""
+    """All forks of one request have the requested version and labels."""
     session = target.create()
     session.run_all([("append", {"number": number}) for number in (1, 2)])
     forks = session.forks(version=1, count=3, labels={"conform": target.label, "alike": "yes"})
@@ -60,7 +60,7 @@ def all_forks_of_a_request_are_alike(target: Target) -> None:
 
 @probe("fork")
 def an_older_version_can_be_forked(target: Target) -> None:
-    """A fork of an older version has the environment of that version, each time; others say that there is none."""
+    """A fork of an older version always has that version's environment. Unknown versions are refused."""
     session = target.create()
     session.run_all([("append", {"number": number}) for number in (1, 2, 3)])
     for _ in range(2):
@@ -81,7 +81,7 @@ def an_older_version_can_be_forked(target: Target) -> None:
 
 @probe("fork")
 def a_fork_can_be_forked(target: Target) -> None:
-    """A fork of a fork has its environment, and its path begins with the calls of all sessions before it."""
+    """A fork of a fork has the fork's environment. Its path begins with the calls of all its ancestors."""
     session = target.create()
     session.run("add", {"amount": 1})
     (fork,) = session.forks()
@@ -96,7 +96,7 @@ def a_fork_can_be_forked(target: Target) -> None:
 
 @probe("fork")
 def a_fork_outlives_its_parent(target: Target) -> None:
-    """A fork goes on when its parent is closed, and its path still begins with the parent's calls."""
+    """A fork stays usable after its parent is closed, and its path still begins with the parent's calls."""
     session = target.create()
     session.run("add", {"amount": 5})
     fork, other = session.forks(count=2)
@@ -111,7 +111,7 @@ def a_fork_outlives_its_parent(target: Target) -> None:
 
 @probe("reset")
 def a_reset_restores_a_version(target: Target) -> None:
-    """A reset makes a new version with the environment of an older one, private state included."""
+    """A reset creates a new version with the environment of an older one, including private state."""
     session = target.create()
     session.run("add_and_wait", {"amount": 1, "seconds": 0})
     session.run("append", {"number": 2})
@@ -129,8 +129,8 @@ def a_reset_restores_a_version(target: Target) -> None:
 
 
 @probe("reset")
-def what_comes_later_leaves_a_version_as_it_was(target: Target) -> None:
-    """A version can be gone back to again, and is as it was, whatever was done meanwhile."""
+def later_changes_keep_old_versions(target: Target) -> None:
+    """A version can be restored several times, and isn't affected by changes in between."""
     session = target.create()
     session.run("append", {"number": 1})
     for number in (2, 3):
@@ -143,8 +143,8 @@ def what_comes_later_leaves_a_version_as_it_was(target: Target) -> None:
 
 
 @probe("reset")
-def a_reset_concerns_one_session(target: Target) -> None:
-    """A reset changes neither other sessions nor forks, and one to a version that never was is refused."""
+def a_reset_affects_one_session(target: Target) -> None:
+    """A reset doesn't change other sessions or forks. A reset to an unknown version is refused."""
     session, other = target.create(), target.create()
     for each in (session, other):
         each.run("append", {"number": 1})
@@ -160,7 +160,7 @@ def a_reset_concerns_one_session(target: Target) -> None:
 
 @probe("reset")
 def a_reset_keeps_the_records(target: Target) -> None:
-    """A reset keeps the records and the call_ids, and leaves a record; the path goes back."""
+    """A reset keeps all records and call_ids, and adds a record. The path continues from the old version."""
     session = target.create()
     session.run("add", {"amount": 1}, call_id="a")
     session.ask("reset_session")

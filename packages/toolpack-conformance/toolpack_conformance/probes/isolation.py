@@ -1,4 +1,4 @@
-"""Isolation: what is done in one session reaches no other."""
+"""Isolation: sessions don't affect each other."""
 
 import time
 from typing import Any
@@ -24,12 +24,12 @@ _OF_A_SESSION: dict[str, dict[str, Any]] = {
     "run_function": {"function": "total"},
     "submit_answer": {"answer": "x"},
 }
-"""The methods that take a session_id, with the parameters that they require besides."""
+"""The methods that have the parameter session_id, with their other required parameters."""
 
 
 @probe("isolation")
-def sessions_are_apart(target: Target) -> None:
-    """A change in one session isn't seen in another, nor in a new one."""
+def sessions_are_isolated(target: Target) -> None:
+    """A change in one session isn't visible in another session or in a new one."""
     one, other = target.create(), target.create()
     one.run("add", {"amount": 5})
     one.run("append", {"number": 1})
@@ -44,7 +44,7 @@ def sessions_are_apart(target: Target) -> None:
 
 @probe("isolation")
 def many_sessions_at_once(target: Target) -> None:
-    """Sixteen sessions that are created and changed at the same time stay apart."""
+    """Sixteen sessions that are created and changed at the same time don't affect each other."""
     sessions = at_once(16, lambda _: target.create())
     expect(len({session.id for session in sessions}), 16, "the number of session_ids")
     expect(len({session.agent_path for session in sessions}), 16, "the number of agents' paths")
@@ -55,7 +55,7 @@ def many_sessions_at_once(target: Target) -> None:
 
 @probe("isolation")
 def a_closed_session_is_gone(target: Target) -> None:
-    """A session that is closed is answered like one that never was, at all its addresses; others go on."""
+    """Requests to a closed session, at all its paths, get the same error as for an unknown session."""
     closed, other = target.create(), target.create()
     closed.run("add", {"amount": 1})
     expect(closed.ask("close_session"), 1, "the answer of close_session")
@@ -73,8 +73,8 @@ def a_closed_session_is_gone(target: Target) -> None:
 
 
 @probe("isolation")
-def sessions_end(target: Target) -> None:
-    """A session expires when its last call was ttl_seconds ago, and a call renews it; others go on."""
+def sessions_expire(target: Target) -> None:
+    """A session expires ttl_seconds after its last call. Other sessions don't."""
     left, used, other = target.create(ttl_seconds=1), target.create(ttl_seconds=6), target.create()
     for _ in range(3):
         used.run("add", {"amount": 1})
@@ -84,8 +84,8 @@ def sessions_end(target: Target) -> None:
 
 
 @probe("isolation")
-def labels_choose_sessions(target: Target) -> None:
-    """list_sessions and close_session take only the sessions that have all the labels."""
+def labels_select_sessions(target: Target) -> None:
+    """list_sessions and close_session select only sessions that have all the labels."""
     run = uuid4().hex
     labels = [{"run": run, "part": part, "conform": target.label} for part in ("a", "a", "b")]
     one, same, other = (target.create(labels=each) for each in labels)

@@ -32,8 +32,8 @@ def _check_error(reply: Any, request_id: Any, code: int, what: str) -> None:
 
 
 @probe("JSON-RPC 2.0")
-def what_is_no_json_is_refused(target: Target) -> None:
-    """What isn't JSON is a parse error, with the id null."""
+def invalid_json_is_refused(target: Target) -> None:
+    """Invalid JSON is answered with a parse error and the id null."""
     for body in (
         b'{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]',
         b'[{"jsonrpc": "2.0", "method": "list_toolpacks", "id": "1"}, {"jsonrpc": "2.0", "method"]',
@@ -46,8 +46,8 @@ def what_is_no_json_is_refused(target: Target) -> None:
 
 
 @probe("JSON-RPC 2.0")
-def what_is_no_request_is_refused(target: Target) -> None:
-    """JSON that is no request is refused as such."""
+def invalid_requests_are_refused(target: Target) -> None:
+    """JSON that isn't a valid request is answered with the error for invalid requests."""
     bodies: tuple[Any, ...] = ({"jsonrpc": "2.0", "method": 1, "params": "bar"}, [], 1, "text", None)
     for body in bodies:
         _check_error(parsed(_sent(target, body)), None, INVALID, json.dumps(body))
@@ -59,17 +59,17 @@ def what_is_no_request_is_refused(target: Target) -> None:
         {"jsonrpc": "2.0", "id": 1, "method": None},
     ):
         reply = parsed(_sent(target, request))
-        # The id is null if it couldn't be found out, which some say of all invalid requests.
+        # The id may be null if it couldn't be determined; some servers send null for all invalid requests.
         known = reply.get("id") if isinstance(reply, dict) and reply.get("id") == 1 else None
         _check_error(reply, known, INVALID, json.dumps(request))
 
 
 @probe("JSON-RPC 2.0")
-def a_batch_is_answered_member_by_member(target: Target) -> None:
-    """Each member of a batch is answered for itself, and notifications aren't."""
+def batch_members_are_answered(target: Target) -> None:
+    """Each request in a batch gets its own answer. Notifications get none."""
     replies = parsed(_sent(target, [1, 2, 3]))
-    if not isinstance(replies, list) or len(replies) != 3:  # noqa: PLR2004 - as many as were sent
-        raise Failed("the answer to [1,2,3] is no list of three responses")
+    if not isinstance(replies, list) or len(replies) != 3:  # noqa: PLR2004 - one per member
+        raise Failed("the answer to [1,2,3] isn't a list of three responses")
     for reply in replies:
         _check_error(reply, None, INVALID, "a member of [1,2,3]")
     single = parsed(_sent(target, [{"jsonrpc": "2.0", "id": 1, "method": "list_toolpacks"}]))
@@ -85,7 +85,7 @@ def a_batch_is_answered_member_by_member(target: Target) -> None:
     ]
     replies = parsed(_sent(target, batch))
     if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
-        raise Failed("the answer to a batch is no list of responses")
+        raise Failed("the answer to a batch isn't a list of responses")
     by_id = {reply.get("id"): reply for reply in replies}
     expect([len(replies), len(by_id)], [4, 4], "the numbers of answers, and of their ids, to a batch of four requests")
     _check_error(by_id.get(None), None, INVALID, 'a member {"foo": "boo"}')
@@ -96,7 +96,7 @@ def a_batch_is_answered_member_by_member(target: Target) -> None:
 
 @probe("JSON-RPC 2.0")
 def unknown_methods_and_parameters(target: Target) -> None:
-    """An unknown method and wrong parameters get the codes of the standard."""
+    """Unknown methods and wrong parameters are answered with the standard's error codes."""
     session = target.create()
     for method in ("foobar", "GET_SESSION", "rpc.foobar", ""):
         expect(target.code(method), NO_METHOD, f"the code of the method {method!r}")
@@ -116,8 +116,8 @@ def unknown_methods_and_parameters(target: Target) -> None:
 
 
 @probe("JSON-RPC 2.0")
-def ids_come_back(target: Target) -> None:
-    """The id of a request comes back as it was: a text, a number, null; with a result and with an error."""
+def ids_are_returned(target: Target) -> None:
+    """The response has the request's id unchanged: a string, a number or null, with a result or an error."""
     for request_id in ("a", "1", "", "é", 1, 0, -3, 10**12, _NOT_IN_A_DOUBLE, -_NOT_IN_A_DOUBLE, None):
         for method in ("list_toolpacks", "foobar"):
             request = {"jsonrpc": "2.0", "id": request_id, "method": method}
@@ -129,7 +129,7 @@ def ids_come_back(target: Target) -> None:
 
 @probe("JSON-RPC 2.0")
 def parameters_by_position(target: Target) -> None:
-    """Parameters can be passed by position, in the order of the protocol."""
+    """Parameters can be passed by position, in the protocol's order."""
     session = target.create()
     expect(target.result("get_session", [session.id])["session_id"], session.id, "the session by position")
     envelope = target.result("run_function", [session.id, "add", {"amount": 2}])
@@ -142,7 +142,7 @@ def parameters_by_position(target: Target) -> None:
 
 @probe("JSON-RPC 2.0")
 def notifications_get_no_answer(target: Target) -> None:
-    """A notification is carried out, and gets no answer, not even an error; in a batch neither."""
+    """A notification is executed and gets no answer, not even an error. This also holds in batches."""
     session = target.create()
     call = {"session_id": session.id, "function": "add", "kwargs": {"amount": 1}}
     notification = {"jsonrpc": "2.0", "method": "run_function", "params": call}
@@ -156,8 +156,8 @@ def notifications_get_no_answer(target: Target) -> None:
 
 
 @probe("JSON-RPC 2.0")
-def errors_are_those_of_the_protocol(target: Target) -> None:
-    """Errors have HTTP status 200, the codes of the protocol, and its data."""
+def errors_have_protocol_codes(target: Target) -> None:
+    """Errors have HTTP status 200, and the codes and data of the protocol."""
     session = target.create()
     run = {"session_id": session.id, "raise_on_error": True}
     for method, params, code, members in (
@@ -181,7 +181,7 @@ def errors_are_those_of_the_protocol(target: Target) -> None:
 
 @probe("JSON-RPC 2.0")
 def other_content_is_refused(target: Target) -> None:
-    """A body that isn't sent as application/json, as a web page's form may be, isn't carried out."""
+    """A request that isn't sent as application/json, such as a web page's form, isn't executed."""
     session = target.create()
     call = {"session_id": session.id, "function": "add", "kwargs": {"amount": 1}}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": call}).encode()
@@ -193,7 +193,7 @@ def other_content_is_refused(target: Target) -> None:
 
 @probe("JSON-RPC 2.0")
 def the_methods_are_described(target: Target) -> None:
-    """rpc.discover returns an OpenRPC document that has the methods; GET /openrpc.json too."""
+    """rpc.discover and GET /openrpc.json return an OpenRPC document with the methods."""
     for document in (target.result("rpc.discover"), parsed(target.post(b"", "/openrpc.json", http_method="GET"))):
         names = {method["name"] for method in document.get("methods", ())} if isinstance(document, dict) else set()
         missing = {"create_session", "run_function", "list_functions", "fork_session", "reset_session"} - names

@@ -1,4 +1,4 @@
-"""Limits: what is too large is refused, and the server goes on."""
+"""Limits: a server refuses what is too large, and keeps working."""
 
 import json
 from typing import Any
@@ -9,16 +9,16 @@ from toolpack_conformance.target import Failed, Session, Target, expect, parsed
 
 _MIB = 1 << 20
 _DEEPEST = 16  # nested calls
-_SHOWN = 250  # characters of a name, which are more than an error shows
+_SHOWN = 250  # characters of a name; more than an error may contain
 
 
-def _goes_on(session: Session) -> None:
+def _check_alive(session: Session) -> None:
     expect(session.run("add", {"amount": 1}), 1, "the total after it")
 
 
 @probe("limits")
 def a_large_result_is_refused(target: Target) -> None:
-    """A result of 64 MiB is an error, for clients and for agents, and the server goes on."""
+    """A result of 64 MiB is an error, for clients and agents, and the server keeps working."""
     session = target.create()
     call = {"text": "x" * 64, "times": _MIB}
     session.error("repeat", call)
@@ -26,22 +26,22 @@ def a_large_result_is_refused(target: Target) -> None:
     expect(code, TOO_LARGE, "the code of a result that is too large")
     envelope = target.result("run_function", {"function": "repeat", "kwargs": call}, session.agent_path)
     expect(isinstance(envelope["error"], str), True, "whether the agent's envelope has an error")
-    _goes_on(session)
+    _check_alive(session)
 
 
 @probe("limits")
 def a_large_environment_is_refused(target: Target) -> None:
-    """An environment of 64 MiB is an error, and nothing has changed."""
+    """An environment of 64 MiB is an error, and changes nothing."""
     session = target.create()
     session.run("write_note", {"text": "small"})
     session.error("write_note", {"text": nested("repeat", text="x" * 64, times=_MIB)})
     expect([session.run("read_note"), session.version], ["small", 1], "the note and the version after it")
-    _goes_on(session)
+    _check_alive(session)
 
 
 @probe("limits")
 def a_large_request_is_refused(target: Target) -> None:
-    """A request of 64 MiB is refused, and the server goes on."""
+    """A request of 64 MiB is refused, and the server keeps working."""
     session = target.create()
     call = {"session_id": session.id, "function": "write_note", "kwargs": {"text": "x" * (64 * _MIB)}}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": call}).encode()
@@ -54,12 +54,12 @@ def a_large_request_is_refused(target: Target) -> None:
         if not (isinstance(reply, dict) and "error" in reply):
             raise Failed("a request of 64 MiB isn't answered with an error")
     expect(session.run("read_note"), "", "the note after it")
-    _goes_on(session)
+    _check_alive(session)
 
 
 @probe("limits")
 def deep_json_is_refused(target: Target) -> None:
-    """JSON that is nested a hundred thousand times is refused, and the server goes on."""
+    """JSON that is nested 100,000 levels deep is refused, and the server keeps working."""
     session = target.create()
     deep = b"[" * 100_000 + b"]" * 100_000
     call = b'{"jsonrpc":"2.0","id":1,"method":"list_toolpacks","params":' + deep + b"}"
@@ -69,12 +69,12 @@ def deep_json_is_refused(target: Target) -> None:
             members = reply if isinstance(reply, list) else [reply]
             if not all(isinstance(member, dict) and "error" in member for member in members):
                 raise Failed("deeply nested JSON isn't answered with an error")
-    _goes_on(session)
+    _check_alive(session)
 
 
 @probe("limits")
 def nested_calls_have_a_limit(target: Target) -> None:
-    """Calls are nested to a depth of 16, and at most 100 in one call."""
+    """Nested calls are limited to a depth of 16, and to 100 in one call."""
     session = target.create()
 
     def chain(depth: int) -> Any:
@@ -84,7 +84,7 @@ def nested_calls_have_a_limit(target: Target) -> None:
         return value
 
     def tree(depth: int) -> dict[str, Any]:
-        """Get arguments with 2 ** depth - 2 nested calls."""
+        """Return arguments with 2 ** depth - 2 nested calls."""
         inner = nested("add_and_wait", **tree(depth - 1)) if depth > 1 else 0
         return {"amount": inner, "seconds": inner}
 
@@ -93,12 +93,12 @@ def nested_calls_have_a_limit(target: Target) -> None:
     session.error("add", {"amount": chain(_DEEPEST + 1)})
     session.error("add_and_wait", tree(7))
     expect(session.version, 2, "the version after them")
-    _goes_on(session)
+    _check_alive(session)
 
 
 @probe("limits")
 def numbers_out_of_range_are_refused(target: Target) -> None:
-    """Numbers of forks, seconds and records that make no sense are refused, and nothing is made."""
+    """Out-of-range numbers of forks, seconds and records are refused, and nothing is created."""
     session = target.create()
     for count in (10**9, 0, -1):
         code = session.code("fork_session", count=count)
@@ -108,7 +108,7 @@ def numbers_out_of_range_are_refused(target: Target) -> None:
     expect(session.code("get_trace", limit=-1), PARAMETERS, "the code of get_trace with limit -1")
     params = {"toolpacks": ["conform"], "labels": {"conform": target.label}, "ttl_seconds": -1}
     expect(target.code("create_session", params), PARAMETERS, "the code of create_session with ttl_seconds -1")
-    _goes_on(session)
+    _check_alive(session)
 
 
 @probe("limits")
@@ -123,7 +123,7 @@ def labels_have_a_limit(target: Target) -> None:
 
 @probe("limits")
 def errors_are_short(target: Target) -> None:
-    """An error shows at most 200 characters of a name that a client has sent."""
+    """An error contains at most 200 characters of a name that the client sent."""
     session, name = target.create(), "n" * 100_000
     unknown = {"session_id": session.id, "function": name}
     for reply in (
@@ -133,5 +133,5 @@ def errors_are_short(target: Target) -> None:
         target.reply("create_session", {"toolpacks": [name]}),
     ):
         if name[:_SHOWN] in json.dumps(reply):
-            raise Failed(f"an error shows {_SHOWN} characters of a name, or more")
-    _goes_on(session)
+            raise Failed(f"an error contains {_SHOWN} characters of a name, or more")
+    _check_alive(session)

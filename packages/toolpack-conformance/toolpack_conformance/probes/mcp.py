@@ -1,4 +1,4 @@
-"""MCP: a session's functions are the tools at its mcp_path, in both eras of the protocol; docs/reference/mcp.md."""
+"""MCP: a session's functions are the tools at its mcp_path, with and without `initialize`; docs/reference/mcp.md."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ def _texts(answer: dict[str, Any]) -> list[Any]:
 
 @probe("MCP")
 def a_client_is_greeted(target: Target) -> None:
-    """A client that begins with initialize gets the version that it asks for, or else one that the server speaks."""
+    """A client that sends initialize gets the requested version, or else one that the server supports."""
     session = target.create()
     for version in _LEGACY:
         greeting = McpClient(target, session.mcp_path, version).greeting
@@ -44,7 +44,7 @@ def a_client_is_greeted(target: Target) -> None:
 
 @probe("MCP")
 def tools_are_listed_and_called(target: Target) -> None:
-    """An MCP client lists the session's functions as tools, and calls them in the same environment."""
+    """An MCP client lists the session's functions as tools and calls them in the session's environment."""
     session = target.create()
     mcp = _client(session)
     listed = mcp.ask("tools/list")["tools"]
@@ -70,7 +70,7 @@ def tools_are_listed_and_called(target: Target) -> None:
 
 @probe("MCP")
 def a_tools_failure_is_an_error(target: Target) -> None:
-    """A tool that fails is an answer with isError and the error's text, and changes nothing."""
+    """A failing tool is answered with isError and the error's text, and changes nothing."""
     session = target.create()
     mcp = _client(session)
     failed = _texts(mcp.call("add_and_fail", {"amount": 2}))
@@ -86,8 +86,8 @@ def a_tools_failure_is_an_error(target: Target) -> None:
 
 
 @probe("MCP")
-def an_mcp_client_has_the_errors_of_mcp(target: Target) -> None:
-    """Unknown tools, methods and versions, wrong parameters, batches and what is no message are refused."""
+def invalid_requests_get_mcp_errors(target: Target) -> None:
+    """Unknown tools, methods and versions, wrong parameters, batches and invalid messages are refused."""
     session = target.create()
     mcp = _client(session)
     expect(mcp.code("tools/call", {"name": "nothing", "arguments": {}}), PARAMETERS, "the code for an unknown tool")
@@ -105,8 +105,8 @@ def an_mcp_client_has_the_errors_of_mcp(target: Target) -> None:
 
 
 @probe("MCP")
-def a_client_of_2026_is_understood(target: Target) -> None:
-    """A client of 2026-07-28, which sends its version with each message, is understood at the same path."""
+def version_2026_is_supported(target: Target) -> None:
+    """A client of version 2026-07-28, which sends its version with each message, can use the same path."""
     session = target.create()
     mcp = _client(session)
     headers = {"MCP-Protocol-Version": _MODERN, "Mcp-Method": "server/discover"}
@@ -140,7 +140,7 @@ def a_client_of_2026_is_understood(target: Target) -> None:
 
 @probe("MCP")
 def a_tool_is_called_once(target: Target) -> None:
-    """A tool that is called again with its toolpack-server/call_id runs once; the ids of messages are no such ids."""
+    """A repeated tool call with the same toolpack-server/call_id runs once. Message ids don't have this effect."""
     session = target.create()
     mcp = _client(session)
     repeated = {"name": "add", "arguments": {"amount": 2}, "_meta": {_CALL_ID: "a"}}
@@ -156,7 +156,7 @@ def a_tool_is_called_once(target: Target) -> None:
 
 @probe("MCP")
 def an_mcp_client_is_an_agent(target: Target) -> None:
-    """Nothing that an MCP client hears holds the session's id, and it can't end its session."""
+    """No answer to an MCP client contains the session's id, and the client can't close the session."""
     session = target.create(task="conform/three")
     mcp = _client(session)
     heard = [
@@ -179,7 +179,7 @@ def an_mcp_client_is_an_agent(target: Target) -> None:
 
 @probe("MCP")
 def pages_of_other_origins_are_refused(target: Target) -> None:
-    """A web page of another origin may not call tools."""
+    """A web page of another origin can't call tools."""
     session = target.create()
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {"amount": 1}}}
     response = _client(session).post(call, {"Origin": "https://other.example"})

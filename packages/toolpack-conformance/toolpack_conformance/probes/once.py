@@ -1,4 +1,4 @@
-"""Exactly once: what is sent again with its call_id is answered as the first time, and isn't done again."""
+"""Exactly once: a repeated request with the same call_id gets the first answer and runs nothing again."""
 
 from uuid import uuid4
 
@@ -6,13 +6,13 @@ from toolpack_conformance.probes.probe import CONFLICT, PARAMETERS, REUSED, at_o
 from toolpack_conformance.target import Target, expect
 
 _LONGEST = 128  # characters of a call_id
-_MANY = 500  # calls with a call_id, sent so many at once:
+_MANY = 500  # calls with a call_id, in batches of:
 _TOGETHER = 50
 
 
 @probe("exactly once")
 def a_repeat_runs_nothing(target: Target) -> None:
-    """A call that is sent again with its call_id gets the same answer, runs once, and is recorded once."""
+    """A repeated call with the same call_id gets the same answer, runs once, and is recorded once."""
     session = target.create()
     answers = [session.run("add", {"amount": 3}, call_id="a") for _ in range(3)]
     session.run("add", {"amount": 1}, call_id="b")
@@ -24,7 +24,7 @@ def a_repeat_runs_nothing(target: Target) -> None:
 
 @probe("exactly once")
 def a_failure_is_repeated_too(target: Target) -> None:
-    """A failed call that is sent again with its call_id gets the same error."""
+    """A repeated call with the same call_id gets the same error if it failed."""
     session = target.create()
     errors = [session.error("add_and_fail", {"amount": 1}, call_id="a") for _ in range(2)]
     expect(errors[1], errors[0], "the second error")
@@ -33,7 +33,7 @@ def a_failure_is_repeated_too(target: Target) -> None:
 
 @probe("exactly once")
 def repeats_at_the_same_time(target: Target) -> None:
-    """A call that is sent eight times at once with its call_id runs once."""
+    """A call that is sent eight times at the same time with one call_id runs once."""
     session = target.create()
     kwargs = {"amount": 2, "seconds": 0.3}
     answers = at_once(8, lambda _: session.run("add_and_wait", kwargs, call_id="a"))
@@ -42,7 +42,7 @@ def repeats_at_the_same_time(target: Target) -> None:
 
 @probe("exactly once")
 def another_call_with_the_same_id(target: Target) -> None:
-    """A call_id that was used for another request is refused, and nothing is done."""
+    """A request with a call_id that another request has used is refused and runs nothing."""
     session = target.create()
     session.run("add", {"amount": 2}, call_id="a")
     expect(session.refused("add", {"amount": 3}, call_id="a"), REUSED, "the code with another argument")
@@ -52,16 +52,16 @@ def another_call_with_the_same_id(target: Target) -> None:
 
 
 @probe("exactly once")
-def a_repeat_at_the_version_that_was_expected(target: Target) -> None:
-    """A call that is sent again with its call_id and its expected_version gets the same answer, not a conflict."""
+def a_repeat_ignores_expected_version(target: Target) -> None:
+    """A repeated call with the same call_id and expected_version gets the same answer, not a conflict."""
     session = target.create()
     answers = [session.run("add", {"amount": 2}, call_id="a", expected_version=0) for _ in range(2)]
     expect([*answers, session.total], [2, 2, 2], "the answers and the total")
 
 
 @probe("exactly once")
-def each_session_has_its_own(target: Target) -> None:
-    """A call_id that one session has used is free in others, also in forks; and a session's agent has its own."""
+def call_ids_are_separate_per_session(target: Target) -> None:
+    """Call_ids are separate for each session, for each fork, and for a session's agent and its client."""
     one, other = target.create(), target.create()
     one.run("add", {"amount": 1}, call_id="a")
     expect(other.run("add", {"amount": 2}, call_id="a"), 2, "the answer in another session")
@@ -75,7 +75,7 @@ def each_session_has_its_own(target: Target) -> None:
 
 @probe("exactly once")
 def call_ids_are_compared_as_a_whole(target: Target) -> None:
-    """A call_id has 1 to 128 characters, all of which count."""
+    """A call_id has 1 to 128 characters, and all of them are compared."""
     session = target.create()
     ids = ["a", "A", "a ", "1", "é", "x" * (_LONGEST - 1) + "y", "x" * _LONGEST]
     totals = [session.run("add", {"amount": 1}, call_id=call_id) for call_id in ids]
@@ -87,7 +87,7 @@ def call_ids_are_compared_as_a_whole(target: Target) -> None:
 
 @probe("exactly once")
 def call_ids_are_not_forgotten(target: Target) -> None:
-    """A session remembers its call_ids as long as it exists, through 500 other calls and a reset."""
+    """A session remembers its call_ids as long as it exists, also after 500 other calls and a reset."""
     session = target.create()
     first = session.run("add", {"amount": 7}, call_id="first")
     for start in range(0, _MANY, _TOGETHER):
@@ -104,8 +104,8 @@ def call_ids_are_not_forgotten(target: Target) -> None:
 
 
 @probe("exactly once")
-def what_was_refused_is_not_remembered(target: Target) -> None:
-    """A call that was refused with a JSON-RPC error hasn't used its call_id."""
+def refused_calls_use_no_call_id(target: Target) -> None:
+    """A call that was refused with a JSON-RPC error doesn't use up its call_id."""
     session = target.create()
     code = session.refused("add", {"amount": 1}, call_id="a", expected_version=9)
     expect(code, CONFLICT, "the code at another version than was expected")
@@ -114,7 +114,7 @@ def what_was_refused_is_not_remembered(target: Target) -> None:
 
 @probe("exactly once")
 def sessions_are_created_once(target: Target) -> None:
-    """create_session and fork_session that are sent again with their call_id create nothing more."""
+    """Repeated create_session and fork_session with the same call_id create nothing again."""
     call_id = uuid4().hex
     created = at_once(4, lambda _: target.create(call_id=call_id))
     expect(len({session.id for session in created}), 1, "the number of sessions that create_session has created")
@@ -130,7 +130,7 @@ def sessions_are_created_once(target: Target) -> None:
 
 @probe("exactly once")
 def a_session_is_reset_once(target: Target) -> None:
-    """reset_session that is sent again with its call_id resets nothing more, and is answered as the first time."""
+    """A repeated reset_session with the same call_id gets the first answer and resets nothing again."""
     session = target.create()
     session.run("add", {"amount": 1})
     first = session.ask("reset_session", call_id="a")

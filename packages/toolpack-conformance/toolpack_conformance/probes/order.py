@@ -1,4 +1,4 @@
-"""Ordered: calls on one session run one at a time. Expected version: or not at all, if the session has changed."""
+"""Ordered: calls on one session run one at a time. Expected version: a call runs only at the expected version."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,9 +7,9 @@ from itertools import combinations
 from toolpack_conformance.probes.probe import CONFLICT, at_once, probe
 from toolpack_conformance.target import Call, Failed, Session, Target, expect
 
-_SHORT = 0.03  # seconds, in which another call would come in between
-_OVERTAKEN = 5  # of 10 pairs: calls that came to different workers may change places
-TRIES = 3  # a network may turn two requests round
+_SHORT = 0.03  # seconds; long enough for another call to interfere
+_OVERTAKEN = 5  # of 10 pairs; calls at different workers may overtake each other
+TRIES = 3  # the network may reorder two requests
 
 
 @probe("ordered")
@@ -26,8 +26,8 @@ def calls_run_one_at_a_time(target: Target) -> None:
 
 
 @probe("ordered")
-def an_agent_takes_its_turn(target: Target) -> None:
-    """Calls at the agent's path and at /rpc, async functions or not, are in one order."""
+def agents_and_clients_share_one_order(target: Target) -> None:
+    """Calls at the agent path and at /rpc share one order, whether functions are async or not."""
     session = target.create()
     kwargs = {"amount": 1, "seconds": _SHORT}
 
@@ -44,7 +44,7 @@ def an_agent_takes_its_turn(target: Target) -> None:
 
 @probe("ordered")
 def calls_run_in_order_of_arrival(target: Target) -> None:
-    """Calls that wait for their session run in the order in which they came, but for a few if there are workers."""
+    """Calls that wait for their session run in order of arrival, except for a few if there are several workers."""
     for tries_left in reversed(range(TRIES)):
         session = target.create()
         with ThreadPoolExecutor(6) as pool:
@@ -64,7 +64,7 @@ def calls_run_in_order_of_arrival(target: Target) -> None:
 
 @probe("ordered")
 def a_batch_runs_in_order(target: Target) -> None:
-    """The calls of a batch run in its order, also if one takes long."""
+    """The calls of a batch run in the batch's order, also if one takes long."""
     session = target.create()
     slow: Call = ("add_and_wait", {"amount": 1, "seconds": 0.2})
     calls: list[Call] = [slow, ("append", {"number": 5}), ("add", {"amount": 10}), slow, ("second", {}), ("total", {})]
@@ -109,7 +109,7 @@ def _is_read_in_pages(session: Session, indexes: list[int]) -> None:
 
 @probe("expected version")
 def a_call_at_another_version_is_refused(target: Target) -> None:
-    """A call whose expected_version isn't the session's is refused, changes nothing and leaves no record."""
+    """A call with another expected_version than the session's is refused, changes nothing and isn't recorded."""
     session = target.create()
     expect(session.run("add", {"amount": 1}, expected_version=0), 1, "the result at the expected version")
     for function, kwargs, version in (("add", {"amount": 1}, 0), ("add", {"amount": 1}, 2), ("total", {}, 0)):
@@ -124,7 +124,7 @@ def a_call_at_another_version_is_refused(target: Target) -> None:
 
 @probe("expected version")
 def versions_are_compared_as_numbers(target: Target) -> None:
-    """So at the versions 10 and 100, whose digits are those of others, too."""
+    """Expected versions are compared as numbers, also at the versions 10 and 100."""
     session = target.create()
     for version, others in ((10, (0, 1, 9, 11, 100)), (100, (0, 1, 9, 10, 99, 101, 110))):
         session.run_all([("add", {"amount": 1})] * (version - session.version))
@@ -146,8 +146,8 @@ def one_of_several_wins(target: Target) -> None:
 
 
 @probe("expected version")
-def failures_and_resets_count_as_they_do(target: Target) -> None:
-    """A failed call leaves the version as it was expected, a reset doesn't."""
+def resets_change_the_version_failures_do_not(target: Target) -> None:
+    """A failed call doesn't change the version. A reset does."""
     session = target.create()
     session.error("add_and_fail", {"amount": 1})
     expect(session.run("add", {"amount": 1}, expected_version=0), 1, "the result at version 0 after a failed call")

@@ -1,6 +1,6 @@
-"""The guarantees that servers of other protocols can have, too.
+"""Probes for servers of other protocols.
 
-A row that a protocol has no words for isn't asked, and no probe asks for more than our own server is asked.
+A guarantee that a protocol can't express isn't checked. No probe requires more than the probes of our own protocol.
 """
 
 import json
@@ -28,7 +28,7 @@ OTHERS: list[OtherProbe] = []
 
 
 def other(guarantee: str, *protocols: str) -> Callable[[Callable[[Open], None]], Callable[[Open], None]]:
-    """Make a function a probe of a guarantee that these protocols can have; its docstring is the sentence."""
+    """Register a function as a probe for these protocols. Its docstring is the sentence to keep."""
 
     def add(probe: Callable[[Open], None]) -> Callable[[Open], None]:
         OTHERS.append(OtherProbe(guarantee, (probe.__doc__ or "").strip(), probe, protocols or PROTOCOLS))
@@ -49,8 +49,8 @@ def _error(session: OtherSession, function: str, **kwargs: Any) -> str:
 
 
 @other("isolation")
-def sessions_are_apart(open_session: Open) -> None:
-    """A change in one session isn't seen in another."""
+def sessions_are_isolated(open_session: Open) -> None:
+    """A change in one session isn't visible in another."""
     one, second = open_session(), open_session()
     run(one, "add_and_wait", amount=5, seconds=0)
     expect(_look(second), [0, [], ""], "the other session's total, list and note")
@@ -60,7 +60,7 @@ def sessions_are_apart(open_session: Open) -> None:
 
 @other("isolation")
 def many_sessions_at_once(open_session: Open) -> None:
-    """Sixteen sessions that are changed at the same time stay apart."""
+    """Sixteen sessions that are changed at the same time don't affect each other."""
     sessions = at_once(16, lambda _: open_session())
     at_once(16, lambda n: [run(sessions[n], "add", amount=n) for _ in range(3)])
     totals = [run(session, "total") for session in sessions]
@@ -69,17 +69,17 @@ def many_sessions_at_once(open_session: Open) -> None:
 
 @other("atomic")
 def a_failed_call_changes_nothing(open_session: Open) -> None:
-    """A call that raises changes nothing, and the client hears why."""
+    """A call that raises changes nothing, and the client gets the error."""
     session = open_session()
     run(session, "add", amount=1)
-    (said,) = session.together([("add_and_fail", {"amount": 10})])  # an error, or a result with its text
-    expect("failed after adding 10" in str(said), True, "whether the error says why the call has failed")
+    (answer,) = session.together([("add_and_fail", {"amount": 10})])  # an error, or a result with its text
+    expect("failed after adding 10" in str(answer), True, "whether the error says why the call failed")
     expect(_look(session), [1, [], ""], "the total, the list and the note after a failed call")
 
 
 @other("atomic")
 def wrong_arguments_change_nothing(open_session: Open) -> None:
-    """A call of an unknown function, or with wrong arguments, is an error, and the session goes on."""
+    """A call of an unknown function or with wrong arguments is an error, and the session stays usable."""
     session = open_session()
     _error(session, "no_such_function")
     _error(session, "add")
@@ -97,8 +97,8 @@ def calls_run_one_at_a_time(open_session: Open) -> None:
 
 
 @other("exactly once", _ORS)
-def a_call_that_is_sent_again_is_made_once(open_session: Open) -> None:
-    """A call that is sent several times with one task_id, at the same time and later, is made once."""
+def a_repeated_call_runs_once(open_session: Open) -> None:
+    """A call that is sent several times with one task_id, at the same time and later, runs once."""
     session = _ors(open_session)
     call = ("add_and_wait", {"amount": 1, "seconds": 0.1})
     outputs = [*at_once(8, lambda _: session.output(call, "one")), session.output(call, "one")]
@@ -108,7 +108,7 @@ def a_call_that_is_sent_again_is_made_once(open_session: Open) -> None:
 
 @other("exactly once", _ORS)
 def a_task_id_is_for_one_call(open_session: Open) -> None:
-    """A task_id that comes again with another call is refused, and in another episode it is another call's."""
+    """Another call with a used task_id is refused. Task_ids are separate for each episode."""
     sessions = [_ors(open_session) for _ in range(2)]
     for session in sessions:
         session.output(("add", {"amount": 1}), "one")
@@ -120,7 +120,7 @@ def a_task_id_is_for_one_call(open_session: Open) -> None:
 
 @other("reset", _OPENENV)
 def a_reset_restores_the_beginning(open_session: Open) -> None:
-    """A reset restores the environment with which the session began, and concerns one session."""
+    """A reset restores the initial environment of the session, and doesn't affect other sessions."""
     session, second = open_session(), open_session()
     for each in (session, second):
         run(each, "add_and_wait", amount=1, seconds=0)
@@ -132,8 +132,8 @@ def a_reset_restores_the_beginning(open_session: Open) -> None:
 
 
 @other("exact")
-def what_is_kept_is_exact(open_session: Open) -> None:
-    """Types, shared objects, private state, large integers and all characters come back as they were."""
+def stored_values_are_exact(open_session: Open) -> None:
+    """Types, shared objects, private state, large integers and all characters come back unchanged."""
     session = open_session()
     run(session, "keep_types")
     run(session, "append", number=1)
@@ -146,8 +146,8 @@ def what_is_kept_is_exact(open_session: Open) -> None:
 
 
 @other("deadline")
-def waiting_calls_hold_up_no_other_session(open_session: Open) -> None:
-    """While calls of 48 sessions wait, other sessions go on."""
+def waiting_calls_delay_no_other_session(open_session: Open) -> None:
+    """While calls in 48 sessions wait, calls in other sessions run."""
     sessions = [open_session() for _ in range(49)]
     for seconds in (3, 6, 9):
         ended: list[float] = []
@@ -171,7 +171,7 @@ _ANSWER = "submit_answer"
 
 
 def _reward(session: OtherSession, function: str, **kwargs: Any) -> float | None:
-    """Get the reward of a call; one that has failed has none."""
+    """Return the reward of a call; None if the call fails."""
     try:
         reward = session.reward((function, kwargs))
     except CallFailed:
@@ -180,8 +180,8 @@ def _reward(session: OtherSession, function: str, **kwargs: Any) -> float | None
 
 
 @other("faults are no rewards", _ORS, _OPENENV)
-def a_task_is_judged(open_session: Open) -> None:
-    """A task that is done has the reward 1, one that isn't 0, and an evaluator that fails gives none."""
+def tasks_are_evaluated(open_session: Open) -> None:
+    """A finished task has the reward 1, an unfinished one 0. A failing evaluator gives no reward."""
     for total, reward in ((0, 0.0), (4, None), (5, 1.0)):
         session = open_session()
         run(session, "add", amount=total)
@@ -190,38 +190,38 @@ def a_task_is_judged(open_session: Open) -> None:
 
 @other("faults are no rewards", _ORS, _OPENENV)
 def a_reward_comes_once(open_session: Open) -> None:
-    """The reward comes with the answer: not with a call before it, and not with another answer."""
+    """The reward comes with the first answer, not with a call before it or a second answer."""
     session = open_session()
     rewards = [_reward(session, "add", amount=5), *(_reward(session, _ANSWER, answer="") for _ in range(2))]
     expect(rewards, [None, 1.0, None], "the rewards of a call and of two answers")
 
 
 def _refuses(session: OtherSession, open_session: Open, function: str, **kwargs: Any) -> None:
-    """Check that a call is refused and that the server goes on; it may close the connection."""
+    """Check that a call is refused and that the server keeps working. It may close the connection."""
     try:
         (result,) = session.together([(function, kwargs)])
     except Refused:
         result = CallFailed()
-    if result is None or len(str(result)) > _MIB:  # it may be a text that says why
+    if result is None or len(str(result)) > _MIB:  # a short text may be the error
         raise Failed(f"{function} with 64 MiB must fail, but it succeeds")
     expect(run(open_session(), "add", amount=1), 1, "the total of a new session after it")
 
 
 @other("limits")
 def a_large_result_is_refused(open_session: Open) -> None:
-    """A result of 64 MiB is an error, and the server goes on."""
+    """A result of 64 MiB is an error, and the server keeps working."""
     _refuses(open_session(), open_session, "repeat", text="x" * 64, times=_MIB)
 
 
 @other("limits")
 def a_large_request_is_refused(open_session: Open) -> None:
-    """A request of 64 MiB is refused, and the server goes on."""
+    """A request of 64 MiB is refused, and the server keeps working."""
     _refuses(open_session(), open_session, "write_note", text="x" * (64 * _MIB))
 
 
 @other("limits")
 def deep_json_is_refused(open_session: Open) -> None:
-    """After JSON that is nested a hundred thousand times the server goes on."""
+    """The server keeps working after JSON that is nested 100,000 levels deep."""
     open_session().send_deep()
     expect(run(open_session(), "add", amount=1), 1, "the total of a new session after it")
 
@@ -232,8 +232,8 @@ def _mcp(open_session: Open) -> Any:
 
 
 @other("JSON-RPC 2.0", _MCP)
-def what_is_no_request_is_refused(open_session: Open) -> None:
-    """What isn't JSON, what is no request and unknown methods get the codes of the standard."""
+def invalid_requests_are_refused(open_session: Open) -> None:
+    """Invalid JSON, invalid requests and unknown methods are answered with the standard's error codes."""
     mcp = _mcp(open_session)
     expect(mcp.code("nothing"), NO_METHOD, "the code of an unknown method")
     for body, code in ((b"{", PARSE), ({"jsonrpc": "2.0", "id": 1, "method": 1}, INVALID)):
@@ -241,8 +241,8 @@ def what_is_no_request_is_refused(open_session: Open) -> None:
 
 
 @other("JSON-RPC 2.0", _MCP)
-def ids_come_back(open_session: Open) -> None:
-    """The id of a request comes back as it was, and a notification gets no answer."""
+def ids_are_returned(open_session: Open) -> None:
+    """The response has the request's id unchanged, and a notification gets no answer."""
     mcp = _mcp(open_session)
     for request_id in ("a", "1", 0, 10**12):
         mcp.reply("ping", request_id=request_id)
@@ -251,7 +251,7 @@ def ids_come_back(open_session: Open) -> None:
 
 @other("MCP", _MCP)
 def tools_are_listed_and_called(open_session: Open) -> None:
-    """A client is greeted, lists the tools with their parameters, and calls them; one that fails is isError."""
+    """A client can initialize, list the tools with their parameters, and call them. A failing tool is isError."""
     mcp = _mcp(open_session)
     expect(mcp.greeting["protocolVersion"], "2025-06-18", "the version in the answer of initialize")
     expect(mcp.ask("ping"), {}, "the answer of ping")
@@ -266,8 +266,8 @@ def _ors(open_session: Open) -> OrsSession:
 
 
 @other("ORS", _ORS)
-def it_says_that_it_is_well(open_session: Open) -> None:
-    """GET /health answers that it is well, and the toolpack is among the environments."""
+def health_is_ok(open_session: Open) -> None:
+    """GET /health reports ok, and the toolpack is among the environments."""
     session = _ors(open_session)
     expect(parsed(session.send("/health")), {"status": "ok"}, "the answer of /health")
     expect(TOOLPACK in parsed(session.send("/list_environments")), True, "whether the toolpack is listed")
@@ -284,8 +284,8 @@ def an_episode_has_prompt_and_tools(open_session: Open) -> None:
 
 
 @other("ORS", _ORS)
-def errors_are_those_of_ors(open_session: Open) -> None:
-    """What is wrong is refused with the sentence in `detail`, and never as an error of the server's code."""
+def errors_are_client_errors(open_session: Open) -> None:
+    """Wrong requests are refused with a client error and a message in `detail`, never with a server error."""
     session = _ors(open_session)
     wrong: list[tuple[str, Any]] = [("/call", "{"), ("/call", {"name": 1}), ("/call", []), ("/create", {})]
     wrong += [("/nothing/tasks", {}), (f"/{TOOLPACK}/task", {"index": 99}), (f"/{TOOLPACK}/tasks", {"split": "no"})]
@@ -298,8 +298,8 @@ def errors_are_those_of_ors(open_session: Open) -> None:
 
 
 @other("OpenEnv", _OPENENV)
-def errors_are_those_of_openenv(open_session: Open) -> None:
-    """A message that is wrong is refused with OpenEnv's code, and the WebSocket goes on."""
+def errors_have_openenv_codes(open_session: Open) -> None:
+    """An invalid message is refused with OpenEnv's code, and the WebSocket stays open."""
     session = cast("OpenEnvSession", open_session())
     wrong = {"INVALID_JSON": "{", "UNKNOWN_TYPE": {"type": "nothing"}, "VALIDATION_ERROR": {"type": "step", "data": 1}}
     for code, message in wrong.items():
@@ -308,7 +308,7 @@ def errors_are_those_of_openenv(open_session: Open) -> None:
 
 
 @other("OpenEnv", _OPENENV)
-def it_says_that_it_is_healthy(open_session: Open) -> None:
-    """GET /health answers that it is healthy."""
+def health_is_healthy(open_session: Open) -> None:
+    """GET /health reports healthy."""
     session = cast("OpenEnvSession", open_session())
     expect(session.get("/health"), {"status": "healthy"}, "the answer of /health")

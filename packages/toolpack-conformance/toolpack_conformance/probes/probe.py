@@ -1,6 +1,6 @@
-"""A probe: one question to a server.
+"""Registration of probes, and the list of guarantees.
 
-A probe returns if the server keeps its sentence, and else raises `Failed`.
+A probe is a function that returns if the server keeps its sentence, and raises `Failed` otherwise.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ PROBES: list[Probe] = []
 
 
 def probe(guarantee: str) -> Callable[[Callable[[Target], None]], Callable[[Target], None]]:
-    """Make a function a probe of a guarantee; its docstring is the sentence."""
+    """Register a function as a probe of a guarantee. Its docstring is the sentence to keep."""
 
     def add(run: Callable[[Target], None]) -> Callable[[Target], None]:
         PROBES.append(Probe(guarantee, (run.__doc__ or "").strip(), run))
@@ -66,6 +66,6 @@ def probe(guarantee: str) -> Callable[[Callable[[Target], None]], Callable[[Targ
 
 
 def at_once(number: int, run: Callable[[int], Any]) -> list[Any]:
-    """Run a function so many times at once, each with its number."""
+    """Run a function in `number` threads at the same time, each with its index, and return the results."""
     with ThreadPoolExecutor(number) as pool:
         return list(pool.map(run, range(number)))

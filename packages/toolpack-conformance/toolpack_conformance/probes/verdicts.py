@@ -1,4 +1,4 @@
-"""Faults are no rewards: a verdict says how well the task was done, or that it couldn't be said."""
+"""Faults are no rewards: a verdict has the reward of the task, or says that the evaluation failed."""
 
 from typing import Any
 from uuid import uuid4
@@ -13,8 +13,8 @@ def _verdict(session: Session, **params: Any) -> list[Any]:
 
 
 @probe("faults are no rewards")
-def a_task_is_judged(target: Target) -> None:
-    """A task that is done has the reward 1, one that isn't 0, and the solution passes; so at each version."""
+def tasks_are_evaluated(target: Target) -> None:
+    """A finished task has the reward 1, an unfinished one 0, at each version. The task's solution passes."""
     session = target.create(task="conform/three")
     expect(session.described["task"], "conform/three", "the task of the session")
     expect(_verdict(session), [0.0, False], "reward and passed where nothing is done")
@@ -34,7 +34,7 @@ def a_task_is_judged(target: Target) -> None:
 
 @probe("faults are no rewards")
 def an_evaluator_that_fails_gives_no_reward(target: Target) -> None:
-    """An evaluator that fails is an error, or if asked for a verdict that isn't valid; not a reward of 0."""
+    """A failing evaluator is an error or, if requested, a verdict that isn't valid. It isn't a reward of 0."""
     session = target.create(task="conform/five")
     session.run("add", {"amount": 4})
     expect(session.code("evaluate_session"), EVALUATOR, "the code of an evaluation that fails")
@@ -48,8 +48,8 @@ def an_evaluator_that_fails_gives_no_reward(target: Target) -> None:
 
 
 @probe("faults are no rewards")
-def a_fault_counts_in_no_rate(target: Target) -> None:
-    """In the verdicts on a run, a session whose evaluator fails has no reward, and counts in no rate."""
+def faults_do_not_count_in_rates(target: Target) -> None:
+    """In the summary of a run, a session whose evaluator fails has no reward and doesn't count in the rates."""
     run = uuid4().hex
     sessions = [target.create(task="conform/five", labels={"conform": target.label, "run": run}) for _ in range(3)]
     for session, amount in zip(sessions, (5, 4, 1), strict=True):
@@ -63,8 +63,8 @@ def a_fault_counts_in_no_rate(target: Target) -> None:
 
 
 @probe("faults are no rewards")
-def judging_changes_nothing(target: Target) -> None:
-    """An evaluation changes neither the environment nor the version, whatever the evaluator does to what it gets."""
+def evaluation_changes_nothing(target: Target) -> None:
+    """An evaluation doesn't change the environment or the version, even if the evaluator modifies its copy."""
     session = target.create(task="conform/three")
     session.run("add", {"amount": 3})
     verdicts = [_verdict(session) for _ in range(2)]
@@ -73,8 +73,8 @@ def judging_changes_nothing(target: Target) -> None:
 
 
 @probe("faults are no rewards")
-def forks_are_judged_by_themselves(target: Target) -> None:
-    """A fork keeps the task, and has a verdict of its own."""
+def forks_have_their_own_verdict(target: Target) -> None:
+    """A fork keeps the task, and has its own verdict."""
     session = target.create(task="conform/three")
     session.run("add", {"amount": 3})
     early, late = session.forks(version=0)[0], session.forks()[0]
