@@ -279,7 +279,7 @@ def test_its_volumes_its_operations_and_its_isolation_work_with_each_other_and_w
     without = {**variables, "TOOLPACK_FEATURES": "-tide", "TOOLPACK_ISOLATION": "thread"}
     with server_process.served(tmp_path, *flags, **without) as server:
         for method, more in (("get_environment", {}), ("run_function", {"function": "moored"})):
-            with pytest.raises(Exception, match="of the kind 'tally' can't be used, as no feature of this server"):
+            with pytest.raises(Exception, match="No feature of this server provides volumes of the kind 'tally'"):
                 server.rpc(method, session_id=session_id, **more)
         with pytest.raises(Exception, match="volume of the kind 'tally' can't be used"):
             server.rpc("create_session", toolpacks=["pier"])

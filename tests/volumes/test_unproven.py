@@ -19,7 +19,7 @@ from toolpack_server.features.volumes.databases import database_connection
 from toolpack_server.features.volumes.databases.database_connection import open_connection
 from toolpack_server.features.volumes.databases.database_file import DatabaseFile
 from toolpack_server.packs.loading import load_catalog
-from toolpack_server.volumes.scratch import LENT, Scratch
+from toolpack_server.volumes.scratch import MAX_RECENT, Scratch
 from toolpack_server.volumes.working_copy import WorkingCopy
 
 # What is raised in each step leaves files and connections to the garbage collector, which says so.
@@ -229,7 +229,7 @@ def test_a_call_finds_what_the_one_before_has_done_and_isnt_committed_yet(isolat
 def test_what_was_kept_of_a_call_raises_when_it_is_used(isolation):
     with make(isolation, "memory:") as bench:
         session = bench.create("breaking")
-        ended = "ValueError: 'breaking/{}' was given to a call that has ended, and can't be used any more"
+        ended = "ValueError: 'breaking/{}' belongs to a call that has ended, and can't be used any more"
         bench.result(session, "keep")
         for read in (False, True):
             assert bench.result(session, "use_kept", read=read) == [ended.format("files"), ended.format("db")]
@@ -261,7 +261,7 @@ def test_working_copies_go_with_their_session(tmp_path):
         assert len(copies(tmp_path)) > 40
         for world in worlds:
             bench.rpc("close_session", session_id=world.session)
-        serving.wait_until(lambda: len(copies(tmp_path)) <= LENT, "the end of the copies")
+        serving.wait_until(lambda: len(copies(tmp_path)) <= MAX_RECENT, "the end of the copies")
         tidying.cancel()
 
 
@@ -291,7 +291,7 @@ def test_what_nobody_takes_over_goes(tmp_path):
     assert scratch.take("b", place, load)[0] is changed, "it is the session's own"
     place = scratch.put("c", changed, origin)
     del reading, origin
-    for number in range(LENT):
+    for number in range(MAX_RECENT):
         scratch.release(scratch.share(number, None, load))
     assert not copies[0].gone, "a session has a clone of it, and others may need one"
     again = scratch.share("c", None, load)
@@ -300,13 +300,13 @@ def test_what_nobody_takes_over_goes(tmp_path):
     scratch.tidy()
     assert not changed.gone, "somebody has its place"
     del again
-    for number in range(LENT, 2 * LENT):
+    for number in range(MAX_RECENT, 2 * MAX_RECENT):
         scratch.release(scratch.share(number, None, load))
     scratch.tidy()
     assert changed.gone
     scratch.tidy()
     assert copies[0].gone
-    assert [each.gone for each in copies].count(False) == LENT
+    assert [each.gone for each in copies].count(False) == MAX_RECENT
 
 
 def test_who_changes_what_others_read_or_have_found_gets_a_clone(tmp_path):

@@ -71,10 +71,8 @@ def test_a_volume_that_no_feature_has_is_said(tmp_path, monkeypatch):
     body += '@toolpack.function\ndef f():\n    """Do it."""\n'
     text = f'"""A toolpack."""\n\nfrom toolpack_server import Database, TaskEnvironment, Toolpack\n\n{body}'
     path = write(tmp_path, "lacking", text) / "wrong_lacking.py"
-    line = (
-        f"{path}:8: Toolpack('lacking'): no session of 'lacking' can be created: A volume of the kind 'database' can't "
-    )
-    line += "be used, as no feature of this server has it: start the server with that feature."
+    line = f"{path}:8: Toolpack('lacking'): no session of 'lacking' can be created: No feature of this server provides "
+    line += "volumes of the kind 'database'. Start the server with the feature that provides them."
     assert check("--pack-dir", tmp_path)[:2] == (1, [line])
 
 

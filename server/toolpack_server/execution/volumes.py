@@ -16,13 +16,13 @@ from toolpack_server.base.errors import SnapshotError
 from toolpack_server.execution.codec import PlainCodec
 from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.snapshot import Snapshot
-from toolpack_server.volumes.scratch import Place
+from toolpack_server.volumes.scratch import CopyHandle
 from toolpack_server.volumes.volume import (
     SLOTS,
     Chain,
     Mount,
     Volume,
-    added_pieces,
+    extend_chain,
     is_piece,
     kind_of,
     live_name,
@@ -78,7 +78,7 @@ class Changes(NamedTuple):
     """What a call has changed in volumes."""
 
     blobs: dict[str, tuple[str, bytes]]  # the new blob id and bytes of each piece
-    live: dict[str, Place]  # the places of working copies
+    live: dict[str, CopyHandle]  # the places of working copies
     counts: dict[str, int]  # for each volume that has changed, how many keys
     found: dict[str, Any]  # what the conditions under which it runs have found in each piece
 
@@ -120,8 +120,8 @@ class Volumes:
                     partial(_payload, self._codec, snapshot),
                 )
                 volume = self.bound[stored.name] = kind.__new__(kind)
-                place = snapshot.live.pop(stored.live, None)
-                volume.mount = Mount(chain, kind, context, self._read_only, self._conditions is not None, place)
+                handle = snapshot.live.pop(stored.live, None)
+                volume.mount = Mount(chain, kind, context, self._read_only, self._conditions is not None, handle)
                 self._stored[stored.name] = stored
             if environment is not None and put_in(environment, stored.path, volume, of_instances=of_instances):
                 placed[stored.path] = volume
@@ -169,7 +169,7 @@ class Volumes:
         self._asked_to_finish = True
         finished: dict[str, Mapping[Any, int]] = {}
         for name, volume in self.bound.items():
-            if volume.mount and volume.mount.copied is not None and not volume.mount.read_only:
+            if volume.mount and volume.mount.working_copy is not None and not volume.mount.read_only:
                 finished[name] = volume.finish()
         # All have finished; what follows makes the pieces, and as long as one is missing nothing is kept either.
         changes = Changes({}, {}, {}, {})
@@ -179,24 +179,24 @@ class Volumes:
             keys[name] = (
                 self._add(changes, self._stored[name], volume, changed) if changed else _mount(volume).chain.key
             )
-        kept: dict[str, Place] = {}
+        kept: dict[str, CopyHandle] = {}
         for name, key in keys.items():
             mount = _mount(self.bound[name])
-            copied, origin, mount.copied, mount.place = mount.copied, mount.place, None, None
-            if copied is not None:
-                kept[self._stored[name].live] = mount.context.scratch.put(key, copied, origin)
+            working_copy, origin, mount.working_copy, mount.handle = mount.working_copy, mount.handle, None, None
+            if working_copy is not None:
+                kept[self._stored[name].live] = mount.context.scratch.put(key, working_copy, origin)
         for name in [*self.bound]:
             self._end(changes.live, name, keep=False)
         changes.live.update(kept)
         return changes
 
-    def abandon(self, *, keep: bool = True) -> dict[str, Place]:
+    def abandon(self, *, keep: bool = True) -> dict[str, CopyHandle]:
         """End the use by a call that has failed, or by a reader; get the places of working copies.
 
         Args:
             keep: Keep those that can be changed, as far as they are as they were; nobody else will know their places.
         """
-        live: dict[str, Place] = {}
+        live: dict[str, CopyHandle] = {}
         for name in [*self.bound]:
             self._end(live, name, keep=keep and not self._asked_to_finish)
         return {} if self._asked_to_finish else live
@@ -213,17 +213,15 @@ class Volumes:
     @property
     def failed(self) -> Exception | None:
         """Why one of them can't be used."""
-        return next(
-            (volume.mount.failed for volume in self.bound.values() if volume.mount and volume.mount.failed), None
-        )
+        return next((volume.mount.error for volume in self.bound.values() if volume.mount and volume.mount.error), None)
 
     def _add(
         self, changes: Changes, stored: Stored, volume: Volume, changed: Mapping[Any, int]
     ) -> tuple[str, ...] | None:
         """Add what a volume has changed; get the key of its working copy, if that is known."""
         mount, codec = _mount(volume), self._codec
-        copied = mount.copy()
-        payloads, copied.shape = added_pieces(mount.chain, volume, copied.shape, changed)
+        working_copy = mount.copy()
+        payloads, working_copy.pieces = extend_chain(mount.chain, volume, working_copy.pieces, changed)
         sealed = {part: codec.seal(part, payload) for part, payload in payloads.items()}
         changes.blobs.update(sealed)
         changes.counts[stored.name] = len(changed)
@@ -235,25 +233,25 @@ class Volumes:
         known = len(ids) >= len(stored.parts) and all(ids.values())
         return (stored.name, *map(ids.__getitem__, sorted(ids))) if known else None
 
-    def _end(self, live: dict[str, Place], name: str, *, keep: bool) -> None:
+    def _end(self, live: dict[str, CopyHandle], name: str, *, keep: bool) -> None:
         """End the use of a volume; its working copy is kept if it proves to be as it was."""
         volume = self.bound[name]
         mount = _mount(volume)
         mount.ended = True
-        if mount.copied is not None:
+        if mount.working_copy is not None:
             unchanged = False
             with suppress(Exception):
                 unchanged = volume.abandon()
-            copied, place, mount.copied, mount.place = mount.copied, mount.place, None, None
-            if mount.read_only and place is not None:
-                mount.context.scratch.release(place, keep=unchanged)
-                mount.place = place if unchanged else None
+            working_copy, handle, mount.working_copy, mount.handle = mount.working_copy, mount.handle, None, None
+            if mount.read_only and handle is not None:
+                mount.context.scratch.release(handle, keep=unchanged)
+                mount.handle = handle if unchanged else None
             elif unchanged and keep:
-                mount.place = mount.context.scratch.put(mount.chain.key, copied, place)
+                mount.handle = mount.context.scratch.put(mount.chain.key, working_copy, handle)
             else:
-                copied.discard()
-        if mount.place is not None:
-            live[self._stored[name].live] = mount.place
+                working_copy.discard()
+        if mount.handle is not None:
+            live[self._stored[name].live] = mount.handle
         del self.bound[name]
 
 

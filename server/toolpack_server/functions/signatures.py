@@ -140,7 +140,7 @@ def _dependency(hint: Any) -> Any:
         return None
     dependency = next((item for item in hint.__metadata__ if hasattr(item, "extract_dep_from_env")), None)
     target = get_args(hint)[0]
-    if dependency is not None and any(target in kind.given_as for kind in Volume.__subclasses__()):
+    if dependency is not None and any(target in kind.alternative_types for kind in Volume.__subclasses__()):
         return _ConvertedDependency(dependency, target)
     return dependency
 
@@ -155,7 +155,7 @@ class _ConvertedDependency:
 
     def extract_dep_from_env(self, env: Any) -> Any:
         value = self._dependency.extract_dep_from_env(env)
-        return value.given(self._target) if isinstance(value, Volume) else value
+        return value.convert(self._target) if isinstance(value, Volume) else value
 
 
 def _check(

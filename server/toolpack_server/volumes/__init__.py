@@ -1,4 +1,5 @@
-"""What an environment holds that is stored by what changes, such as a database: its kinds, working copies and limits.
+"""Volumes: the parts of an environment that are stored as changes, such as a database.
 
-What only one kind of volume needs is in the package of its feature.
+This package has their storage, their working copies and their limits. What only one kind of volume needs is in the
+package of its feature.
 """

@@ -1,8 +1,9 @@
-"""The scratch folder of a process: where working copies of volumes lie, and which are kept for the next call.
+"""Scratch folder of a process: the cache of the volumes' working copies.
 
-Whatever is here is a cache, and belongs to whoever has its `Place`. A working copy is changed by one call at
-a time, while it isn't here; what comes back is proven (`volumes` has the table). The folder of a process that has ended
-is removed by the next one that starts.
+A call that changes a working copy takes it out of the cache first, so no other call can use it meanwhile. An entry
+lives as long as a session or a reader has its `CopyHandle`. `volume` has the table of a working copy's states.
+
+A process that starts removes the folders of processes that have ended.
 """
 
 import contextlib
@@ -26,73 +27,86 @@ from toolpack_server.volumes.working_copy import WorkingCopy
 
 PREFIX = "toolpack-server-"
 _LOCK = "lock"
-LENT = 16  # of those that are shared, how many stay when nobody has their place, for who looks again
+MAX_RECENT = 16  # shared copies whose handles the cache holds itself, as the next reader may need them
 
-FULL_TEXT = "The scratch folder is full; nothing was changed. Free some of it, or set TOOLPACK_SCRATCH_DIR."
-_FREE_BYTES = 2**16  # with fewer, a folder is full
+FULL_TEXT = "The scratch folder is full; nothing was changed. Free some space there, or set TOOLPACK_SCRATCH_DIR."
+_FREE_BYTES = 2**16  # a folder with fewer free bytes is full
 
 
 def is_full(folder: Path) -> bool:
-    """Whether there is next to no room where a folder is."""
-    state = os.statvfs(folder)
-    return state.f_bavail * state.f_frsize < _FREE_BYTES
+    """Return whether the file system of a folder has almost no free space."""
+    filesystem = os.statvfs(folder)
+    return filesystem.f_bavail * filesystem.f_frsize < _FREE_BYTES
 
 
 def check_folder(settings: Settings) -> None:
-    """Refuse, with a `SettingsError`, a folder for working copies that isn't one; a full one may be empty again."""
+    """Check that `TOOLPACK_SCRATCH_DIR` is a writable folder. It may be full: space may become free later.
+
+    Raises:
+        SettingsError: It isn't a folder, or the server can't write to it.
+    """
     folder = settings.scratch_dir
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise SettingsError(f"TOOLPACK_SCRATCH_DIR: {folder} is not a folder in which the server can write: make it.")
+        raise SettingsError(f"TOOLPACK_SCRATCH_DIR: {folder} isn't a folder that the server can write to: create it.")
 
 
-class _Kept:
-    """A working copy in the cache; a shared one stays as it is, as several sessions may need it."""
+class _CacheEntry:
+    """Cache entry of one working copy.
 
-    __slots__ = ("copy", "name", "place", "readers", "shared", "size", "unwanted")
+    Attributes:
+        handle: Weak reference to the entry's handle, as long as that exists.
+        readers: Number of callers that read the copy now.
+        shared: Several sessions may use the copy, so nothing may change it.
+        is_dropped: The entry was removed from the cache; its last reader discards the copy.
+    """
+
+    __slots__ = ("copy", "handle", "is_dropped", "name", "readers", "shared", "size")
 
     def __init__(self, name: Hashable, copy: WorkingCopy, *, shared: bool) -> None:
         self.name = name
         self.copy = copy
         self.size = copy.size
-        self.place: _PlaceRef | None = None  # its place, as long as somebody has it
+        self.handle: _HandleRef | None = None
         self.readers = 0
         self.shared = shared
-        self.unwanted = False  # to be discarded when the last reader has ended
+        self.is_dropped = False
 
 
-class Place:
-    """Where a working copy is kept. Whoever has this has the copy: when nobody has it any more, the copy goes.
+class CopyHandle:
+    """Handle of a cached working copy. The cache discards the copy when its handle is garbage-collected.
+
+    A full cache may discard the copy earlier.
 
     Attributes:
-        kept: What `Scratch` knows of it.
-        origin: The place of the one that it was cloned from: as long as this is kept, other sessions may need that.
+        entry: The cache entry.
+        source: Handle of the copy that this one was cloned from. It keeps that copy cached: other sessions may need it.
     """
 
-    __slots__ = ("__weakref__", "kept", "origin")
+    __slots__ = ("__weakref__", "entry", "source")
 
-    def __init__(self, kept: _Kept, origin: "Place | None", left: "deque[_PlaceRef]") -> None:
-        self.kept = kept
-        self.origin = origin
-        # Its end only notes that: it may come anywhere, under any lock.
-        kept.place = _PlaceRef(self, left.append)
-        kept.place.kept = kept
+    def __init__(self, entry: _CacheEntry, source: "CopyHandle | None", unreferenced: "deque[_HandleRef]") -> None:
+        self.entry = entry
+        self.source = source
+        # The callback only appends to a deque: garbage collection may run it anywhere, under any lock.
+        entry.handle = _HandleRef(self, unreferenced.append)
+        entry.handle.entry = entry
 
 
-class _PlaceRef(weakref.ref[Place]):
-    """Knows a place, and what was kept there when it is gone."""
+class _HandleRef(weakref.ref[CopyHandle]):
+    """Weak reference to a handle, with the entry that the handle belongs to."""
 
-    __slots__ = ("kept",)
-    kept: _Kept
+    __slots__ = ("entry",)
+    entry: _CacheEntry
 
 
 class Scratch:
-    """Working copies, as many as fit, those used longest ago first to go. From any thread.
+    """LRU cache of working copies; thread-safe.
 
     Args:
-        folder: Where to make the process's own folder; None: in memory, if there is room, else where temporary files
-            are.
-        max_bytes: What all working copies may take that are kept.
-        own: The process's own folder, if somebody else has made it, and removes it.
+        folder: Parent of the process's own folder. None: /dev/shm if it has enough space, else the system's temporary
+            folder.
+        max_bytes: Maximum total size of the cached working copies.
+        own: The process's own folder, if the caller creates and removes it.
     """
 
     def __init__(self, folder: Path | None, max_bytes: int, *, own: Path | None = None) -> None:
@@ -101,251 +115,262 @@ class Scratch:
         self._own = own
         self._finalize: weakref.finalize[..., Scratch] | None = None
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
         self._bytes = 0
         self._numbers = itertools.count()
-        self._left: deque[_PlaceRef] = deque()  # places that nobody has any more
-        self._lent: deque[Place] = deque(maxlen=LENT)
+        self._unreferenced: deque[_HandleRef] = deque()  # weak references whose handles are gone
+        self._recent: deque[CopyHandle] = deque(maxlen=MAX_RECENT)
 
     @classmethod
     def of(cls, settings: Settings) -> "Scratch":
-        """Make that of a server with these settings; what ended servers have left is removed."""
+        """Create the scratch folder of a server, and remove the folders of servers that have ended."""
         remove_leftovers(settings.scratch_dir)
         return cls(settings.scratch_dir, settings.scratch_bytes)
 
     @property
     def folder(self) -> Path:
-        """The process's own folder, made when it is first needed.
+        """The process's own folder. It is created at first use.
 
         Raises:
-            OverloadedError: It can't be made.
+            OverloadedError: The folder can't be created.
         """
         if self._own is None:
             with self._lock:
                 if self._own is None:
-                    self._own = self._made()
+                    self._own = self._make_folder()
         return self._own
 
     def new_path(self) -> Path:
-        """Get a path in the folder at which there is nothing yet."""
+        """Return an unused path in the folder."""
         return self.folder / self._new_name()
 
-    def share(self, key: Hashable | None, place: Place | None, load: Callable[[], WorkingCopy]) -> Place:
-        """Get a working copy to read, until `release`; it is loaded if it isn't here.
+    def share(self, key: Hashable | None, handle: CopyHandle | None, load: Callable[[], WorkingCopy]) -> CopyHandle:
+        """Return the handle of a working copy that the caller reads until `release`. Load the copy if it isn't cached.
 
         Args:
-            key: What all that equal it have in common; None if that isn't known.
-            place: Where the session has left its own; None if it has none.
+            key: Cache key of the volume's version. None if it isn't known; then only `handle` finds a copy.
+            handle: Handle of the session's own copy, if it has one.
+            load: Creates the working copy.
 
         Raises:
-            OverloadedError: There is no room for it.
+            OverloadedError: The scratch folder has no space for the copy.
         """
         with self._lock:
-            kept = self._find(key, place)
-            if kept is not None:
-                kept.shared |= place is None
-                return self._lend(kept)
-        return self._share(key, self._making(load))
+            entry = self._find(key, handle)
+            if entry is not None:
+                entry.shared |= handle is None
+                return self._acquire(entry)
+        return self._add_shared(key, self._make(load))
 
     def take(
-        self, key: Hashable | None, place: Place | None, load: Callable[[], WorkingCopy]
-    ) -> tuple[WorkingCopy, Place | None]:
-        """Get a working copy to change, until `put` or `discard`, and the place of the one that it is a clone of.
+        self, key: Hashable | None, handle: CopyHandle | None, load: Callable[[], WorkingCopy]
+    ) -> tuple[WorkingCopy, CopyHandle | None]:
+        """Return a working copy that the caller changes until `put` or `discard`, and the handle of its source.
 
-        Arguments and errors are those of `share`. One that nobody else needs is given out itself, if it is where the
-        session's last call has left it. Else it is cloned: of a version that has forks, the next one will need it, too.
+        The session's own copy leaves the cache, if no other session shares or reads it. Otherwise the copy is cloned,
+        because the next fork of this version will need the original. Arguments and errors are those of `share`.
         """
         with self._lock:
-            kept = None if place is None else self._kept.get(place.kept.name)
-            if place is not None and kept is not None and not kept.shared and not kept.readers:
-                del self._kept[kept.name]
-                self._bytes -= kept.size
-                kept.place = None  # it is left to nobody
-                return kept.copy, place.origin
-        shared = self.share(key, place, load)
+            entry = None if handle is None else self._entries.get(handle.entry.name)
+            if handle is not None and entry is not None and not entry.shared and not entry.readers:
+                del self._entries[entry.name]
+                self._bytes -= entry.size
+                entry.handle = None  # when the handle is collected, the copy must stay
+                return entry.copy, handle.source
+        shared = self.share(key, handle, load)
         try:
-            cloned = self._making(shared.kept.copy.clone)
-            cloned.shape = shared.kept.copy.shape
+            clone = self._make(shared.entry.copy.clone)
+            clone.pieces = shared.entry.copy.pieces
         finally:
             self.release(shared)
-        return cloned, shared.origin or shared
+        return clone, shared.source or shared
 
-    def _share(self, key: Hashable | None, loaded: WorkingCopy) -> Place:
-        """Keep a working copy that was loaded for all who read it, and begin to."""
+    def _add_shared(self, key: Hashable | None, loaded: WorkingCopy) -> CopyHandle:
+        """Cache a loaded working copy for all readers, and return its handle to the first one."""
         name = self._new_name() if key is None else key
         with self._lock:
-            kept = self._kept.get(name)
-            if kept is None:
-                kept = self._kept[name] = _Kept(name, loaded, shared=True)
-                self._bytes += kept.size
-            place = self._lend(kept)
-        if place.kept.copy is not loaded:  # somebody was faster
+            entry = self._entries.get(name)
+            if entry is None:
+                entry = self._entries[name] = _CacheEntry(name, loaded, shared=True)
+                self._bytes += entry.size
+            handle = self._acquire(entry)
+        if handle.entry.copy is not loaded:  # another thread loaded it first
             loaded.discard()
         self._make_room()
-        return place
+        return handle
 
-    def release(self, place: Place, *, keep: bool = True) -> None:
-        """End reading a working copy; it is kept for others, unless it isn't what it was."""
-        kept = place.kept
-        unused: list[WorkingCopy] = []
-        with self._lock:
-            kept.readers -= 1
-            if not keep and self._kept.get(kept.name) is kept:
-                self._drop(kept, unused)
-            elif kept.unwanted and not kept.readers:
-                unused.append(kept.copy)
-        for copy in unused:
-            copy.discard()
-
-    def put(self, key: Hashable | None, copy: WorkingCopy, origin: Place | None) -> Place:
-        """Keep a working copy that was taken, as long as somebody has its place: the session, for its next call.
+    def release(self, handle: CopyHandle, *, keep: bool = True) -> None:
+        """End reading a working copy.
 
         Args:
-            key: What all that equal it have in common; None if that isn't known yet.
-            origin: What `take` has returned.
+            keep: Keep the copy for other readers. False if it may have been changed.
+        """
+        entry = handle.entry
+        discarded: list[WorkingCopy] = []
+        with self._lock:
+            entry.readers -= 1
+            if not keep and self._entries.get(entry.name) is entry:
+                self._drop(entry, discarded)
+            elif entry.is_dropped and not entry.readers:
+                discarded.append(entry.copy)
+        for copy in discarded:
+            copy.discard()
+
+    def put(self, key: Hashable | None, copy: WorkingCopy, source: CopyHandle | None) -> CopyHandle:
+        """Put a taken working copy back, and return its handle, which the session holds for its next call.
+
+        Args:
+            key: Cache key of the volume's version, if it is known already.
+            source: The handle that `take` returned.
         """
         try:
             with self._lock:
-                # One that has the name is shared: this one is kept beside it, or each call of the session would clone
-                # anew.
-                name: Hashable = self._new_name() if key is None or key in self._kept else key
-                kept = _Kept(name, copy, shared=False)
-                place = Place(kept, origin, self._left)
-                self._kept[name] = kept
-                self._bytes += kept.size
+                # An entry with this key is shared. This copy gets a name of its own beside it, or each call of the
+                # session would have to clone again.
+                name: Hashable = self._new_name() if key is None or key in self._entries else key
+                entry = _CacheEntry(name, copy, shared=False)
+                handle = CopyHandle(entry, source, self._unreferenced)
+                self._entries[name] = entry
+                self._bytes += entry.size
         except BaseException:
             copy.discard()
             raise
         self._make_room()
-        return place
+        return handle
 
     @property
-    def has_left(self) -> bool:
-        """Whether there are working copies whose place nobody has any more."""
-        return bool(self._left)
+    def has_unreferenced(self) -> bool:
+        """Whether `tidy` has working copies to discard."""
+        return bool(self._unreferenced)
 
     def tidy(self) -> None:
-        """Discard the working copies whose place nobody has any more."""
-        unused: list[WorkingCopy] = []
+        """Discard the working copies whose handles were garbage-collected."""
+        discarded: list[WorkingCopy] = []
         with self._lock:
-            while self._left:
-                kept = self._left.popleft().kept
-                # Somebody may have found it again, or have taken it to change it.
-                if self._kept.get(kept.name) is kept and (kept.place is None or kept.place() is None):
-                    self._drop(kept, unused)
-        for copy in unused:
+            while self._unreferenced:
+                entry = self._unreferenced.popleft().entry
+                # Meanwhile a reader may have found the copy again, or a call may have taken it.
+                if self._entries.get(entry.name) is entry and (entry.handle is None or entry.handle() is None):
+                    self._drop(entry, discarded)
+        for copy in discarded:
             copy.discard()
 
     def close(self) -> None:
-        """Remove the folder, if this process has made it."""
+        """Remove the folder, if this process created it."""
         if self._finalize is not None:
             self._finalize()
 
     def _new_name(self) -> str:
-        """Get a name that nothing else here has; not by chance, which may be pinned."""
+        """Return an unused name. It isn't random, because the random generators of a call may be pinned."""
         return f"copy-{next(self._numbers)}"
 
-    def _find(self, key: Hashable | None, place: Place | None) -> _Kept | None:
-        for name in (place and place.kept.name, key):
-            if name is not None and name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
+    def _find(self, key: Hashable | None, handle: CopyHandle | None) -> _CacheEntry | None:
+        for name in (handle and handle.entry.name, key):
+            if name is not None and name in self._entries:
+                self._entries.move_to_end(name)
+                return self._entries[name]
         return None
 
-    def _lend(self, kept: _Kept) -> Place:
-        """Begin to read; without the lock, `release` ends that. Those lent last stay for who looks again."""
-        place = (kept.place and kept.place()) or Place(kept, None, self._left)
-        kept.readers += 1
-        if kept.shared:
-            self._lent.append(place)
-        return place
+    def _acquire(self, entry: _CacheEntry) -> CopyHandle:
+        """Count a reader of an entry until `release`; the caller holds the lock.
 
-    def _drop(self, kept: _Kept, unused: list[WorkingCopy]) -> None:
-        """Keep it no longer; it is discarded once nobody reads it."""
-        del self._kept[kept.name]
-        self._bytes -= kept.size
-        kept.unwanted = True
-        if not kept.readers:
-            unused.append(kept.copy)
+        If the entry is shared, hold its handle for a while, so that the next reader finds the copy.
+        """
+        handle = (entry.handle and entry.handle()) or CopyHandle(entry, None, self._unreferenced)
+        entry.readers += 1
+        if entry.shared:
+            self._recent.append(handle)
+        return handle
+
+    def _drop(self, entry: _CacheEntry, discarded: list[WorkingCopy]) -> None:
+        """Remove an entry from the cache. If no reader has its copy, add that to `discarded`."""
+        del self._entries[entry.name]
+        self._bytes -= entry.size
+        entry.is_dropped = True
+        if not entry.readers:
+            discarded.append(entry.copy)
 
     def _make_room(self) -> None:
-        """Drop what nobody has, and those used longest ago beyond the limit; the last stays, however large it is."""
-        if self._left:
+        """Discard copies without a handle, then the least recently used ones until the cache fits its limit.
+
+        The last copy stays, however large it is.
+        """
+        if self._unreferenced:
             self.tidy()
-        unused: list[WorkingCopy] = []
+        discarded: list[WorkingCopy] = []
         with self._lock:
-            while self._bytes > self._max_bytes and len(self._kept) > 1:
-                self._drop(next(iter(self._kept.values())), unused)
-        for copy in unused:
+            while self._bytes > self._max_bytes and len(self._entries) > 1:
+                self._drop(next(iter(self._entries.values())), discarded)
+        for copy in discarded:
             copy.discard()
 
-    def _making(self, make: Callable[[], WorkingCopy]) -> WorkingCopy:
+    def _make(self, make: Callable[[], WorkingCopy]) -> WorkingCopy:
         try:
             return make()
         except OSError as error:
             raise OverloadedError(
-                f"The scratch folder has no room for what the call needs ({error.strerror}); nothing was changed. "
-                "Free some, or set TOOLPACK_SCRATCH_DIR."
+                f"The scratch folder has no space for the data of the call ({error.strerror}); nothing was changed. "
+                "Free some space there, or set TOOLPACK_SCRATCH_DIR."
             ) from error
 
-    def _made(self) -> Path:
+    def _make_folder(self) -> Path:
         try:
             parent = self._parent or _default_folder(self._max_bytes)
-            made = parent / f".{PREFIX}{secrets.token_hex(8)}"
-            made.mkdir(mode=0o700)
-            # Locked before it has the name by which others look for leftovers.
-            lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            folder = parent / f".{PREFIX}{secrets.token_hex(8)}"
+            folder.mkdir(mode=0o700)
+            # Lock the folder before it gets the name that `remove_leftovers` of other processes looks for.
+            lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            made = made.rename(parent / made.name[1:])
+            folder = folder.rename(parent / folder.name[1:])
         except OSError as error:
             raise OverloadedError(
-                f"The scratch folder can't be made ({error.strerror}: {error.filename}): set TOOLPACK_SCRATCH_DIR."
+                f"The scratch folder can't be created ({error.strerror}: {error.filename}): set TOOLPACK_SCRATCH_DIR."
             ) from error
-        self._finalize = weakref.finalize(self, _remove, made, lock, os.getpid())
+        self._finalize = weakref.finalize(self, _remove, folder, lock, os.getpid())
         self._lock_file = lock
-        run_after_fork(self._let_go)
-        return made
+        run_after_fork(self._detach_lock)
+        return folder
 
-    def _let_go(self) -> None:
-        """In a process that was forked from this one, don't keep the folder from those who remove leftovers."""
+    def _detach_lock(self) -> None:
+        """Close the lock file in a forked process, so that the folder can be removed once this process has ended."""
         if self._finalize is not None and self._finalize.alive:
             detach([self._lock_file])
 
 
 def _remove(folder: Path, lock: int, process: int) -> None:
-    if process == os.getpid():  # not in one that was forked from it
+    if process == os.getpid():  # a forked process runs the finalizer, too
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
 def remove_leftovers(folder: Path | None) -> None:
-    """Remove the folders of processes that have ended without doing so themselves."""
+    """Remove the folders that processes left behind when they ended."""
     for parent in {folder} if folder else {_MEMORY, Path(tempfile.gettempdir())}:
-        for found in parent.glob(f"{PREFIX}*"):
+        for leftover in parent.glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError):
-                lock = os.open(found / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                lock = os.open(leftover / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(found, ignore_errors=True)
+                    shutil.rmtree(leftover, ignore_errors=True)
                 finally:
                     os.close(lock)
 
 
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it, which nobody else can enter
+_MEMORY = Path("/dev/shm")  # noqa: S108 - the server creates a folder with mode 0700 in it
 
 
-def _default_folder(wanted_bytes: int) -> Path:
-    """Get the folder in memory if it has room, else the one for temporary files."""
+def _default_folder(max_bytes: int) -> Path:
+    """Return /dev/shm if it has `max_bytes` of free space, else the system's temporary folder."""
     temporary = Path(tempfile.gettempdir())
     try:
-        state = os.statvfs(_MEMORY)
+        filesystem = os.statvfs(_MEMORY)
     except OSError:
         return temporary
-    free = state.f_bavail * state.f_frsize
-    if free >= wanted_bytes and os.access(_MEMORY, os.W_OK):
+    free = filesystem.f_bavail * filesystem.f_frsize
+    if free >= max_bytes and os.access(_MEMORY, os.W_OK):
         return _MEMORY
     log.warning(
-        "%s has %d bytes free, less than %d: databases and files in use lie in %s, which may be slower.",
-        *(_MEMORY, free, wanted_bytes, temporary),
+        "%s has %d bytes free, less than %d. Working copies of databases and files are in %s, which may be slower.",
+        *(_MEMORY, free, max_bytes, temporary),
     )
     return temporary

@@ -1,40 +1,51 @@
-"""Volumes: what an environment holds that is stored by what changes, such as a database or a tree of files.
+"""Volumes: content of an environment that is stored as changes, such as a database or a tree of files.
 
-A volume is a field of an environment, or an attribute of the instance of a class. It isn't written with the rest of the
-environment: its content is a *chain* of at most `MAX_PIECES` *pieces*. The first holds everything, each later one what
-has changed after it. Each piece is an ordinary part of the session, so stores, forks, resets and trimming know nothing
-of volumes. A commit adds one piece; where the chain is full, the newest are merged into one.
+A volume is a field of an environment, or an attribute of an instance that the environment holds. It isn't stored with
+the rest of the environment. Its content is a *chain* of at most `MAX_PIECES` *pieces*: the first piece holds the whole
+content, each later one the changes since the piece before it. Each piece is an ordinary part of the session, stored
+under the number of its *slot*, so stores, forks, resets and trimming need no code for volumes. A commit adds one piece.
+If the chain is full, the newest pieces are merged into one.
 
-While it is used, a volume is a *working copy*: a file, a folder or an object that equals its chain. Working copies are
-a cache (`volumes/scratch.py`); they may be lost at any time.
+A call uses a volume through a *working copy*: a file, a folder or an object with the content of the chain. Working
+copies are a cache (`volumes/scratch.py`), so any of them may be lost at any time.
 
-This module and the rest of the core know chains and no kind of volume. A kind is a subclass of `Volume` and
-one of `WorkingCopy`, listed in the `volumes` of a feature.
+This module and the rest of the core know no kind of volume. A kind consists of a subclass of `Volume` and one of
+`WorkingCopy`. A feature lists its kinds in `volumes`.
 
-The life of a working copy
---------------------------
+States of a working copy
+------------------------
 
-========== ==================================== ======================================================================
-State      Who can use it                       Moved on by
-========== ==================================== ======================================================================
-shared     whoever may read the version to      `Scratch`, when nobody has its place, or room is needed: gone. A
-           which its key belongs; nobody        reader's `Volume.abandon` doesn't show that it is as it was: gone
-           changes it
-unproven   one call, which may change it: it    all of the call's volumes finish, and their pieces are made: proven.
-           was the session's own, or is a       `Volume.abandon` shows that nothing was written: the session's own
-           clone of a shared one                again. Anything else, whatever it is: gone
-proven     the session, which has its place;    the session's next call that may change it: unproven. Its commit is
-           nobody else can find it, as nobody   acknowledged: the session's own. The session's state is dropped, for
-           else has the ids of its pieces yet   example because the commit was refused: gone
-the        the session; a fork and a reader     the session's next call that may change it: unproven. A fork or a
-session's  find it by its key                   reader finds it: shared. The session ends or is forgotten: gone
-own
-gone       nobody                               `WorkingCopy.discard`, once nobody reads it
-========== ==================================== ======================================================================
+========= ================================== =======================================================================
+State     Who may use it                     Next state
+========= ================================== =======================================================================
+shared    any reader of the version that     discarded: its last handle is gone, the scratch folder needs space, or
+          its key names; nobody changes it   the `Volume.abandon` of a reader can't prove that it is unchanged
 
-So there are two ways out of *unproven* with the working copy, and each needs a proof; an error, a deadline, the end of
-a process and a fault of our own give none. The key of a working copy consists of the ids of its chain's blobs. They are
-drawn when a piece is sealed, and leave the session's state with the commit alone.
+open      one call, which may change it; it  pending: all volumes of the call have finished, and their pieces exist
+          was the session's private copy,
+          or is a clone of a shared one      private: `Volume.abandon` proves that nothing was written
+
+                                             discarded: in every other case
+
+pending   the session, by its handle; no     open: the session's next call that may change it
+          other session can find it, as the
+          ids in its key aren't stored yet   private: its commit was acknowledged
+
+                                             discarded: the session's state is dropped, for example because the
+                                             commit was refused
+
+private   the session, by its handle; forks  open: the session's next call that may change it
+          and readers, by its key
+                                             shared: a fork or a reader has found it
+
+                                             discarded: the session ends, or the worker drops its state
+
+discarded nobody                             `WorkingCopy.discard` runs after its last reader
+========= ================================== =======================================================================
+
+So an open working copy is kept only in two cases, and each needs a proof. An error, a missed deadline, the end of a
+process and a bug in the server give no proof. The key of a working copy consists of the blob ids of its chain. An id is
+drawn when a piece is sealed, and other sessions learn it only from the commit.
 """
 
 import hashlib
@@ -49,41 +60,41 @@ from pydantic_core import CoreSchema, core_schema
 from toolpack_server.base.errors import StateDamagedError
 from toolpack_server.base.settings import Settings
 from toolpack_server.base.uninterruptible import uninterruptible
-from toolpack_server.volumes.scratch import Place, Scratch
-from toolpack_server.volumes.working_copy import Key, PieceShape, Shape, WorkingCopy
+from toolpack_server.volumes.scratch import CopyHandle, Scratch
+from toolpack_server.volumes.working_copy import Key, PieceInfo, WorkingCopy
 
 MAX_PIECES = 7
 SEPARATOR = ":"
 
 SLOTS = MAX_PIECES + 1
-"""How many parts a chain may have: its pieces, and one that says where they end."""
+"""Maximum number of parts of a chain: its pieces, and an end marker."""
 
 VOID = b""
-"""The payload of a slot that holds no piece any more; a store forgets no part."""
+"""Payload of an emptied slot. A store can't delete a part."""
 
-_END = b"end "  # what such a payload begins with if it names the last piece, which so can't be left out unnoticed
+_END_PREFIX = b"end "  # an end marker names the last piece, so a chain without that piece is detected
 
 _DIGEST_BYTES = 16
 
 
 class Body(NamedTuple):
-    """What a piece holds, as its kind writes it: a few JSON values, and bytes."""
+    """Content of one piece in the format of its kind: a few JSON values, and bytes."""
 
     head: Mapping[str, Any]
     data: bytes | memoryview
 
 
-BYTES_PER_ENTRY = 3200  # on average at least, in the largest tree: 20,971 files in 64 MB
+BYTES_PER_ENTRY = 3200  # sets `max_entries`: 20,971 files in 64 MB
 
 
 class Limits(NamedTuple):
-    """How large a volume may be, and how long it may be read for a view; see `Settings`.
+    """Size limits of a volume, and limits of its view. See `Settings`.
 
     Attributes:
-        max_bytes: The bytes of all that it holds.
-        max_entries: How many things with names of their own it may hold, such as files.
-        view_rows: How many rows of a table a view shows.
-        view_seconds: How long it may take to make one.
+        max_bytes: Maximum size of the content.
+        max_entries: Maximum number of named entries, such as files.
+        view_rows: Maximum number of rows of a table in a view.
+        view_seconds: Time limit for creating a view.
     """
 
     max_bytes: int = 64 * 2**20
@@ -102,26 +113,28 @@ class Limits(NamedTuple):
 
 
 class Volume(ABC):
-    """What an author puts into an environment; a kind of volume derives from it.
+    """Base class of the kinds of volumes. Authors put instances of a kind into their environments.
 
-    A kind must have `kind`, and what is abstract here: `__deepcopy__`, `build`, `parse`, `load`, `sizes`, `finish`,
+    A kind must define `kind` and the abstract methods: `__deepcopy__`, `build`, `parse`, `load`, `sizes`, `finish`,
     `body`, `abandon`, `view`, `patch` and `export`.
 
-    An object is in one of two states. An author has made it: then it works on its own, without a server, and `build`
-    gets what it holds. Or it was given to a call: then `mount` says how it may be used, and the rest is done with the
-    working copy, `mount.copy()`, which is made, or taken from the scratch folder, when it is first asked for.
+    An instance is used in one of two ways:
+
+    - An author creates it. It works on its own, without a server, and `build` returns its content.
+    - The server gives it to a call. Then `mount` is set, and the instance uses the working copy `mount.copy()`. The
+      first use creates the copy, or takes it from the scratch folder.
 
     Attributes:
-        kind: A word that stands for the class in the names of parts and in schemas.
-        given_as: The types as which a function may take it besides its own class, each with the name of the method that
-            gives that.
-        written_by: What lays out its bytes, with its version, if another version may lay out the same content in
-            another way; else "".
-        mount: How a call may use it; None if an author has made it.
+        kind: Identifier of the kind in the names of parts and in schemas.
+        alternative_types: Other types that a function's parameter may have to get this volume. Each is mapped to the
+            name of the method that returns such an object.
+        written_by: Name and version of the library that lays out the bytes, if another version of it may lay out the
+            same content differently; else "".
+        mount: The call's access to the volume. None if an author created the instance.
     """
 
     kind: ClassVar[str]
-    given_as: ClassVar[Mapping[type, str]] = {}
+    alternative_types: ClassVar[Mapping[type, str]] = {}
     written_by: ClassVar[str] = ""
     mount: "Mount | None" = None
 
@@ -129,7 +142,7 @@ class Volume(ABC):
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
             lambda value: value if isinstance(value, cls) else cls.parse(value),
-            # Only for the default in a schema: JSON of environments is made by `view`.
+            # Only serializes the default in a schema: `view` creates the JSON of environments.
             serialization=core_schema.plain_serializer_function_ser_schema(lambda _: None),
         )
 
@@ -137,147 +150,159 @@ class Volume(ABC):
     def __get_pydantic_json_schema__(cls, _schema: Any, _handler: Any) -> dict[str, Any]:
         return {"type": "object", "x-toolpack": cls.kind}
 
-    # Each environment has its own: pydantic copies a default only if it has no hash.
+    # Pydantic copies a default per environment only if it isn't hashable.
     __hash__ = None  # type: ignore[assignment]
 
     @abstractmethod
     def __deepcopy__(self, memo: Any) -> Self:
-        """Get another one that an author might have made, which holds the same, to be changed on its own."""
+        """Return an independent instance with the same content, as if an author had created it."""
 
     @abstractmethod
     def build(self, limits: Limits) -> Body:
-        """Get all that it holds, as the first piece: what an author, or the JSON of a client, has put into it.
+        """Return the first piece: the whole content that an author, or the JSON of a client, has put in.
 
         Raises:
-            InvalidParamsError: That can't be done; the text says why.
+            InvalidParamsError: The content is invalid or too large; the message gives the reason.
         """
 
     @classmethod
     @abstractmethod
-    def parse(cls, given: Any) -> Self:
-        """Make one from the JSON value of `create_session(environment=…)`; a `ValueError` if it doesn't fit.
+    def parse(cls, value: Any) -> Self:
+        """Return an instance from the JSON value of `create_session(environment=…)`.
 
-        It isn't trusted: what has to be run for it is run by `build`.
+        The value is untrusted. `parse` runs no code for it, such as SQL; `build` does.
+
+        Raises:
+            ValueError: The value doesn't fit.
         """
 
-    def adopt(self, default: "Volume") -> None:  # noqa: B027 - most have nothing to take over
-        """Take over, after `parse`, what the default of the same field says besides its content."""
+    def adopt(self, default: "Volume") -> None:  # noqa: B027 - most kinds have no such options
+        """Copy the options of the field's default, but not its content. Called after `parse`."""
 
     @classmethod
     def json_schema(cls, default: "Volume | None") -> Mapping[str, Any]:  # noqa: ARG003 - kinds use it
-        """Get what `list_toolpacks` says of it besides its type."""
+        """Return members that `list_toolpacks` shows in the schema of the field besides its type."""
         return {}
 
     @classmethod
     @abstractmethod
     def load(cls, bodies: Sequence[Body], context: "VolumeContext") -> WorkingCopy:
-        """Make a working copy from the pieces of a chain, the first one first.
+        """Return a working copy with the content of a chain.
+
+        Args:
+            bodies: The pieces, the first one first.
 
         Raises:
-            ValueError: They can't be read.
+            ValueError: The pieces can't be read.
         """
 
     @classmethod
     @abstractmethod
     def sizes(cls, body: Body) -> Mapping[Key, int]:
-        """Get the bytes of each key that a piece holds which isn't the first, as `finish` has said."""
+        """Return the bytes of each key in a piece other than the first, as `finish` reported them."""
 
     @abstractmethod
     def finish(self) -> Mapping[Key, int]:
-        """End the use by a function that has returned: get the bytes of each key that it has changed.
+        """End the use by a function that returned, and return the bytes of each key that it changed.
 
-        Nothing of it can be used any more afterwards, but `body`, and `mount.copy()` equals what it holds now. Only
-        called if the working copy was used, and never if the call is read-only.
+        Afterwards only `body` may be called, and `mount.copy()` has the current content. `finish` is called only if the
+        call used the working copy and isn't read-only.
 
         Raises:
-            Exception: What it holds can't be kept, so the call fails, and the working copies of all volumes that were
-                asked to finish are discarded.
+            Exception: The content can't be stored. The call fails, and the working copies of all its volumes are
+                discarded.
         """
 
     @abstractmethod
     def body(self, keys: Mapping[Key, int] | None) -> Body:
-        """Get a piece that holds what these keys are now, and which of them are gone; None: everything."""
+        """Return a piece with the current content of these keys, or their removal. None: the whole content."""
 
     @abstractmethod
     def abandon(self) -> bool:
-        """End the use by a function that has failed or is read-only; say whether the working copy is as it was.
+        """End the use by a function that failed or is read-only. Return whether the working copy is proven unchanged.
 
-        True needs proof, such as that there is nothing in a log. Where that can't be had, it isn't known: then it says
-        False, or raises anything. What the function has opened must be closed nevertheless.
+        Proof is, for example, an empty write-ahead log. Without proof, return False or raise any exception. In each
+        case, close everything that the function opened.
         """
 
-    def given(self, wanted: type) -> Any:
-        """Get it as a type of `given_as`."""
-        return getattr(self, self.given_as[wanted])()
+    def convert(self, target: type) -> Any:
+        """Return this volume as an object of one of the `alternative_types`."""
+        return getattr(self, self.alternative_types[target])()
 
-    def lent(self) -> Sequence[Any]:
-        """Get what it has given to the call that ends with it: to keep that is of no use."""
+    def resources(self) -> Sequence[Any]:
+        """Return the objects that the function received from this volume and that can't be used after the call."""
         return ()
 
     def explain(self, error: BaseException) -> BaseException:
-        """Add to an error that leaves the function what its author couldn't know, and get it.
+        """Return an error that a function raised, with details that its author needs but couldn't know.
 
-        A `RequestError` that is returned instead refuses the call.
+        If a `RequestError` is returned instead, it refuses the call.
         """
         return error
 
     @abstractmethod
     def view(self) -> Any:
-        """Get what it holds as a JSON value.
+        """Return the content as a JSON value.
 
         Raises:
-            ResultError: That can't be read, or not within limits. So do `at` and `patch`.
+            ResultError: The content can't be read, or exceeds a limit. `at` and `patch` raise it, too.
         """
 
     def at(self, steps: Sequence[str], after: str | None, limit: int | None) -> Any:  # noqa: ARG002 - kinds use them
-        """Get the JSON value to which the steps of a pointer lead in its view, reading no more than that needs.
+        """Return the JSON value in the view to which the steps of a JSON Pointer lead. Kinds read only what that needs.
 
-        By default it is taken from the whole view, and all of it.
+        The default takes the value from the whole view, and ignores `after` and `limit`.
 
         Args:
-            after: Begin after this key of an object; None: with the first one.
-            limit: Get so many keys at most; None: as the view has them.
+            after: Key of an object after which to begin. None: begin with the first key.
+            limit: Maximum number of keys. None: as many as the view has.
 
         Raises:
-            LookupError: They lead to nothing.
+            LookupError: The view has no such value.
         """
-        found = self.view()
+        value = self.view()
         for step in steps:
-            found = found[int(step)] if isinstance(found, list) else found[step]
-        return found
+            value = value[int(step)] if isinstance(value, list) else value[step]
+        return value
 
     @abstractmethod
     def patch(self, after: Self, path: str, *, text_diffs: bool) -> list[dict[str, Any]]:
-        """Get the operations of a JSON Patch that leads from its view to that of another one, at this pointer."""
+        """Return the JSON Patch operations that turn this volume's view into the view of `after`.
+
+        Args:
+            after: The other volume.
+            path: JSON Pointer of the volume, with which the paths of the operations begin.
+            text_diffs: Show changes of long texts as diffs.
+        """
 
     @abstractmethod
     def export(self) -> bytes:
-        """Get it as a file that other programs read."""
+        """Return the content as a file that other programs can read."""
 
     @classmethod
     def digest(cls, body: Body) -> str:
-        """Get a digest of what a piece holds, which is the same wherever the same was done."""
+        """Return a digest of a piece. A replay of the same operations must produce the same digest."""
         hashed = hashlib.blake2b(orjson.dumps(dict(body.head), option=orjson.OPT_SORT_KEYS), digest_size=_DIGEST_BYTES)
         hashed.update(body.data)
         return hashed.hexdigest()
 
 
 class VolumeKinds(dict[str, type[Volume]]):
-    """The kinds of volumes that there are; to ask for another raises `StateDamagedError`."""
+    """Kinds of volumes by name. Looking up an unknown kind raises `StateDamagedError`."""
 
     def __init__(self, kinds: Iterable[type[Volume]]) -> None:
         super().__init__((kind.kind, kind) for kind in kinds)
 
     def __missing__(self, name: str) -> type[Volume]:
         raise StateDamagedError(
-            f"A volume of the kind {name!r} can't be used, as no feature of this server has it: start the server with "
-            "that feature."
+            f"No feature of this server provides volumes of the kind {name!r}. Start the server with the feature that "
+            "provides them."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeContext:
-    """What volumes need in the process where they are used."""
+    """The kinds of volumes, the scratch folder and the limits in one process."""
 
     kinds: Mapping[str, type[Volume]]
     scratch: Scratch
@@ -285,13 +310,14 @@ class VolumeContext:
 
 
 class Chain:
-    """The pieces of one volume at one version.
+    """Pieces of one volume at one version.
 
     Args:
-        name: What clients know it by: its toolpack and the path of its attribute, such as `shop/db`.
-        parts: The names of its parts, by slot.
-        ids: Their blob ids, "" where they aren't known; if they are, they are the key of its working copy.
-        read: Gets the payload of a part.
+        name: The volume's name for clients: its toolpack and the path of its attribute, such as `shop/db`.
+        parts: Names of its parts, by slot.
+        ids: Blob ids of the parts, by slot; "" if an id isn't known. If all are known, they are the working copy's
+            cache key.
+        read: Returns the payload of a part.
     """
 
     def __init__(
@@ -303,44 +329,50 @@ class Chain:
         self.key: tuple[str, ...] | None = (name, *ids) if all(ids) else None
         self._read = read
 
-    def bodies(self, kind: type[Volume]) -> tuple[list[Body], Shape]:
-        """Read and check all pieces, the first one first.
+    def read_pieces(self, kind: type[Volume]) -> tuple[list[Body], tuple[PieceInfo, ...]]:
+        """Read and check all pieces, and return their content and metadata, the first piece first.
 
         Raises:
-            StateDamagedError: They don't belong together, or can't be read.
+            StateDamagedError: A piece can't be read, or isn't from this chain.
         """
         bodies: list[Body] = []
-        shape: list[PieceShape] = []
+        pieces: list[PieceInfo] = []
         ends: list[bytes] = []
         for slot, part in enumerate(self.parts):
             if part != part_name(self.name, self.kind, slot):
-                raise _damaged(self.name)
+                raise _damaged_error(self.name)
             payload = self._read(part)
             if is_void(payload):
                 ends.append(payload)
                 continue
             try:
-                body, piece_id, below = _unpack(payload)
-                sizes = kind.sizes(body) if shape else None
+                body, piece_id, previous = _unpack(payload)
+                sizes = kind.sizes(body) if pieces else None
             except (LookupError, TypeError, ValueError) as error:
-                raise _damaged(self.name) from error
-            if ends or below != (shape[-1].id if shape else ""):
-                raise _damaged(self.name)
+                raise _damaged_error(self.name) from error
+            if ends or previous != (pieces[-1].id if pieces else ""):
+                raise _damaged_error(self.name)
             bodies.append(body)
-            shape.append(PieceShape(piece_id, sizes, len(payload)))
-        if not bodies or not {VOID, *(_end(piece.id) for piece in shape)}.issuperset(ends):
-            raise _damaged(self.name)
-        return bodies, tuple(shape)
+            pieces.append(PieceInfo(piece_id, sizes, len(payload)))
+        if not bodies or not {VOID, *(_end_marker(piece.id) for piece in pieces)}.issuperset(ends):
+            raise _damaged_error(self.name)
+        return bodies, tuple(pieces)
 
 
 @dataclass(slots=True)
 class Mount:
-    """One volume as it was given to one call, or to one reader.
+    """Access of one call, or one reader, to a volume.
 
     Attributes:
-        read_only: Why nothing may be written, which the kind must refuse: others read the same working copy. "" if it
-            may be written.
-        pinned: Time and chance are pinned while the call runs.
+        read_only: Reason why the volume must not be written; "" if it may be. The kind must refuse to write then,
+            because other calls may read the same working copy.
+        pinned: The clock and the random generators are pinned during the call.
+        handle: Before and after the use: handle of the session's own working copy. During the use: handle of the copy
+            that is read, or of the one that the working copy was cloned from.
+        working_copy: The working copy, once the call has used the volume. If the call isn't read-only, the copy is
+            open: no other call uses it.
+        error: Reason why there is no working copy. The request is refused, even if the function catches the error.
+        ended: The call has ended, but its function has kept the volume.
     """
 
     chain: Chain
@@ -348,44 +380,44 @@ class Mount:
     context: VolumeContext
     read_only: str = ""
     pinned: bool = False
-    place: Place | None = None  # where the last call of the session has left its working copy
-    copied: WorkingCopy | None = None  # a call that isn't read-only has it alone, and it is unproven
-    failed: Exception | None = None  # why it can't be used; the request is refused, whatever a function makes of that
-    ended: bool = False  # so has the call: somebody has kept the volume
+    handle: CopyHandle | None = None
+    working_copy: WorkingCopy | None = None
+    error: Exception | None = None
+    ended: bool = False
 
     def copy(self) -> WorkingCopy:
-        """Get the working copy, which a call that isn't read-only may change.
+        """Return the working copy. A call that isn't read-only may change it.
 
         Raises:
             ValueError: The call has ended.
         """
-        if self.copied is None:
+        if self.working_copy is None:
             if self.ended:
                 raise self.too_late()
             scratch, key = self.context.scratch, self.chain.key
             with uninterruptible:
                 try:
                     if self.read_only:
-                        self.place = scratch.share(key, self.place, self._load)
-                        self.copied = self.place.kept.copy
+                        self.handle = scratch.share(key, self.handle, self._load)
+                        self.working_copy = self.handle.entry.copy
                     else:
-                        self.copied, self.place = scratch.take(key, self.place, self._load)
+                        self.working_copy, self.handle = scratch.take(key, self.handle, self._load)
                 except Exception as error:
-                    self.failed = error
+                    self.error = error
                     raise
-        return self.copied
+        return self.working_copy
 
     def too_late(self) -> ValueError:
-        """Get the error for whoever has kept the volume, and uses it when the call has ended."""
-        return ValueError(f"{self.chain.name!r} was given to a call that has ended, and can't be used any more")
+        """Return the error for a use of the volume after its call."""
+        return ValueError(f"{self.chain.name!r} belongs to a call that has ended, and can't be used any more")
 
     def _load(self) -> WorkingCopy:
-        bodies, shape = self.chain.bodies(self.volume)
+        bodies, pieces = self.chain.read_pieces(self.volume)
         try:
             loaded = self.volume.load(bodies, self.context)
         except ValueError as error:
-            raise _damaged(self.chain.name) from error
-        loaded.shape = shape
+            raise _damaged_error(self.chain.name) from error
+        loaded.pieces = pieces
         return loaded
 
 
@@ -394,105 +426,110 @@ def part_name(name: str, kind: str, slot: int) -> str:
 
 
 def is_void(payload: bytes) -> bool:
-    """Whether the payload of a slot is no piece."""
-    return payload == VOID or payload.startswith(_END)
+    """Return whether a slot's payload isn't a piece: it is void or an end marker."""
+    return payload == VOID or payload.startswith(_END_PREFIX)
 
 
-def _end(piece_id: str) -> bytes:
-    return _END + piece_id.encode()
+def _end_marker(piece_id: str) -> bytes:
+    return _END_PREFIX + piece_id.encode()
 
 
 def is_piece(part: str) -> bool:
-    """Whether a part of a session is a piece of a volume."""
+    """Return whether a part of a session is a slot of a volume."""
     return SEPARATOR in part
 
 
 def kind_of(piece: str) -> str:
-    """Get the kind of the volume to which a piece belongs."""
+    """Return the kind of a part's volume."""
     return piece.split(SEPARATOR)[-2]
 
 
 def live_name(part: str) -> str:
-    """Get the name under which that is kept which equals a part: of a volume's parts one name for all."""
+    """Return the key of a part's live object in a session's state. All parts of a volume share one key."""
     name, separator, _ = part.partition(SEPARATOR)
     return name + separator
 
 
 def volume_of(part: str) -> str:
-    """Get the name of the volume that a piece belongs to."""
+    """Return the name of a part's volume."""
     return part.partition(SEPARATOR)[0]
 
 
 def first_piece(volume: Volume, body: Body) -> bytes:
-    """Get the payload of the first piece of a new chain."""
+    """Return the payload of the first piece of a new chain."""
     return _pack(volume.kind, "", body)[1]
 
 
-def added_pieces(
-    chain: Chain, volume: Volume, shape: Shape, changed: Mapping[Key, int]
-) -> tuple[dict[str, bytes], Shape]:
-    """Get the payloads, by part, with which a chain goes on after a change, and its new shape.
+def extend_chain(
+    chain: Chain, volume: Volume, pieces: tuple[PieceInfo, ...], changed: Mapping[Key, int]
+) -> tuple[dict[str, bytes], tuple[PieceInfo, ...]]:
+    """Return the payloads of the parts that a change writes, and the metadata of the chain's pieces after it.
 
-    Where it is full, the newest pieces are merged: as few as keep each piece as large as all that follow it.
+    If the chain is full, the newest pieces are merged: the fewest that leave each piece at least as large as all later
+    pieces together.
     """
-    slot = len(shape)
+    slot = len(pieces)
     if slot == MAX_PIECES:
-        slot, changed = _merged(shape, changed)
-    piece_id, payload = _pack(chain.kind, shape[slot - 1].id if slot else "", volume.body(changed if slot else None))
+        slot, changed = _plan_merge(pieces, changed)
+    piece_id, payload = _pack(chain.kind, pieces[slot - 1].id if slot else "", volume.body(changed if slot else None))
     payloads = {part_name(chain.name, chain.kind, slot): payload}
-    # Each slot above names a piece of this chain, so that none of another version can be taken for its end.
-    above = range(slot + 1, max(slot + 1, len(shape)) + 1)
-    payloads |= {part_name(chain.name, chain.kind, gone): _end(piece_id) for gone in above}
-    return payloads, (*shape[:slot], PieceShape(piece_id, changed if slot else None, len(payload)))
+    # The end markers name a piece of this chain, so that a marker of another version isn't accepted.
+    above = range(slot + 1, max(slot + 1, len(pieces)) + 1)
+    payloads |= {part_name(chain.name, chain.kind, unused): _end_marker(piece_id) for unused in above}
+    return payloads, (*pieces[:slot], PieceInfo(piece_id, changed if slot else None, len(payload)))
 
 
-def _merged(shape: Shape, changed: Mapping[Key, int]) -> tuple[int, Mapping[Key, int]]:
-    """Get the slot of the piece that the newest ones and a change are merged into, and what it holds."""
-    for slot in range(len(shape) - 1, 0, -1):
-        changed = {**(shape[slot].sizes or {}), **changed}
+def _plan_merge(pieces: tuple[PieceInfo, ...], changed: Mapping[Key, int]) -> tuple[int, Mapping[Key, int]]:
+    """Return the slot from which on pieces are merged with a change, and the merged sizes of their keys."""
+    for slot in range(len(pieces) - 1, 0, -1):
+        changed = {**(pieces[slot].sizes or {}), **changed}
         following = sum(changed.values())
-        for below in reversed(shape[:slot]):
-            if below.size < following:
+        for previous in reversed(pieces[:slot]):
+            if previous.size < following:
                 break
-            following += below.size
+            following += previous.size
         else:
             return slot, changed
     return 0, changed
 
 
-def _pack(kind: str, below: str, body: Body) -> tuple[str, bytes]:
-    hashed = hashlib.blake2b(orjson.dumps([kind, below, body.head]), digest_size=_DIGEST_BYTES)
+def _pack(kind: str, previous: str, body: Body) -> tuple[str, bytes]:
+    hashed = hashlib.blake2b(orjson.dumps([kind, previous, body.head]), digest_size=_DIGEST_BYTES)
     hashed.update(body.data)
     piece_id = hashed.hexdigest()
-    return piece_id, b"".join((orjson.dumps([kind, piece_id, below, body.head]), b"\n", body.data))
+    return piece_id, b"".join((orjson.dumps([kind, piece_id, previous, body.head]), b"\n", body.data))
 
 
 def _unpack(payload: bytes) -> tuple[Body, str, str]:
-    """Read a piece; its seal has shown that its bytes are those that were written."""
+    """Return the content of a piece, its id, and the id of the piece before it. Its seal has been checked already."""
     end = payload.index(b"\n")
-    _kind, piece_id, below, head = orjson.loads(payload[:end])
-    return Body(head, memoryview(payload)[end + 1 :]), piece_id, below
+    _kind, piece_id, previous, head = orjson.loads(payload[:end])
+    return Body(head, memoryview(payload)[end + 1 :]), piece_id, previous
 
 
 def read_piece(payload: bytes) -> Body:
-    """Get what a piece holds; raises as `Volume.sizes`."""
+    """Return the content of a piece.
+
+    Raises:
+        ValueError: The payload isn't a piece.
+    """
     return _unpack(payload)[0]
 
 
-def _damaged(name: str) -> StateDamagedError:
+def _damaged_error(name: str) -> StateDamagedError:
     return StateDamagedError(
         f"The stored pieces of {name!r} don't belong together: they were damaged or exchanged. Restore a backup, or "
         "close the session."
     )
 
 
-# Where environments hold volumes
+# Volumes in environments
 
 
 def holders(environment: Any, *, of_instances: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the objects whose attributes may be volumes, each with what stands before their names in a path.
+    """Yield each object whose attributes may be volumes, with the prefix of its attributes' paths.
 
-    These are the environment itself, or the instances of classes that it holds.
+    These objects are the environment itself, or the instances that it holds.
     """
     fields = vars(environment)
     if "root" in fields and getattr(type(environment), "__pydantic_root_model__", False):
@@ -504,18 +541,18 @@ def holders(environment: Any, *, of_instances: bool) -> Iterator[tuple[str, Any]
 
 
 def take_out(environment: Any, *, of_instances: bool) -> dict[str, Volume]:
-    """Take the volumes out of an environment, and get them by their paths."""
-    found: dict[str, Volume] = {}
+    """Remove the volumes from an environment, and return them by path."""
+    volumes: dict[str, Volume] = {}
     for prefix, holder in holders(environment, of_instances=of_instances):
         fields = getattr(holder, "__dict__", {})
         for name in [name for name, value in fields.items() if isinstance(value, Volume)]:
-            found[prefix + name] = fields.pop(name)
+            volumes[prefix + name] = fields.pop(name)
             getattr(holder, "__pydantic_fields_set__", set()).discard(name)
-    return found
+    return volumes
 
 
 def put_in(environment: Any, path: str, volume: Volume, *, of_instances: bool) -> bool:
-    """Put a volume where it was taken out of; say whether that is there: an environment may have only some fields."""
+    """Set a volume at its path. Return False if the environment lacks the holder: it may have only some fields."""
     for prefix, holder in holders(environment, of_instances=of_instances):
         if path.startswith(prefix) and "." not in path.removeprefix(prefix):
             holder.__dict__[path.removeprefix(prefix)] = volume

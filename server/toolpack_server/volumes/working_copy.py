@@ -1,20 +1,23 @@
-"""Working copies of volumes, and the shape of the chain that each equals. `volume` has the table of their lives."""
+"""Working copies of volumes, and the metadata of the pieces that they were loaded from.
+
+`volume` has the table of a working copy's states.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 Key = int | str
-"""What a piece holds is known by keys: the number of a page, the path of a file."""
+"""Name of one unit of a volume's content: the number of a database page, or the path of a file."""
 
 
-class PieceShape(NamedTuple):
-    """One piece of a chain, as far as the next commit must know it.
+class PieceInfo(NamedTuple):
+    """Metadata of one piece of a chain, which the next commit needs.
 
     Attributes:
-        id: By which the piece above it names it.
-        sizes: The bytes of each key that it holds; None for the first one, which holds everything.
-        size: Its bytes.
+        id: The piece's id. The next piece in the chain refers to it.
+        sizes: Bytes of each key in the piece. None for the first piece, which holds the whole content.
+        size: Total bytes of the piece.
     """
 
     id: str
@@ -22,27 +25,24 @@ class PieceShape(NamedTuple):
     size: int
 
 
-Shape = tuple[PieceShape, ...]
-
-
 class WorkingCopy(ABC):
-    """A volume's content while it is used: a file, a folder or an object. It belongs to one call at a time.
+    """Content of a volume while calls use it: a file, a folder or an object. Only one call at a time may change it.
 
     Attributes:
-        shape: The chain that it equals.
+        pieces: Metadata of the pieces whose content the copy equals.
     """
 
-    shape: Shape = ()
+    pieces: tuple[PieceInfo, ...] = ()
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """About how many bytes it takes in the scratch folder, or in memory."""
+        """Approximate number of bytes in the scratch folder or in memory."""
 
     @abstractmethod
     def clone(self) -> Self:
-        """Make another one with the same content, which may be changed. Other calls may read this one meanwhile."""
+        """Return a separate copy that may be changed. Other calls may read this one meanwhile."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Remove what it takes. Brief; called once, when nobody uses it."""
+        """Free the file, folder or memory. Must be quick. Called once, after the last use."""

@@ -301,7 +301,7 @@ class Service:
     async def _tidy(self) -> None:
         """Delete the working copies of sessions that ended or left the cache, at intervals."""
         while True:
-            if self.scratch.has_left:
+            if self.scratch.has_unreferenced:
                 with contextlib.suppress(InternalError, RequestError):  # the next round retries
                     await self.sessions.compute(self.scratch.tidy, "", "tidy")
             await asyncio.sleep(MEASURE_INTERVAL_SECONDS)

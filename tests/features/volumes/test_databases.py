@@ -475,7 +475,7 @@ def test_a_memory_that_is_too_small_is_not_used(caplog, monkeypatch, tmp_path):
 def test_a_server_doesnt_start_with_a_scratch_folder_that_is_none(tmp_path):
     words = ("serve", "--port", 0, "--data-dir", tmp_path, "--packs", "bank")
     ended = run(*words, TOOLPACK_SCRATCH_DIR=str(tmp_path / "none"))
-    said = f"TOOLPACK_SCRATCH_DIR: {tmp_path}/none is not a folder in which the server can write: make it."
+    said = f"TOOLPACK_SCRATCH_DIR: {tmp_path}/none isn't a folder that the server can write to: create it."
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", f"toolpack-server: {said}\n")
 
 
@@ -484,7 +484,7 @@ def test_a_scratch_folder_that_cant_be_used_refuses_calls(tmp_path):
     with Bench(CATALOG, scratch_dir=tmp_path / "file" / "folder") as bench:
         session = bench.create("stall")
         text = detail(-32006, bench.call, session, "count_orders")
-        assert "The scratch folder can't be made" in text
+        assert "The scratch folder can't be created" in text
         assert "set TOOLPACK_SCRATCH_DIR" in text
 
 

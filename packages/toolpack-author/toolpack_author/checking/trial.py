@@ -62,7 +62,7 @@ class _TriedRuntime(SessionRuntime):
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Steps[Any]:
         self.returned = yield from super().run(env, function, arguments)
         volumes = () if env.volumes is None else env.volumes.bound.values()
-        self.lent = [(_type_of(volume, lent), weakref.ref(lent)) for volume in volumes for lent in volume.lent()]
+        self.lent = [(_type_of(volume, lent), weakref.ref(lent)) for volume in volumes for lent in volume.resources()]
         return self.returned
 
 
@@ -197,7 +197,7 @@ class Trial:
 
 
 def _type_of(volume: Volume, lent: Any) -> str:
-    wanted = next((kind for kind in volume.given_as if isinstance(lent, kind)), type(lent))
+    wanted = next((kind for kind in volume.alternative_types if isinstance(lent, kind)), type(lent))
     return f"{wanted.__module__}.{wanted.__qualname__}"
 
 

@@ -67,7 +67,7 @@ class Database(Volume):
     """
 
     kind = "database"
-    given_as: ClassVar[Mapping[type, str]] = MappingProxyType({sqlite3.Connection: "connect"})
+    alternative_types: ClassVar[Mapping[type, str]] = MappingProxyType({sqlite3.Connection: "connect"})
     written_by = f"SQLite {sqlite3.sqlite_version}"
 
     _schema: str | Path | None = None
@@ -124,7 +124,7 @@ class Database(Volume):
                     DatabaseFile.discard_path(path)
 
     @override
-    def lent(self) -> Sequence[Any]:
+    def resources(self) -> Sequence[Any]:
         return () if self._connection is None else (self._connection,)
 
     # As an author makes it
@@ -228,7 +228,7 @@ class Database(Volume):
         mount, rules = self.mount, self._connection.rules if self._connection else None
         if mount is None:
             return error
-        file = mount.copied if isinstance(mount.copied, DatabaseFile) else None
+        file = mount.working_copy if isinstance(mount.working_copy, DatabaseFile) else None
         return explained(error, rules, file, mount.read_only, mount.context.limits.max_bytes)
 
     @override
@@ -475,7 +475,7 @@ def _copy_database(source: Path, target: Path) -> None:
     """Copy a database with all its pages, whatever is still in its log."""
     if not source.is_file():
         raise InvalidParamsError(f"There is no file {str(source)!r} to make the database from: correct the path.")
-    copied = target.with_name("source")
+    duplicate = target.with_name("source")
     try:
         reading, writing = sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True), sqlite3.connect(target)
         try:
@@ -484,13 +484,13 @@ def _copy_database(source: Path, target: Path) -> None:
             reading.close()
             for beside in ("", "-wal", "-journal"):
                 with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(f"{source}{beside}", f"{copied}{beside}")
-            reading = sqlite3.connect(copied)
+                    shutil.copyfile(f"{source}{beside}", f"{duplicate}{beside}")
+            reading = sqlite3.connect(duplicate)
             reading.backup(writing)
         finally:
             reading.close()
             writing.close()
-            DatabaseFile.discard_path(copied)
+            DatabaseFile.discard_path(duplicate)
     except sqlite3.DatabaseError as error:
         raise InvalidParamsError(f"The file {str(source)!r} can't be used as a database: {error}.") from error
 

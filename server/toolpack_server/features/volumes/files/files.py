@@ -417,8 +417,8 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             directory.clear()  # what there was no room for takes none
             if error.errno in _NO_ROOM and self.mount is not None:
                 # It refuses the request, whatever the function makes of it.
-                self.mount.failed = OverloadedError(FULL_TEXT)
-                raise self.mount.failed from error
+                self.mount.error = OverloadedError(FULL_TEXT)
+                raise self.mount.error from error
             raise
 
     def _read_back(self, directory: Directory) -> None:
