@@ -155,7 +155,7 @@ def test_whatever_step_of_the_end_of_a_failed_call_breaks_nothing_of_it_is_kept(
 
 FAILING = {
     "leave_orphan": "IntegrityError: FOREIGN KEY constraint failed",
-    "leave_open": "OperationalError: the database is still in use: end its threads and close what they use",
+    "leave_open": "OperationalError: the database is still in use: end its threads and close their cursors",
     "swallow": "OperationalError: what was committed isn't known, as the connection could not be closed",
 }
 

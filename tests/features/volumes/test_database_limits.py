@@ -32,8 +32,8 @@ def run(bench, session, *statements):
     return bench.call(session, "run", statements=[*statements])["error"]
 
 
-TOO_BIG = "DataError: string or blob too big: a value or a row may have 4194304 bytes"
-NO_MEMORY = "MemoryError: SQLite may hold 268435456 bytes in a process: ask it for less at once"
+TOO_BIG = "DataError: string or blob too big: a value or a row may have at most 4194304 bytes"
+NO_MEMORY = "MemoryError: SQLite may hold at most 268435456 bytes in a process: use smaller statements"
 HELD = NO_MEMORY.replace("MemoryError", "OperationalError: interrupted")
 BLOBS = (
     "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 999) SELECT randomblob(1000000) AS b FROM c"
@@ -42,7 +42,8 @@ TOO_MUCH = {
     "SELECT hex(zeroblob(3000000))": TOO_BIG,
     "SELECT hex(zeroblob(500000000))": TOO_BIG,
     "SELECT randomblob(500000000)": TOO_BIG,
-    "SELECT 'a' LIKE hex(zeroblob(600))": "OperationalError: LIKE or GLOB pattern too complex: it may have 1000 bytes",
+    "SELECT 'a' LIKE hex(zeroblob(600))": "OperationalError: LIKE or GLOB pattern too complex: "
+    "a pattern may have at most 1000 bytes",
     f"SELECT {'hex(zeroblob(2000000)),' * 200} 1": NO_MEMORY,
     f"SELECT count(*) FROM ({BLOBS} ORDER BY b)": NO_MEMORY,
     f"CREATE TEMP TABLE t AS {BLOBS}": NO_MEMORY,
@@ -110,7 +111,7 @@ def test_what_is_computed_for_a_reader_has_a_limit(isolation):
         rows = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 100) SELECT x FROM c"
         assert run(bench, session, "CREATE TABLE t (x, y AS (hex(zeroblob(100000))))") is None
         assert run(bench, session, f"INSERT INTO t {rows}") is None
-        text = "The database 'schemas/db', table 't' can't be shown: what its columns compute has more than"
+        text = "The database 'schemas/db', table 't' can't be shown: its computed columns have more than"
         for method, given in (("get_environment", {}), ("diff_environment", {"from_version": 0})):
             with pytest.raises(RpcError) as raised:
                 bench.rpc(method, session_id=session, **given)

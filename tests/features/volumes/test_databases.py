@@ -33,10 +33,12 @@ from toolpack_server.volumes.volume import Limits
 from tools import database_histories
 
 CATALOG = load_catalog((PACKS,), ("stall",))
-ALONE = "a session's database stands alone: ATTACH, DETACH and VACUUM INTO aren't possible"
+ALONE = "ATTACH, DETACH and VACUUM INTO aren't allowed in a session's database"
 
 
-CLOSED = "Cannot operate on a closed database: take it as a Database, whose connect() then opens another connection"
+CLOSED = (
+    "Cannot operate on a closed database: declare the parameter as a Database, whose connect() opens a new connection"
+)
 
 
 def make(isolation, **given):
@@ -134,7 +136,7 @@ DENIED = {
         for name, call in (("load_extension", "load_extension('x')"), ("fts3_tokenizer", "fts3_tokenizer('simple')"))
     },
     **{
-        f"PRAGMA {name} = {value}": f"DatabaseError: not authorized: PRAGMA {name} is the server's to set"
+        f"PRAGMA {name} = {value}": f"DatabaseError: not authorized: PRAGMA {name} can't be set: the server sets it"
         for name, value in {
             "writable_schema": 1,
             "max_page_count": 9,
@@ -178,7 +180,7 @@ def test_durability_is_the_servers(bench, session):
         assert bench.result(session, "run_sql", sql=f"PRAGMA {name} = 1") == []
     bench.result(session, "run_sql", sql="VACUUM")
     bench.result(session, "run_sql", sql="DELETE FROM orders; VACUUM; -- attached", script=True)
-    both = "VACUUM must be run by itself: SQL that has the word ATTACH, too, isn't allowed to"
+    both = "SQL with the word ATTACH can't run VACUUM: run VACUUM by itself"
     for word in ("attach", "/**/ATTACH''AS x;"):
         found = error(bench, session, "run_sql", sql=f"VACUUM; -- {word}", script=True)
         assert found == f"DatabaseError: not authorized: {both}"
@@ -188,7 +190,7 @@ def test_durability_is_the_servers(bench, session):
 def test_a_database_has_a_limit(isolation):
     with make(isolation, max_volume_bytes=2**17) as bench:
         session = bench.create("stall")
-        full = "OperationalError: database or disk is full: the database may have 131072 bytes "
+        full = "OperationalError: database or disk is full: the database may have at most 131072 bytes "
         full += "(TOOLPACK_MAX_VOLUME_BYTES)"
         large = "CREATE TABLE large AS SELECT zeroblob(200000)"
         assert error(bench, session, "run_sql", sql=large) == full
@@ -357,7 +359,7 @@ def test_a_client_gives_sql(bench, sql, text):
 
 
 def test_a_client_gives_no_bytes(bench):
-    text = "db: Value error, a database is given as SQL, which is run in a new one."
+    text = "db: Value error, a database must be a string with SQL that creates it."
     assert text in detail(-32602, bench.create, "stall", environment={"stall": {"db": {"$base64": ""}}})
     endless = "CREATE TABLE x AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
     before = calling()
@@ -581,7 +583,7 @@ def test_it_works_without_a_server():
 
 @pytest.mark.parametrize("name", ["backup", "serialize", "deserialize", "set_authorizer", "enable_load_extension"])
 def test_what_a_connection_cant_do(name):
-    with pytest.raises(sqlite3.NotSupportedError, match=f"{name} isn't possible in a session's database"):
+    with pytest.raises(sqlite3.NotSupportedError, match=f"{name} isn't allowed in a session's database"):
         getattr(Database().connect(), name)(None)
 
 
@@ -690,8 +692,8 @@ def test_blocks_of_path_say_what_they_cannot_keep():
         path.write_bytes(b"")
 
     for what, said in (
-        (again, r"^use path\(\) again when its block has ended"),
-        (empty, r"^what is at path\(\) when its block ends is no SQLite database$"),
+        (again, r"^a block of path\(\) is still open"),
+        (empty, r"^the file of path\(\) isn't a SQLite database at the end of the block$"),
     ):
         with pytest.raises(sqlite3.DatabaseError, match=said):
             use(what)
@@ -707,7 +709,7 @@ def test_a_connection_to_path_that_is_still_in_use_is_said():
             kept.append(sqlite3.connect(path))
             kept[0].execute("BEGIN EXCLUSIVE")
 
-    with pytest.raises(sqlite3.OperationalError, match="locked: close all that uses the file of path"):
+    with pytest.raises(sqlite3.OperationalError, match="locked: close every connection to the file of path"):
         use()
     kept[0].close()
 
@@ -749,8 +751,8 @@ def test_a_relative_path_begins_at_the_module_or_where_there_is_none_at_the_work
 
 
 MISTAKES = {
-    "There is no file '{}/none.db' to make the database from: correct the path.": "none.db",
-    "The file '{}/none.sql' can't be read: No such file or directory: correct the path.": "none.sql",
+    "The database's file '{}/none.db' doesn't exist: correct the path.": "none.db",
+    "The file '{}/none.sql' can't be read (No such file or directory): correct the path.": "none.sql",
     "The file '{}/test_databases.db' can't be used as a database: file is not a database.": "test_databases.db",
     'The database can\'t be built: OperationalError: near "SELEC": syntax error': "SELEC 1",
 }

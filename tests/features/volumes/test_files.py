@@ -42,7 +42,7 @@ SENTENCES = {
     "long path": (lambda files: files.exists("n/" * 600) or files.mkdir("n/" * 600), "[Errno 36] File name too long"),
     "null": (lambda files: files.write_text("a\0", ""), "embedded null byte"),
     "no path": (lambda files: files.read_text(3), "expected str, bytes or os.PathLike object, not int"),
-    "bytes": (lambda files: files.read_text(b"a"), "a path is a str or an os.PathLike of str, not bytes"),
+    "bytes": (lambda files: files.read_text(b"a"), "a path must be a str or an os.PathLike of str, not bytes"),
     "no text": (lambda files: files.write_text("a.txt", b""), "data must be str, not bytes"),
     "pattern": (lambda files: files.glob(""), "Unacceptable pattern: ''"),
 }
@@ -59,14 +59,14 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(name):
 
 
 def test_a_pattern_costs_no_more_than_its_steps_and_the_paths_that_there_are(monkeypatch):
-    looks, joined = [], files_glob._joined
+    looks, joined = [], files_glob._join
 
     def count(path, name):
         looks.append(path)
         assert len(looks) < 20_000
         return joined(path, name)
 
-    monkeypatch.setattr(files_glob, "_joined", count)
+    monkeypatch.setattr(files_glob, "_join", count)
     folders = [" ".join("d" * number).replace(" ", "/") for number in range(1, 101)]
     files = Files({f"{folder}/x.txt": "" for folder in folders})
     assert files.glob("**/*/" * 30 + "*.txt") == [f"{folder}/x.txt" for folder in reversed(folders[29:])]
@@ -74,11 +74,11 @@ def test_a_pattern_costs_no_more_than_its_steps_and_the_paths_that_there_are(mon
 
 
 def test_a_pattern_that_leads_to_too_many_places_is_refused(monkeypatch):
-    monkeypatch.setattr(files_glob, "MOST", 1000)
+    monkeypatch.setattr(files_glob, "MAX_STATES", 1000)
     root = FolderNode({"a.txt": FileNode(b""), "one": LinkNode("."), "two": LinkNode(".")})
     found = ["one/one/a.txt", "one/two/a.txt", "two/one/a.txt", "two/two/a.txt"]
     assert files_glob.matching(root, "*/*/a.txt") == found
-    with pytest.raises(OSError, match="the pattern leads to over 1000 places") as raised:
+    with pytest.raises(OSError, match="the pattern matches over 1000 paths") as raised:
         files_glob.matching(root, "*/" * 30 + "*.txt")
     assert raised.value.errno == errno.E2BIG
 
@@ -111,15 +111,15 @@ def test_text_is_read_as_pathlib_reads_it(arguments, tmp_path):
 @pytest.mark.parametrize(
     ("start", "sentence"),
     [
-        ("missing", "Files can't begin with 'missing': there is no folder '"),
-        ({"a": 3}, "Files can't begin with {'a': 3}: 'a' is given as int: give a text or bytes"),
-        ({"../a": ""}, "no file can be at '../a': give a path from the root, without `..`"),
-        ({"": ""}, "no file can be at '': give a path from the root, without `..`"),
-        ({"a": "", "a/b": ""}, "no file can be at 'a/b': there is a file or a link on the way"),
-        ({"a/b": "", "a": ""}, "no file can be at 'a': there is something else"),
-        ({"a": "", "/a": ""}, "no file can be at '/a': there is something else"),
+        ("missing", "Files can't start with 'missing': the folder '"),
+        ({"a": 3}, "Files can't start with {'a': 3}: the content of 'a' must be str or bytes, not int"),
+        ({"../a": ""}, "no file can be at '../a': use a path from the root, without `..`"),
+        ({"": ""}, "no file can be at '': use a path from the root, without `..`"),
+        ({"a": "", "a/b": ""}, "no file can be at 'a/b': a file or a link is at the path of a parent folder"),
+        ({"a/b": "", "a": ""}, "no file can be at 'a': the path is used twice"),
+        ({"a": "", "/a": ""}, "no file can be at '/a': the path is used twice"),
         ({"n" * 256: ""}, "File name too long"),
-        (3, "Files can't begin with 3: "),
+        (3, "Files can't start with 3: "),
     ],
 )
 def test_what_files_cannot_begin_with_is_said(start, sentence):
@@ -145,7 +145,9 @@ def test_a_folder_to_begin_with_is_looked_for_beside_the_module(tmp_path, monkey
     assert (seed / "empty").stat().st_mode & 0o777 == 0o750
     (seed / "link").unlink()
     (seed / "link").symlink_to("/etc/passwd")
-    with pytest.raises(RegistrationError, match="a symbolic link that leads out of the session's files can't be kept"):
+    with pytest.raises(
+        RegistrationError, match="a symbolic link that leads out of the session's files can't be stored"
+    ):
         Files(seed)
 
 
@@ -155,19 +157,19 @@ def test_limits_hold_for_bytes_and_for_files_folders_and_links():
         read_only="", pinned=False, ended=False, context=SimpleNamespace(limits=Limits(max_bytes=10, max_entries=3))
     )
     with pytest.raises(
-        OSError, match=r"^\[Errno 28\] the files may have 10 bytes in all \(TOOLPACK_MAX_VOLUME_BYTES\)$"
+        OSError, match=r"^\[Errno 28\] the files may have at most 10 bytes in total \(TOOLPACK_MAX_VOLUME_BYTES\)$"
     ):
         files.write_text("b", "123")
     files.write_text("b", "12")
     files.mkdir("c")
     with pytest.raises(
-        OSError, match=r"^\[Errno 28\] there may be 3 files, folders and links in all \(TOOLPACK_MAX_VOLUME_BYTES\)$"
+        OSError, match=r"^\[Errno 28\] there may be at most 3 files, folders and links \(TOOLPACK_MAX_VOLUME_BYTES\)$"
     ):
         files.mkdir("d")
     files.unlink("a")
     files.write_text("d", "12345678")
     assert files.view() == {"b": "12", "c": {"$dir": True}, "d": "12345678"}
-    with pytest.raises(InvalidParamsError, match="the files may have 9 bytes in all"):
+    with pytest.raises(InvalidParamsError, match="the files may have at most 9 bytes in total"):
         files.build(Limits(max_bytes=9))
 
 
@@ -220,13 +222,16 @@ def test_a_directory_is_laid_out_and_what_has_changed_is_taken_over():
 @pytest.mark.parametrize(
     ("script", "sentence"),
     [
-        ("ln -s /etc/passwd p", "[Errno 22] a symbolic link that leads out of the session's files can't be kept: 'p'"),
-        ("ln -s ../.. p", "[Errno 22] a symbolic link that leads out of the session's files can't be kept: 'p'"),
+        (
+            "ln -s /etc/passwd p",
+            "[Errno 22] a symbolic link that leads out of the session's files can't be stored: 'p'",
+        ),
+        ("ln -s ../.. p", "[Errno 22] a symbolic link that leads out of the session's files can't be stored: 'p'"),
         (
             "mkdir d; ln -s . d/e; ln -s d/e/../.. p",
-            "[Errno 22] a symbolic link that leads out of the session's files can't be kept: 'p'",
+            "[Errno 22] a symbolic link that leads out of the session's files can't be stored: 'p'",
         ),
-        ("mkfifo p", "[Errno 22] only files, folders and symbolic links can be kept: 'p'"),
+        ("mkfifo p", "[Errno 22] only files, folders and symbolic links can be stored: 'p'"),
         (f"mkdir -p {'n/' * 520}", "[Errno 36] File name too long: 'n/n/"),
     ],
 )
@@ -344,14 +349,14 @@ def test_json_shows_files_and_is_read_again():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ([], "files are an object, with a value for each path"),
-        ({"a": {"$size": 3}}, "'a' is given without its content: give a text or {\"$base64\": …}"),
-        ({"a": 3}, '\'a\' is no file: give a text, {"$base64": …}, {"$link": …} or {"$dir": true}'),
-        ({"a": {"$base64": "?"}}, "'a' isn't in base64"),
-        ({"a": {"$link": "../x"}}, "a symbolic link that leads out of the session's files can't be kept: 'a'"),
-        ({"a": {"$link": "/x"}}, "a symbolic link that leads out of the session's files can't be kept: 'a'"),
-        ({"a": {"$link": "b\0"}}, "'a' is a link to no path: embedded null byte"),
-        ({"a": {"$dir": True, "x": 1}}, "'a' is no file"),
+        ([], "files must be an object with a value for each path"),
+        ({"a": {"$size": 3}}, "'a' has a size but no content: use a text or {\"$base64\": …}"),
+        ({"a": 3}, 'the value of \'a\' must be a text, {"$base64": …}, {"$link": …} or {"$dir": true}'),
+        ({"a": {"$base64": "?"}}, "'a' isn't valid base64"),
+        ({"a": {"$link": "../x"}}, "a symbolic link that leads out of the session's files can't be stored: 'a'"),
+        ({"a": {"$link": "/x"}}, "a symbolic link that leads out of the session's files can't be stored: 'a'"),
+        ({"a": {"$link": "b\0"}}, "the target of the link 'a' isn't a path: embedded null byte"),
+        ({"a": {"$dir": True, "x": 1}}, "the value of 'a' must be"),
     ],
 )
 def test_json_that_is_no_files_is_refused(given, sentence):
@@ -522,7 +527,7 @@ def test_a_program_that_fills_the_folder_is_stopped_at_the_limit(monkeypatch):
                 file.write(b"x" * 2**16)
                 time.sleep(0.001)
 
-    with pytest.raises(OSError, match="the files may have 1048576 bytes in all"):
+    with pytest.raises(OSError, match="the files may have at most 1048576 bytes in total"):
         fill()
     assert files.read_text("kept") == "x"
     assert not files.exists("big")

@@ -88,10 +88,10 @@ def test_programs_work_in_a_real_directory_and_what_they_change_is_kept(bench):
     }
     assert bench.result(session, "read", path="a link") == "2 of 1\n"
     for words, sentence in (
-        (["x=1", "fifo=p"], "OSError: [Errno 22] only files, folders and symbolic links can be kept: 'p'"),
+        (["x=1", "fifo=p"], "OSError: [Errno 22] only files, folders and symbolic links can be stored: 'p'"),
         (
             ["rm=a link", "link=/etc"],
-            "OSError: [Errno 22] a symbolic link that leads out of the session's files can't be kept: 'a link'",
+            "OSError: [Errno 22] a symbolic link that leads out of the session's files can't be stored: 'a link'",
         ),
     ):
         assert bench.call(session, "run", words=words)["error"] == sentence

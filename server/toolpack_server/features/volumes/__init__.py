@@ -1,1 +1,1 @@
-"""Databases and files in environments: what an author puts there, and how it is kept."""
+"""Databases and files: the two kinds of volumes that authors may put into environments."""

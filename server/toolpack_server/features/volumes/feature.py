@@ -1,4 +1,4 @@
-"""What databases and files add to the server."""
+"""The feature that adds databases and files to the server."""
 
 from toolpack_server.features.volumes.databases.database import Database
 from toolpack_server.features.volumes.files.files import Files

@@ -1,7 +1,7 @@
-"""A SQLite database that is a field of an environment.
+"""Database volume: a SQLite database that is a field of an environment.
 
-SQLite does what it always does. What differs is where its file comes from, what is kept of it when the call
-ends, and what SQL can't reach; see `database_file` and `database_connection`.
+SQLite behaves as usual. This package decides where the file comes from, which changes are stored after a call, and
+which operations SQL may not use: see `database_file` and `database_connection`.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from toolpack_server.features.volumes.databases.database_connection import (
     READ_ONLY,
     UNKNOWN,
     SessionConnection,
-    explained,
+    explain,
     open_connection,
 )
 from toolpack_server.features.volumes.databases.database_file import (
@@ -49,20 +49,20 @@ Fill = Callable[[sqlite3.Connection], Any]
 
 _SQL_FILES, _DATABASE_FILES = (".sql",), (".db", ".sqlite", ".sqlite3")
 _BOTH = "use either connect() or path() in one call, not both"
-_LENT = "use path() again when its block has ended: of two at once, one would undo what the other changes"
-_IN_USE = "close all that uses the file of path() before its block ends"
-PAGE_SIZE = 2048  # of databases that are made here: with 4096 each version would take nearly twice as many bytes
-_OWN_BYTES = 2**40  # no limit for those that have none
+_PATH_IN_USE = "a block of path() is still open, and two would overwrite each other's changes: end it first"
+_FILE_IN_USE = "close every connection to the file of path() before its block ends"
+PAGE_SIZE = 2048  # of new databases; with 4096, each version would take nearly twice as many bytes
+_UNLIMITED_BYTES = 2**40  # for databases outside a session, which have no limit
 _DIGEST_BYTES = 16
 
 
 class Database(Volume):
-    """A SQLite database that each session has for its own: a field of an environment.
+    """A SQLite database of which each session has its own copy: a field of an environment.
 
     Args:
         schema: SQL; or the path of a file with SQL (`.sql`), or of a database (`.db`, `.sqlite`, `.sqlite3`). Relative
-            paths begin at the module that makes the object.
-        fill: Called with a connection, to fill the new database.
+            paths start at the folder of the calling module.
+        fill: A function that gets a connection and fills the new database.
         foreign_keys: Enforce foreign keys in every call.
     """
 
@@ -73,13 +73,13 @@ class Database(Volume):
     _schema: str | Path | None = None
     _fill: Fill | None = None
     _foreign_keys = False
-    _pages: bytes | None = None  # instead of a schema
-    _own: "DatabaseFile | None" = None  # of one that an author has made, once it is used
+    _pages: bytes | None = None  # content of the file; replaces the schema
+    _own: "DatabaseFile | None" = None  # file of an author's instance, once it is used
     _connection: SessionConnection | None = None
-    _unread = False  # a connection could write, and what it has committed isn't known yet
-    _written = False  # something was committed to the file, so a call that fails must not leave it
-    _by_path = False  # the call uses a file instead of a connection
-    _lent = False  # a block of `path` has the file
+    _unread = False  # a connection may have committed pages that aren't in `_changed` yet
+    _written = False  # the file was changed, so a failed call must discard it
+    _by_path = False  # the call uses `path` instead of a connection
+    _is_path_open = False  # a block of `path` hasn't ended
     _changed: "set[int] | None" = None
 
     def __init__(
@@ -90,36 +90,37 @@ class Database(Volume):
         self._foreign_keys = foreign_keys
 
     def connect(self) -> sqlite3.Connection:
-        """Get the connection of the call; the first time, it is opened."""
+        """Return the connection of the call. The first use opens it."""
         return self._connected()
 
     @contextlib.contextmanager
     def path(self) -> Iterator[Path]:
-        """Have the database as a file of the session's own for a block; what has changed in it is kept like all else.
+        """Yield a temporary file with the database's content. Changes in the file are taken over when the block ends.
 
         Raises:
-            sqlite3.OperationalError: The call has a connection, too, or another block hasn't ended.
+            sqlite3.OperationalError: The call also uses a connection, another block is open, or something still uses
+                the file when the block ends.
         """
         if self.mount is None:
             self._close()
         elif self._connection is not None:
             raise sqlite3.OperationalError(_BOTH)
-        if self._lent:
-            raise sqlite3.OperationalError(_LENT)
+        if self._is_path_open:
+            raise sqlite3.OperationalError(_PATH_IN_USE)
         self._by_path = self.mount is not None
         path = None
         try:
             with uninterruptible:
                 file = self._file()
                 path = file.clone().path
-                self._lent = True
-                set_versions(path, b"\1\1")  # whoever opens it needs no log
+                self._is_path_open = True
+                set_versions(path, b"\1\1")  # other programs can then open it without a log
             yield path
             with uninterruptible:
                 self._take_over(file, path)
         finally:
             with uninterruptible:
-                self._lent = False
+                self._is_path_open = False
                 if path is not None:
                     DatabaseFile.discard_path(path)
 
@@ -127,43 +128,43 @@ class Database(Volume):
     def resources(self) -> Sequence[Any]:
         return () if self._connection is None else (self._connection,)
 
-    # As an author makes it
+    # Instances that an author creates
 
     @override
     def __deepcopy__(self, memo: Any) -> Self:
-        made = type(self)(None, fill=self._fill, foreign_keys=self.has_foreign_keys)
-        vars(made).update(_schema=self._schema, _pages=self._pages)
+        copy = type(self)(None, fill=self._fill, foreign_keys=self.has_foreign_keys)
+        vars(copy).update(_schema=self._schema, _pages=self._pages)
         if self._own is not None or self.mount is not None:
-            vars(made).update(_fill=None, _pages=bytes(self.build(Limits()).data))
-        return made
+            vars(copy).update(_fill=None, _pages=bytes(self.build(Limits()).data))
+        return copy
 
     @override
     def build(self, limits: Limits) -> Body:
         if self.mount is not None:
             self._close()
             return self._file().body(None)
-        most = limits.max_bytes
+        max_bytes = limits.max_bytes
         try:
             own = self._own
             if own is None:
                 with tempfile.TemporaryDirectory(prefix="toolpack-database-") as folder:
-                    return self._built(Path(folder), most).body(None)
+                    return self._build_file(Path(folder), max_bytes).body(None)
             self._close()
             return own.body(None)
         except InvalidParamsError:
             raise
         except Exception as error:
-            explained(error, self._connection.rules if self._connection else None, None, "", most)
+            explain(error, self._connection.rules if self._connection else None, None, "", max_bytes)
             raise InvalidParamsError(f"The database can't be built: {type(error).__name__}: {error}") from error
 
     @classmethod
     @override
-    def parse(cls, given: Any) -> Self:
-        if not isinstance(given, str):
-            raise ValueError("a database is given as SQL, which is run in a new one")  # noqa: TRY004 - for pydantic
-        made = cls()
-        made._schema = given  # as it is: a client's SQL is never the path of a file
-        return made
+    def parse(cls, value: Any) -> Self:
+        if not isinstance(value, str):
+            raise ValueError("a database must be a string with SQL that creates it")  # noqa: TRY004 - for pydantic
+        database = cls()
+        database._schema = value  # not `_sql_or_path`: a client must not name a file of the server
+        return database
 
     @override
     def adopt(self, default: Volume) -> None:
@@ -183,7 +184,7 @@ class Database(Volume):
     def json_schema(cls, default: Volume | None) -> Mapping[str, Any]:
         if not isinstance(default, Database):
             return {}
-        unfilled = cls()  # `fill` is an author's code, which isn't run to describe a toolpack
+        unfilled = cls()  # describing a toolpack runs no code of its author, such as `fill`
         vars(unfilled).update(_schema=default.schema)
         body = unfilled.build(Limits())
         with tempfile.TemporaryDirectory(prefix="toolpack-database-") as folder:
@@ -191,17 +192,17 @@ class Database(Volume):
             path.write_bytes(body.data)
             connection = sqlite3.connect(f"file:{path}?immutable=1", uri=True)
             try:
-                found = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY rowid")
-                return {"sql": [sql for name, sql in found if not name.startswith("sqlite_")]}
+                rows = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY rowid")
+                return {"sql": [sql for name, sql in rows if not name.startswith("sqlite_")]}
             finally:
                 connection.close()
 
-    # In a call
+    # Instances in a call
 
     @classmethod
     @override
     def load(cls, bodies: Sequence[Body], context: VolumeContext) -> DatabaseFile:
-        return DatabaseFile.written(context.scratch, bodies)
+        return DatabaseFile.write(context.scratch, bodies)
 
     @classmethod
     @override
@@ -216,7 +217,7 @@ class Database(Volume):
 
     @override
     def body(self, keys: Mapping[Key, int] | None) -> Body:
-        return self._file().body(keys)  # type: ignore[arg-type] # its keys are the numbers of pages
+        return self._file().body(keys)  # type: ignore[arg-type] # the keys are page numbers
 
     @override
     def abandon(self) -> bool:
@@ -229,7 +230,7 @@ class Database(Volume):
         if mount is None:
             return error
         file = mount.working_copy if isinstance(mount.working_copy, DatabaseFile) else None
-        return explained(error, rules, file, mount.read_only, mount.context.limits.max_bytes)
+        return explain(error, rules, file, mount.read_only, mount.context.limits.max_bytes)
 
     @override
     def view(self) -> Any:
@@ -265,17 +266,17 @@ class Database(Volume):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Reading]:
-        """Have it read for a view: whoever has made its schema has decided what SQLite does meanwhile."""
+        """Yield a `Reading` for a view, within limits: an untrusted schema decides what SQLite computes for it."""
         limits, name = self._limits, "" if self.mount is None else f" {self.mount.chain.name!r}"
         reading = None
         try:
             connection = self._connected()
             reading = Reading(connection, limits.max_bytes)
-            connection.look_until(time.monotonic() + limits.view_seconds)
+            connection.set_deadline(time.monotonic() + limits.view_seconds)
             try:
                 yield reading
             finally:
-                connection.look_until(None)
+                connection.set_deadline(None)
         except (sqlite3.Error, MemoryError, ValueError) as error:
             table = f", table {shown(reading.table)!r}" if reading is not None and reading.table else ""
             raise ResultError(f"The database{name}{table} can't be shown: {self._why(error)}.") from error
@@ -284,10 +285,10 @@ class Database(Volume):
         limits = self._limits
         rules = self._connection.rules if self._connection else None
         if str(error) == INTERRUPTED and not (rules and rules.is_over_memory):
-            return f"to read it takes more than {limits.view_seconds:g} s"
+            return f"reading it takes more than {limits.view_seconds:g} s"
         if type(error) is ValueError:
             return str(error)
-        return f"{type(error).__name__}: {explained(error, rules, None, '', limits.max_bytes)}"
+        return f"{type(error).__name__}: {explain(error, rules, None, '', limits.max_bytes)}"
 
     @override
     def export(self) -> bytes:
@@ -304,13 +305,13 @@ class Database(Volume):
         return hashed.hexdigest()
 
     def _file(self) -> DatabaseFile:
-        """Get the file: the call's, or an own one, which is there as long as this object."""
+        """Return the working copy of the call, or a temporary file that is removed with this object."""
         if self.mount is not None:
-            return self.mount.copy()  # type: ignore[return-value] # it is what `load` has made
+            return self.mount.copy()  # type: ignore[return-value] # `load` returned it
         if self._own is None:
             folder = tempfile.mkdtemp(prefix="toolpack-database-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            self._own = self._built(Path(folder), _OWN_BYTES)
+            self._own = self._build_file(Path(folder), _UNLIMITED_BYTES)
         return self._own
 
     def _connected(self) -> SessionConnection:
@@ -326,30 +327,30 @@ class Database(Volume):
     def _open(self) -> SessionConnection:
         mount, file = self.mount, self._file()
         limit, read_only, pinned = (
-            (_OWN_BYTES, False, False)
+            (_UNLIMITED_BYTES, False, False)
             if mount is None
             else (mount.context.limits.max_bytes, bool(mount.read_only), mount.pinned)
         )
-        self._unread |= not read_only  # first: the function may be interrupted at each step
+        self._unread |= not read_only  # before opening: a deadline may interrupt the function at any step
         connection = open_connection(file, limit, read_only=read_only, pinned=pinned)
         me = weakref.ref(self)  # somebody may keep the connection, which must keep nothing else
 
         def ended() -> None:
             database = me()
             if database is not None:
-                database.note_end(connection_of())
+                database.record_close(connection_of())
 
         connection_of = weakref.ref(connection)
         connection.ended = ended
         return connection
 
-    def note_end(self, connection: SessionConnection | None) -> None:
-        """Note what a connection has changed that somebody closes: what isn't committed is lost, as always."""
+    def record_close(self, connection: SessionConnection | None) -> None:
+        """Record the commits of a connection that the function closes. Its open transaction is rolled back."""
         if connection is not None and (self.mount is None or not self.mount.read_only):
-            self._note_commits(connection, commit=False)
+            self._record_commits(connection, commit=False)
 
-    def _note_commits(self, connection: SessionConnection, *, commit: bool) -> None:
-        """Note what was committed, before the connection is closed; what isn't is lost, or committed now."""
+    def _record_commits(self, connection: SessionConnection, *, commit: bool) -> None:
+        """Commit or roll back a connection's transaction, and record its committed pages before it is closed."""
         connection.close_cursors()
         if commit and connection.in_transaction:
             connection.commit()
@@ -363,10 +364,13 @@ class Database(Volume):
         self._unread = False
 
     def _close(self, *, commit: bool = True) -> None:
-        """Close the connection, after noting what was committed; raise if that, or the end of its use, isn't certain.
+        """Close the connection, and record its committed pages.
 
         Args:
-            commit: First commit what isn't committed.
+            commit: Commit an open transaction first.
+
+        Raises:
+            sqlite3.OperationalError: The committed pages aren't known, or something still uses the database.
         """
         connection, self._connection = self._connection, None
         if connection is None and not self._unread:
@@ -377,48 +381,48 @@ class Database(Volume):
                 if connection.ended is not None:
                     connection.ended = None
                     if may_write:
-                        self._note_commits(connection, commit=commit)
+                        self._record_commits(connection, commit=commit)
             finally:
                 connection.close()
         if self._unread:
             raise sqlite3.OperationalError(UNKNOWN)
         if may_write and self._file().has_log():
-            raise sqlite3.OperationalError("the database is still in use: end its threads and close what they use")
+            raise sqlite3.OperationalError("the database is still in use: end its threads and close their cursors")
 
     def _take_over(self, file: DatabaseFile, path: Path) -> None:
-        """Keep what was changed in another file."""
-        connection = sqlite3.connect(path, timeout=0.1)  # nobody is to use it any more
+        """Copy the changes in another file to the database's file."""
+        connection = sqlite3.connect(path, timeout=0.1)  # fails fast if something still uses the file
         try:
             connection.execute("PRAGMA journal_mode=DELETE")
             set_versions(path, WAL_VERSION)
-            taken = DatabaseFile(file.scratch, path, foreign_keys=file.foreign_keys)
+            changed = DatabaseFile(file.scratch, path, foreign_keys=file.foreign_keys)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-                raise sqlite3.OperationalError(f"{error}: {_IN_USE}") from error
+                raise sqlite3.OperationalError(f"{error}: {_FILE_IN_USE}") from error
             raise
         except ValueError as error:
-            raise sqlite3.DatabaseError("what is at path() when its block ends is no SQLite database") from error
+            raise sqlite3.DatabaseError("the file of path() isn't a SQLite database at the end of the block") from error
         finally:
             connection.close()
-        if taken.page_size != file.page_size:
+        if changed.page_size != file.page_size:
             raise sqlite3.OperationalError(
-                f"the database must keep its page size: {file.page_size} bytes, not {taken.page_size}"
+                f"the database must keep its page size: {file.page_size} bytes, not {changed.page_size}"
             )
         differing = file.differing(path)
-        if not differing and taken.pages == file.pages:
+        if not differing and changed.pages == file.pages:
             return
         if self.mount is not None and self.mount.read_only:
             raise sqlite3.OperationalError(READ_ONLY)
-        if self.mount is not None and taken.size > self.mount.context.limits.max_bytes:
+        if self.mount is not None and changed.size > self.mount.context.limits.max_bytes:
             raise sqlite3.OperationalError(FULL)
         self._written = True
-        file.take_over(taken, differing | {1})
+        file.take_over(changed, differing | {1})
         self._changed = (self._changed or set()) | differing | {1}
 
     # Building
 
-    def _built(self, folder: Path, most: int) -> DatabaseFile:
-        """Make a new file in a folder."""
+    def _build_file(self, folder: Path, max_bytes: int) -> DatabaseFile:
+        """Create the database's file in a folder."""
         path, schema = folder / "database", self._schema
         if self._pages is not None:
             path.write_bytes(self._pages)
@@ -427,12 +431,12 @@ class Database(Volume):
         else:
             _make_empty(path)
         set_versions(path, WAL_VERSION)
-        file = DatabaseFile(Scratch(folder, most, own=folder), path, foreign_keys=self._foreign_keys)
+        file = DatabaseFile(Scratch(folder, max_bytes, own=folder), path, foreign_keys=self._foreign_keys)
         if isinstance(schema, Path) and self._pages is None and schema.suffix.lower() in _SQL_FILES:
             schema = _read(schema)
         sql = schema if isinstance(schema, str) and self._pages is None else None
         if sql is not None or self._fill is not None:
-            connection = self._connection = open_connection(file, most, read_only=False, pinned=False)
+            connection = self._connection = open_connection(file, max_bytes, read_only=False, pinned=False)
             try:
                 if sql is not None:
                     connection.executescript(sql)
@@ -445,20 +449,20 @@ class Database(Volume):
                 connection.close()
             self._connection = None
         file.pages = path.stat().st_size // file.page_size
-        if file.size > most:
+        if file.size > max_bytes:
             raise sqlite3.OperationalError(FULL)
         return file
 
 
 def _sql_or_path(schema: str | Path | None) -> str | Path | None:
-    """Get SQL as a text, and the name of a file as a path."""
+    """Return SQL as a string, and the name of a file as a path."""
     if schema is None:
         return None
-    given = str(schema)
+    text = str(schema)
     is_path = isinstance(schema, Path) or (
-        given.lower().endswith((*_SQL_FILES, *_DATABASE_FILES)) and not set(given) & {"\n", ";"}
+        text.lower().endswith((*_SQL_FILES, *_DATABASE_FILES)) and not set(text) & {"\n", ";"}
     )
-    return relative_to_caller(given) if is_path else given
+    return relative_to_caller(text) if is_path else text
 
 
 def _make_empty(path: Path) -> None:
@@ -466,25 +470,25 @@ def _make_empty(path: Path) -> None:
     try:
         connection.execute(f"PRAGMA page_size={PAGE_SIZE}")
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA user_version=0")  # which makes its first page
+        connection.execute("PRAGMA user_version=0")  # writes the first page
     finally:
         connection.close()
 
 
 def _copy_database(source: Path, target: Path) -> None:
-    """Copy a database with all its pages, whatever is still in its log."""
+    """Copy a database with all its pages, including those in its log."""
     if not source.is_file():
-        raise InvalidParamsError(f"There is no file {str(source)!r} to make the database from: correct the path.")
+        raise InvalidParamsError(f"The database's file {str(source)!r} doesn't exist: correct the path.")
     duplicate = target.with_name("source")
     try:
         reading, writing = sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True), sqlite3.connect(target)
         try:
             reading.backup(writing)
-        except sqlite3.OperationalError:  # to read it SQLite has to write: a journal that was left, or its log's index
+        except sqlite3.OperationalError:  # SQLite must write: a journal is left, or its log has no index
             reading.close()
-            for beside in ("", "-wal", "-journal"):
+            for suffix in ("", "-wal", "-journal"):
                 with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(f"{source}{beside}", f"{duplicate}{beside}")
+                    shutil.copyfile(f"{source}{suffix}", f"{duplicate}{suffix}")
             reading = sqlite3.connect(duplicate)
             reading.backup(writing)
         finally:
@@ -500,4 +504,4 @@ def _read(source: Path) -> str:
         return source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it isn't text in UTF-8"
-        raise InvalidParamsError(f"The file {str(source)!r} can't be read: {reason}: correct the path.") from error
+        raise InvalidParamsError(f"The file {str(source)!r} can't be read ({reason}): correct the path.") from error

@@ -1,8 +1,8 @@
-"""The connection that a call has to its database, and what SQL can't do there.
+"""Connection of a call to its database, and the restrictions on its SQL.
 
-Agents may send SQL, so the rules hold whoever wrote it. They are enforced by SQLite itself: by its authorizer, its
-limits, and how the file is opened. Nothing here refers to the call or to the database's object, so that a
-connection which somebody keeps keeps nothing else.
+Agents may send SQL, so the restrictions apply to all SQL. SQLite enforces them: by its authorizer, its limits, and the
+way the file is opened. Nothing here refers to the call or the `Database`, so a function that keeps a connection keeps
+nothing else alive.
 """
 
 import _sqlite3
@@ -20,17 +20,17 @@ from toolpack_server.base.errors import OverloadedError
 from toolpack_server.features.volumes.databases.database_file import DatabaseFile
 from toolpack_server.volumes.scratch import FULL_TEXT, is_full
 
-PATTERN_BYTES = 1000  # of LIKE and GLOB
-MEMORY_BYTES = 2**28  # that SQLite may hold in a process, unless databases may be larger than a quarter of that
-STEPS = 20_000  # of SQLite's virtual machine, between two looks at whether the deadline has passed: some milliseconds
+PATTERN_BYTES = 1000  # maximum size of a LIKE or GLOB pattern
+MEMORY_BYTES = 2**28  # minimum of SQLite's memory limit in a process; see `memory_bytes`
+STEPS = 20_000  # instructions of SQLite's virtual machine between two checks of the deadline: some milliseconds
 
-_ALONE = "a session's database stands alone: ATTACH, DETACH and VACUUM INTO aren't possible"
-_BOTH_WORDS = "VACUUM must be run by itself: SQL that has the word ATTACH, too, isn't allowed to"
+_NO_ATTACH = "ATTACH, DETACH and VACUUM INTO aren't allowed in a session's database"
+_VACUUM_ALONE = "SQL with the word ATTACH can't run VACUUM: run VACUUM by itself"
 _FUNCTIONS = {"load_extension", "fts3_tokenizer"}
 _FIXED = {
     *("writable_schema", "max_page_count", "trusted_schema", "cell_size_check", "page_size", "auto_vacuum"),
     *("query_only", "temp_store_directory", "data_store_directory"),
-    *("hard_heap_limit", "soft_heap_limit"),  # of the whole process
+    *("hard_heap_limit", "soft_heap_limit"),  # limits of the whole process
 }
 _DURABILITY = {
     *("journal_mode", "synchronous", "locking_mode", "wal_checkpoint", "wal_autocheckpoint", "journal_size_limit"),
@@ -38,14 +38,14 @@ _DURABILITY = {
 }
 _VACUUM = re.compile(r"\bvacuum\b", re.IGNORECASE)
 _ATTACH = re.compile(r"\battach\b", re.IGNORECASE)
-# A schema may use SQLite's own functions and tables: they are safe, but for `_FUNCTIONS`, which are refused anyway.
-# With this off, versions before 3.41 refuse JSON, full text and R-tree in views, triggers, CHECKs and indexes.
-_MOST_BYTES = 10**9  # SQLite's own limit
+_MAX_BYTES = 10**9  # SQLite's own limit
+# trusted_schema: a schema may use SQLite's own functions and tables. They are safe but for `_FUNCTIONS`, which are
+# refused. With OFF, versions before 3.41 refuse JSON, full text and R-tree in views, triggers, CHECKs and indexes.
 _PRAGMAS = ("trusted_schema=ON", "cell_size_check=ON", "temp_store=MEMORY")
 
 FULL = "database or disk is full"
 UNKNOWN = "what was committed isn't known, as the connection could not be closed"
-_NO_ROOM = (FULL, "disk I/O error", "unable to open database file", UNKNOWN)  # what SQLite makes of a full disk
+_NO_ROOM = (FULL, "disk I/O error", "unable to open database file", UNKNOWN)  # SQLite's errors if a disk is full
 CLOSED = "Cannot operate on a closed database."
 INTERRUPTED = "interrupted"
 READ_ONLY = "attempt to write a readonly database"
@@ -53,14 +53,14 @@ _TOO_BIG, _PATTERN_TOO_LONG = "string or blob too big", "LIKE or GLOB pattern to
 
 
 class _Rules:
-    """What the authorizer of one connection knows.
+    """State of one connection's authorizer.
 
     Attributes:
-        denied: Why it has refused something; "" if it hasn't.
-        script: The SQL that runs now, one statement or several; None if that isn't known.
-        max_memory: A statement is interrupted while SQLite holds more bytes in the process.
-        is_over_memory: A statement was interrupted for that.
-        ends: When a statement is interrupted, on the monotonic clock; None: never.
+        denied: Reason of the last refusal, or "".
+        script: The SQL that runs now, one or several statements. None if it isn't known.
+        max_memory: If SQLite holds more bytes in the process, the statement is interrupted.
+        is_over_memory: The last check found more bytes.
+        ends: Deadline of the statement on the monotonic clock. None: no deadline.
     """
 
     __slots__ = ("denied", "ends", "is_over_memory", "max_memory", "script")
@@ -81,11 +81,11 @@ class _Rules:
         if action == sqlite3.SQLITE_PRAGMA:
             return self._pragma((first or "").lower(), second)
         if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _FUNCTIONS:
-            self.denied = f"{second}() isn't possible in a session's database"
+            self.denied = f"{second}() isn't allowed in a session's database"
             return sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_DETACH or (action == sqlite3.SQLITE_ATTACH and (first or self._attaches())):
             both = first == "" and action == sqlite3.SQLITE_ATTACH and _VACUUM.search(self.script or "")
-            self.denied = _BOTH_WORDS if both else _ALONE
+            self.denied = _VACUUM_ALONE if both else _NO_ATTACH
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 
@@ -93,17 +93,17 @@ class _Rules:
         if name in _DURABILITY:
             return sqlite3.SQLITE_IGNORE
         if name in _FIXED and value is not None:
-            self.denied = f"PRAGMA {name} is the server's to set"
+            self.denied = f"PRAGMA {name} can't be set: the server sets it"
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 
     def _attaches(self) -> bool:
-        """Whether SQL may attach something itself; if it lacks that word, SQLite does so, for a VACUUM."""
+        """Return whether the SQL may contain an ATTACH. Otherwise SQLite itself attaches a file, for a VACUUM."""
         return self.script is None or _ATTACH.search(self.script) is not None
 
 
 class SessionCursor(sqlite3.Cursor):
-    """A cursor that says which SQL it runs."""
+    """Cursor that tells the authorizer which SQL it runs."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> "SessionCursor":
         rules: _Rules = self.connection.rules  # type: ignore[attr-defined]
@@ -125,11 +125,11 @@ class SessionCursor(sqlite3.Cursor):
 
 
 class SessionConnection(sqlite3.Connection):
-    """A connection of one call.
+    """Connection of one call.
 
     Attributes:
-        rules: What its SQL can't do.
-        ended: Called before it is closed by whoever uses it.
+        rules: State of the authorizer.
+        ended: Hook that runs before the function closes the connection.
     """
 
     rules: _Rules
@@ -141,9 +141,9 @@ class SessionConnection(sqlite3.Connection):
         self.rules = _Rules()
 
     def cursor(self, factory: Any = SessionCursor) -> Any:
-        made = super().cursor(factory)
-        self._opened.add(made)
-        return made
+        cursor = super().cursor(factory)
+        self._opened.add(cursor)
+        return cursor
 
     def execute(self, sql: str, parameters: Any = (), /) -> Any:
         return self.cursor().execute(sql, parameters)
@@ -155,27 +155,27 @@ class SessionConnection(sqlite3.Connection):
         return self.cursor().executescript(sql_script)
 
     def blobopen(self, *args: Any, **kwargs: Any) -> Any:
-        made = super().blobopen(*args, **kwargs)
-        self._opened.add(made)
-        return made
+        blob = super().blobopen(*args, **kwargs)
+        self._opened.add(blob)
+        return blob
 
     def close(self) -> None:
-        """Close it, and what was opened with it: SQLite keeps a file open, and locked, as long as a cursor lives."""
+        """Close the connection, its cursors and its blobs: a live cursor would keep the file open and locked."""
         if self.ended is not None:
             ended, self.ended = self.ended, None
             ended()
-        for made in [*self._opened]:
-            made.close()
+        for opened in [*self._opened]:
+            opened.close()
         super().close()
 
     def __del__(self) -> None:
-        # An author's object that works on its own is closed by nobody; from Python 3.13 on that would be a warning.
+        # Nothing closes the connection of an author's own instance. From Python 3.13 on, that would be a warning.
         with contextlib.suppress(sqlite3.Error):
             super().close()
 
     def close_cursors(self) -> None:
-        for made in [*self._opened]:
-            made.close()
+        for opened in [*self._opened]:
+            opened.close()
 
     def backup(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         _refuse("backup")
@@ -198,12 +198,12 @@ class SessionConnection(sqlite3.Connection):
     def setconfig(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         _refuse("setconfig")
 
-    def look_until(self, ends: float | None) -> None:
-        """Interrupt what runs after a time, on the monotonic clock; None: never."""
+    def set_deadline(self, ends: float | None) -> None:
+        """Set the time on the monotonic clock at which statements are interrupted. None: never."""
         self.rules.ends = ends
 
     def set_progress_handler(self, progress_handler: Callable[[], Any] | None, n: int) -> None:
-        """Have a handler called, or none if `n` is below 1, without losing the look at deadline and memory."""
+        """Set a progress handler. The checks of deadline and memory still run. `n` below 1 removes the handler."""
         check = self.rules.check_progress
         if progress_handler is None or n < 1:
             super().set_progress_handler(check, STEPS)
@@ -212,10 +212,10 @@ class SessionConnection(sqlite3.Connection):
 
 
 def _memory_counter() -> Callable[[], int]:
-    """Return SQLite's function that counts the bytes it holds in the process, or 0 where it can't be called."""
+    """Return SQLite's function that counts its bytes in the process, or one that returns 0 if it isn't accessible."""
     try:
         counter = ctypes.CDLL(_sqlite3.__file__).sqlite3_memory_used
-    except (AttributeError, OSError):  # the module is built into the interpreter, or hides the library's names
+    except (AttributeError, OSError):  # the module is built into the interpreter, or hides the library's symbols
         return lambda: 0
     counter.argtypes, counter.restype = [], ctypes.c_int64
     return cast("Callable[[], int]", counter)
@@ -225,25 +225,25 @@ _memory_used = _memory_counter()
 
 
 def value_bytes(max_bytes: int) -> int:
-    """Get how long a value or a row may be in a database that may have so many bytes."""
-    return min(max(max_bytes // 16, 2**20), _MOST_BYTES)
+    """Return the maximum size of a value or a row in a database of at most `max_bytes`."""
+    return min(max(max_bytes // 16, 2**20), _MAX_BYTES)
 
 
 def memory_bytes(max_bytes: int) -> int:
-    """Get how many bytes SQLite may hold in the whole process, whose databases may have so many."""
+    """Return SQLite's memory limit in the whole process, for databases of at most `max_bytes`."""
     return max(MEMORY_BYTES, 4 * max_bytes)
 
 
 def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinned: bool) -> SessionConnection:
-    """Open a connection to a file that nobody else uses, or that nobody changes."""
-    how = "mode=ro&immutable=1" if read_only else "mode=rw"
-    connection = sqlite3.connect(f"{file.uri}?{how}", uri=True, check_same_thread=False, factory=SessionConnection)
-    # SQLite's limit is the whole process's, and an allocation beyond it fails for anybody, also for the store. So a
-    # statement is interrupted before: others, whose statements are short, have the rest.
+    """Open a connection to a file. The caller is its only user, or no caller changes it."""
+    mode = "mode=ro&immutable=1" if read_only else "mode=rw"
+    connection = sqlite3.connect(f"{file.uri}?{mode}", uri=True, check_same_thread=False, factory=SessionConnection)
+    # SQLite's limit applies to the whole process. Beyond it, any allocation fails, even in the store. So a statement is
+    # interrupted at three quarters; the rest is left for the short statements of other users.
     connection.rules.max_memory = memory_bytes(max_bytes) // 4 * 3
     pragmas = [*_PRAGMAS, f"hard_heap_limit={memory_bytes(max_bytes)}"]
     if not read_only:
-        # Alone with its file, SQLite needs no memory that it shares, and waits for nobody.
+        # The connection is the only user of the file, so SQLite needs no shared memory and never waits for a lock.
         pragmas += ["locking_mode=EXCLUSIVE", "journal_mode=WAL", "wal_autocheckpoint=0", "synchronous=OFF"]
         pragmas += [f"max_page_count={max(max_bytes // file.page_size, 1)}"]
     if file.foreign_keys:
@@ -252,10 +252,10 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
         for pragma in pragmas:
             sqlite3.Connection.execute(connection, f"PRAGMA {pragma}").close()
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, value_bytes(max_bytes))
-        connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, min(max_bytes, _MOST_BYTES))
+        connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, min(max_bytes, _MAX_BYTES))
         connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN_BYTES)
-        # The authorizer isn't asked about a CHECK that is in the file, and versions before 3.41 don't keep it from
-        # there.
+        # SQLite doesn't call the authorizer for a CHECK in the file's schema, and versions before 3.41 allow
+        # fts3_tokenizer there.
         for count in (1, 2):
             connection.create_function("fts3_tokenizer", count, _no_tokenizer)
         if pinned:
@@ -263,94 +263,95 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
         sqlite3.Connection.set_authorizer(connection, connection.rules.authorize)
         sqlite3.Connection.set_progress_handler(connection, connection.rules.check_progress, STEPS)
     except BaseException:
-        connection.close()  # which would lock the file, for as long as somebody has the error
+        connection.close()  # the error's traceback keeps the connection, which would keep the file locked
         raise
     return connection
 
 
-def explained(
+def explain(
     error: BaseException, rules: _Rules | None, file: DatabaseFile | None, read_only: str, max_bytes: int
 ) -> BaseException:
-    """Add to an error of SQLite's why it has happened here."""
+    """Add the reason to an error of SQLite. Return the error, or an `OverloadedError` if the disk is full."""
     if isinstance(error, MemoryError) and not error.args and rules is not None:
         error.args = (_memory_text(max_bytes),)
     if not isinstance(error, sqlite3.Error) or len(error.args) != 1 or not isinstance(error.args[0], str):
         return error
-    text = error.args[0].replace("authorization denied", "not authorized")  # which it says of VACUUM INTO
+    text = error.args[0].replace("authorization denied", "not authorized")  # SQLite's text for VACUUM INTO
     if text.startswith("not authorized") and rules is not None and rules.denied:
         error.args = (f"{text}: {rules.denied}",)
     elif text.startswith("unsafe use of ") and text[14:-2] in _FUNCTIONS:  # in a view or a trigger
-        error.args = (f"{text}: {text[14:]} isn't possible in a session's database",)
+        error.args = (f"{text}: {text[14:]} isn't allowed in a session's database",)
     elif text == READ_ONLY and read_only:
         error.args = (f"{text}: {read_only}",)
     elif text == INTERRUPTED and rules is not None and rules.is_over_memory:
         error.args = (f"{text}: {_memory_text(max_bytes)}",)
     elif text == _TOO_BIG:
-        error.args = (f"{text}: a value or a row may have {value_bytes(max_bytes)} bytes",)
+        error.args = (f"{text}: a value or a row may have at most {value_bytes(max_bytes)} bytes",)
     elif text == _PATTERN_TOO_LONG:
-        error.args = (f"{text}: it may have {PATTERN_BYTES} bytes",)
+        error.args = (f"{text}: a pattern may have at most {PATTERN_BYTES} bytes",)
     elif text == CLOSED:
-        error.args = (f"{text[:-1]}: take it as a Database, whose connect() then opens another connection",)
+        error.args = (f"{text[:-1]}: declare the parameter as a Database, whose connect() opens a new connection",)
     elif text in _NO_ROOM and file is not None and is_full(file.path.parent):
         return OverloadedError(FULL_TEXT)
     elif text == FULL:
-        error.args = (f"{text}: the database may have {max_bytes} bytes (TOOLPACK_MAX_VOLUME_BYTES)",)
+        error.args = (f"{text}: the database may have at most {max_bytes} bytes (TOOLPACK_MAX_VOLUME_BYTES)",)
     return error
 
 
 def _memory_text(max_bytes: int) -> str:
-    return f"SQLite may hold {memory_bytes(max_bytes)} bytes in a process: ask it for less at once"
+    return f"SQLite may hold at most {memory_bytes(max_bytes)} bytes in a process: use smaller statements"
 
 
-def _refuse(what: str) -> NoReturn:
-    raise sqlite3.NotSupportedError(f"{what} isn't possible in a session's database")
+def _refuse(method: str) -> NoReturn:
+    raise sqlite3.NotSupportedError(f"{method} isn't allowed in a session's database")
 
 
 def _no_tokenizer(*_arguments: object) -> NoReturn:
     _refuse("fts3_tokenizer")
 
 
-# Pinned time and chance
+# Pinned clock and random functions
 
 
 _TIMES = dict.fromkeys(("date", "time", "datetime", "julianday", "unixepoch"), (0, 1)) | {"strftime": (1, 2)}
-"""The functions that take a time: which of their arguments that is, and where the modifiers begin."""
+"""SQL functions of times: the index of their first time argument, and the index of the first modifier."""
 if sqlite3.sqlite_version_info >= (3, 43):
     _TIMES["timediff"] = (0, 2)
 
-# Words for the time now, of which some versions of SQLite know only the first; the others also ask for milliseconds.
+# Words for the current time. Versions before 3.42 know only the first. The others also request milliseconds.
 _NOW = "now"
 _WITH_FRACTION = ("subsec", "subsecond") if sqlite3.sqlite_version_info >= (3, 42) else ()
-_ZONES = ("localtime", "utc")  # modifiers that change nothing, as the time zone is UTC where time is pinned
+_ZONES = ("localtime", "utc")  # modifiers without effect: the time zone is UTC while the clock is pinned
 
 
 def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
-    """Have SQLite ask Python for time and chance, where they are pinned.
+    """Replace SQLite's time and random functions by Python's, which are pinned.
 
-    What isn't the time "now" is computed by SQLite itself, on a connection of its own.
+    A second connection computes everything but the current time.
 
     Args:
-        max_bytes: Of a value.
+        connection: The connection whose functions are replaced.
+        max_bytes: Maximum size of a value.
     """
     plain = sqlite3.connect(":memory:", check_same_thread=False)
 
     def original(name: str) -> Callable[..., Any]:
         first, last = _TIMES[name]
 
-        def run(*given: Any) -> Any:
-            times: list[Any] = [*given[first:last]]
-            if not times and len(given) == first and last - first == 1:  # where the time is missing, it is now
+        def run(*arguments: Any) -> Any:
+            times: list[Any] = [*arguments[first:last]]
+            if not times and len(arguments) == first and last - first == 1:  # the default is the current time
                 times.append(_NOW)
-            modifiers = [each for each in given[last:] if _word(each) not in _ZONES]
+            modifiers = [each for each in arguments[last:] if _word(each) not in _ZONES]
             words = [*map(_word, times)]
             if last - first == 1 and words and words[0] in _WITH_FRACTION:
                 modifiers.append(words[0])
             times = [
                 _now() if word in (_NOW, *_WITH_FRACTION) else each for word, each in zip(words, times, strict=True)
             ]
-            arguments = [*given[:first], *times, *modifiers]
-            marks = ",".join("?" * len(arguments))
-            return plain.execute(f"SELECT {name}({marks})", arguments).fetchone()[0]
+            resolved = [*arguments[:first], *times, *modifiers]
+            marks = ",".join("?" * len(resolved))
+            return plain.execute(f"SELECT {name}({marks})", resolved).fetchone()[0]
 
         return run
 
@@ -360,12 +361,12 @@ def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
     for name, function in (("CURRENT_DATE", "date"), ("CURRENT_TIME", "time"), ("CURRENT_TIMESTAMP", "datetime")):
         connection.create_function(name, 0, original(function))
     connection.create_function("random", 0, lambda: int.from_bytes(os.urandom(8), signed=True))
-    # One byte more than a value may have is one that SQLite refuses.
+    # SQLite refuses a value that is one byte too long, so longer ones needn't be created.
     connection.create_function("randomblob", 1, lambda size: os.urandom(min(max(int(size or 0), 1), max_bytes + 1)))
 
 
 def _word(argument: Any) -> str:
-    """Get an argument as SQLite compares it with a word; "" if it isn't a text."""
+    """Return an argument as SQLite compares it with a word; "" if it isn't text."""
     text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
     return text.partition("\0")[0].lower() if isinstance(text, str) else ""
 

@@ -1,10 +1,10 @@
-"""The file of a database while it is used, and what of it has changed.
+"""Working copy of a database: its file, and the numbers of the pages that a call has changed.
 
-A call works on the file in WAL mode, without checkpoints, so that SQLite's write-ahead log has every page that the call
-has committed (https://www.sqlite.org/fileformat2.html#the_write_ahead_log). When the connection is closed, SQLite moves
+A call uses the file in WAL mode without checkpoints, so SQLite's write-ahead log contains every page that the call has
+committed (https://www.sqlite.org/fileformat2.html#the_write_ahead_log). When the connection is closed, SQLite moves
 these pages into the file.
 
-Pages are the truth. Nothing here understands what is in them, but for the counters in the first one.
+This module copies whole pages. It interprets only the header in the first page.
 """
 
 import array
@@ -27,14 +27,18 @@ MAGIC = b"SQLite format 3\x00"
 HEADER_BYTES = 100
 MAX_PAGE_SIZE = 65536
 WAL_VERSION = b"\x02\x02"
-_VERSIONS = 18  # where the first page says how the file is written and read: 1 is a rollback journal, 2 a WAL
-_COUNTERS = ((24, 28), (92, 100))  # of its changes, and the version of SQLite that has made the last one
+_VERSIONS = 18  # offset of the write and read versions: 1 is a rollback journal, 2 is a WAL
+_COUNTERS = ((24, 28), (92, 100))  # change counters, and the SQLite version of the last change
 _WAL_HEADER, _FRAME_HEADER = 32, 24
 _NUMBERS = "I"
 
 
 def page_size_of(first: bytes | memoryview) -> int:
-    """Get the page size of a database from its beginning; a `ValueError` if it isn't one."""
+    """Return the page size of a database from the beginning of its file.
+
+    Raises:
+        ValueError: It isn't a SQLite database.
+    """
     if len(first) < HEADER_BYTES or bytes(first[: len(MAGIC)]) != MAGIC:
         raise ValueError("it isn't a SQLite database")
     size: int = struct.unpack_from(">H", first, 16)[0]
@@ -42,15 +46,15 @@ def page_size_of(first: bytes | memoryview) -> int:
 
 
 class DatabaseFile(WorkingCopy):
-    """A database as a file.
+    """Working copy of a database: a file.
 
     Attributes:
-        path: Where it is.
-        uri: The same for SQLite.
+        path: The file.
+        uri: The path as SQLite's URI, without parameters.
         page_size: In bytes.
-        pages: How many it has.
-        scratch: Where others can be made.
-        foreign_keys: They are enforced in every call.
+        pages: Number of pages.
+        scratch: Scratch folder for copies of the file.
+        foreign_keys: Foreign keys are enforced in every call.
     """
 
     def __init__(self, scratch: Scratch, path: Path, *, foreign_keys: bool) -> None:
@@ -63,8 +67,12 @@ class DatabaseFile(WorkingCopy):
         self.pages = path.stat().st_size // self.page_size
 
     @classmethod
-    def written(cls, scratch: Scratch, bodies: Sequence[Body]) -> "DatabaseFile":
-        """Write the file that the pieces of a chain make; a `ValueError` if they make none."""
+    def write(cls, scratch: Scratch, bodies: Sequence[Body]) -> "DatabaseFile":
+        """Write the file from the pieces of a chain, and return its working copy.
+
+        Raises:
+            ValueError: The pieces don't form a database.
+        """
         path, first = scratch.new_path(), bodies[0]
         size = page_size_of(first.data)
         with path.open("wb") as file:
@@ -72,11 +80,11 @@ class DatabaseFile(WorkingCopy):
             for body in bodies[1:]:
                 numbers, pages = _numbers(body), len(body.data) - 4 * body.head["changed"]
                 if pages != size * len(numbers):
-                    raise ValueError("a piece has other pages than it says")
+                    raise ValueError("a piece doesn't have as many pages as its header says")
                 start = len(body.data) - pages
-                for place, number in enumerate(numbers):
+                for index, number in enumerate(numbers):
                     file.seek((number - 1) * size)
-                    file.write(body.data[start + place * size : start + (place + 1) * size])
+                    file.write(body.data[start + index * size : start + (index + 1) * size])
             file.truncate(bodies[-1].head["pages"] * size)
         return cls(scratch, path, foreign_keys=first.head["foreign_keys"])
 
@@ -101,17 +109,17 @@ class DatabaseFile(WorkingCopy):
 
     @staticmethod
     def discard_path(path: Path) -> None:
-        """Remove a database, with what SQLite has put beside it."""
-        for beside in ("", "-wal", "-shm", "-journal"):
+        """Remove a database file, its log and its journal."""
+        for suffix in ("", "-wal", "-shm", "-journal"):
             with contextlib.suppress(OSError):
-                os.unlink(f"{path}{beside}")  # noqa: PTH108 - no path for each
+                os.unlink(f"{path}{suffix}")  # noqa: PTH108 - creates no Path objects
 
     def has_log(self) -> bool:
-        """Whether there is a log, which goes when the last connection is closed: without one, the file has it all."""
+        """Return whether the file has a log. SQLite removes the log when the last connection is closed."""
         return os.access(f"{self.path}-wal", os.F_OK)
 
     def committed(self) -> tuple[set[int], int]:
-        """Get the numbers of the pages that were committed to the log, and how many the database has; 0 if none was."""
+        """Return the numbers of the pages committed to the log, and the database's number of pages (0: no commit)."""
         try:
             log = Path(f"{self.path}-wal").read_bytes()
         except FileNotFoundError:
@@ -127,18 +135,18 @@ class DatabaseFile(WorkingCopy):
             os.close(file)
 
     def take_over(self, other: "DatabaseFile", numbers: Iterable[int]) -> None:
-        """Take pages over from another file, and how many it has. That itself somebody may still have open."""
+        """Write pages of another file, and its number of pages, into this one. Its connections may still be open."""
         ordered = sorted(numbers)
         pages = memoryview(other.read(ordered))
         with self.path.open("r+b") as file:
-            for place, number in enumerate(ordered):
+            for index, number in enumerate(ordered):
                 file.seek((number - 1) * self.page_size)
-                file.write(pages[place * self.page_size : (place + 1) * self.page_size])
+                file.write(pages[index * self.page_size : (index + 1) * self.page_size])
             file.truncate(other.size)
         self.pages = other.pages
 
     def body(self, changed: Mapping[int, int] | None) -> Body:
-        """Get a piece with the pages of these numbers, as far as there are so many; None: all."""
+        """Return a piece with the pages of these numbers that the database still has. None: all pages."""
         head = {"pages": self.pages}
         if changed is None:
             return Body({**head, "foreign_keys": self.foreign_keys}, self.path.read_bytes())
@@ -149,8 +157,8 @@ class DatabaseFile(WorkingCopy):
         return Body({**head, "changed": len(numbers)}, packed.tobytes() + self.read(numbers))
 
     def differing(self, other: Path) -> set[int]:
-        """Get the numbers of the pages that another file has, and has otherwise."""
-        found, number, at_once = set(), 0, 256
+        """Return the numbers of the pages in another file that are new or differ."""
+        differing, number, at_once = set(), 0, 256
         with self.path.open("rb") as mine, other.open("rb") as theirs:
             while chunk := theirs.read(self.page_size * at_once):
                 before = mine.read(len(chunk))
@@ -158,17 +166,18 @@ class DatabaseFile(WorkingCopy):
                     for start in range(0, len(chunk), self.page_size):
                         end = start + self.page_size
                         if before[start:end] != chunk[start:end]:
-                            found.add(number + start // self.page_size + 1)
+                            differing.add(number + start // self.page_size + 1)
                 number += at_once
-        return found
+        return differing
 
 
 def committed_pages(log: bytes, page_size: int) -> tuple[set[int], int]:
-    """Read a write-ahead log; see `DatabaseFile.committed`.
+    """Return the committed pages of a write-ahead log: see `DatabaseFile.committed`.
 
-    A frame belongs to it if it has the salts of its header. What follows the last commit isn't committed.
+    A frame belongs to the log if its salts equal those of the log's header. Frames after the last commit aren't
+    committed.
     """
-    found: set[int] = set()
+    committed: set[int] = set()
     open_frames: list[int] = []
     pages = 0
     salts = log[16:24]
@@ -178,14 +187,14 @@ def committed_pages(log: bytes, page_size: int) -> tuple[set[int], int]:
             break
         open_frames.append(number)
         if after:
-            found.update(open_frames)
+            committed.update(open_frames)
             open_frames = []
             pages = after
-    return {number for number in found if number <= pages}, pages
+    return {number for number in committed if number <= pages}, pages
 
 
 def sizes_of(body: Body, page_size: int = 0) -> Mapping[int, int]:
-    """Get the bytes of each page that a later piece has."""
+    """Return the bytes of each page in a piece other than the first."""
     numbers = _numbers(body)
     if numbers:
         page_size = (len(body.data) - 4 * len(numbers)) // len(numbers)
@@ -193,7 +202,7 @@ def sizes_of(body: Body, page_size: int = 0) -> Mapping[int, int]:
 
 
 def normal_pages(body: Body) -> Sequence[bytes | memoryview]:
-    """Get what a piece holds, without what depends on how often SQLite has written it, and on its version."""
+    """Return the content of a piece in several parts, with the counters of changes and SQLite's version set to zero."""
     numbers = [1] if "changed" not in body.head else _numbers(body)
     if not numbers or numbers[0] != 1:
         return [body.data]
@@ -205,7 +214,7 @@ def normal_pages(body: Body) -> Sequence[bytes | memoryview]:
 
 
 def set_versions(path: Path, version: bytes) -> None:
-    """Make a file that no connection uses one that is written with a log (two bytes of 2), or without (of 1)."""
+    """Set the write and read versions of a file without connections: two bytes of 2 for a log, of 1 for a journal."""
     with path.open("r+b") as file:
         file.seek(_VERSIONS)
         if file.read(2) != version:
@@ -214,16 +223,20 @@ def set_versions(path: Path, version: bytes) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file within the kernel where that is possible; an `OSError` if there is no room."""
+    """Copy a file, within the kernel if possible.
+
+    Raises:
+        OSError: The disk is full.
+    """
     with source.open("rb") as reading, target.open("xb") as writing:
-        left = os.fstat(reading.fileno()).st_size
+        remaining = os.fstat(reading.fileno()).st_size
         try:
-            while left > 0:
-                copied = os.copy_file_range(reading.fileno(), writing.fileno(), left)
+            while remaining > 0:
+                copied = os.copy_file_range(reading.fileno(), writing.fileno(), remaining)
                 if not copied:
                     break
-                left -= copied
-        except (AttributeError, OSError):  # not on this system, or not between these file systems
+                remaining -= copied
+        except (AttributeError, OSError):  # not supported by this system, or between these file systems
             reading.seek(0)
             writing.seek(0)
             shutil.copyfileobj(reading, writing, 2**20)

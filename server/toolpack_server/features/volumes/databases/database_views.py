@@ -1,7 +1,7 @@
-"""A database as JSON: its tables as objects, whose rows have their primary key as name.
+"""View of a database as JSON: an object per table, whose members are the rows by primary key.
 
-JSON is a view, which shows rows and nothing of how they are kept: no index, trigger, view, shadow table of a
-virtual table, nor SQLite's own tables.
+A view shows rows only. It has no indexes, triggers or views, no shadow tables of virtual tables, and none of SQLite's
+own tables.
 """
 
 import base64
@@ -18,33 +18,34 @@ import orjson
 from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.features.volumes.databases.database_trees import Ranges, Roots, Tree
 
-AT_ONCE = 500  # rows that are compared together
-PAGE = 100  # rows of a page, unless a client says otherwise
-MAX_CHANGES = 100_000  # that a patch says: half a million take a second, and as much memory as a database may
-TOO_MANY = f"more than {MAX_CHANGES:,} of its rows and values differ: compare versions that lie closer together"
+CHUNK_ROWS = 500  # rows that are compared at once
+PAGE_ROWS = 100  # default number of rows in a page of a view
+MAX_CHANGES = 100_000  # in a patch; half a million take a second, and as much memory as the largest database
+TOO_MANY = f"more than {MAX_CHANGES:,} of its rows and values differ: compare versions with fewer changes between them"
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
-_VIRTUAL_COLUMN = 2  # what `table_xinfo` says of one that is computed when it is read
+_VIRTUAL_COLUMN = 2  # in `table_xinfo`: the column is computed when it is read
 
 
 class Column(NamedTuple):
     name: str
-    affinity: str  # what SQLite makes of its type: "TEXT", "NUMERIC" or ""
+    affinity: str  # SQLite's affinity for its type: "TEXT", "NUMERIC" or ""
 
 
 class Reading:
-    """The reading of one database.
+    """Connection that reads one database for a view, with a limit of computed bytes.
 
-    A database isn't larger than its limit. What a virtual table shows, or a column that is computed when it is read,
-    can be: so that is counted.
+    The stored rows are no larger than the database. Virtual tables and computed columns may be, so their bytes are
+    counted.
 
     Args:
-        max_bytes: How much of that there may be.
+        connection: The connection.
+        max_bytes: Maximum number of computed bytes.
 
     Attributes:
-        table: The one that is read, or was last.
+        table: Name of the table that was read last.
     """
 
     def __init__(self, connection: sqlite3.Connection, max_bytes: int) -> None:
@@ -52,20 +53,20 @@ class Reading:
         self.table = ""
         self._max_bytes = self._left = max_bytes
 
-    def counted(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def limit_bytes(self, rows: Iterable[Row]) -> Iterator[Row]:
         for row in rows:
             self._left -= sum(len(value) for value in row if isinstance(value, (str, bytes)))
             if self._left < 0:
-                raise ValueError(f"what its columns compute has more than {self._max_bytes} bytes")
+                raise ValueError(f"its computed columns have more than {self._max_bytes} bytes")
             yield row
 
 
 class Table:
-    """A table as it is shown.
+    """Table in a view.
 
     Attributes:
-        columns: Those that are shown.
-        key: The places of those that are its primary key, in the order of that.
+        columns: The visible columns.
+        key: Indexes of the primary key's columns, in the order of the key.
     """
 
     def __init__(self, reading: Reading, name: str, *, has_rowid: bool, is_virtual: bool) -> None:
@@ -73,18 +74,19 @@ class Table:
         self.name = reading.table = name
         connection = self._connection
         info = connection.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchall()
-        shown = [each for each in info if each[6] != 1]
-        self.columns = [Column(each[1], _affinity(each[2])) for each in shown]
-        self._computes = is_virtual or any(each[6] == _VIRTUAL_COLUMN for each in shown)
-        keyed = sorted((each[5], place) for place, each in enumerate(shown) if each[5])
-        self.key = tuple(place for _, place in keyed)
+        visible = [column for column in info if column[6] != 1]
+        self.columns = [Column(column[1], _affinity(column[2])) for column in visible]
+        self._computes = is_virtual or any(column[6] == _VIRTUAL_COLUMN for column in visible)
+        key = sorted((column[5], index) for index, column in enumerate(visible) if column[5])
+        self.key = tuple(index for _, index in key)
         names = {column.name.lower() for column in self.columns}
         self.rowid = (
-            next((each for each in ("rowid", "_rowid_", "oid") if each not in names), None) if has_rowid else None
+            next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None) if has_rowid else None
         )
-        # Only there may a part of the key be missing.
+        # Only in tables with rowids may a column of the primary key be NULL.
         self._may_lack_key = has_rowid and not all(
-            shown[place][3] or (len(self.key) == 1 and str(shown[place][2]).upper() == "INTEGER") for place in self.key
+            visible[index][3] or (len(self.key) == 1 and str(visible[index][2]).upper() == "INTEGER")
+            for index in self.key
         )
         listed = ", ".join(_quoted(column.name) for column in self.columns)
         self._select = f"SELECT {self.rowid or 'NULL'}, {listed} FROM {_quoted(name)}"  # noqa: S608 - quoted
@@ -95,130 +97,132 @@ class Table:
 
     def count(self) -> int:
         (count,) = next(self._rows(f"SELECT count(*) FROM {_quoted(self.name)}"))  # noqa: S608 - quoted
-        found: int = count
-        return found
+        number: int = count
+        return number
 
-    def rows(self, where: str = "", given: Sequence[Any] = (), limit: int | None = None) -> Iterator[Row]:
-        """Yield rows in the order of their key, each with its rowid before it."""
-        order = ", ".join(_quoted(self.columns[place].name) for place in self.key) or self.rowid or "1"
+    def rows(self, where: str = "", parameters: Sequence[Any] = (), limit: int | None = None) -> Iterator[Row]:
+        """Yield rows in the order of their key. The first value of each is its rowid."""
+        order = ", ".join(_quoted(self.columns[index].name) for index in self.key) or self.rowid or "1"
         if self._may_lack_key and self.key:
             order = f"({self._lacks_key()}) DESC, {order}, {self.rowid or 1}"
         ending = f" LIMIT {int(limit)}" if limit is not None else ""
-        return self._rows(f"{self._select} {where} ORDER BY {order}{ending}", given)
+        return self._rows(f"{self._select} {where} ORDER BY {order}{ending}", parameters)
 
     def stored(self, ranges: Ranges | None = None) -> Iterator[Sequence[Row]]:
-        """Yield the rows in the order in which they are stored, some at once.
+        """Yield chunks of rows in the order in which they are stored.
 
         Args:
-            ranges: Only those with these rowids, if the table has them; None: all.
+            ranges: Rowids of the rows, if the table has rowids. None: all rows.
         """
-        order = self.rowid or ", ".join(_quoted(self.columns[place].name) for place in self.key) or "1"
-        where, given = f"WHERE {self.rowid} BETWEEN ? AND ?", [*map(tuple[int, ...], ranges or ())]
+        order = self.rowid or ", ".join(_quoted(self.columns[index].name) for index in self.key) or "1"
+        where, batches = f"WHERE {self.rowid} BETWEEN ? AND ?", [*map(tuple[int, ...], ranges or ())]
         if ranges is None or (ranges and not self.rowid):
-            where, given = "", [()]
-        for some in given:
-            found = self._rows(f"{self._select} {where} ORDER BY {order}", some)
-            while chunk := [*islice(found, AT_ONCE)]:
+            where, batches = "", [()]
+        for parameters in batches:
+            rows = self._rows(f"{self._select} {where} ORDER BY {order}", parameters)
+            while chunk := [*islice(rows, CHUNK_ROWS)]:
                 yield chunk
 
-    def _rows(self, sql: str, given: Sequence[Any] = ()) -> Iterator[Row]:
+    def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Row]:
         self._reading.table = self.name
-        found = self._connection.execute(sql, given)
-        return self._reading.counted(found) if self._computes else iter(found)
+        rows = self._connection.execute(sql, parameters)
+        return self._reading.limit_bytes(rows) if self._computes else iter(rows)
 
     def key_of(self, row: Row) -> str:
-        values = [row[place + 1] for place in self.key]
+        values = [row[index + 1] for index in self.key]
         if not values:
             return str(row[0])
         if None in values and row[0] is not None:
             return _text({"$rowid": row[0]})
         if len(values) > 1:
             return _text([*map(_value, values)])
-        (value,), (place,) = values, self.key
+        (value,), (index,) = values, self.key
         if isinstance(value, str):
-            # Where it could be taken for a number, it is written as a text.
-            return value if self.columns[place].affinity == "TEXT" or not _is_json(value) else _text(value)
+            # A text that could be read as a number is written as a JSON string.
+            return value if self.columns[index].affinity == "TEXT" or not _is_json(value) else _text(value)
         return _text(_value(value))
 
     def shown(self, row: Row) -> dict[str, Any]:
         return {column.name: _value(value) for column, value in zip(self.columns, row[1:], strict=True)}
 
     def find(self, key: str) -> Row | None:
-        """Get the row with a key; None if there is none."""
-        for where, given in self._conditions(key, "IS"):
-            for row in self.rows(f"WHERE {where}", given):
+        """Return the row with a key, or None."""
+        for where, parameters in self._conditions(key, "IS"):
+            for row in self.rows(f"WHERE {where}", parameters):
                 if self.key_of(row) == key:
                     return row
         return None
 
     def after(self, key: str | None, limit: int) -> list[Row]:
-        """Get so many rows after a key, in its order.
+        """Return at most `limit` rows after a key, in the order of the table's key.
 
         Raises:
-            InvalidParamsError: The table can have no such key.
+            InvalidParamsError: The key can't be one of this table.
         """
         if key is None:
             return [*self.rows(limit=limit)]
         conditions = self._conditions(key, ">")
         if not conditions:
-            raise InvalidParamsError(f"after: {key[:200]!r} can't be a key of the table {self.name!r}.")
-        where, given = conditions[-1]
-        return [*self.rows(f"WHERE {where}", given, limit)]
+            raise InvalidParamsError(
+                f"after: {key[:200]!r} can't be a key of the table {self.name!r}: use a key that the view shows."
+            )
+        where, parameters = conditions[-1]
+        return [*self.rows(f"WHERE {where}", parameters, limit)]
 
     def _conditions(self, key: str, compare: str) -> list[tuple[str, list[Any]]]:
-        """Get conditions, with their values, that rows with this key, or after it, may fulfil: the likeliest last."""
+        """Return SQL conditions, with parameters, for rows with or after a key. The last one is the most likely."""
         parsed = _parsed(key)
         if not self.key:
             return [(f"{self.rowid} {compare} ?", [parsed])] if type(parsed) is int and self.rowid else []
         if isinstance(parsed, dict) and type(parsed.get("$rowid")) is int and self.rowid:
-            lacking = self._lacks_key()
+            lacks_key = self._lacks_key()
             if compare == "IS":
                 return [(f"{self.rowid} IS ?", [parsed["$rowid"]])]
-            return [(f"(({lacking}) AND {self.rowid} > ?) OR NOT ({lacking})", [parsed["$rowid"]])]
-        names = [_quoted(self.columns[place].name) for place in self.key]
+            return [(f"(({lacks_key}) AND {self.rowid} > ?) OR NOT ({lacks_key})", [parsed["$rowid"]])]
+        names = [_quoted(self.columns[index].name) for index in self.key]
         if len(names) > 1:
             if not isinstance(parsed, list) or len(parsed) != len(names):
                 return []
             if compare == "IS":
-                return [(" AND ".join(f"{name} IS ?" for name in names), [*map(_back, parsed)])]
-            return [(f"({', '.join(names)}) > ({', '.join('?' * len(names))})", [*map(_back, parsed)])]
-        found = [(f"{names[0]} {compare} ?", [key])]
+                return [(" AND ".join(f"{name} IS ?" for name in names), [*map(_from_view, parsed)])]
+            return [(f"({', '.join(names)}) > ({', '.join('?' * len(names))})", [*map(_from_view, parsed)])]
+        conditions = [(f"{names[0]} {compare} ?", [key])]
         is_text = self.columns[self.key[0]].affinity == "TEXT" and not isinstance(parsed, dict)
         if parsed is not None and not is_text:
-            found.append((f"{names[0]} {compare} ?", [_back(parsed)]))
-        return found
+            conditions.append((f"{names[0]} {compare} ?", [_from_view(parsed)]))
+        return conditions
 
     def _lacks_key(self) -> str:
-        return " OR ".join(f"{_quoted(self.columns[place].name)} IS NULL" for place in self.key)
+        return " OR ".join(f"{_quoted(self.columns[index].name)} IS NULL" for index in self.key)
 
 
 class Tables(Mapping[str, Table]):
-    """The tables that are shown, by name, in the order in which they were made; each is looked at when it is got."""
+    """Visible tables by name, in the order of their creation. A lookup reads the table's schema."""
 
     def __init__(self, reading: Reading) -> None:
         connection = reading.connection
-        # A call may have set what rows and texts become.
+        # The function may have set factories of its own. `partial` is a C function, as it is called for each text.
         connection.row_factory = None
-        connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # not ours: it is called often
-        order = {name: place for place, (name,) in enumerate(connection.execute("SELECT name FROM sqlite_schema"))}
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+        order = {name: index for index, (name,) in enumerate(connection.execute("SELECT name FROM sqlite_schema"))}
         listed = connection.execute("PRAGMA main.table_list").fetchall()
-        found = {
+        tables = {
             name: (kind == "virtual", bool(without_rowid))
             for schema, name, kind, _columns, without_rowid, _strict in listed
             if schema == "main" and kind in ("table", "virtual") and not name.lower().startswith("sqlite_")
         }
         self._reading = reading
-        self._found = dict(sorted(found.items(), key=lambda item: order.get(item[0], -1)))
+        self._tables = dict(sorted(tables.items(), key=lambda item: order.get(item[0], -1)))
 
     def __getitem__(self, name: str) -> Table:
-        is_virtual, without_rowid = self._found[name]
+        is_virtual, without_rowid = self._tables[name]
         return Table(self._reading, name, has_rowid=not without_rowid, is_virtual=is_virtual)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._tables)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._tables)
 
 
 def view(reading: Reading, max_rows: int) -> dict[str, Any]:
@@ -226,24 +230,26 @@ def view(reading: Reading, max_rows: int) -> dict[str, Any]:
 
 
 def _shown(table: Table, max_rows: int) -> dict[str, Any]:
-    found = [*table.rows(limit=max_rows + 1)]
-    if len(found) > max_rows:
+    rows = [*table.rows(limit=max_rows + 1)]
+    if len(rows) > max_rows:
         return {"$rows": table.count()}
-    return {table.key_of(row): table.shown(row) for row in found}
+    return {table.key_of(row): table.shown(row) for row in rows}
 
 
 def at(reading: Reading, max_rows: int, steps: Sequence[str], after: str | None, limit: int | None) -> Any:
-    """Get what a pointer leads to; see `Volume.at`."""
-    found = Tables(reading)
+    """Return the value at a JSON Pointer: see `Volume.at`."""
+    tables = Tables(reading)
     if not steps:
         if after is not None or limit is not None:
             raise LookupError("no table")
         return view(reading, max_rows)
-    table = found[steps[0]]
+    table = tables[steps[0]]
     if len(steps) == 1:
         if after is None and limit is None:
             return _shown(table, max_rows)
-        return {table.key_of(row): table.shown(row) for row in table.after(after, PAGE if limit is None else limit)}
+        return {
+            table.key_of(row): table.shown(row) for row in table.after(after, PAGE_ROWS if limit is None else limit)
+        }
     if after is not None or limit is not None:
         raise LookupError("no table")
     row = table.find(steps[1])
@@ -263,112 +269,117 @@ def patch(
     path: str,
     changed: Callable[[Roots, Roots], Mapping[Tree, Ranges]],
 ) -> list[dict[str, Any]]:
-    """Get the operations of a JSON Patch that leads from the view of a database to that of another one.
+    """Return the JSON Patch operations that turn the view of one database into the view of another.
 
     Args:
-        changed: Gets the rowids whose rows may have changed of tables whose first pages it is given; see
+        before: The first database.
+        after: The second database.
+        path: JSON Pointer with which the operations' paths begin.
+        changed: Returns the rowids whose rows may have changed, from the first pages of both databases' trees: see
             `changed_ranges`.
     """
     olds, news = dict(Tables(before)), dict(Tables(after))
     roots = _roots(before.connection), _roots(after.connection)
-    ranges = {name: each for (kind, name, _), each in changed(*roots).items() if kind == "table"}
-    found: list[dict[str, Any]] = []
-    changes = _ChangeBudget()
+    ranges = {name: table_ranges for (kind, name, _), table_ranges in changed(*roots).items() if kind == "table"}
+    operations: list[dict[str, Any]] = []
+    budget = _ChangeBudget()
     for name, old in olds.items():
         where = f"{path}/{_escaped(name)}"
         new = news.get(name)
         if new is None:
-            found.append({"op": "remove", "path": where})
+            operations.append({"op": "remove", "path": where})
         elif new.shape != old.shape:
-            found.append({"op": "replace", "path": where, "value": _all(new, changes)})
+            operations.append({"op": "replace", "path": where, "value": _all_rows(new, budget)})
         else:
-            found += map(changes.counted, _patch_of_rows(old, new, where, ranges.get(name)))
-    found += [
-        {"op": "add", "path": f"{path}/{_escaped(name)}", "value": _all(new, changes)}
+            operations += map(budget.spend, _patch_of_rows(old, new, where, ranges.get(name)))
+    operations += [
+        {"op": "add", "path": f"{path}/{_escaped(name)}", "value": _all_rows(new, budget)}
         for name, new in news.items()
         if name not in olds
     ]
-    return found
+    return operations
 
 
 class _ChangeBudget:
-    """Counts what a patch says, of all tables together."""
+    """Counter of the operations in a patch, over all tables."""
 
     def __init__(self) -> None:
-        self._left = MAX_CHANGES
+        self._remaining = MAX_CHANGES
 
-    def counted(self, change: T) -> T:
-        self._left -= 1
-        if self._left < 0:
+    def spend(self, change: T) -> T:
+        self._remaining -= 1
+        if self._remaining < 0:
             raise ValueError(TOO_MANY)
         return change
 
 
-def _all(table: Table, changes: _ChangeBudget) -> dict[str, Any]:
-    return {table.key_of(row): table.shown(row) for row in map(changes.counted, table.rows())}
+def _all_rows(table: Table, budget: _ChangeBudget) -> dict[str, Any]:
+    return {table.key_of(row): table.shown(row) for row in map(budget.spend, table.rows())}
 
 
 def _roots(connection: sqlite3.Connection) -> Roots:
-    """Get the first page of each tree, by what it is for: where that says the same, equal bytes are equal rows."""
-    found = connection.execute("SELECT type, name, sql, rootpage FROM sqlite_schema WHERE rootpage > 0")
-    return {(kind, name, sql): root for kind, name, sql, root in found} | {("schema", "", ""): 1}
+    """Return the first page of each tree. Trees with the same identity store equal rows as equal bytes."""
+    rows = connection.execute("SELECT type, name, sql, rootpage FROM sqlite_schema WHERE rootpage > 0")
+    return {(kind, name, sql): root for kind, name, sql, root in rows} | {("schema", "", ""): 1}
 
 
 def _patch_of_rows(old: Table, new: Table, path: str, ranges: Ranges | None) -> Iterator[dict[str, Any]]:
-    lost, made = changed_rows(old, new, ranges)
-    for key, row in lost.items():
+    removed, added = changed_rows(old, new, ranges)
+    for key, row in removed.items():
         where = f"{path}/{_escaped(key)}"
-        if key not in made:
+        if key not in added:
             yield {"op": "remove", "path": where}
             continue
-        now = made[key]
-        for column, one, other in zip(old.columns, row[1:], now[1:], strict=True):
+        new_row = added[key]
+        for column, one, other in zip(old.columns, row[1:], new_row[1:], strict=True):
             if type(one) is not type(other) or one != other:
                 yield {"op": "replace", "path": f"{where}/{_escaped(column.name)}", "value": _value(other)}
-    for key, row in made.items():
-        if key not in lost:
+    for key, row in added.items():
+        if key not in removed:
             yield {"op": "add", "path": f"{path}/{_escaped(key)}", "value": new.shown(row)}
 
 
 def changed_rows(old: Table, new: Table, ranges: Ranges | None) -> tuple[dict[str, Row], dict[str, Row]]:
-    """Get the rows, by key, that are only in the one of two tables with the same columns, or differ.
+    """Return the rows of two tables with the same columns that are missing in the other table or differ there, by key.
 
     Args:
-        ranges: The rowids that they can have; None: any.
+        old: The first table.
+        new: The second table.
+        ranges: Rowids of the rows to compare. None: all rows.
     """
-    lost: dict[str, Row] = {}
-    made: dict[str, Row] = {}
-    pending: dict[Row, None] = {}
-    added: dict[Row, None] = {}
+    removed: dict[str, Row] = {}
+    added: dict[str, Row] = {}
+    only_old: dict[Row, None] = {}
+    only_new: dict[Row, None] = {}
     for left, right in zip_longest(old.stored(ranges), new.stored(ranges), fillvalue=()):
         if left == right and [[*map(type, row)] for row in left] == [[*map(type, row)] for row in right]:
             continue
-        # Where a row is missing in one of them, the chunks of the other lag behind.
+        # If one table lacks a row, the chunks of the other table lag behind: a row may come in a later chunk.
         for row in left:
-            marked = _marked(row)
-            if marked in added:
-                del added[marked]
+            typed = _with_types(row)
+            if typed in only_new:
+                del only_new[typed]
             else:
-                pending[marked] = None
+                only_old[typed] = None
         for row in right:
-            marked = _marked(row)
-            if marked in pending:
-                del pending[marked]
+            typed = _with_types(row)
+            if typed in only_old:
+                del only_old[typed]
             else:
-                added[marked] = None
-        if len(pending) + len(added) > MAX_CHANGES:
+                only_new[typed] = None
+        if len(only_old) + len(only_new) > MAX_CHANGES:
             raise ValueError(TOO_MANY)
-    for marked in pending:
-        row = marked[0]
-        lost[old.key_of(row)] = row
-    for marked in added:
-        row = marked[0]
-        made[new.key_of(row)] = row
-    return lost, made
+    for typed in only_old:
+        row = typed[0]
+        removed[old.key_of(row)] = row
+    for typed in only_new:
+        row = typed[0]
+        added[new.key_of(row)] = row
+    return removed, added
 
 
-def _marked(row: Row) -> Row:
-    """Get a row with the types of its values: 1 and 1.0 are equal, but not the same."""
+def _with_types(row: Row) -> Row:
+    """Return a row with the types of its values, because 1 == 1.0 in Python."""
     return row, tuple(map(type, row))
 
 
@@ -376,12 +387,12 @@ def _value(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"$base64": base64.b64encode(value).decode()}
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # as in all other JSON
+        return None  # as in all JSON of the server
     return value
 
 
-def _back(shown: Any) -> Any:
-    """Get the value that is shown so, in a key."""
+def _from_view(shown: Any) -> Any:
+    """Return the database's value for a value in a key."""
     if isinstance(shown, dict):
         try:
             return base64.b64decode(shown.get("$base64", ""), validate=True)
@@ -396,10 +407,10 @@ def _text(value: Any) -> str:
 
 def _parsed(key: str) -> Any:
     try:
-        found = orjson.loads(key)
+        value = orjson.loads(key)
     except ValueError:
         return None
-    return None if isinstance(found, bool) else found
+    return None if isinstance(value, bool) else value
 
 
 def _is_json(text: str) -> bool:
@@ -411,7 +422,7 @@ def _is_json(text: str) -> bool:
 
 
 def _affinity(declared: str) -> str:
-    """Get what SQLite makes of a column's declared type (https://www.sqlite.org/datatype3.html, section 3.1)."""
+    """Return SQLite's affinity for a declared type (https://www.sqlite.org/datatype3.html, section 3.1)."""
     upper = declared.upper()
     if "INT" in upper:
         return "NUMERIC"

@@ -1,7 +1,7 @@
-"""Files: a tree of files that is a field of an environment.
+"""Files volume: a tree of files that is a field of an environment.
 
-What a method does, and what it raises, is what `pathlib.Path` would do in a Linux directory. A tree is kept
-as a value (`files_tree.py`), so that copies of it share what they haven't changed.
+Methods and their errors are those of `pathlib.Path` in a Linux directory. The tree is an immutable value
+(`files_tree.py`), so copies share the nodes that are unchanged.
 """
 
 import errno
@@ -55,47 +55,47 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Files(Volume):  # noqa: PLW1641 - no volume has a hash
-    """A tree of files, as a field of an environment.
+    """A tree of files: a field of an environment.
 
-    Paths are texts, from the root of the tree; so are those that methods return. Arguments mean what they mean in
-    `pathlib.Path`, and errors are the same. Text is UTF-8 by default.
+    Paths are strings, relative to the root of the tree. Arguments and errors are those of `pathlib.Path`. Text is UTF-8
+    by default.
 
     Args:
-        start: What it begins with: a folder, a relative path from the folder of the module that makes this object; or
-            texts and bytes by their paths. Nothing by default.
+        start: Initial content: a folder, whose relative path starts at the folder of the calling module; or texts and
+            bytes by path. Default: no files.
 
     Raises:
-        RegistrationError: It can't begin with that.
+        RegistrationError: The initial content is invalid.
     """
 
     kind: ClassVar[str] = "files"
 
-    _tree: tuple[FolderNode, Size] | None = None  # None: as the working copy has it
+    _tree: tuple[FolderNode, Size] | None = None  # None: the tree of the working copy
     _writing: threading.Lock
-    _folder: RealPath | None = None  # the last block's, in the scratch folder
-    _lent = False  # a block of `materialize` has the tree
+    _folder: RealPath | None = None  # the last block's directory, in the scratch folder
+    _is_materialized = False  # a block of `materialize` hasn't ended
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
-        """Make an object with a lock of its own, however it is made."""
-        made = super().__new__(cls)
-        made._writing = threading.Lock()
-        return made
+        """Create an instance with its own lock, even if `__init__` isn't called."""
+        files = super().__new__(cls)
+        files._writing = threading.Lock()
+        return files
 
     def __init__(self, start: Path | Mapping[str, str | bytes] | None = None) -> None:
         root = FolderNode()
         try:
             if isinstance(start, Mapping):
-                root = files_json.tree_of((path, _given(path, content)) for path, content in start.items())
+                root = files_json.tree_of((path, _file_node(path, content)) for path, content in start.items())
             elif start is not None:
                 root = _read_start(start)
         except (OSError, TypeError, ValueError) as error:
-            raise RegistrationError(f"Files can't begin with {shown(repr(start))}: {error}") from error
+            raise RegistrationError(f"Files can't start with {shown(repr(start))}: {error}") from error
         self._tree = root, size_of(root)
 
-    # What authors use
+    # Methods for authors
 
     def read_bytes(self, path: Path) -> bytes:
-        """Get the content of a file."""
+        """Return the content of a file."""
         node = self._find(path).node
         if not isinstance(node, FileNode):
             raise failure(errno.ENOENT if node is None else errno.EISDIR, text_of(path))
@@ -104,12 +104,12 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
     def read_text(
         self, path: Path, encoding: str | None = None, errors: str | None = None, newline: str | None = None
     ) -> str:
-        """Get the content of a file as text."""
+        """Return the content of a file as text."""
         content = io.BytesIO(self.read_bytes(path))
         return io.TextIOWrapper(content, encoding or "utf-8", errors, newline).read()
 
     def write_bytes(self, path: Path, data: bytes) -> int:
-        """Write a file, and get the number of bytes; a file that is there is overwritten."""
+        """Write a file, overwriting an existing one. Return the number of bytes."""
         content = bytes(memoryview(data))
         self._write(path, content)
         return len(content)
@@ -122,7 +122,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         errors: str | None = None,
         newline: str | None = None,
     ) -> int:
-        """Write a file, and get the number of characters; a file that is there is overwritten."""
+        """Write a text file, overwriting an existing one. Return the number of characters."""
         if not isinstance(data, str):
             raise TypeError(f"data must be str, not {type(data).__name__}")
         content = io.BytesIO()
@@ -133,21 +133,21 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return len(data)
 
     def exists(self, path: Path) -> bool:
-        """Whether there is something, at the end of links."""
-        return self._reached(path) is not None
+        """Return whether the path exists, after following links."""
+        return self._resolve(path) is not None
 
     def is_file(self, path: Path) -> bool:
-        return isinstance(self._reached(path), FileNode)
+        return isinstance(self._resolve(path), FileNode)
 
     def is_dir(self, path: Path) -> bool:
-        return isinstance(self._reached(path), FolderNode)
+        return isinstance(self._resolve(path), FolderNode)
 
     def size(self, path: Path) -> int:
-        """Get the number of bytes of a file."""
+        """Return the number of bytes of a file."""
         return len(self.read_bytes(path))
 
     def iterdir(self, path: Path = "") -> list[str]:
-        """Get the paths of all that is in a folder, by default in the root, sorted by name."""
+        """Return the paths of a folder's entries, sorted by name. The default folder is the root."""
         folder = self._find(path).node
         if not isinstance(folder, FolderNode):
             raise failure(errno.ENOENT if folder is None else errno.ENOTDIR, text_of(path))
@@ -155,18 +155,18 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return [f"{prefix}{SEPARATOR}{name}" if prefix else name for name in sorted(folder.entries)]
 
     def glob(self, pattern: str) -> list[str]:
-        """Get the paths that fit a pattern, sorted, such as `orders/*.txt` or `**/*.txt`; `**` also takes in files."""
+        """Return the paths that match a pattern such as `orders/*.txt`, sorted. `**` also matches files."""
         return matching(self._root, pattern)
 
     def mkdir(self, path: Path, parents: bool = False, exist_ok: bool = False) -> None:
-        """Make a folder."""
+        """Create a folder."""
         missing: list[str] = []
         text = text_of(path)
-        while not self._made_folder(text, parents=parents, exist_ok=exist_ok or bool(missing)):
+        while not self._make_folder(text, parents=parents, exist_ok=exist_ok or bool(missing)):
             missing.append(text)
             text = text.rpartition(SEPARATOR)[0]
         for inner in reversed(missing):
-            self._made_folder(inner, parents=False, exist_ok=exist_ok or inner != missing[0])
+            self._make_folder(inner, parents=False, exist_ok=exist_ok or inner != missing[0])
 
     def unlink(self, path: Path, missing_ok: bool = False) -> None:
         """Remove a file or a link."""
@@ -200,34 +200,36 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             self._update([(found.path, None)], Size(0, -1))
 
     def rename(self, path: Path, target: Path) -> str:
-        """Move a file, a folder or a link, and get its new path; a file or an empty folder there is replaced."""
-        text, wanted = text_of(path), text_of(target)
+        """Move a file, a folder or a link, and return its new path. A file or an empty folder there is replaced."""
+        text, target_text = text_of(path), text_of(target)
         with self._changing(text):
             try:
-                source, place = find(self._root, text, follow=False), find(self._root, wanted, follow=False)
-                _check_renaming(source, place)
+                source = find(self._root, text, follow=False)
+                destination = find(self._root, target_text, follow=False)
+                _check_renaming(source, destination)
             except OSError as error:
                 if error.errno == errno.EACCES:
                     raise
-                raise failure(error.errno or 0, text, wanted) from None
-            if source.path != place.path:
+                raise failure(error.errno or 0, text, target_text) from None
+            if source.path != destination.path:
                 if isinstance(source.node, FolderNode):
                     for inner, _ in walk(source.node):
-                        check_length(f"{place.path}{SEPARATOR}{inner}")
-                more = Size(-byte_size(place.node), -int(place.node is not None))
-                self._update([(source.path, None), (place.path, source.node)], more)
-        return wanted
+                        check_length(f"{destination.path}{SEPARATOR}{inner}")
+                growth = Size(-byte_size(destination.node), -int(destination.node is not None))
+                self._update([(source.path, None), (destination.path, source.node)], growth)
+        return target_text
 
     @contextmanager
     def materialize(self) -> Iterator[RealPath]:
-        """Get the files as a real directory for a block, and take over what has changed there at its end.
+        """Yield a real directory with the files, and store its changes when the block ends.
 
-        Meanwhile they can only be used there. Kept are contents, the permission to execute, empty folders, and symbolic
-        links that don't lead out of the directory; not kept are owners, times, other permissions and hard links.
+        During the block, the files can only be used in the directory. Contents, the executable permission, empty
+        folders, and symbolic links within the directory are stored. Owners, times, other permissions and hard links
+        aren't.
 
         Raises:
-            OSError: There is something in it at the end that can't be kept, or it is too large.
-            PermissionError: It has changed, in a function that is registered with read_only=True.
+            OSError: At the end, the directory is too large, or contains something that can't be stored.
+            PermissionError: The directory has changed, but the function is registered with read_only=True.
         """
         root, size = self._state
         working = FilesCopy(root, _temporary_folder, size) if self.mount is None else self._working()
@@ -237,7 +239,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
                 try:
                     with uninterruptible:
                         self._lay_out(directory, root, now_ns)
-                        self._lent, self._folder = True, directory.folder if self.mount else None
+                        self._is_materialized, self._folder = True, directory.folder if self.mount else None
                     try:
                         with directory.watched():
                             yield directory.folder
@@ -247,13 +249,13 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
                     else:
                         self._read_back(directory)
                 finally:
-                    self._lent = False
+                    self._is_materialized = False
         finally:
             if self.mount is None:
                 working.discard()
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same files."""
+        """Return whether both have the same files."""
         if not isinstance(other, Files):
             return NotImplemented
         return next(changes(self._root, other._root), None) is None
@@ -261,10 +263,10 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
     def __repr__(self) -> str:
         return "Files()" if self._tree is None else f"Files(<{self._tree[1].entries} files and folders>)"
 
-    # What the server uses
+    # Methods for the server
 
     def __deepcopy__(self, memo: Any) -> Self:
-        return self._holding(self._state)
+        return self._from_tree(self._state)
 
     def build(self, limits: Limits) -> Body:
         root, size = self._state
@@ -275,24 +277,24 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return files_pieces.to_body(root, None)
 
     @classmethod
-    def parse(cls, given: Any) -> Self:
-        root = files_json.parsed_tree(given)
-        return cls._holding((root, size_of(root)))
+    def parse(cls, value: Any) -> Self:
+        root = files_json.parse_tree(value)
+        return cls._from_tree((root, size_of(root)))
 
     @classmethod
-    def _holding(cls, tree: tuple[FolderNode, Size]) -> Self:
-        made = cls.__new__(cls)
-        made._tree = tree  # noqa: SLF001 - made here
-        return made
+    def _from_tree(cls, tree: tuple[FolderNode, Size]) -> Self:
+        files = cls.__new__(cls)
+        files._tree = tree  # noqa: SLF001 - created here
+        return files
 
     @classmethod
     def load(cls, bodies: Sequence[Body], context: VolumeContext) -> FilesCopy:
         def new_folder() -> RealPath:
-            made: RealPath = context.scratch.new_path()
-            made.mkdir(mode=0o700)
-            return made
+            folder: RealPath = context.scratch.new_path()
+            folder.mkdir(mode=0o700)
+            return folder
 
-        return FilesCopy(files_pieces.applied(bodies), new_folder)
+        return FilesCopy(files_pieces.apply_pieces(bodies), new_folder)
 
     @classmethod
     def sizes(cls, body: Body) -> Mapping[Key, int]:
@@ -302,25 +304,25 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         root, size = self._state
         working = self._working()
         changed = files_pieces.changed_paths(working.root, root)
-        working.changed_to(root, size)
+        working.replace(root, size)
         return changed
 
     def body(self, keys: Mapping[Key, int] | None) -> Body:
         return files_pieces.to_body(self._root, keys)
 
     def abandon(self) -> bool:
-        self._tree, self._lent = None, False
-        return True  # nobody has changed the tree of the working copy, and its directory is looked at anew
+        self._tree, self._is_materialized = None, False
+        return True  # a call never changes the working copy's tree, and each use of the directory reads it again
 
     def explain(self, error: BaseException) -> BaseException:
-        found = self._folder if isinstance(error, OSError) and error.errno in _NO_ROOM else None
-        return OverloadedError(FULL_TEXT) if found is not None and is_full(found) else error
+        folder = self._folder if isinstance(error, OSError) and error.errno in _NO_ROOM else None
+        return OverloadedError(FULL_TEXT) if folder is not None and is_full(folder) else error
 
     def view(self) -> Any:
-        return files_json.shown_tree(self._root)
+        return files_json.view_tree(self._root)
 
     def at(self, steps: Sequence[str], after: str | None, limit: int | None) -> Any:
-        return files_json.shown_at(self._root, steps) if steps else files_json.shown_tree(self._root, after, limit)
+        return files_json.view_at(self._root, steps) if steps else files_json.view_tree(self._root, after, limit)
 
     def patch(self, after: Self, path: str, *, text_diffs: bool) -> list[dict[str, Any]]:
         return files_json.patch(self._root, after._root, path, text_diffs=text_diffs)
@@ -330,10 +332,10 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     @property
     def _state(self) -> tuple[FolderNode, Size]:
-        """The tree, and how large it is."""
+        """The tree and its size."""
         if self.mount is not None and self.mount.ended:
             raise self.mount.too_late()
-        if self._lent:
+        if self._is_materialized:
             raise OSError(
                 errno.EBUSY, "until the block of materialize() ends, the files can only be used in its folder"
             )
@@ -351,8 +353,8 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return Limits() if self.mount is None else self.mount.context.limits
 
     def _working(self) -> FilesCopy:
-        """Return the working copy; the files were given to a call."""
-        return self.mount.copy()  # type: ignore[return-value,union-attr] # it is what `load` has made
+        """Return the call's working copy."""
+        return self.mount.copy()  # type: ignore[return-value,union-attr] # `load` returned it
 
     def _find(self, path: Path, *, follow: bool = True) -> FoundEntry:
         text = text_of(path)
@@ -361,16 +363,16 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             check_name(found.path, text)
         return found
 
-    def _reached(self, path: Path) -> Node | None:
+    def _resolve(self, path: Path) -> Node | None:
         try:
             text = text_of(path)
-        except (OSError, ValueError):  # nothing can be called so
+        except (OSError, ValueError):  # no entry can have this name
             return None
         return reached(self._root, text)
 
     @contextmanager
     def _changing(self, path: str) -> Iterator[None]:
-        """Let nobody else change the files in the block, so that none of two changes is lost."""
+        """Lock the files for a change, so that parallel changes aren't lost. Refuse changes of read-only calls."""
         if self.mount is not None and self.mount.read_only:
             raise self._read_only_error(path)
         with self._writing:
@@ -383,11 +385,11 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             if isinstance(found.node, FolderNode):
                 raise failure(errno.EISDIR, text)
             executable = isinstance(found.node, FileNode) and found.node.executable
-            more = Size(len(content) - byte_size(found.node), int(found.node is None))
-            self._update([(found.path, FileNode(content, executable))], more)
+            growth = Size(len(content) - byte_size(found.node), int(found.node is None))
+            self._update([(found.path, FileNode(content, executable))], growth)
 
-    def _made_folder(self, text: str, *, parents: bool, exist_ok: bool) -> bool:
-        """Make a folder as `mkdir` does; False: first make the one that it is to be in."""
+    def _make_folder(self, text: str, *, parents: bool, exist_ok: bool) -> bool:
+        """Create one folder for `mkdir`. Return False if its parent must be created first."""
         try:
             with self._changing(text):
                 found = self._find(text, follow=False)
@@ -403,10 +405,10 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
                 raise
         return True
 
-    def _update(self, updates: Sequence[tuple[str, Node | None]], more: Size) -> None:
-        """Change what is at some paths, which makes the tree so much larger."""
+    def _update(self, updates: Sequence[tuple[str, Node | None]], growth: Size) -> None:
+        """Replace the nodes at some paths; the tree grows by `growth`."""
         root, size = self._state
-        new = Size(size.bytes + more.bytes, size.entries + more.entries)
+        new = Size(size.bytes + growth.bytes, size.entries + growth.entries)
         check_size(new, self._limits, size)
         self._tree = with_changes(root, updates), new
 
@@ -414,22 +416,22 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         try:
             directory.lay_out(root, now_ns)
         except OSError as error:
-            directory.clear()  # what there was no room for takes none
+            directory.clear()  # free the space of the files that were written
             if error.errno in _NO_ROOM and self.mount is not None:
-                # It refuses the request, whatever the function makes of it.
+                # The request is refused, even if the function catches the error.
                 self.mount.error = OverloadedError(FULL_TEXT)
                 raise self.mount.error from error
             raise
 
     def _read_back(self, directory: Directory) -> None:
-        """Keep what a directory holds at the end of its block."""
+        """Store the content of a directory at the end of its block."""
         with uninterruptible:
             self._take_over(directory.read())
 
     def _take_over(self, root: FolderNode) -> None:
         if self.mount is not None and self.mount.ended:
             raise self.mount.too_late()
-        assert self._tree is not None  # noqa: S101 - the block has begun with it
+        assert self._tree is not None  # noqa: S101 - the block began with it
         before = self._tree[0]
         if root is before:
             return
@@ -443,18 +445,18 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return failure(errno.EACCES, path, why=f"attempt to write readonly files: {why}")
 
 
-def _check_renaming(source: FoundEntry, place: FoundEntry) -> None:
-    """Raise the `OSError` for which Linux refuses to rename something, which asks in this order."""
-    node, replaced = source.node, place.node
-    if source.up or place.up:
+def _check_renaming(source: FoundEntry, destination: FoundEntry) -> None:
+    """Raise the `OSError` with which Linux refuses to rename, with its checks in Linux's order."""
+    node, replaced = source.node, destination.node
+    if source.up or destination.up:
         raise failure(errno.EBUSY, source.path)
     if node is None:
         check_name(source.path, source.path)
         raise failure(errno.ENOENT, source.path)
-    check_name(place.path, place.path)
-    if place.path.startswith(source.path + SEPARATOR):
+    check_name(destination.path, destination.path)
+    if destination.path.startswith(source.path + SEPARATOR):
         raise failure(errno.EINVAL, source.path)
-    if source.path.startswith(place.path + SEPARATOR):
+    if source.path.startswith(destination.path + SEPARATOR):
         raise failure(errno.ENOTEMPTY, source.path)
     if replaced is None or replaced is node:
         return
@@ -466,16 +468,16 @@ def _check_renaming(source: FoundEntry, place: FoundEntry) -> None:
         raise failure(errno.ENOTEMPTY, source.path)
 
 
-def _given(path: Path, content: Any) -> Node:
+def _file_node(path: Path, content: Any) -> Node:
     if not isinstance(content, str | bytes):
-        raise TypeError(f"{os.fspath(path)!r} is given as {type(content).__name__}: give a text or bytes")
+        raise TypeError(f"the content of {os.fspath(path)!r} must be str or bytes, not {type(content).__name__}")
     return FileNode(content.encode() if isinstance(content, str) else content)
 
 
 def _read_start(path: Path) -> FolderNode:
     folder = relative_to_caller(path)
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {str(folder)!r}")
+        raise ValueError(f"the folder {str(folder)!r} doesn't exist")
     return read_folder(folder, Limits(max_bytes=sys.maxsize - 1, max_entries=sys.maxsize))
 
 

@@ -1,10 +1,11 @@
-"""A tree of files as a real directory, and back.
+"""Real directory with the content of a tree of files, and its conversion back to a tree.
 
-What is there is recognised without reading it: by its inode and the time of its last change, which the kernel alone
-sets. That clock moves in steps, so what has changed within the last step is read again.
+Unchanged files are recognized without reading them, by their inode and the time of their last status change, which only
+the kernel sets. The kernel's clock is coarse, so files that changed in its current tick are read again.
 
-Anybody may have used the directory between two looks at it, so each look is at all of it. A tree says what is
-kept; the rest is set back when a tree is laid out again, so that it makes no difference whether a directory is new.
+Any program may have used the directory since the last scan, so each scan covers all of it. Whatever a tree doesn't
+store, such as permissions, is reset when a tree is laid out again. So a directory that is used again behaves as a new
+one.
 """
 
 import _thread
@@ -43,9 +44,9 @@ from toolpack_server.volumes.volume import Limits
 
 T = TypeVar("T")
 
-WATCH_SECONDS = 0.1  # between two looks at a folder in which a program works
-WATCH_SHARE = 20  # a look takes one part of so many of the time
-BLOCK_BYTES = 512  # of `st_blocks`
+WATCH_SECONDS = 0.1  # min delay between two scans while a program uses the directory
+WATCH_SHARE = 20  # the delay is at least 20 times as long as the last scan took
+BLOCK_BYTES = 512  # unit of `st_blocks`
 PAGE_BYTES = 4096
 
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -54,52 +55,58 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Stat(NamedTuple):
-    """What was seen at a path."""
+    """State of a path at its last scan.
+
+    Attributes:
+        node: The node.
+        signature: Inode, time, size and mode. If it is the same later, the node is unchanged.
+        settled: A later change can't have the same signature.
+    """
 
     node: FileNode | LinkNode
-    sign: tuple[int, int, int, int]  # if it is the same again, nothing has changed
-    settled: bool  # a later change can't have the same sign
+    signature: tuple[int, int, int, int]
+    settled: bool
 
 
 class Directory:
-    """A real directory that holds a tree of files.
+    """Real directory with the content of a tree of files.
 
     Args:
-        base: An empty folder, for the directory and what belongs to it.
-        limits: How large what is there may be.
-        folder: A directory that is only read, instead of one of its own.
+        base: An empty folder for the directory and its auxiliary files.
+        limits: Size limits of the content.
+        folder: A directory of an author, which is only read. None: a new directory in `base`.
 
     Attributes:
-        folder: The directory; one of its own is there once a tree has been laid out.
+        folder: The directory. A new one is created when a tree is laid out.
     """
 
     def __init__(self, base: Path, limits: Limits, folder: Path | None = None) -> None:
         self.folder = folder or base / "files"
-        self._is_ours = folder is None  # somebody else's is only read
+        self._is_ours = folder is None  # an author's directory is only read
         self._base = base
         self._probe = base / "probe"
         self._limits = limits
         self._root = -1
         self._now_ns, self._mode = 0, 0o777
-        self._size = Size()  # of the tree that was laid out
-        self._looks: dict[str, _Stat] = {}
+        self._size = Size()  # size of the tree that was laid out
+        self._stats: dict[str, _Stat] = {}
         self._folders: dict[str, FolderNode] = {}
-        self._odd: list[str] = []  # files that have what isn't kept
-        self._is_full = False  # files were emptied, as they had grown too large
+        self._irregular: list[str] = []  # files with hard links or permissions that a tree doesn't store
+        self._is_full = False  # the directory grew too large, so its files were emptied
 
     def lay_out(self, tree: FolderNode, time_ns: int | None = None) -> None:
-        """Make the directory hold a tree.
+        """Write a tree into the directory. Files that are there already aren't written again.
 
         Args:
-            tree: What it is to hold. What it holds already, and is the same, isn't written again.
-            time_ns: The time of all files and folders, in nanoseconds since the epoch, where it can be set; None for
-                any.
+            tree: The tree.
+            time_ns: Modification time of all files and folders in nanoseconds since the epoch, if the system allows
+                setting it. None: any time.
 
         Raises:
-            OSError: A link leads out of the tree, or there is no space for it.
+            OSError: A link leads out of the tree, or the disk is full.
         """
         self._is_full = False
-        if tree is not self._folders.get(""):  # what was laid out or read before has no such link
+        if tree is not self._folders.get(""):  # the links of that tree were checked before
             check_links(tree)
         present = self._present()
         differing = [*changes(present, tree)]
@@ -109,25 +116,25 @@ class Directory:
                     os.rmdir(path, dir_fd=self._root)
                 elif old is not None:
                     os.unlink(path, dir_fd=self._root)
-            signs = {path: self._create(path, new) for path, _, new in differing if new is not None}
+            statuses = {path: self._create(path, new) for path, _, new in differing if new is not None}
             if time_ns is not None:
-                with contextlib.suppress(PermissionError):  # in a sandbox, in which no file's times can be set
-                    signs = self._set_times(tree, time_ns)
-            if tree is not present or signs:
-                self._note(tree, signs)
+                with contextlib.suppress(PermissionError):  # a sandbox may forbid setting times
+                    statuses = self._set_times(tree, time_ns)
+            if tree is not present or statuses:
+                self._record(tree, statuses)
 
     def clear(self) -> None:
-        """Remove the directory; it is made anew when a tree is laid out."""
+        """Remove the directory. Laying out a tree creates it again."""
         _remove(self.folder)
 
     def remove(self) -> None:
         _remove(self._base)
 
     def read(self) -> FolderNode:
-        """Get the tree that the directory holds; what is as it was is the same object.
+        """Return the tree that the directory contains. Unchanged nodes are the same objects as before.
 
         Raises:
-            OSError: It holds something that can't be kept, or is too large.
+            OSError: The directory is too large, or contains something that a tree can't store.
         """
         if self._is_full:
             check_size(Size(sys.maxsize, 0), self._limits)
@@ -140,37 +147,39 @@ class Directory:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at the directory's size during a block: what grows too large is emptied at once, and can't be read.
+        """Check the directory's size during a block. If it grows too large, its files are emptied, and `read` fails.
 
-        A program in the block writes where the kernel lets it, which may be the machine's memory.
+        A program in the block may write as much as the kernel allows, even into the host's memory.
         """
-        ended, looking = threading.Event(), threading.Lock()
+        ended, scanning = threading.Event(), threading.Lock()
         try:
-            # No thread of `threading`'s: it isn't one that the function in the block has left behind.
-            _thread.start_new_thread(self._watch, (ended, looking))
+            # Not a thread of `threading`: it would be counted as one that the function left running.
+            _thread.start_new_thread(self._watch, (ended, scanning))
             yield
         finally:
             ended.set()
-            with uninterruptible, looking:  # afterwards nothing is emptied any more
+            with uninterruptible, scanning:  # waits for a scan, so no file is emptied later
                 pass
 
-    def _watch(self, ended: threading.Event, looking: threading.Lock) -> None:
-        most = max(self._limits.max_bytes, self._size.bytes)
-        pause = WATCH_SECONDS
-        while not ended.wait(pause):
+    def _watch(self, ended: threading.Event, scanning: threading.Lock) -> None:
+        max_bytes = max(self._limits.max_bytes, self._size.bytes)
+        delay = WATCH_SECONDS
+        while not ended.wait(delay):
             began = time.perf_counter()
-            with looking, contextlib.suppress(OSError):
+            with scanning, contextlib.suppress(OSError):
                 files = {path: status.st_blocks * BLOCK_BYTES for path, status in _files_below(self.folder)}
-                if sum(files.values()) > most + len(files) * PAGE_BYTES:  # the last page of each is only begun
+                if (
+                    sum(files.values()) > max_bytes + len(files) * PAGE_BYTES
+                ):  # the last page of each may be mostly empty
                     self._is_full = True
                 for path in files if self._is_full and not ended.is_set() else ():
                     with contextlib.suppress(OSError):
                         os.truncate(path, 0)
-            pause = max(WATCH_SECONDS, WATCH_SHARE * (time.perf_counter() - began))
+            delay = max(WATCH_SECONDS, WATCH_SHARE * (time.perf_counter() - began))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[None]:
-        """Open the directory, and look at the clock by which the kernel dates changes in it."""
+        """Open the directory, and read the kernel's clock from a new file's status."""
         probe = os.open(self._probe, _CREATE, 0o777)
         try:
             status = os.fstat(probe)
@@ -185,52 +194,52 @@ class Directory:
             os.close(self._root)
 
     def _present(self) -> FolderNode:
-        """Get the tree that the directory holds, of which nothing has what isn't kept."""
+        """Return the tree that the directory contains. Files that a tree can't store exactly are removed."""
         try:
             with self._opened():
                 tree = self._read()
-                for path in self._odd:
+                for path in self._irregular:
                     os.unlink(path, dir_fd=self._root)
-                return with_changes(tree, [(path, None) for path in self._odd]) if self._odd else tree
-        except OSError:  # it isn't there yet, or can't be read
+                return with_changes(tree, [(path, None) for path in self._irregular]) if self._irregular else tree
+        except OSError:  # it doesn't exist yet, or can't be read
             _remove(self.folder)
             self.folder.mkdir()
-            self._looks, self._folders = {}, {}
+            self._stats, self._folders = {}, {}
             return EMPTY
 
     def _read(self) -> FolderNode:
-        looks: dict[str, _Stat] = {}
-        found: dict[str, dict[str, Node]] = {}
-        self._odd = []
+        stats: dict[str, _Stat] = {}
+        folders: dict[str, dict[str, Node]] = {}
+        self._irregular = []
         size = Size()
-        waiting = [""]
-        while waiting:
-            folder = waiting.pop()
-            entries = found[folder] = {}
+        pending = [""]
+        while pending:
+            folder = pending.pop()
+            entries = folders[folder] = {}
             for name, status in self._list(folder):
                 path = f"{folder}{SEPARATOR}{name}" if folder else name
                 check_length(path)
                 if stat.S_ISDIR(status.st_mode):
                     if self._is_ours and status.st_mode & 0o777 != self._mode:
-                        with contextlib.suppress(PermissionError):  # in a sandbox
+                        with contextlib.suppress(PermissionError):  # a sandbox may forbid it
                             os.chmod(path, self._mode, dir_fd=self._root)
-                    waiting.append(path)
+                    pending.append(path)
                     size = Size(size.bytes, size.entries + 1)
                 else:
                     check_size(Size(size.bytes + status.st_size, size.entries + 1), self._limits, self._size)
-                    look = looks[path] = self._look(path, status)
-                    entries[name] = look.node
-                    size = Size(size.bytes + byte_size(look.node), size.entries + 1)
+                    state = stats[path] = self._scan(path, status)
+                    entries[name] = state.node
+                    size = Size(size.bytes + byte_size(state.node), size.entries + 1)
                 check_size(size, self._limits, self._size)
-        self._looks = looks
-        self._folders = self._as_known(found)
+        self._stats = stats
+        self._folders = self._reuse_folders(folders)
         return self._folders[""]
 
-    def _as_known(self, found: dict[str, dict[str, Node]]) -> dict[str, FolderNode]:
-        """Make folders of their entries; one that is as it was is the same object."""
+    def _reuse_folders(self, contents: dict[str, dict[str, Node]]) -> dict[str, FolderNode]:
+        """Return a folder for each dictionary of entries. An unchanged folder is the same object as before."""
         folders: dict[str, FolderNode] = {}
-        for path in reversed(found):  # a folder comes before what is in it
-            entries, known = found[path], self._folders.get(path)
+        for path in reversed(contents):  # a folder comes before its content
+            entries, known = contents[path], self._folders.get(path)
             if (
                 known is not None
                 and len(known.entries) == len(entries)
@@ -241,7 +250,7 @@ class Directory:
                 folders[path] = FolderNode(entries)
             if path:
                 parent, _, name = path.rpartition(SEPARATOR)
-                found[parent][name] = folders[path]
+                contents[parent][name] = folders[path]
         return folders
 
     def _list(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -253,24 +262,24 @@ class Directory:
         finally:
             os.close(opened)
 
-    def _look(self, path: str, status: os.stat_result) -> _Stat:
-        known, sign = self._looks.get(path), _sign(status)
+    def _scan(self, path: str, status: os.stat_result) -> _Stat:
+        known, signature = self._stats.get(path), _signature(status)
         node: FileNode | LinkNode
         if stat.S_ISREG(status.st_mode):
             executable = bool(status.st_mode & stat.S_IXUSR)
-            usual = self._mode if executable else self._mode & 0o666
-            if status.st_nlink > 1 or stat.S_IMODE(status.st_mode) != usual:
-                self._odd.append(path)
-            if known is not None and known.settled and known.sign == sign:
+            expected_mode = self._mode if executable else self._mode & 0o666
+            if status.st_nlink > 1 or stat.S_IMODE(status.st_mode) != expected_mode:
+                self._irregular.append(path)
+            if known is not None and known.settled and known.signature == signature:
                 return known
             node = FileNode(self._content(path), executable)
         elif stat.S_ISLNK(status.st_mode):
             node = LinkNode(self._target(path))
         else:
-            raise failure(errno.EINVAL, path, why="only files, folders and symbolic links can be kept")
+            raise failure(errno.EINVAL, path, why="only files, folders and symbolic links can be stored")
         if known is not None and is_same(known.node, node):
             node = known.node
-        return _Stat(node, sign, status.st_ctime_ns < self._now_ns)
+        return _Stat(node, signature, status.st_ctime_ns < self._now_ns)
 
     def _content(self, path: str) -> bytes:
         opened = self._reachable(path, lambda path: os.open(path, _READ, dir_fd=self._root))
@@ -278,7 +287,7 @@ class Directory:
             return file.read()
 
     def _target(self, path: str) -> str:
-        """Get the target of a link, relative to the link's folder if it is the path of something in the directory."""
+        """Return a link's target. An absolute path inside the directory becomes relative to the link's folder."""
         target = os.readlink(path, dir_fd=self._root)
         for folder in (str(self.folder), os.path.realpath(self.folder)):
             if target == folder or target.startswith(f"{folder}{SEPARATOR}"):
@@ -288,7 +297,7 @@ class Directory:
         return target
 
     def _reachable(self, path: str, use: Callable[[str], T]) -> T:
-        """Use a file or a folder; its owner may, whatever its permissions say."""
+        """Open a file or folder. If its permissions forbid that, change them first: the server owns it."""
         try:
             return use(path)
         except PermissionError:
@@ -312,64 +321,68 @@ class Directory:
         return os.stat(path, dir_fd=self._root, follow_symlinks=False)
 
     def _set_times(self, tree: FolderNode, time_ns: int) -> dict[str, os.stat_result]:
-        signs = {}
-        for path in reversed([".", *(path for path, _ in walk(tree))]):  # a folder after what is in it
+        statuses = {}
+        for path in reversed([".", *(path for path, _ in walk(tree))]):  # a folder after its content
             os.utime(path, ns=(time_ns, time_ns), dir_fd=self._root, follow_symlinks=False)
-            signs[path] = os.stat(path, dir_fd=self._root, follow_symlinks=False)
-        return signs
+            statuses[path] = os.stat(path, dir_fd=self._root, follow_symlinks=False)
+        return statuses
 
-    def _note(self, tree: FolderNode, statuses: dict[str, os.stat_result]) -> None:
-        """Note what the directory holds now, with the status of what is new."""
-        looks: dict[str, _Stat] = {}
+    def _record(self, tree: FolderNode, statuses: dict[str, os.stat_result]) -> None:
+        """Record the directory's content. `statuses` has the status of new files."""
+        stats: dict[str, _Stat] = {}
         folders = {"": tree}
         for path, node in walk(tree):
             if isinstance(node, FolderNode):
                 folders[path] = node
             elif path in statuses:
-                looks[path] = _Stat(node, _sign(statuses[path]), settled=False)
+                stats[path] = _Stat(node, _signature(statuses[path]), settled=False)
             else:
-                looks[path] = self._looks[path]._replace(node=node)
-        self._looks, self._folders = looks, folders
+                stats[path] = self._stats[path]._replace(node=node)
+        self._stats, self._folders = stats, folders
         self._size = size_of(tree)
 
 
 def _files_below(folder: str | Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files of a folder that changes meanwhile, without following links."""
-    waiting = [os.fspath(folder)]
-    while waiting:
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+    """Yield the files below a folder that may change meanwhile. Links aren't followed."""
+    pending = [os.fspath(folder)]
+    while pending:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
             for entry in entries:
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
-                    waiting.append(entry.path)
+                    pending.append(entry.path)
                 elif stat.S_ISREG(status.st_mode):
                     yield entry.path, status
 
 
 def check_links(tree: FolderNode) -> None:
-    """Raise `OSError` if a link leads out of its tree."""
+    """Check that no link leads out of a tree.
+
+    Raises:
+        OSError: A link does.
+    """
     for path, node in walk(tree):
         if isinstance(node, LinkNode):
             try:
                 find(tree, path, lenient=True)
             except PermissionError:
                 raise failure(
-                    errno.EINVAL, path, why="a symbolic link that leads out of the session's files can't be kept"
+                    errno.EINVAL, path, why="a symbolic link that leads out of the session's files can't be stored"
                 ) from None
-            except OSError:  # a link that leads to itself leads nowhere
+            except OSError:  # a broken link, or a loop
                 continue
 
 
 def read_folder(folder: Path, limits: Limits) -> FolderNode:
-    """Get a folder as a tree; raises as `Directory.read`."""
+    """Return the tree of a folder. Raises the errors of `Directory.read`."""
     with tempfile.TemporaryDirectory() as base:
         return Directory(Path(base), limits, folder).read()
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder with all that is in it, if it is there, however deep it is."""
+    """Remove a folder and its content, if it exists."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sign(status: os.stat_result) -> tuple[int, int, int, int]:
+def _signature(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_ino, status.st_ctime_ns, status.st_size, status.st_mode

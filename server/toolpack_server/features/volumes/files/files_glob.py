@@ -1,7 +1,7 @@
-"""Which paths of a tree fit a pattern: as `pathlib.Path.glob` of Python 3.13 says, on every version.
+"""Glob patterns in a tree of files, with the results of `pathlib.Path.glob` in Python 3.13 on each Python version.
 
-`**` stands for any number of folders, and at the end of a pattern for all that is in them; it doesn't go
-through links. What can't be reached fits nothing.
+`**` matches any number of folders; at the end of a pattern, it matches everything below them. It doesn't follow links.
+Broken links don't match.
 """
 
 import errno
@@ -12,23 +12,23 @@ from collections.abc import Callable, Iterator
 from toolpack_server.features.volumes.files.files_paths import check_length, failure, reached
 from toolpack_server.features.volumes.files.files_tree import SEPARATOR, FolderNode, Node
 
-MOST = 500_000  # places to which a pattern leads: through links there may be any number
+MAX_STATES = 500_000  # pairs of path and step that a match may visit; links can create any number
 
 _ANY_DEPTH = "**"
-_ALL = "**/"  # stands for that at the end of a pattern
+_ALL = "**/"  # replaces `**` at the end of a pattern
 _UP = ".."
 _MAGIC = re.compile(r"[*?\[]")
 
 
 def matching(root: FolderNode, pattern: str) -> list[str]:
-    """Get the paths that fit, sorted.
+    """Return the paths that match a pattern, sorted.
 
     Raises:
         ValueError: The pattern is empty.
-        OSError: It is too long, leads out of the tree, or to too many places.
+        OSError: The pattern is too long, leads out of the tree, or matches too much.
     """
     if not isinstance(pattern, str):
-        raise TypeError(f"a pattern is a str, not {type(pattern).__name__}")
+        raise TypeError(f"a pattern must be a str, not {type(pattern).__name__}")
     steps = [step for step in pattern.split(SEPARATOR) if step not in {"", "."}]
     if not steps:
         raise ValueError(f"Unacceptable pattern: {pattern!r}")
@@ -41,13 +41,13 @@ def matching(root: FolderNode, pattern: str) -> list[str]:
 
 
 def _select(root: FolderNode, steps: list[str]) -> Iterator[str]:
-    """Get the paths that fit.
+    """Yield the paths that match.
 
-    Each path meets each step once, so the time grows with the number of paths and of steps, whatever the pattern.
+    Each pair of path and step is visited once, so the time is linear in the numbers of paths and steps.
     """
-    fits = [_fitting(step) for step in steps]
-    pending: list[tuple[str, Node, int]] = [("", root, 0)]  # paths, what is at each, and the step that comes next
-    met: set[tuple[str, int]] = set()
+    matchers = [_matcher(step) for step in steps]
+    pending: list[tuple[str, Node, int]] = [("", root, 0)]  # path, its node, and the index of the next step
+    visited: set[tuple[str, int]] = set()
     while pending:
         path, node, number = pending.pop()
         if number == len(steps):
@@ -56,42 +56,44 @@ def _select(root: FolderNode, steps: list[str]) -> Iterator[str]:
         folder = node if isinstance(node, FolderNode) else reached(root, path)
         if not isinstance(folder, FolderNode):
             continue
-        for inner, found, more in _further(root, path, folder, steps[number], fits[number]):
-            place = inner, number + more
-            if place not in met:
-                if len(met) == MOST:
-                    raise failure(errno.E2BIG, SEPARATOR.join(steps), why=f"the pattern leads to over {MOST} places")
-                met.add(place)
-                pending.append((inner, found, number + more))
+        for inner, target, advance in _expand(root, path, folder, steps[number], matchers[number]):
+            state = inner, number + advance
+            if state not in visited:
+                if len(visited) == MAX_STATES:
+                    raise failure(
+                        errno.E2BIG, SEPARATOR.join(steps), why=f"the pattern matches over {MAX_STATES} paths"
+                    )
+                visited.add(state)
+                pending.append((inner, target, number + advance))
 
 
-def _fitting(step: str) -> Callable[[str], object] | None:
-    """Get what says whether a name fits a step; None for a step that isn't about names, or is one."""
+def _matcher(step: str) -> Callable[[str], object] | None:
+    """Return the matcher for names in a step. None if the step is `**`, or a plain name."""
     if step in {_ANY_DEPTH, _ALL} or not _MAGIC.search(step):
         return None
     return re.compile(fnmatch.translate(step.replace(_ANY_DEPTH, "*"))).match
 
 
-def _further(
-    root: FolderNode, path: str, folder: FolderNode, step: str, fits: Callable[[str], object] | None
+def _expand(
+    root: FolderNode, path: str, folder: FolderNode, step: str, matches: Callable[[str], object] | None
 ) -> Iterator[tuple[str, Node, int]]:
-    """Get where a step leads from a folder: a path, what is there, and whether the next step follows (1) or it (0)."""
+    """Yield each path that a step leads to, its node, and the number of steps to advance: 0 or 1."""
     if step in {"", _ANY_DEPTH, _ALL}:
         yield path, folder, 1
     if step in {_ANY_DEPTH, _ALL}:
-        for name, found in folder.entries.items():
-            if isinstance(found, FolderNode):
-                yield _joined(path, name), found, 0
+        for name, node in folder.entries.items():
+            if isinstance(node, FolderNode):
+                yield _join(path, name), node, 0
             elif step == _ALL:
-                yield _joined(path, name), found, 1
-    elif fits is not None:
-        yield from ((_joined(path, name), found, 1) for name, found in folder.entries.items() if fits(name))
+                yield _join(path, name), node, 1
+    elif matches is not None:
+        yield from ((_join(path, name), node, 1) for name, node in folder.entries.items() if matches(name))
     elif step:
-        inner = _joined(path, step)
-        there = reached(root, inner, follow=False) if step == _UP else folder.entries.get(step)
-        if there is not None:
-            yield inner, there, 1
+        inner = _join(path, step)
+        entry = reached(root, inner, follow=False) if step == _UP else folder.entries.get(step)
+        if entry is not None:
+            yield inner, entry, 1
 
 
-def _joined(path: str, name: str) -> str:
+def _join(path: str, name: str) -> str:
     return f"{path}{SEPARATOR}{name}" if path else name

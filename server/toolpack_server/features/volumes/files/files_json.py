@@ -1,7 +1,7 @@
-"""A tree of files as JSON: an object with a value for each file, link and empty folder, by its path.
+"""View of a tree of files as JSON: an object with a value for each file, link and empty folder, by path.
 
-The contents of files are shown up to 1 MiB in all, in the order of their paths; of others the size. What
-`shown_tree` shows, `parsed_tree` reads, but for the permission to execute.
+It contains the contents of files up to 1 MiB in total, in the order of their paths. Other files have only their size.
+`parse_tree` reads what `view_tree` returns, except for the executable permission.
 """
 
 import base64
@@ -24,13 +24,18 @@ from toolpack_server.features.volumes.files.files_tree import (
     walk,
 )
 
-MAX_SHOWN_BYTES = 2**20
+MAX_CONTENT_BYTES = 2**20
 
 _BASE64, _DIR, _LINK, _SIZE, _DIFF = "$base64", "$dir", "$link", "$size", "$diff"
 
 
-class _Shown(NamedTuple):
-    """What is shown at a key, and whether its content is."""
+class _ViewEntry(NamedTuple):
+    """Entry of a view.
+
+    Attributes:
+        node: The node.
+        whole: The view contains the file's content, not only its size.
+    """
 
     node: Node
     whole: bool
@@ -47,24 +52,24 @@ class _Shown(NamedTuple):
         return {_BASE64: base64.b64encode(node.content).decode()} if text is None else text
 
 
-def shown_tree(root: FolderNode, after: str | None = None, limit: int | None = None) -> dict[str, Any]:
-    """Get the JSON of a tree.
+def view_tree(root: FolderNode, after: str | None = None, limit: int | None = None) -> dict[str, Any]:
+    """Return the JSON of a tree.
 
     Args:
         root: The tree.
-        after: Begin after this key; None: with the first one.
-        limit: Get so many keys at most; None: all.
+        after: Key after which to begin. None: begin with the first key.
+        limit: Maximum number of keys. None: no limit.
     """
     keys = _keys(root)
-    chosen = sorted(key for key in keys if after is None or key > after)[:limit]
-    return {key: shown.value() for key, shown in _planned(keys, chosen).items()}
+    page = sorted(key for key in keys if after is None or key > after)[:limit]
+    return {key: entry.value() for key, entry in _entries(keys, page).items()}
 
 
-def shown_at(root: FolderNode, steps: Sequence[str]) -> Any:
-    """Get what the steps of a pointer lead to in the JSON of a tree, a file's content whatever its size.
+def view_at(root: FolderNode, steps: Sequence[str]) -> Any:
+    """Return the value in the JSON of a tree at the steps of a JSON Pointer. A file's content may have any size.
 
     Raises:
-        LookupError: They lead to nothing.
+        LookupError: The JSON has no such value.
     """
     key, *inner = steps
     node: Node | None = root
@@ -72,23 +77,25 @@ def shown_at(root: FolderNode, steps: Sequence[str]) -> Any:
         node = node.entries.get(name) if isinstance(node, FolderNode) else None
     if node is None or (isinstance(node, FolderNode) and node.entries):
         raise KeyError(key)
-    found = _Shown(node, whole=True).value()
+    value = _ViewEntry(node, whole=True).value()
     for step in inner:
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise KeyError(step)
-        found = found[step]
-    return found
+        value = value[step]
+    return value
 
 
 def patch(before: FolderNode, after: FolderNode, path: str, *, text_diffs: bool) -> list[dict[str, Any]]:
-    """Get the operations of a JSON Patch that lead from the JSON of one tree to that of another one.
+    """Return the JSON Patch operations that turn the JSON of one tree into that of another.
 
     Args:
-        path: The pointer to the tree.
-        text_diffs: Show a changed text as a unified diff instead.
+        before: The first tree.
+        after: The second tree.
+        path: JSON Pointer of the tree.
+        text_diffs: Show a changed text as a unified diff.
     """
     old_keys, new_keys = _keys(before), _keys(after)
-    was, now = _planned(old_keys, sorted(old_keys)), _planned(new_keys, sorted(new_keys))
+    was, now = _entries(old_keys, sorted(old_keys)), _entries(new_keys, sorted(new_keys))
     operations: list[dict[str, Any]] = []
     for key in sorted({**was, **now}):
         where = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
@@ -104,39 +111,39 @@ def patch(before: FolderNode, after: FolderNode, path: str, *, text_diffs: bool)
     return operations
 
 
-def parsed_tree(given: Any) -> FolderNode:
-    """Get the tree that a JSON value shows.
+def parse_tree(value: Any) -> FolderNode:
+    """Return the tree for a JSON value.
 
     Raises:
-        ValueError: It is no tree of files.
+        ValueError: The value isn't a tree of files.
     """
-    if not isinstance(given, dict):
-        raise ValueError("files are an object, with a value for each path")  # noqa: TRY004 - as for any other JSON
-    return tree_of((from_shown(key), _parsed(key, value)) for key, value in given.items())
+    if not isinstance(value, dict):
+        raise ValueError("files must be an object with a value for each path")  # noqa: TRY004 - as for any other JSON
+    return tree_of((from_shown(key), _parse_node(key, node)) for key, node in value.items())
 
 
 def tree_of(nodes: Iterable[tuple[str, Node]]) -> FolderNode:
-    """Get a tree that has these nodes at these paths, and the folders that they are in.
+    """Return a tree with these nodes at these paths. Missing folders are added.
 
     Raises:
-        ValueError: It can't have them.
+        ValueError: A path is invalid or used twice, or a link leads out of the tree.
     """
     root = FolderNode()
-    for given, node in nodes:
+    for path, node in nodes:
         try:
-            *way, name = _names(given)
-            here = root
-            for folder in way:
-                inner = here.entries.setdefault(folder, FolderNode())
+            *parents, name = _names(path)
+            folder = root
+            for parent in parents:
+                inner = folder.entries.setdefault(parent, FolderNode())
                 if not isinstance(inner, FolderNode):
-                    raise NotADirectoryError(errno.ENOTDIR, "there is a file or a link on the way")
-                here = inner
-            there = here.entries.setdefault(name, node)
-            if there is not node and not (isinstance(there, FolderNode) and isinstance(node, FolderNode)):
-                raise FileExistsError(errno.EEXIST, "there is something else")
+                    raise NotADirectoryError(errno.ENOTDIR, "a file or a link is at the path of a parent folder")
+                folder = inner
+            existing = folder.entries.setdefault(name, node)
+            if existing is not node and not (isinstance(existing, FolderNode) and isinstance(node, FolderNode)):
+                raise FileExistsError(errno.EEXIST, "the path is used twice")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise ValueError(f"no file can be at {shown(given)!r}: {reason}") from None
+            raise ValueError(f"no file can be at {shown(path)!r}: {reason}") from None
     try:
         check_links(root)
     except OSError as error:
@@ -147,14 +154,14 @@ def tree_of(nodes: Iterable[tuple[str, Node]]) -> FolderNode:
 def _names(path: str) -> list[str]:
     names = text_of(path).split(SEPARATOR)
     if ".." in names or not names[0]:
-        raise ValueError("give a path from the root, without `..`")
+        raise ValueError("use a path from the root, without `..`")
     for name in names:
         check_name(name, path)
     return names
 
 
-def _parsed(path: str, value: Any) -> Node:
-    """Make what a JSON value shows."""
+def _parse_node(path: str, value: Any) -> Node:
+    """Return the node for a JSON value."""
     match value:
         case str():
             return FileNode(value.encode())
@@ -162,18 +169,20 @@ def _parsed(path: str, value: Any) -> Node:
             try:
                 return FileNode(base64.b64decode(encoded, validate=True))
             except ValueError as error:
-                raise ValueError(f"{shown(path)!r} isn't in base64: {error}") from None
+                raise ValueError(f"{shown(path)!r} isn't valid base64: {error}") from None
         case {"$link": str(target), **others} if not others and target:
             try:
                 check_length(from_shown(target))
             except (OSError, ValueError) as error:
-                raise ValueError(f"{shown(path)!r} is a link to no path: {error}") from None
+                raise ValueError(f"the target of the link {shown(path)!r} isn't a path: {error}") from None
             return LinkNode(from_shown(target))
         case {"$dir": True, **others} if not others:
             return FolderNode()
         case {"$size": _}:
-            raise ValueError(f'{shown(path)!r} is given without its content: give a text or {{"$base64": …}}')
-    raise ValueError(f'{shown(path)!r} is no file: give a text, {{"$base64": …}}, {{"$link": …}} or {{"$dir": true}}')
+            raise ValueError(f'{shown(path)!r} has a size but no content: use a text or {{"$base64": …}}')
+    raise ValueError(
+        f'the value of {shown(path)!r} must be a text, {{"$base64": …}}, {{"$link": …}} or {{"$dir": true}}'
+    )
 
 
 def _text(node: Node) -> str | None:
@@ -189,17 +198,17 @@ def _difference(old: Node, new: Node) -> str | None:
 
 
 def _keys(root: FolderNode) -> dict[str, Node]:
-    """Get what is shown, by key."""
+    """Return the nodes in a view, by key."""
     return {to_shown(path): node for path, node in walk(root) if not (isinstance(node, FolderNode) and node.entries)}
 
 
-def _planned(nodes: Mapping[str, Node], keys: Iterable[str]) -> dict[str, _Shown]:
-    """Decide of which files the content is shown."""
-    room = MAX_SHOWN_BYTES
-    planned = {}
+def _entries(nodes: Mapping[str, Node], keys: Iterable[str]) -> dict[str, _ViewEntry]:
+    """Return the entries of a view. Contents are included while they fit into `MAX_CONTENT_BYTES`."""
+    remaining = MAX_CONTENT_BYTES
+    entries = {}
     for key in keys:
         node = nodes[key]
-        whole = byte_size(node) <= room
-        room -= byte_size(node) if whole else 0
-        planned[key] = _Shown(node, whole)
-    return planned
+        whole = byte_size(node) <= remaining
+        remaining -= byte_size(node) if whole else 0
+        entries[key] = _ViewEntry(node, whole)
+    return entries

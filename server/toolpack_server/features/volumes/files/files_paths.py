@@ -1,6 +1,6 @@
-"""Where a path leads in a tree of files: what Linux would find, with the same errors.
+"""Path resolution in a tree of files, with the results and errors of Linux.
 
-A path is resolved step by step, through links and `..`, and can't lead out of the tree.
+A path is resolved step by step, through links and `..`. It can't lead out of the tree.
 """
 
 import errno
@@ -13,61 +13,74 @@ from toolpack_server.base.errors import shown
 from toolpack_server.features.volumes.files.files_tree import EMPTY, SEPARATOR, FolderNode, LinkNode, Node
 
 MAX_CHARACTERS = 1024
-_MAX_BYTES = 4095  # of a path, on Linux
+_MAX_BYTES = 4095  # Linux's limit for a path
 _MAX_NAME_BYTES = 255
 _MAX_LINKS = 40
 _UP = ".."
-_NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}  # of a path that leads nowhere
-_SURROGATES = 0xDC00  # Python's texts have bytes that aren't UTF-8 as surrogates from here on
-_NO_TEXT = re.compile("[\udc80-\udcff]")
+_NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}  # errors of paths that don't exist
+_SURROGATES = 0xDC00  # code point of byte 0 among Python's surrogate escapes
+_SURROGATE_ESCAPES = re.compile("[\udc80-\udcff]")
 _SHOWN_BYTE = re.compile("//([89a-f][0-9a-f])")
 
 Path = str | os.PathLike[str]
 
 
 class FoundEntry(NamedTuple):
-    """Where a path leads."""
+    """Result of resolving a path.
 
-    path: str  # without links and `..`; "" is the root
-    node: Node | None  # None if nothing is there, but the folder that it would be in
-    up: bool  # the path ends with `..`, or is the root
+    Attributes:
+        path: The path without links and `..`; "" is the root.
+        node: The node. None if it doesn't exist, but its parent folder does.
+        up: The path ends with `..`, or is the root.
+    """
+
+    path: str
+    node: Node | None
+    up: bool
 
 
 def failure(number: int, *paths: str, why: str = "") -> OSError:
-    """Make the error of a system call, of the class that belongs to its number."""
+    """Return the error of a system call, in the class for its number."""
     text = why or os.strerror(number)
     first, *second = (shown(path) for path in paths)
     return OSError(number, text, first, None, *second) if second else OSError(number, text, first)
 
 
 def text_of(path: Path) -> str:
-    """Get a path as `pathlib` would show it, but from the root.
+    """Return a path as a string relative to the root, normalized as by `pathlib`.
 
     Raises:
-        OSError: It is too long.
-        ValueError: No file can be called so.
-        TypeError: It is no text.
+        OSError: The path is too long.
+        ValueError: The path has a character that no path can have.
+        TypeError: The path isn't a string.
     """
     text = os.fspath(path)
     if not isinstance(text, str):
-        raise TypeError(f"a path is a str or an os.PathLike of str, not {type(path).__name__}")
+        raise TypeError(f"a path must be a str or an os.PathLike of str, not {type(path).__name__}")
     names = SEPARATOR.join(name for name in text.split(SEPARATOR) if name not in {"", "."})
     check_length(names)
     return names if names.isascii() else os.fsdecode(os.fsencode(names))
 
 
 def to_shown(path: str) -> str:
-    """Get a path as JSON has it: a byte of a name that isn't UTF-8 is shown as `//` and two digits."""
-    return path if path.isascii() else _NO_TEXT.sub(lambda found: f"//{ord(found[0]) - _SURROGATES:02x}", path)
+    """Return a path for JSON. A byte that isn't UTF-8 becomes `//` and two hexadecimal digits."""
+    return (
+        path if path.isascii() else _SURROGATE_ESCAPES.sub(lambda match: f"//{ord(match[0]) - _SURROGATES:02x}", path)
+    )
 
 
 def from_shown(shown_path: str) -> str:
-    """Get the path that `to_shown` shows so."""
-    return _SHOWN_BYTE.sub(lambda found: chr(_SURROGATES + int(found[1], 16)), shown_path)
+    """Return the path for the result of `to_shown`."""
+    return _SHOWN_BYTE.sub(lambda match: chr(_SURROGATES + int(match[1], 16)), shown_path)
 
 
 def check_length(path: str) -> None:
-    """Raise `OSError` if a path is too long, and `ValueError` if no path can have one of its characters."""
+    """Check the length and the characters of a path.
+
+    Raises:
+        OSError: The path is too long.
+        ValueError: The path has a null character.
+    """
     if "\0" in path:
         raise ValueError("embedded null byte")
     if len(path) > MAX_CHARACTERS or len(path) * 4 > _MAX_BYTES < len(os.fsencode(path)):
@@ -75,36 +88,44 @@ def check_length(path: str) -> None:
 
 
 def check_name(name: str, path: str) -> None:
-    """Raise `OSError` if no file can be called so, which is the last name of a path or one before."""
+    """Check the length of a path's last name.
+
+    Args:
+        name: The name, or a path that ends with it.
+        path: The path for the error.
+
+    Raises:
+        OSError: The name is too long.
+    """
     name = name.rpartition(SEPARATOR)[2]
     if len(name) * 4 > _MAX_NAME_BYTES < len(os.fsencode(name)):
         raise failure(errno.ENAMETOOLONG, path)
 
 
 def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = False) -> FoundEntry:
-    """Find what is at a path, or the place where it would be; whether it can be called so isn't checked.
+    """Return the node at a path, or the location where it would be. The last name's length isn't checked.
 
     Args:
         root: The tree.
-        text: The path, as `text_of` gets it.
-        follow: Whether to follow a link at its end.
-        lenient: Take what is missing for a folder.
+        text: The path, as `text_of` returns it.
+        follow: Follow a link at the end of the path.
+        lenient: Treat a missing folder as an empty one.
 
     Raises:
-        OSError: It leads nowhere, or out of the tree.
+        OSError: A parent doesn't exist, or the path leads out of the tree.
     """
-    way: list[tuple[str, FolderNode]] = []
-    here, links, up = root, 0, True
+    parents: list[tuple[str, FolderNode]] = []
+    folder, links, up = root, 0, True
     names = _reversed_names(text)
     while names:
         name = names.pop()
         up = name == _UP
         if up:
-            if not way:
+            if not parents:
                 raise leads_out(text)
-            here = way.pop()[1]
+            folder = parents.pop()[1]
             continue
-        node = here.entries.get(name)
+        node = folder.entries.get(name)
         if isinstance(node, LinkNode) and (names or follow):
             links += 1
             if links > _MAX_LINKS:
@@ -114,7 +135,7 @@ def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = Fa
             names += _reversed_names(node.target)
             continue
         if not names:
-            return FoundEntry(_joined(way, name), node, up=False)
+            return FoundEntry(_join(parents, name), node, up=False)
         if node is None:
             check_name(name, text)
             if not lenient:
@@ -123,13 +144,17 @@ def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = Fa
             if not lenient:
                 raise failure(errno.ENOTDIR, text)
             node = EMPTY
-        way.append((name, here))
-        here = node
-    return FoundEntry(_joined(way), here, up)
+        parents.append((name, folder))
+        folder = node
+    return FoundEntry(_join(parents), folder, up)
 
 
 def reached(root: FolderNode, text: str, *, follow: bool = True) -> Node | None:
-    """Get what is at a path, None if it leads nowhere; `PermissionError` if it leads out of the tree."""
+    """Return the node at a path, or None if it doesn't exist.
+
+    Raises:
+        PermissionError: The path leads out of the tree.
+    """
     try:
         return find(root, text, follow=follow).node
     except OSError as error:
@@ -146,5 +171,5 @@ def _reversed_names(text: str) -> list[str]:
     return [name for name in reversed(text.split(SEPARATOR)) if name not in {"", "."}]
 
 
-def _joined(way: Sequence[tuple[str, FolderNode]], *more: str) -> str:
-    return SEPARATOR.join([*(name for name, _ in way), *more])
+def _join(parents: Sequence[tuple[str, FolderNode]], *names: str) -> str:
+    return SEPARATOR.join([*(name for name, _ in parents), *names])

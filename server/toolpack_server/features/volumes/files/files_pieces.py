@@ -1,10 +1,9 @@
-"""Pieces of a tree of files: what has changed, as bytes.
+"""Pieces of a tree of files: changes in a format of bytes.
 
-A piece has an entry for each path that has changed: what is there now, or that nothing is. A folder's entry stands for
-a new folder, which begins empty; what has changed in a folder that was there before has entries of its own. The
-contents follow each other in the order of the entries.
+A piece has one entry per changed path: the new node, or its removal. The entry of a folder creates an empty folder.
+Changes inside a folder that existed before have their own entries. The contents follow in the order of the entries.
 
-An entry says what is there now, whatever the pieces below say. So pieces are merged by uniting their paths.
+An entry doesn't depend on earlier pieces, so pieces are merged by uniting their paths.
 """
 
 import os
@@ -24,43 +23,47 @@ from toolpack_server.features.volumes.files.files_tree import (
 from toolpack_server.volumes.volume import Body
 from toolpack_server.volumes.working_copy import Key
 
-ENTRY_BYTES = 32  # about what an entry takes beside its path and its content
+ENTRY_BYTES = 32  # of an entry, without its path and content (approximate)
 
 _FILE, _EXECUTABLE, _LINK, _FOLDER, _GONE = "f", "x", "l", "d", "-"
 
 
 def changed_paths(old: FolderNode, new: FolderNode) -> dict[Key, int]:
-    """Get the paths whose entries lead from one tree to the other, each with about the bytes of its entry."""
-    found: dict[Key, int] = {}
-    replaced: str | None = None  # the folder in whose place something else is now, with a separator
+    """Return the paths whose entries turn one tree into the other, with the approximate bytes of each entry."""
+    changed: dict[Key, int] = {}
+    replaced: str | None = None  # path of a folder that was replaced or removed, with a separator
     for path, before, after in changes(old, new):
         if replaced is None or not path.startswith(replaced):
-            found[path] = _entry_bytes(path, len(_content(after)))
+            changed[path] = _entry_bytes(path, len(_content(after)))
             replaced = path + SEPARATOR if isinstance(before, FolderNode) else None
-    return found
+    return changed
 
 
 def to_body(root: FolderNode, paths: Iterable[Key] | None) -> Body:
-    """Get a piece that says what is at these paths now; None: all that there is."""
+    """Return a piece with the current nodes at these paths. None: all nodes."""
     entries: list[tuple[str, str, int]] = []
     contents: list[bytes] = []
-    for path, node in walk(root) if paths is None else _at(root, paths):
+    for path, node in walk(root) if paths is None else _nodes_at(root, paths):
         content = _content(node)
-        entries.append((to_shown(path), _letter(node), len(content)))
+        entries.append((to_shown(path), _type_letter(node), len(content)))
         contents.append(content)
     return Body({"entries": entries}, b"".join(contents))
 
 
 def sizes(body: Body) -> dict[Key, int]:
-    """Get the paths that a piece has entries for, each with about its bytes; raises as `applied`."""
+    """Return the paths in a piece, with the approximate bytes of each entry.
+
+    Raises:
+        LookupError, TypeError, ValueError: The piece is damaged.
+    """
     return {from_shown(path): _entry_bytes(from_shown(path), size) for path, _, size in body.head["entries"]}
 
 
-def applied(bodies: Sequence[Body]) -> FolderNode:
-    """Get the tree that pieces lead to, the first one first.
+def apply_pieces(bodies: Sequence[Body]) -> FolderNode:
+    """Return the tree of a chain of pieces, the first one first.
 
     Raises:
-        ValueError: They can't be read.
+        ValueError: The pieces can't be read.
     """
     root = FolderNode()
     for body in bodies:
@@ -72,17 +75,17 @@ def applied(bodies: Sequence[Body]) -> FolderNode:
 
 
 def _entries(body: Body) -> Iterator[tuple[str, Node | None]]:
-    at = 0
+    offset = 0
     for path, letter, size in body.head["entries"]:
-        content = bytes(body.data[at : at + size])
+        content = bytes(body.data[offset : offset + size])
         if len(content) != size:
-            raise ValueError("a piece of a tree of files is cut")
-        at += size
+            raise ValueError("a piece of a tree of files is truncated")
+        offset += size
         yield from_shown(path), _node(letter, content)
 
 
-def _at(root: FolderNode, paths: Iterable[Key]) -> Iterator[tuple[str, Node | None]]:
-    """Get what is at each path, a folder before what is in it; nothing twice that is gone with its folder."""
+def _nodes_at(root: FolderNode, paths: Iterable[Key]) -> Iterator[tuple[str, Node | None]]:
+    """Yield each path with its node, a folder before its content. Skip paths in a folder that is gone."""
     gone: str | None = None
     for names in sorted(str(path).split(SEPARATOR) for path in paths):
         path = SEPARATOR.join(names)
@@ -105,7 +108,7 @@ def _content(node: Node | None) -> bytes:
     return os.fsencode(node.target) if isinstance(node, LinkNode) else b""
 
 
-def _letter(node: Node | None) -> str:
+def _type_letter(node: Node | None) -> str:
     if isinstance(node, FileNode):
         return _EXECUTABLE if node.executable else _FILE
     if isinstance(node, LinkNode):

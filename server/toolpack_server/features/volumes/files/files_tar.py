@@ -1,7 +1,4 @@
-"""A tree of files as a tar file, for other programs.
-
-Equal trees are equal bytes.
-"""
+"""Export of a tree of files as a tar file. Equal trees give equal bytes."""
 
 import io
 import tarfile
@@ -10,9 +7,9 @@ from toolpack_server.features.volumes.files.files_tree import FileNode, FolderNo
 
 
 def to_tar(root: FolderNode) -> bytes:
-    """Get a tar file of all that is in a tree; times are those of 1970, and root owns everything."""
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    """Return a tar file of a tree. All times are 0 (1970), and root owns all entries."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path, node in walk(root):
             entry = tarfile.TarInfo(path)
             if isinstance(node, FileNode):
@@ -25,4 +22,4 @@ def to_tar(root: FolderNode) -> bytes:
             else:
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 tar.addfile(entry)
-    return written.getvalue()
+    return buffer.getvalue()

@@ -1,7 +1,7 @@
-"""Two versions of a text as a unified diff.
+"""Unified diff of two versions of a text.
 
-What both texts begin and end with isn't compared, and neither are very many lines: to find the smallest
-difference may take the square of their number.
+The common beginning and end aren't compared. If very many lines differ in between, they count as replaced: finding the
+smallest diff may take quadratic time.
 """
 
 import io
@@ -10,14 +10,14 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 
 _CONTEXT = 3
-_MAX_PAIRS = 10**6  # of lines that are compared
+_MAX_PAIRS = 10**6  # of lines that may be compared
 
 
 def unified_diff(old: str, new: str) -> str:
-    """Get the hunks of a unified diff; where very many lines differ, all of them have changed."""
+    """Return the hunks of a unified diff. If very many lines differ, all of them count as replaced."""
     was, now = _lines(old), _lines(new)
     matcher = SequenceMatcher(None, was, now)
-    matcher.opcodes = [*_opcodes(was, now)]  # type: ignore[attr-defined] # it takes these for its own
+    matcher.opcodes = [*_opcodes(was, now)]  # type: ignore[attr-defined] # its cache of opcodes
     return "".join(line for group in matcher.get_grouped_opcodes(_CONTEXT) for line in _hunk(group, was, now))
 
 
@@ -29,7 +29,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _opcodes(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Get the steps from one text to the other, as `SequenceMatcher` does."""
+    """Yield opcodes from one text to the other, as `SequenceMatcher` does."""
     start = _common(zip(was, now, strict=False))
     at_end = _common(zip(reversed(was[start:]), reversed(now[start:]), strict=False))
     was_end, now_end = len(was) - at_end, len(now) - at_end
@@ -62,6 +62,6 @@ def _hunk(group: Sequence[tuple[str, int, int, int, int]], was: Sequence[str], n
 
 
 def _range(start: int, stop: int) -> str:
-    """Write a range of lines as unified diffs do: the first line and how many, where that isn't one."""
+    """Return a range of lines as in a unified diff: the first line, and the length unless it is 1."""
     length = stop - start
     return f"{start + 1}" if length == 1 else f"{start + 1 if length else start},{length}"

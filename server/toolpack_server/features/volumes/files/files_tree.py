@@ -1,7 +1,7 @@
-"""A tree of files as a value: versions of it share what they have in common.
+"""Immutable tree of files, whose versions share unchanged nodes.
 
-Nothing in a tree ever changes; whoever writes a file makes new folders along its path. So a copy costs
-nothing, what two trees share is recognised without reading it, and trees can be used by several sessions at once.
+A change creates new folders along its path only. So a copy is free, shared nodes are recognized without reading them,
+and several sessions can use one tree at once.
 """
 
 import errno
@@ -22,14 +22,14 @@ class FileNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinkNode:
-    """A symbolic link."""
+    """Symbolic link."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FolderNode:
-    """A folder: what is in it, by name. Only who has made the dictionary may change it, until others see it."""
+    """Folder: its nodes by name. Only its creator may change the dictionary, before others use the folder."""
 
     entries: dict[str, "Node"] = field(default_factory=dict)
 
@@ -40,7 +40,7 @@ EMPTY = FolderNode()
 
 
 class Size(NamedTuple):
-    """How large a tree is."""
+    """Size of a tree."""
 
     bytes: int = 0  # of the contents of all files
     entries: int = 0  # files, folders and links
@@ -50,7 +50,7 @@ NOTHING = Size()
 
 
 class TreeChange(NamedTuple):
-    """What differs at one path; None: nothing is there."""
+    """Difference at one path. `old` or `new` is None if the path doesn't exist in that tree."""
 
     path: str
     old: Node | None
@@ -58,15 +58,15 @@ class TreeChange(NamedTuple):
 
 
 def walk(folder: FolderNode) -> Iterator[tuple[str, Node]]:
-    """Get the path of everything in a folder, by name, what is in a folder after the folder itself."""
-    waiting: list[tuple[str, Node]] = [("", folder)]
-    while waiting:
-        path, node = waiting.pop()
+    """Yield each path in a folder with its node, sorted by name. A folder comes before its content."""
+    pending: list[tuple[str, Node]] = [("", folder)]
+    while pending:
+        path, node = pending.pop()
         if path:
             yield path, node
         if isinstance(node, FolderNode):
             prefix = f"{path}{SEPARATOR}" if path else ""
-            waiting += [(prefix + name, node.entries[name]) for name in sorted(node.entries, reverse=True)]
+            pending += [(prefix + name, node.entries[name]) for name in sorted(node.entries, reverse=True)]
 
 
 def size_of(folder: FolderNode) -> Size:
@@ -82,7 +82,7 @@ def byte_size(node: Node | None) -> int:
 
 
 def is_same(old: Node | None, new: Node | None) -> bool:
-    """Whether two nodes are the same but for what is in a folder."""
+    """Return whether two nodes are equal. The content of folders isn't compared."""
     if old is new:
         return True
     if isinstance(old, FileNode):
@@ -93,10 +93,10 @@ def is_same(old: Node | None, new: Node | None) -> bool:
 
 
 def changes(old: FolderNode, new: FolderNode) -> Iterator[TreeChange]:
-    """Get what differs between two trees, in the order of `walk`; what they share isn't read."""
-    waiting: list[TreeChange] = [TreeChange("", old, new)]
-    while waiting:
-        change = waiting.pop()
+    """Yield the differences between two trees in the order of `walk`. Shared nodes aren't read."""
+    pending: list[TreeChange] = [TreeChange("", old, new)]
+    while pending:
+        change = pending.pop()
         path, before, after = change
         if not is_same(before, after):
             yield change
@@ -106,21 +106,22 @@ def changes(old: FolderNode, new: FolderNode) -> Iterator[TreeChange]:
         now = after.entries if isinstance(after, FolderNode) else {}
         prefix = f"{path}{SEPARATOR}" if path else ""
         differing = [name for name in {**was, **now} if was.get(name) is not now.get(name)]
-        waiting += [TreeChange(prefix + name, was.get(name), now.get(name)) for name in sorted(differing, reverse=True)]
+        pending += [TreeChange(prefix + name, was.get(name), now.get(name)) for name in sorted(differing, reverse=True)]
 
 
 def with_changes(root: FolderNode, updates: Iterable[tuple[str, Node | None]]) -> FolderNode:
-    """Get a tree in which other nodes, or None for nothing, are at some paths.
+    """Return a tree with other nodes at some paths.
 
     Args:
         root: The tree.
-        updates: What is there takes the place of whatever was there before; a folder comes before what is in it.
+        updates: New node of each path; None removes the node. A folder comes before its content.
 
     Raises:
-        KeyError: A path leads through a folder that isn't there; or `AttributeError`, if it is no folder.
+        KeyError: A parent folder doesn't exist.
+        AttributeError: A parent isn't a folder.
     """
     new = FolderNode(dict(root.entries))
-    owned = {"": new.entries}  # those that nobody else sees
+    owned = {"": new.entries}  # entries of the new folders, which no other tree shares
     for path, node in updates:
         parent, _, name = path.rpartition(SEPARATOR)
         if parent not in owned:
@@ -137,22 +138,28 @@ def with_changes(root: FolderNode, updates: Iterable[tuple[str, Node | None]]) -
 
 
 def _own(owned: dict[str, dict[str, Node]], path: str) -> None:
-    """Copy the folders on the way to `path`, where they are shared."""
-    above, way = owned[""], ""
+    """Copy the shared folders along `path`."""
+    parent, folder = owned[""], ""
     for name in path.split(SEPARATOR):
-        way = f"{way}{SEPARATOR}{name}" if way else name
-        if way not in owned:
-            owned[way] = dict(above[name].entries)  # type: ignore[union-attr]
-            above[name] = FolderNode(owned[way])
-        above = owned[way]
+        folder = f"{folder}{SEPARATOR}{name}" if folder else name
+        if folder not in owned:
+            owned[folder] = dict(parent[name].entries)  # type: ignore[union-attr]
+            parent[name] = FolderNode(owned[folder])
+        parent = owned[folder]
 
 
 def check_size(size: Size, limits: Limits, before: Size = NOTHING) -> None:
-    """Raise `OSError` if a tree is larger than it may be, and than it was before."""
+    """Check that a tree fits its limits. A tree over a limit may stay as large as before.
+
+    Raises:
+        OSError: The tree has grown over a limit.
+    """
     if before.bytes < size.bytes > limits.max_bytes:
-        raise OSError(errno.ENOSPC, f"the files may have {limits.max_bytes} bytes in all (TOOLPACK_MAX_VOLUME_BYTES)")
+        raise OSError(
+            errno.ENOSPC, f"the files may have at most {limits.max_bytes} bytes in total (TOOLPACK_MAX_VOLUME_BYTES)"
+        )
     if before.entries < size.entries > limits.max_entries:
         raise OSError(
             errno.ENOSPC,
-            f"there may be {limits.max_entries} files, folders and links in all (TOOLPACK_MAX_VOLUME_BYTES)",
+            f"there may be at most {limits.max_entries} files, folders and links (TOOLPACK_MAX_VOLUME_BYTES)",
         )

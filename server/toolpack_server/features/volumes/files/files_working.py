@@ -1,6 +1,6 @@
-"""The working copy of files: their tree in memory and, once somebody has asked for it, a real directory.
+"""Working copy of files: the tree in memory, and a real directory once a call has used one.
 
-The tree never changes, so several calls can read a copy. A directory serves one block at a time.
+The tree is immutable, so parallel calls can read one copy. A directory serves one block at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,59 +14,59 @@ from toolpack_server.features.volumes.files.files_tree import FolderNode, Size, 
 from toolpack_server.volumes.volume import Limits
 from toolpack_server.volumes.working_copy import WorkingCopy
 
-_ENTRY_BYTES = 400  # what a file or a folder takes in memory beside its content
+_ENTRY_BYTES = 400  # memory of a node, without its content
 
 
 class FilesCopy(WorkingCopy):
-    """A tree of files that is in use.
+    """Working copy of a tree of files.
 
     Args:
         root: The tree.
-        new_folder: Makes an empty folder, in which a directory can be.
-        tree_size: How large the tree is, if that is known.
+        new_folder: Creates an empty folder for a directory.
+        tree_size: Size of the tree, if it is known.
     """
 
     def __init__(self, root: FolderNode, new_folder: Callable[[], Path], tree_size: Size | None = None) -> None:
         self.root = root
         self.tree_size = size_of(root) if tree_size is None else tree_size
         self._new_folder = new_folder
-        self._directories: list[Directory] = []  # at most one, but for calls that read at the same time
+        self._directories: list[Directory] = []  # at most one is kept; parallel readers may use more
         self._discarded = False
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes, the directory included, which any call may ask for."""
+        """Approximate number of bytes, including a directory, which any call may request."""
         return 2 * self.tree_size.bytes + _ENTRY_BYTES * self.tree_size.entries
 
     def clone(self) -> Self:
         return type(self)(self.root, self._new_folder, self.tree_size)
 
     def discard(self) -> None:
-        self._discarded = True  # a block that somebody has kept may end later
+        self._discarded = True  # a block that a function left open may end later
         while self._directories:
             self._directories.pop().remove()
 
-    def changed_to(self, root: FolderNode, size: Size) -> None:
+    def replace(self, root: FolderNode, size: Size) -> None:
         self.root, self.tree_size = root, size
 
     @contextmanager
     def directory(self, limits: Limits) -> Iterator[Directory]:
-        """Get a directory for a block, the one of an earlier block if there is one."""
-        found: Directory | None = None
+        """Yield a directory for a block. One of an earlier block is used again."""
+        directory: Directory | None = None
         try:
             with uninterruptible:
                 try:
-                    found = self._directories.pop()
+                    directory = self._directories.pop()
                 except IndexError:
-                    found = Directory(self._new_folder(), limits)
-            yield found
+                    directory = Directory(self._new_folder(), limits)
+            yield directory
         finally:
             with uninterruptible:
-                if found is not None:
-                    self._give_back(found)
+                if directory is not None:
+                    self._give_back(directory)
 
-    def _give_back(self, found: Directory) -> None:
+    def _give_back(self, directory: Directory) -> None:
         if self._directories or self._discarded:
-            found.remove()
+            directory.remove()
         else:
-            self._directories.append(found)
+            self._directories.append(directory)
