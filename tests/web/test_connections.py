@@ -97,7 +97,7 @@ def test_one_owner_holds_at_most_half_of_the_connections(http):
         held = opened.holding(5, of("ann", UNFINISHED))
         message = check_refusal(answer(opened.connect(of("ann"))), 503)
         assert "5 requests that are being answered" in message
-        assert "TOOLPACK_MAX_CONNECTIONS, of which you have half" in message
+        assert "TOOLPACK_MAX_CONNECTIONS (an owner may use half of them)" in message
         opened.silent(4)  # which don't keep the others out either
         assert answer(opened.connect(of("bob")))[0] == 200
         held[0].close()

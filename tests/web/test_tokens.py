@@ -198,7 +198,7 @@ def test_sessions_without_an_owner_are_counted_in_the_log_and_a_token_leads_to_t
     with with_tokens(tmp_path, f"ann:{ANN}") as url:
         (said,) = serving.wait_until(warnings, "the log")
         assert listed(url, ANN) == []
-    assert said.startswith("1 session was created without a token and belongs to nobody")
+    assert said.startswith("1 session was created without a token, so no owner can use it")
     assert "nobody:TOKEN" in said
     caplog.clear()
     with with_tokens(tmp_path, f"ann:{ANN}", f"nobody:{BOB}") as url:

@@ -1,4 +1,4 @@
-"""HTTP: paths, headers, sizes, tokens and connections around the service.
+"""HTTP layer around the service: paths, headers, sizes, tokens and connections.
 
-No package that this one imports knows about HTTP. To refuse a request is to raise `HttpRefusedError`.
+No package that this one imports depends on HTTP. Code that refuses a request raises `HttpRefusedError`.
 """

@@ -1,7 +1,7 @@
-"""The HTTP application: the routes from paths to endpoints.
+"""HTTP application: routes from paths to endpoints.
 
-A request that reaches JSON-RPC is answered 200 with a JSON-RPC body. Every other gets its HTTP status and a
-body of the same shape that says what to do.
+A request that reaches JSON-RPC gets the status 200 and a JSON-RPC body. Any other request gets its HTTP status, and a
+body of the same form that says what to do.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,15 +27,16 @@ from toolpack_server.web.refusals import refusal_response, refuse, refused
 from toolpack_server.web.status import status_routes
 from toolpack_server.wiring.service import Service
 
-KEY = "/{key}"  # with which the path of agents' addresses ends
-REMEMBERED_PATHS, MAX_REMEMBERED_PATH = 1000, 200  # how many that belong to features, and of how many characters
+KEY = "/{key}"  # the end of the paths of agents
+MAX_CACHED_PATHS = 1000  # whose route is cached
+MAX_PATH_LENGTH = 200  # characters of a path whose route is cached
 
 
 def create_app(service: Service) -> Starlette:
     """Create the application.
 
     Raises:
-        StartError: It can't serve as the settings want it, or two features want the same path.
+        StartError: A setting is wrong or unsafe, or two features have the same path.
     """
     check_exposure(service.settings)
     gateway = Gateway(service)
@@ -46,62 +47,68 @@ def create_app(service: Service) -> Starlette:
     ]
     if service.settings.console:
         routes += console_routes(gateway.gate, console_files(service.context.record_kinds, service.features))
-    taken = dict.fromkeys({route.path for route in routes}, "the server itself")
+    path_owners = dict.fromkeys({route.path for route in routes}, "the server itself")
     for feature in service.features:
         for path, name in feature.routes.items():
-            if path in taken:
+            if path in path_owners:
                 raise StartError(
-                    f"The path {path} of the feature {feature.name!r} belongs to {taken[path]}, too: leave the feature "
-                    f"out by TOOLPACK_FEATURES=-{feature.name}."
+                    f"The path {path} of the feature {feature.name!r} is already used by {path_owners[path]}: "
+                    f"leave the feature out with TOOLPACK_FEATURES=-{feature.name}."
                 )
-            taken[path] = f"the feature {feature.name!r}"
+            path_owners[path] = f"the feature {feature.name!r}"
             endpoints[path] = endpoint = resolve_name(name)(gateway)
             routes.append(Route(path, endpoint, methods=endpoint.verbs))
     app = Application(
         lifespan=gateway.lifespan,
-        exception_handlers={HTTPException: _not_routed, HttpRefusedError: _refused},
+        exception_handlers={HTTPException: _unrouted_response, HttpRefusedError: _refusal},
         routes=routes,
     )
     app.router.redirect_slashes = False
     app.state.gateway = gateway
     app.rpc = endpoints["/rpc"]
-    app.doors = {path.removesuffix(KEY): endpoint for path, endpoint in endpoints.items() if path.endswith(KEY)}
-    app.of_features = {path for feature in service.features for path in feature.routes if not path.endswith(KEY)}
-    app.of_cookies = {
+    app.key_routes = {path.removesuffix(KEY): endpoint for path, endpoint in endpoints.items() if path.endswith(KEY)}
+    app.feature_paths = {path for feature in service.features for path in feature.routes if not path.endswith(KEY)}
+    app.cookie_paths = {
         cookie: {*paths, *feature.routes} for feature in service.features for cookie, paths in feature.cookies.items()
     }
     app.missing = missing_protocols()
-    refused.doors = [*app.doors]
+    refused.key_routes = [*app.key_routes]
     return app
 
 
 class Application(Starlette):
     """Starlette, with a shortcut for the paths of nearly all requests.
 
-    A POST to `/rpc`, to an agent's path or to any path of a feature bypasses the middleware and the router, which would
-    take as long as the call itself.
+    A POST to `/rpc`, to an agent's path or to a feature's path bypasses the middleware and the router. These would take
+    as long as the call itself.
+
+    Attributes:
+        rpc: The endpoint of `/rpc`.
+        key_routes: The endpoints of paths that end with a key, by the part before the key.
+        feature_paths: The paths of features that don't end with a key.
+        missing: How to install the protocols that aren't installed.
+        cookie_paths: The only paths that accept a cookie, by the cookie's name.
     """
 
     rpc: ASGIApp
-    doors: Mapping[str, Endpoint]  # the endpoints of the agents' paths, by what stands before the key
-    of_features: Collection[str]  # the paths of features, without those of agents: what they hold is no key
-    missing: str  # how to install protocols that aren't installed
+    key_routes: Mapping[str, Endpoint]
+    feature_paths: Collection[str]
+    missing: str
+    cookie_paths: Mapping[str, Collection[str]]
 
-    of_cookies: Mapping[str, Collection[str]]  # the only paths for requests with a cookie, by the cookie's name
-
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._routed: dict[tuple[str, str], tuple[ASGIApp, dict[str, Any]]] = {}  # by method and path
         self._allowed: dict[tuple[str, str, str], bool] = {}  # by cookie, method and path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Give a request its id and check its headers, once for all endpoints, then find its endpoint."""
+        """Set a request's id, check its headers, and pass it to its endpoint."""
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
         headers = scope[HEADERS] = dict(scope["headers"])
         request_id = accept_request_id(headers.get(b"x-request-id"))
-        # A pipelined request has the context of the one before it.
+        # A pipelined request starts with the trace context of the previous one.
         if b"traceparent" in headers or trace_context.get() is not None:
             accept_trace_headers(scope["headers"])
         try:
@@ -118,32 +125,32 @@ class Application(Starlette):
         try:
             await endpoint(scope, receive, send)
         except (HTTPException, HttpRefusedError) as error:
-            refusal = _not_routed if isinstance(error, HTTPException) else _refused
+            refusal = _unrouted_response if isinstance(error, HTTPException) else _refusal
             await (await refusal(Request(scope), error))(scope, receive, send)
 
     def _check_cookies(self, scope: Scope) -> None:
-        """Refuse a request with the cookie of a feature at a path that isn't the feature's own."""
+        """Refuse a request that has a feature's cookie and isn't to one of the feature's paths."""
         cookies = cookie_parser(
             ";".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie")
         )
-        for cookie, paths in self.of_cookies.items():
+        for cookie, paths in self.cookie_paths.items():
             if cookie not in cookies:
                 continue
-            asked = cookie, scope["method"], scope["path"]
-            allowed = self._allowed.get(asked)
+            key = cookie, scope["method"], scope["path"]
+            allowed = self._allowed.get(key)
             if allowed is None:
-                allowed = self._belongs(scope, paths)
-                if len(self._allowed) >= REMEMBERED_PATHS:
+                allowed = self._is_path_of(scope, paths)
+                if len(self._allowed) >= MAX_CACHED_PATHS:
                     self._allowed.clear()
-                if len(scope["path"]) <= MAX_REMEMBERED_PATH:
-                    self._allowed[asked] = allowed
+                if len(scope["path"]) <= MAX_PATH_LENGTH:
+                    self._allowed[key] = allowed
             if not allowed:
                 raise HttpRefusedError(
                     403, f"A request with the cookie {cookie} may not use this path: send it without the cookie."
                 )
 
-    def _belongs(self, scope: Scope, paths: Collection[str]) -> bool:
-        """Return whether a request's path is one of these, and no other route's with any method."""
+    def _is_path_of(self, scope: Scope, paths: Collection[str]) -> bool:
+        """Return whether a request's path is one of these, and no other route matches it with any method."""
         for route in self.routes:
             match, _ = route.matches(scope)
             if match is Match.NONE:
@@ -160,39 +167,42 @@ class Application(Starlette):
             if path == "/rpc":
                 return self.rpc
             before, _, key = path.rpartition("/")
-            endpoint = self.doors.get(before) if key else None
+            endpoint = self.key_routes.get(before) if key else None
             if endpoint is not None:
                 scope["path_params"] = {"key": key}
                 return endpoint
-        return self._of_feature(scope, path)
+        return self._feature_endpoint(scope, path)
 
-    def _of_feature(self, scope: Scope, path: str) -> ASGIApp | None:
-        """Get the endpoint of a feature to which the router would give a request; where it does is remembered."""
-        asked = scope["method"], path
-        if asked not in self._routed:
-            route, found = next(
-                ((each, more) for each in self.routes for match, more in [each.matches(scope)] if match is Match.FULL),
-                (None, {}),
+    def _feature_endpoint(self, scope: Scope, path: str) -> ASGIApp | None:
+        """Return the feature's endpoint to which the router would pass a request, or None. Routes are cached."""
+        key = scope["method"], path
+        if key not in self._routed:
+            matches = (
+                (route, child_scope)
+                for route in self.routes
+                for match, child_scope in [route.matches(scope)]
+                if match is Match.FULL
             )
-            if not isinstance(route, Route) or route.path not in self.of_features or len(path) > MAX_REMEMBERED_PATH:
+            route, child_scope = next(matches, (None, {}))
+            if not isinstance(route, Route) or route.path not in self.feature_paths or len(path) > MAX_PATH_LENGTH:
                 return None
-            if len(self._routed) >= REMEMBERED_PATHS:
+            if len(self._routed) >= MAX_CACHED_PATHS:
                 self._routed.clear()
-            self._routed[asked] = route.app, found["path_params"]
-        endpoint, scope["path_params"] = self._routed[asked]
+            self._routed[key] = route.app, child_scope["path_params"]
+        endpoint, scope["path_params"] = self._routed[key]
         scope["app"] = self
         return endpoint
 
 
-async def _not_routed(request: Request, error: Exception) -> Response:
+async def _unrouted_response(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     headers = getattr(error, "headers", None)
-    doors: Mapping[str, Endpoint] = request.app.doors
-    door = doors.get(request.url.path.rstrip("/"))
+    key_routes: Mapping[str, Endpoint] = request.app.key_routes
+    endpoint = key_routes.get(request.url.path.rstrip("/"))
     if status == 404:  # noqa: PLR2004 - an HTTP status
-        keys = " or ".join(f"{path}/<key>" for path in doors)
+        keys = " or ".join(f"{path}/<key>" for path in key_routes)
         remedy = f"There is nothing at this path: POST to /rpc, or to an agent's {keys}. {request.app.missing}".rstrip()
-        remedy = (door and door.without_key) or remedy
+        remedy = (endpoint and endpoint.without_key) or remedy
     elif status == 405:  # noqa: PLR2004
         remedy = f"This path doesn't take {request.method}: use {(headers or {}).get('Allow', 'POST')}."
     else:
@@ -201,7 +211,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     return refusal_response(status, remedy, headers)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _refusal(request: Request, error: Exception) -> Response:
     status = getattr(error, "status", 500)
     refused.write(status, str(error), request.scope)
     return refusal_response(status, str(error))

@@ -1,7 +1,7 @@
-"""Authentication: bearer tokens (RFC 6750), or without tokens the Host and Origin headers.
+"""Authentication by bearer tokens (RFC 6750), or, on a server without tokens, by the Host and Origin headers.
 
-Tokens are compared in constant time and never logged. Without tokens, programs are served, not web pages of
-others in their browsers: a page can send requests anywhere, and by DNS rebinding it reads the answers, too.
+Tokens are compared in constant time and never logged. A server without tokens refuses web pages of other origins: a
+page can send requests to any address, and with DNS rebinding it can also read the answers.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from toolpack_server.base.errors import HttpRefusedError, SettingsError
 from toolpack_server.base.settings import Settings
 
 OTHER_ORIGIN = "A web page of another origin may not use this server: call it from a program."
-NOBODY = "nobody"  # the name whose token leads to the sessions that were created without tokens
+NOBODY = "nobody"  # the name whose token gives access to the sessions that were created without tokens
 
 
 def is_loopback(host: str) -> bool:
@@ -29,19 +29,27 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse, with a `SettingsError`, to serve with a wrong tokens file, or others without tokens or `--no-auth`."""
+    """Check the tokens file, and that a server that other machines can reach has tokens or `--no-auth`.
+
+    Raises:
+        SettingsError: One of these is wrong.
+    """
     _names(settings)
     if is_loopback(settings.host) or settings.tokens or settings.tokens_file or settings.no_auth:
         return
     raise SettingsError(
         f"{settings.host} can be reached from other machines, so tokens are needed: set TOOLPACK_TOKENS=name:token, or "
-        "pass --no-auth to serve everybody. In a container: TOKEN=$(openssl rand -hex 16); docker run -p 8000:8000 "
+        "pass --no-auth to serve any client. In a container: TOKEN=$(openssl rand -hex 16); docker run -p 8000:8000 "
         "-v toolpack-data:/data -e TOOLPACK_TOKENS=me:$TOKEN toolpack-server"
     )
 
 
 def new_token(name: str) -> tuple[str, str]:
-    """Create a token, and its line for the tokens file, which has only its hash; a bad name is a `SettingsError`."""
+    """Return a new token and its line for the tokens file, which contains only the hash.
+
+    Raises:
+        SettingsError: The name can't be an owner's.
+    """
     if not name or name.startswith("#") or name != name.strip() or not name.isprintable():
         raise SettingsError("A name is printable text that does not start with # or a space: choose another.")
     token = secrets.token_urlsafe(32)
@@ -53,7 +61,7 @@ def _owner(name: str) -> str:
 
 
 def _names(settings: Settings) -> dict[bytes, str]:
-    """Get the names by the hashes of their tokens."""
+    """Return the names of owners by the hashes of their tokens."""
     names = {_digest(token.get_secret_value()): name for name, token in settings.tokens.items()}
     if settings.tokens_file is None:
         return names
@@ -64,50 +72,58 @@ def _names(settings: Settings) -> dict[bytes, str]:
         if not name or not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise SettingsError(f"Line {number} of the tokens file is not name:hash: use `toolpack-server token NAME`.")
         if names.setdefault(bytes.fromhex(digest), name) != name:
-            raise SettingsError(f"Line {number} of the tokens file is another owner's token too: make a new one.")
+            raise SettingsError(f"Line {number} of the tokens file is another owner's token too: create a new one.")
     if not names:
         raise SettingsError("The tokens file has no token: add a line from `toolpack-server token NAME`.")
     return names
 
 
 class TokenGate:
-    """Accepts or refuses requests by their headers; an invalid tokens file is a `SettingsError`."""
+    """Accepts or refuses requests by their headers.
+
+    Raises:
+        SettingsError: The tokens file is invalid.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._owners = {digest: _owner(name) for digest, name in _names(settings).items()}
         only_local, names = is_loopback(settings.host), frozenset(map(str.lower, settings.host_names))
-        # Nearly all requests carry the same Host header.
+        # Cached, because nearly all requests have the same Host header.
         self._names_this_server = lru_cache(maxsize=64)(lambda header: _is_named(header, names, only_local))
 
     def owner(self, headers: Mapping[bytes, bytes]) -> str:
-        """Get the owner whose token a request carries, "" if there are no tokens; refuse it if it has no valid one."""
+        """Return the owner whose token a request has, or "" on a server without tokens.
+
+        Raises:
+            HttpRefusedError: The token is missing or unknown. Without tokens: `check_origin` refuses the request.
+        """
         if not self._owners:
             self.check_origin(headers)
             return ""
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise HttpRefusedError(401, "A token is needed: send the header Authorization: Bearer <token>.")
-        # Compare with all hashes, also after a match: the duration reveals nothing about the tokens.
+        # Compare with all hashes, also after a match, so that the duration reveals nothing about the tokens.
         digest = _digest(token.strip())
-        found = None
-        for known, owner in self._owners.items():
-            if hmac.compare_digest(known, digest):
-                found = owner
-        if found is None:
+        match = None
+        for known_digest, owner in self._owners.items():
+            if hmac.compare_digest(known_digest, digest):
+                match = owner
+        if match is None:
             raise HttpRefusedError(401, "The token is not known: check it, or ask the operator of the server for one.")
-        return found
+        return match
 
-    def hides_nobodys(self) -> bool:
-        """Whether no token leads to the sessions that were created without tokens."""
+    def hides_unowned_sessions(self) -> bool:
+        """Return whether no token gives access to the sessions that were created without tokens."""
         return bool(self._owners) and "" not in self._owners.values()
 
     @property
     def several(self) -> bool:
-        """Whether there are owners with different names."""
+        """Whether the server has several owners."""
         return len({*self._owners.values()}) > 1
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
-        """Without tokens, refuse web pages: DNS rebinding by Host, cross-site requests by Origin."""
+        """Refuse requests of web pages, on a server without tokens: DNS rebinding by Host, other sites by Origin."""
         self.check_host(headers)
         origin = headers.get(b"origin")
         if origin is None or self._owners:
@@ -118,16 +134,16 @@ class TokenGate:
             raise HttpRefusedError(403, OTHER_ORIGIN)
 
     def check_own_origin(self, headers: Mapping[bytes, bytes]) -> None:
-        """Without tokens, refuse a web page of any origin but that in the Host header, even of this machine.
+        """Refuse, on a server without tokens, any web page whose origin isn't the Host header's, even a local one.
 
-        Browsers send handshakes of WebSockets, and requests without a body, without asking by a preflight.
+        Browsers send WebSocket handshakes and requests without a body without a preflight request.
         """
         page = headers[b"origin"].partition(b"://")[2].lower()
         if not self._owners and page != headers.get(b"host", b"").lower():
             raise HttpRefusedError(403, OTHER_ORIGIN)
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """The part of `check_origin` that is about the Host header."""
+        """Refuse a request whose Host header names another server, on a server without tokens."""
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._owners and not self._names_this_server(host):
             raise HttpRefusedError(
@@ -138,18 +154,21 @@ class TokenGate:
 
 
 def split_host(header: str) -> str:
-    """Get the lower-case name or address of a Host header, without its port; "" if the header is malformed."""
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s\[\]:@/\\?#]+))(?::\d{0,5})?", header)
-    return (found[1] or found[2]).lower() if found else ""
+    """Return the lower-case name or address of a Host header without its port, or "" if it is malformed."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s\[\]:@/\\?#]+))(?::\d{0,5})?", header)
+    return (match[1] or match[2]).lower() if match else ""
 
 
 def names_loopback(header: str) -> bool:
-    """Whether a Host header names a loopback address, with any port."""
+    """Return whether a Host header names a loopback address, with any port."""
     return is_loopback(split_host(header))
 
 
 def _is_named(header: str, names: frozenset[str], only_local: bool) -> bool:
-    """Whether a Host header names this server: by a name that it was given, or by an address, which no DNS changes."""
+    """Return whether a Host header names this server: by a configured name, or by an IP address.
+
+    IP addresses are safe, because DNS rebinding needs a name.
+    """
     host = split_host(header)
     if is_loopback(host) or host in names:
         return True

@@ -1,7 +1,7 @@
-"""The headers and bodies of requests: what is refused before it is read, and how many bytes are in memory at once.
+"""Checks of request headers, and the reader of bodies, which limits the bytes in memory.
 
-A byte is counted from the time when it is announced or arrives until its request is answered; once it is
-parsed, with the memory that its values take. What would be over a limit is refused, unread if possible.
+A byte counts from the time when it is announced or arrives, until its request is answered. A parsed body counts with
+the memory of its values. A request over a limit is refused, if possible before its body is read.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from toolpack_server.base.errors import HttpRefusedError
 from toolpack_server.rpc.in_flight import Reservation
 
 SECURITY_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length", b"transfer-encoding")
-HEADERS = "toolpack_server.headers"  # where a request's scope has them, by their names; of those that repeat, the last
-MAX_LENGTH_DIGITS = 20  # more can't be a number of bytes
+HEADERS = "toolpack_server.headers"  # key of a request's scope: its headers by name, the last one if a name repeats
+MAX_LENGTH_DIGITS = 20  # of Content-Length
 NOT_READY = "The server is starting or stopping: send the request again in a moment."
-SMALL_BYTES = 1024  # a body up to this is counted only if it doesn't arrive at once
+SMALL_BYTES = 1024  # a body up to this size counts only if it arrives in several pieces
 
 
 def check_headers(scope: Scope, headers: dict[bytes, bytes]) -> None:
-    """Refuse duplicated security-relevant headers and two ways to say the length; a proxy may pick the other one."""
+    """Refuse duplicated security-relevant headers, and both headers of the length: a proxy may pick the other one."""
     if len(headers) < len(scope["headers"]):
         names = [name for name, _ in scope["headers"]]
         duplicated = next((name for name in SECURITY_HEADERS if names.count(name) > 1), None)
@@ -29,7 +29,7 @@ def check_headers(scope: Scope, headers: dict[bytes, bytes]) -> None:
     length = headers.get(b"content-length")
     if length is not None:
         if b"transfer-encoding" in headers:
-            raise HttpRefusedError(400, "There are both Content-Length and Transfer-Encoding: send one of them.")
+            raise HttpRefusedError(400, "The request has both Content-Length and Transfer-Encoding: send one of them.")
         if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
             raise HttpRefusedError(400, "The header Content-Length is not a number of bytes: correct it.")
 
@@ -39,22 +39,22 @@ def has_no_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def is_handshake(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a request asks for a WebSocket. Any other protocol it may ask for is ignored (RFC 9110, 7.8)."""
+    """Return whether a request asks for a WebSocket. Other protocols are ignored (RFC 9110, 7.8)."""
     options = [option.strip() for option in headers.get(b"connection", b"").lower().split(b",")]
-    asks = b"upgrade" in options and headers.get(b"upgrade", b"").lower() == b"websocket"
-    return asks and method == "GET" and has_no_body(headers)
+    is_upgrade = b"upgrade" in options and headers.get(b"upgrade", b"").lower() == b"websocket"
+    return is_upgrade and method == "GET" and has_no_body(headers)
 
 
 def no_memory(text: str) -> HttpRefusedError:
-    """Make the refusal of a request for whose body there is no memory now."""
+    """Return the error for a request whose body would exceed the memory limit."""
     return HttpRefusedError(503, text)
 
 
 async def read_body(headers: dict[bytes, bytes], receive: Receive, reservation: Reservation, max_bytes: int) -> bytes:
-    """Read a request's body; the reservation grows with it.
+    """Return a request's body, and reserve memory for it while it arrives.
 
     Raises:
-        HttpRefusedError: It isn't JSON, is too large, or was cut off, by the client or by the end of the server.
+        HttpRefusedError: The body isn't JSON or is too large, or the client or the server ended before it arrived.
     """
     media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if media_type != b"application/json":
@@ -70,7 +70,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, reservation: 
     while more:
         try:
             message = await receive()
-        except asyncio.CancelledError:  # the server can't wait any longer
+        except asyncio.CancelledError:  # the server stops now
             raise HttpRefusedError(503, NOT_READY) from None
         if message["type"] == "http.disconnect":
             raise HttpRefusedError(400, "The body was cut off.")
@@ -79,6 +79,6 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, reservation: 
         if size > max_bytes:
             raise HttpRefusedError(413, too_large)
         more = message.get("more_body", False)
-        if more:  # what is complete is counted when it is parsed
+        if more:  # a complete body is counted when it is parsed
             reservation.grow_to(size)
     return b"".join(chunks)

@@ -1,8 +1,8 @@
-"""The connections of a worker: who may hold one, and which of the others ends where there is no room for another.
+"""Connection limits of a worker: which requests hold a connection, and which connection is evicted at the limit.
 
-A request whose owner is known holds its connection until it is answered; owners and agents' addresses have
-shares of these. All other connections, silent, idle or of strangers, end when their room is needed, the oldest first.
-So nobody can keep out whoever comes with a token or a key, or asks for `/healthz`.
+A request whose owner is known holds its connection until it is answered. Each owner and each agent's address may hold
+a limited number. All other connections (silent, idle or without a valid token) are evicted when a new one needs the
+space, the oldest first. So unknown clients can't keep out clients with a token or a key, or requests of `/healthz`.
 """
 
 from collections import Counter
@@ -14,49 +14,49 @@ from toolpack_server.base.errors import HttpRefusedError
 from toolpack_server.base.settings import PREFIX, Settings
 from toolpack_server.rpc.caller import Caller
 
-RESERVED = 10  # one in so many connections: for owners that hold none, and for whoever isn't known yet
-STATE = "connection"  # where `scope["state"]` has a request's connection
+RESERVE_SHARE = 10  # one in ten connections is reserved for owners that hold none, and for clients not yet known
+STATE = "connection"  # key of a request's connection in `scope["state"]`
 
 
 class Connection(Protocol):
-    """A connection, as its requests find it."""
+    """A connection that can be evicted."""
 
     def evict(self, reason: str) -> None:
-        """End at once, to make room for another."""
+        """Close the connection at once, because a new one needs its space."""
 
 
 class Connections:
-    """The open connections; where owners are `several`, one may hold half of them.
+    """The open connections of a worker. If a server has `several` owners, each may hold at most half of them.
 
     Attributes:
-        closing: Whether each closes with its next answer.
+        closing: Whether each connection closes after its next answer.
     """
 
     closing = False
 
     def __init__(self, settings: Settings, *, several: bool) -> None:
-        self._most = settings.max_connections
-        self._reserve = max(1, self._most // RESERVED)
-        self._most_of_owner = self._most // 2 if several else self._most
-        self._most_of_address = settings.max_agent_requests
-        self._of_owner: dict[str, int] = {}  # those that it holds
+        self._max = settings.max_connections
+        self._reserve = max(1, self._max // RESERVE_SHARE)
+        self._max_of_owner = self._max // 2 if several else self._max
+        self._max_of_address = settings.max_agent_requests
+        self._of_owner: dict[str, int] = {}  # number of held connections
         self._of_address: Counter[str] = Counter()
         self._held: set[Connection] = set()
-        # Those that nobody holds, the oldest first: such as have never been held, and such as were.
+        # Connections that no request holds, the oldest first: those that never had a valid request, and those that had.
         self._new: dict[Connection, None] = {}
         self._idle: dict[Connection, None] = {}
 
     def opened(self, connection: Connection) -> None:
-        """Count a connection; where there is no room for it another one ends, or this one if all are held."""
+        """Add a connection. At the limit, evict another one, or this one if all others are held."""
         self._new[connection] = None
-        if len(self._held) + len(self._new) + len(self._idle) <= self._most:
+        if len(self._held) + len(self._new) + len(self._idle) <= self._max:
             return
-        # A new one needs a moment to send its request: they go before idle ones only if there are many.
-        crowd = self._new if len(self._new) > self._reserve or not self._idle else self._idle
-        displaced = next(iter(crowd))
-        del crowd[displaced]
-        displaced.evict(
-            f"The server has {self._most} connections already: try again later, or raise {PREFIX}MAX_CONNECTIONS and "
+        # A new connection needs a moment to send its request. So idle ones are evicted first, unless many are new.
+        candidates = self._new if len(self._new) > self._reserve or not self._idle else self._idle
+        oldest = next(iter(candidates))
+        del candidates[oldest]
+        oldest.evict(
+            f"The server has {self._max} connections already: try again later, or raise {PREFIX}MAX_CONNECTIONS and "
             "`ulimit -Hn`."
         )
 
@@ -66,20 +66,23 @@ class Connections:
         self._idle.pop(connection, None)
 
     def hold(self, scope: Scope, caller: Caller) -> None:
-        """Let a request hold its connection, until `release`.
+        """Mark a request's connection as held, until `release`.
 
         Raises:
-            HttpRefusedError: Its owner or its address holds too many.
+            HttpRefusedError: The owner or the agent's address holds too many.
         """
         owner, address = caller.owner, None if caller.session_id is None else _address(caller)
         of_owner = self._of_owner.get(owner, 0)
-        if of_owner >= self._most_of_owner:
-            _refuse(f"You have {of_owner} requests that are being answered", "MAX_CONNECTIONS, of which you have half")
-        if of_owner and len(self._held) >= self._most - self._reserve:
+        if of_owner >= self._max_of_owner:
+            _refuse(
+                f"You have {of_owner} requests that are being answered",
+                "MAX_CONNECTIONS (an owner may use half of them)",
+            )
+        if of_owner and len(self._held) >= self._max - self._reserve:
             _refuse(f"{len(self._held)} requests are being answered", "MAX_CONNECTIONS")
         if address is not None:
-            if self._of_address[address] >= self._most_of_address:
-                _refuse(f"{self._most_of_address} requests to this address are being answered")
+            if self._of_address[address] >= self._max_of_address:
+                _refuse(f"{self._max_of_address} requests to this address are being answered")
             self._of_address[address] += 1
         self._of_owner[owner] = of_owner + 1
         connection = scope.get("state", {}).get(STATE)
@@ -89,7 +92,7 @@ class Connections:
                 self._held.add(connection)
 
     def release(self, scope: Scope, caller: Caller) -> None:
-        """End what `hold` has begun; the connection may be closed by now."""
+        """Mark a request's connection as idle. It may be closed already."""
         _decrement(self._of_owner, caller.owner)
         if caller.session_id is not None:
             _decrement(self._of_address, _address(caller))
@@ -103,9 +106,9 @@ def _address(caller: Caller) -> str:
     return f"{caller.session_id} {caller.address}"
 
 
-def _refuse(so_far: str, setting: str = "") -> NoReturn:
-    more = f", or raise {PREFIX}{setting}" if setting else ""
-    raise HttpRefusedError(503, f"{so_far}; nothing was changed. Send the request again later{more}.")
+def _refuse(reason: str, setting: str = "") -> NoReturn:
+    advice = f", or raise {PREFIX}{setting}" if setting else ""
+    raise HttpRefusedError(503, f"{reason}; nothing was changed. Send the request again later{advice}.")
 
 
 def _decrement(counter: dict[str, int], key: str) -> None:

@@ -1,11 +1,11 @@
-"""The console: a page for a browser, served from `console/`, and from folders of features that have views.
+"""Files of the console, a web page: from `console/`, and from the folders of features that add views.
 
-The files hold no data, so they need no token. Whatever the page shows it asks for at `/rpc`, as any client
-does; what it has to know of the kinds of records and of features' views are files too, `kinds.json` and `views.json`. A
-file is found by its exact name among those that were read or made at the start, so no request reaches the disk.
+The files contain no data, so they need no token. The page gets all data from `/rpc`, as any client does. Two generated
+files describe the kinds of records (`kinds.json`) and the views of features (`views.json`). All files are read or
+generated at the start and found by their exact names, so no request reads from the disk.
 
-The page names its scripts and styles in a folder that doesn't exist, whose name is the digest of all files: browsers
-keep what is in it, as another server has another folder, and needn't ask for fifty modules again for each new page.
+The page refers to its scripts and styles below a virtual folder named after the digest of all files. Browsers cache
+these files without limit: a changed file changes the folder. So a page load doesn't request fifty modules again.
 """
 
 import hashlib
@@ -35,37 +35,39 @@ MEDIA_TYPES = {
     ".json": "application/json",
     ".svg": "image/svg+xml",
 }
-OF_VIEWS = {".css", ".js", ".svg"}
-OWN_VIEWS = {"compare", "new", "sessions", "toolpacks"}  # as `main.js` has them
+VIEW_SUFFIXES = {".css", ".js", ".svg"}
+OWN_VIEWS = {"compare", "new", "sessions", "toolpacks"}  # the same as in `main.js`
 HEADERS = {
-    # Nothing but the files of this folder runs, and they talk to this server only.
+    # Only the files of the console run, and they connect to this server only.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-ASKED_AGAIN = "no-cache"  # with the ETag: an update of the server is seen at once
-KEPT = "max-age=31536000, immutable"
-FOLDER_OF_FILES = re.compile(r"^[0-9a-f]{24}/")
-REFERENCE = re.compile(rb' (src|href)="(?=[\w.]+")')  # in the page; the name of a file follows
+REVALIDATED = "no-cache"  # revalidated by ETag, so that an update of the server is visible at once
+IMMUTABLE = "max-age=31536000, immutable"  # for files below the folder of the digest
+DIGEST_FOLDER = re.compile(r"^[0-9a-f]{24}/")
+REFERENCE = re.compile(rb' (src|href)="(?=[\w.]+")')  # in the page, before the name of a file
 
 
 @dataclass(frozen=True, slots=True)
 class File:
+    """A file of the console, as it is served."""
+
     content: bytes
     media_type: str
     etag: str
 
 
 def console_files(kinds: RecordKinds, features: Sequence[type[Feature]]) -> Mapping[str, File]:
-    """Get all files of the console, by their paths.
+    """Return all files of the console, by their paths.
 
     Raises:
-        StartError: A view of a feature can't be read, or has the name of one that the console has itself.
+        StartError: A feature's view can't be read, or has the name of one of the console's own views.
     """
-    found = [path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES]
-    files = {path.relative_to(FOLDER).as_posix(): _file(path.name, path.read_bytes()) for path in found}
-    shown = {
+    own_paths = [path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES]
+    files = {path.relative_to(FOLDER).as_posix(): _file(path.name, path.read_bytes()) for path in own_paths}
+    kind_descriptions = {
         name: {"title": kind.title, "content": kind.content, "is_call": kind.is_call, "is_message": kind.is_message}
         for name, kind in kinds.items()
     }
@@ -74,13 +76,13 @@ def console_files(kinds: RecordKinds, features: Sequence[type[Feature]]) -> Mapp
         for name, module in feature.views.items():
             if name in OWN_VIEWS:
                 raise StartError(
-                    f"The feature {feature.name!r} has a view {name!r}, and so has the console: leave it out by "
-                    f"TOOLPACK_FEATURES=-{feature.name}."
+                    f"The feature {feature.name!r} has a view {name!r}, and so has the console: leave the feature out "
+                    f"with TOOLPACK_FEATURES=-{feature.name}."
                 )
-            views[name], beside = _view(feature, name, module)
-            files |= beside
-    made = {"kinds.json": shown, "views.json": views}
-    return files | {name: _file(name, dumps(content)) for name, content in made.items()}
+            views[name], view_files = _view(feature, name, module)
+            files |= view_files
+    generated = {"kinds.json": kind_descriptions, "views.json": views}
+    return files | {name: _file(name, dumps(content)) for name, content in generated.items()}
 
 
 def console_routes(gate: TokenGate, files: Mapping[str, File]) -> list[Route]:
@@ -89,7 +91,7 @@ def console_routes(gate: TokenGate, files: Mapping[str, File]) -> list[Route]:
         return RedirectResponse(request.scope.get("root_path", "") + START, 303, {"vary": "accept"})
 
     async def rpc(request: Request) -> Response:
-        """Show the console to a person who opens `/rpc` in a browser; programs are told to POST."""
+        """Redirect a browser to the console. Other clients get 405, because `/rpc` needs a POST."""
         gate.check_origin(dict(request.scope["headers"]))
         if "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(405, headers={"allow": "POST"})
@@ -102,31 +104,31 @@ def console_routes(gate: TokenGate, files: Mapping[str, File]) -> list[Route]:
     async def console(request: Request) -> Response:
         gate.check_origin(dict(request.scope["headers"]))
         path = request.path_params["name"]
-        file = files.get(FOLDER_OF_FILES.sub("", path) or "index.html")
+        file = files.get(DIGEST_FOLDER.sub("", path) or "index.html")
         if file is None:
             raise HTTPException(404)
-        # While servers are replaced by others, one is asked for files of another: it gives its own, not to be kept.
-        answered = HEADERS | {"etag": file.etag, "cache-control": KEPT if path.startswith(digest) else ASKED_AGAIN}
-        known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-        if file.etag in known:
-            return Response(status_code=304, headers=answered)
-        return Response(file.content, headers=answered, media_type=file.media_type)
+        # During a rolling update a request may name another version's folder. It gets this version's file, uncached.
+        headers = HEADERS | {"etag": file.etag, "cache-control": IMMUTABLE if path.startswith(digest) else REVALIDATED}
+        cached_tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+        if file.etag in cached_tags:
+            return Response(status_code=304, headers=headers)
+        return Response(file.content, headers=headers, media_type=file.media_type)
 
     paths = {"/": to_console, "/console": to_console, "/console/{name:path}": console, "/rpc": rpc}
     return [Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()]
 
 
 def _view(feature: type[Feature], name: str, module: str) -> tuple[str, Mapping[str, File]]:
-    """Get the address of a view's module, and all scripts, styles and pictures of its folder by their addresses."""
+    """Return the URL of a view's module, and all scripts, styles and images of its folder by URL."""
     package, _, path = module.partition(":")
     try:
         entry = Path(str(files_of(package))) / path
-        content = {each.name: each.read_bytes() for each in entry.parent.iterdir() if each.suffix in OF_VIEWS}
+        content = {each.name: each.read_bytes() for each in entry.parent.iterdir() if each.suffix in VIEW_SUFFIXES}
         content[entry.name] = entry.read_bytes()
     except (ImportError, OSError, TypeError) as error:
         raise StartError(
             f"The view {name!r} of the feature {feature.name!r}, {module}, can't be read ({error}): name a file of a "
-            f"package, or leave the feature out by TOOLPACK_FEATURES=-{feature.name}."
+            f"package, or leave the feature out with TOOLPACK_FEATURES=-{feature.name}."
         ) from error
     base = f"features/{feature.name}"
     return f"./{base}/{entry.name}", {f"{base}/{name}": _file(name, content[name]) for name in content}

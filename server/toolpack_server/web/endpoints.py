@@ -1,7 +1,7 @@
-"""The endpoints of calls: plain ASGI callables, because creating a `Request` object takes as long as a call.
+"""JSON-RPC endpoints, as plain ASGI callables: creating a `Request` object would take as long as a call.
 
-Cheap checks come first. Headers and token or key are checked before the body is read, its size before it is
-parsed.
+Cheap checks come first. Headers, and the token or key, are checked before the body is read, and the body's size before
+it is parsed.
 """
 
 import asyncio
@@ -28,23 +28,30 @@ from toolpack_server.web.refusals import PIECE_BYTES, refusal, refuse, refused, 
 from toolpack_server.wiring.service import Service
 
 CUT_OFF = (
-    "The server stopped before the request had ended; it may have changed something. Send it again, with its call_id."
+    "The server stopped before the request ended, so the request may have changed something. Send it again, with its "
+    "call_id."
 )
 
-CLIENT_ENDED = "toolpack_server.client_ended"  # in a request's scope, if its client has closed its side
+CLIENT_ENDED = "toolpack_server.client_ended"  # key of a request's scope, set if the client has closed its side
 
 
 async def client_left(scope: Scope, receive: Receive) -> None:
-    """Wait until the client of a request, whose body was read, has closed the connection or its side of it.
+    """Wait until a client has closed the connection or its side of it. The request's body must have been read.
 
-    One cannot be told from the other until something is sent.
+    The server can't distinguish the two before it sends something.
     """
     while not scope.get(CLIENT_ENDED) and (await receive())["type"] != "http.disconnect":
         pass
 
 
 class Gateway:
-    """State that the endpoints share while the application runs."""
+    """State that the endpoints share while the application runs.
+
+    Attributes:
+        ready: Whether requests are answered. False while the application starts and stops.
+        leaving: Whether the server will stop soon: `/readyz` then answers 503, but requests are still answered.
+        answering: The number of requests that are being answered, without refused ones.
+    """
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -52,49 +59,50 @@ class Gateway:
         self.in_flight = service.in_flight
         self.connections = Connections(service.settings, several=self.gate.several)
         self.admitted = partial(Admission, self)
-        self.ready = False  # requests are answered; False while the application starts and stops
-        self.leaving = False  # it is about to stop: whoever asks whether it is ready is told that it isn't
-        self.answering = 0  # how many requests are being answered, other than those that are refused
+        self.ready = False
+        self.leaving = False
+        self.answering = 0
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Run the service while the application runs."""
         asyncio.get_running_loop().set_exception_handler(LoopFaults())
         async with self.service.running():
             self.ready = True
-            counting = asyncio.create_task(self._count_nobodys())
+            counting = asyncio.create_task(self._warn_of_unowned_sessions())
             try:
                 yield
             finally:
                 self.ready = False
                 counting.cancel()
 
-    async def _count_nobodys(self) -> None:
-        """Say how many sessions no owner sees, because they were created before there were tokens."""
-        if not self.gate.hides_nobodys():
+    async def _warn_of_unowned_sessions(self) -> None:
+        """Warn about sessions that no owner can use, because they were created before the server had tokens."""
+        if not self.gate.hides_unowned_sessions():
             return
         with contextlib.suppress(RequestError, InternalError):
             if count := await self.service.sessions.count(""):
                 log.warning(
-                    "%d session%s created without a token and belong%s to nobody, so no owner sees them. A token for "
-                    "the name %r does: add one, as in TOOLPACK_TOKENS=…,%s:TOKEN. With it they can also be handed to "
-                    "an owner, by export_bundle and import_bundle.",
-                    *(count, " was" if count == 1 else "s were", "s" if count == 1 else "", NOBODY, NOBODY),
+                    "%d session%s created without a token, so no owner can use %s. A token for the name %r can: add "
+                    "one, as in TOOLPACK_TOKENS=…,%s:TOKEN. To give a session to an owner, use export_bundle and "
+                    "import_bundle.",
+                    *(count, " was" if count == 1 else "s were", "it" if count == 1 else "them", NOBODY, NOBODY),
                 )
 
     def check_ready(self) -> None:
-        """Refuse requests while the application starts and stops."""
+        """Raise an `HttpRefusedError` while the application starts or stops."""
         if not self.ready:
             raise HttpRefusedError(503, NOT_READY)
 
 
 class Admission(Reservation):
-    """A context manager that lets a request in, whose caller is known: `with gateway.admitted(scope, caller)`.
+    """Context manager of one request whose caller is known: `with gateway.admitted(scope, caller)`.
 
-    Meanwhile it holds its connection, and its bytes are counted; once its body is read, `begin_answer` counts it among
-    the requests that are being answered. Not a generator: every call enters one.
+    In the block, the request holds its connection, and its bytes are counted. After its body is read, `begin_answer`
+    counts it among the requests that are being answered. A class is faster than a generator, and every call needs one.
 
     Raises:
-        HttpRefusedError: Too many are being answered.
+        HttpRefusedError: Too many requests are being answered.
     """
 
     __slots__ = ("_caller", "_connections", "_gateway", "_is_answered", "_scope")
@@ -109,12 +117,12 @@ class Admission(Reservation):
         return self
 
     def begin_answer(self) -> None:
-        """Count the request among those that are being answered, until it is left.
+        """Count the request among those that are being answered, until the block ends.
 
-        Called after the body is read: a client that still sends may not read the refusal.
+        Call this after reading the body, because a client that still sends may not read a refusal.
 
         Raises:
-            HttpRefusedError: The application starts or stops.
+            HttpRefusedError: The application is starting or stopping.
         """
         if not self._gateway.ready:
             raise HttpRefusedError(503, NOT_READY)
@@ -129,10 +137,15 @@ class Admission(Reservation):
 
 
 class Endpoint(Protocol):
-    """What answers the requests to a path; its constructor takes the `Gateway`."""
+    """An endpoint of a path. Its constructor takes the `Gateway`.
 
-    verbs: Sequence[str] | None  # the HTTP methods that it takes; None for all
-    without_key: str  # the refusal of a request to its path without a key at the end; "" for the usual one
+    Attributes:
+        verbs: The HTTP methods that it accepts. None means all.
+        without_key: The message for a request to its path without the key. "" means the usual message.
+    """
+
+    verbs: Sequence[str] | None
+    without_key: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -140,7 +153,7 @@ class Endpoint(Protocol):
 class RpcEndpoint:
     """`POST /rpc`: all methods, for callers with a token."""
 
-    body_limit = "max_body_bytes"  # what limits its bodies, of the settings
+    body_limit = "max_body_bytes"  # the setting with the max size of its bodies
     verbs: Sequence[str] | None = ("POST",)
     without_key = ""
 
@@ -150,10 +163,16 @@ class RpcEndpoint:
         self._max_bytes: int = getattr(gateway.service.settings, self.body_limit)
 
     def methods(self, service: Service) -> JsonRpc:
+        """Return the JSON-RPC methods of this endpoint."""
         return service.rpc
 
     async def caller(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes]) -> Caller:
-        """Authenticate a request; it is refused, with a `RequestError` if there is no such agent."""
+        """Authenticate a request and return its caller.
+
+        Raises:
+            HttpRefusedError: The request isn't allowed.
+            RequestError: No session has this agent's key.
+        """
         return Caller(self._gateway.gate.owner(headers), left=partial(client_left, scope, receive))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,14 +186,14 @@ class RpcEndpoint:
                 try:
                     reply = await self._rpc.answer(caller, body, reservation.grow_to) or b""
                     status = 200 if reply else 204
-                except asyncio.CancelledError:  # the server can't wait any longer
+                except asyncio.CancelledError:  # the server stops now
                     status, reply = 503, refusal(503, CUT_OFF)
-                if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+                if len(reply) > PIECE_BYTES:  # a smaller reply has left the server when `send` returns
                     reservation.resize(len(reply))
                 await send_response(send, status, reply, request_id=id_)
         except HttpRefusedError as error:
             await refuse(send, error, scope, id_)
-        except (RequestError, InternalError) as error:  # from `caller`: no id is known yet
+        except (RequestError, InternalError) as error:  # from `caller`; the JSON-RPC id isn't known yet
             ready = self._gateway.ready
             refused.write(200 if ready else 503, str(error) if ready else NOT_READY, scope)
             reply = error_reply(None, *describe(error)) if ready else refusal(503, NOT_READY)
@@ -182,7 +201,7 @@ class RpcEndpoint:
 
 
 class AgentEndpoint(RpcEndpoint):
-    """`POST /agents/<key>`: the key is the permission, and implies the session. It is looked up before all else."""
+    """`POST /agents/<key>`: the key identifies the session and authorizes the agent. It is looked up first."""
 
     body_limit = "max_agent_body_bytes"
 

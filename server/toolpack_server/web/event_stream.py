@@ -1,7 +1,7 @@
-"""Server-sent events: an answer with signs of life, for a request that may take long.
+"""Server-sent events: responses with signs of life, for requests that may take long.
 
-`EventStream` begins only if the answer takes long: one that comes soon costs no more than a timer. `stream_response`
-begins at once. Each event waits until the client has read enough of those before it.
+An `EventStream` begins only if the answer takes long, so a quick answer costs only a timer. A `stream_response` begins
+at once. Each event waits until the client has read enough of the previous ones.
 """
 
 import asyncio
@@ -12,23 +12,23 @@ from starlette.types import Receive, Send
 
 from toolpack_server.web.refusals import send_body
 
-LINE_BREAKS = "\x85\u2028\u2029"  # that JSON allows in a string
+LINE_BREAKS = "\x85\u2028\u2029"  # the line breaks that JSON allows unescaped in a string
 SIGN_OF_LIFE = b": still running\n\n"
-SIGN_SECONDS = 2.0  # until the first sign of life, and between two
+SIGN_SECONDS = 2.0  # before the first sign of life and between two
 
-MESSAGE = "message"  # the name of an event that has an answer
+MESSAGE = "message"  # name of the event with the answer
 
 _HEADERS = {
     "content-type": "text/event-stream",
     "cache-control": "no-store",
-    "x-accel-buffering": "no",  # nginx would keep signs of life back
+    "x-accel-buffering": "no",  # else nginx would buffer signs of life
 }
 
 
 def event(name: str, data: bytes) -> bytes:
-    """Return an event with JSON, or a text of one line.
+    """Return an event whose data is JSON or a single line of text.
 
-    JSON escapes all line breaks but three, at which clients in Python may end a line.
+    Three line breaks are escaped here, because JSON leaves them unescaped and Python clients may split lines at them.
     """
     for character in LINE_BREAKS:
         data = data.replace(character.encode(), b"\\u%04x" % ord(character))
@@ -47,12 +47,12 @@ async def signs_of_life(work: asyncio.Future[object], seconds: float) -> AsyncIt
 
 
 class EventStream:
-    """The answer to one request, from which on it takes long.
+    """Response to one request. It becomes an event stream if the answer takes longer than `SIGN_SECONDS`.
 
     Args:
-        headers: Headers of the response, besides those of an event stream.
-        sign: Makes a sign of life; gets the seconds since the request came.
-        on_left: Called if the client closes the connection before the answer is there.
+        headers: Further headers of the response, besides those of an event stream.
+        sign: Returns a sign of life, given the seconds since the request arrived.
+        on_left: Called if the client closes the connection before the answer.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EventStream:
         self._timer = self._loop.call_later(SIGN_SECONDS, self._begin)
 
     async def end(self, answer: bytes) -> bool:
-        """End the stream with the answer; get False if it hasn't begun, so that the answer is to be sent as it is."""
+        """End the stream with the answer. Return False if it hasn't begun: the caller then sends a usual response."""
         self._timer.cancel()
         self._on_left = None
         if self._signs is None or self._answered is None:
@@ -87,10 +87,10 @@ class EventStream:
 
     def _begin(self) -> None:
         self._answered = asyncio.Event()
-        self._signs = self._loop.create_task(self._live(self._answered))
+        self._signs = self._loop.create_task(self._send_signs(self._answered))
 
-    async def _live(self, answered: asyncio.Event) -> None:
-        """Send the head, then signs of life until the answer is there or the client has left."""
+    async def _send_signs(self, answered: asyncio.Event) -> None:
+        """Send the headers, then signs of life until the answer is ready or the client has left."""
         headers = [*((name.encode(), value.encode()) for name, value in _HEADERS.items()), *self._headers]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         ends = {asyncio.create_task(self._watch()), asyncio.create_task(answered.wait())}
@@ -104,9 +104,9 @@ class EventStream:
                 end.cancel()
 
     async def _watch(self) -> None:
-        """Wait until the connection is lost, which shows when a sign of life can't be delivered."""
+        """Wait until the connection is lost. This shows at the latest when a sign of life can't be sent."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.client_left = True
-        if self._on_left is not None:  # the answer isn't there yet
+        if self._on_left is not None:  # the answer isn't ready yet
             self._on_left()

@@ -1,6 +1,7 @@
-"""Faults that the event loop reports: at the limit of open files asyncio reports thousands a second, with tracebacks.
+"""Exception handler of the event loop, which limits the log lines about exhausted resources.
 
-That the system has run out of something is logged once a minute; any other fault is logged as asyncio does.
+At the limit of open files, asyncio reports thousands of errors a second with tracebacks. This handler logs an exhausted
+resource once a minute, and passes any other error to asyncio's default handler.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class LoopFaults:
-    """Logs the faults that an event loop reports; install it with `loop.set_exception_handler`."""
+    """Exception handler for `loop.set_exception_handler`."""
 
     def __init__(self) -> None:
         self._logged: dict[str, float] = {}
@@ -29,4 +30,4 @@ class LoopFaults:
         now = time.monotonic()
         if now - self._logged.get(fault, float("-inf")) >= REPEAT_SECONDS:
             self._logged[fault] = now
-            log.error("%s. It is logged once a minute while it lasts; see `ulimit -Hn`.", fault)
+            log.error("%s. This is logged once a minute while it lasts; see `ulimit -Hn`.", fault)

@@ -1,7 +1,7 @@
-"""What the endpoints of features are made of: requests of owners, admitted and refused as those to `/rpc` are.
+"""Base classes for the HTTP and WebSocket endpoints of features.
 
-Token, sizes, shares and readiness are checked here, before the feature sees anything. A feature says how its
-protocol writes a refusal, and answers whatever else it is asked.
+They check the token, sizes, connection limits and readiness as for `/rpc`, before the feature gets the request. A
+feature answers the request, and defines the form of a refusal in its protocol.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ STATUS = {
     CODES[TooLargeError]: 413,
     CODES[DeadlineError]: 504,
 }
-"""The HTTP statuses that mean what these JSON-RPC codes mean."""
+"""The HTTP status for each JSON-RPC code."""
 
 T = TypeVar("T")
 
@@ -71,11 +71,11 @@ LIMITS = FixedLimits()
 BODILESS = {"GET", "HEAD", "DELETE"}
 
 
-def _nothing(_size: int) -> None:
+def _ignore_size(_size: int) -> None:
     pass
 
 
-def _unchanged(value: T) -> T:
+def _identity(value: T) -> T:
     return value
 
 
@@ -86,13 +86,13 @@ class FeatureRequest:
     Attributes:
         method: The HTTP method.
         path: The values of the path's parameters.
-        query: The query's parameters; of one that is given several times, the last.
-        headers: By their names in lower case.
-        body: As it was sent; empty if there is none.
-        caller: Who sends it, for `App.invoke`; nobody, where no token is needed.
-        holds: Says of how many bytes an answer is that is made piece by piece, so that they are counted until they are
-            sent. Those of any other answer, and of a message, are counted without it.
-        reserve: Counts the bytes that the body takes with what is parsed out of it, or refuses the request.
+        query: The query's parameters. If a name repeats, the last value.
+        headers: The headers, by their names in lower case.
+        body: The body as it was sent. Empty if there is none.
+        caller: The caller, for `App.invoke`. Its owner is "" at an endpoint without token.
+        holds: Reports the size of a streamed answer in bytes, which count until they are sent. Call it only for a
+            streamed answer: other answers and WebSocket messages are counted without it.
+        reserve: Reserves memory for the body with the values parsed from it, or refuses the request.
     """
 
     method: str
@@ -101,14 +101,14 @@ class FeatureRequest:
     headers: Mapping[str, str]
     body: bytes
     caller: Caller
-    holds: Callable[[int], None] = _nothing
-    reserve: Callable[[int], None] = _nothing
+    holds: Callable[[int], None] = _ignore_size
+    reserve: Callable[[int], None] = _ignore_size
 
     def json(self) -> Any:
-        """Get what the body says; None if there is none.
+        """Return the parsed body, or None if there is none.
 
         Raises:
-            HttpRefusedError: It isn't JSON, has too many values, or is nested too deeply.
+            HttpRefusedError: The body isn't JSON, has too many values, or is nested too deeply.
         """
         if not self.body:
             return None
@@ -119,17 +119,17 @@ class FeatureRequest:
         except ValueError as error:
             raise HttpRefusedError(400, f"The body isn't JSON: {error}.") from None
         if is_deeper(self.body, value, LIMITS.max_json_depth):
-            deep = f"The body is nested more than {LIMITS.max_json_depth} deep: send flatter JSON."
-            raise HttpRefusedError(400, deep)
+            reason = f"The body is nested more than {LIMITS.max_json_depth} deep: send flatter JSON."
+            raise HttpRefusedError(400, reason)
         return value
 
 
 class FeatureEndpoint:
-    """An endpoint of a feature: a subclass says what it answers.
+    """An endpoint of a feature. A subclass implements `answer`.
 
     Attributes:
-        verbs: The HTTP methods that it takes.
-        needs_token: Whether only owners are answered, where there are tokens.
+        verbs: The HTTP methods that it accepts.
+        needs_token: Whether a request needs a token, on a server with tokens.
         without_key: Not used here.
     """
 
@@ -143,20 +143,23 @@ class FeatureEndpoint:
         self._max_bytes = gateway.service.settings.max_body_bytes
 
     async def answer(self, request: FeatureRequest) -> Response:
-        """Answer a request; a stream whose client has left ends after its next piece, `caller.left` says so before.
+        """Return the response to a request.
+
+        If the client of a streamed response leaves, the stream is closed after its next piece. To notice that earlier,
+        await `caller.left`.
 
         Raises:
-            HttpRefusedError: It is refused, with this status and reason.
-            RequestError: A method has refused it.
+            HttpRefusedError: The request is refused with this status and reason.
+            RequestError: A method refused the request.
         """
         raise NotImplementedError
 
-    async def parsed(self, request: FeatureRequest, read: Callable[[Any], Any] = _unchanged) -> Any:
-        """Return what `read` makes of the JSON of a body; a large one is parsed and read in a thread.
+    async def parsed(self, request: FeatureRequest, read: Callable[[Any], Any] = _identity) -> Any:
+        """Parse the body, pass it to `read` and return the result. A large body is handled in a thread.
 
         Raises:
-            HttpRefusedError: `FeatureRequest.json` or `read` has refused it, or there is no memory for it.
-            RequestError: There is no thread for it.
+            HttpRefusedError: `FeatureRequest.json` or `read` refused the body, or it would exceed the memory limit.
+            RequestError: All threads are busy.
         """
         body = request.body
         if len(body) <= QUICK_BYTES:
@@ -168,28 +171,28 @@ class FeatureEndpoint:
             try:
                 request.reserve(parsed_bytes(body))
                 return read(request.json())
-            except HttpRefusedError as error:  # threads pass on what methods raise, and nothing of HTTP
+            except HttpRefusedError as error:  # returned, because `compute` knows only the errors of methods
                 return error
 
-        found = await self.app.sessions.compute(work, request.caller.owner, "parse")
-        if isinstance(found, HttpRefusedError):
-            raise found
-        return found
+        result = await self.app.sessions.compute(work, request.caller.owner, "parse")
+        if isinstance(result, HttpRefusedError):
+            raise result
+        return result
 
     def credentials(self, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-        """Get the headers of a request with its token as a bearer token, for a protocol that sends it in another."""
+        """Return the headers with the token as a bearer token. Override it for another form of the token."""
         return headers
 
     def is_ready(self) -> bool:
-        """Whether requests are answered: the server neither starts nor stops."""
+        """Return whether requests are answered: the server is neither starting nor stopping."""
         return self._gateway.ready
 
     def refusal(self, status: int, message: str) -> Response:
-        """Write a refusal as the feature's protocol does."""
+        """Return a refusal in the form of the feature's protocol."""
         return refusal_response(status, message)
 
     def status_of(self, error: Exception) -> int:
-        """Return the HTTP status for what a method refused; what only an operator can mend is 500."""
+        """Return the HTTP status for an error of a method. Errors that only an operator can correct are 500."""
         code = error.code if isinstance(error, ReplyError) else describe(error)[0]
         return STATUS.get(code, 500 if code in STANDARD else 409)
 
@@ -211,7 +214,7 @@ class FeatureEndpoint:
                 response = await self._answer(request)
                 try:
                     await self._send(response, scope, receive, send, reservation.resize)
-                except asyncio.CancelledError:  # the server can't wait any longer, and the answer has begun
+                except asyncio.CancelledError:  # the server stops now, and the response has begun
                     scope["state"][STATE].cut_off()
         except HttpRefusedError as error:
             refused.write(error.status, str(error), scope)
@@ -219,24 +222,24 @@ class FeatureEndpoint:
 
     async def _answer(self, request: FeatureRequest) -> Response:
         try:
-            return await self._asked(self.answer(request))
-        except asyncio.CancelledError:  # the server can't wait any longer
+            return await self._translate_errors(self.answer(request))
+        except asyncio.CancelledError:  # the server stops now
             raise HttpRefusedError(HTTPStatus.SERVICE_UNAVAILABLE, CUT_OFF) from None
 
-    async def _asked(self, work: Awaitable[T]) -> T:
-        """Do what a feature does; what a method refuses there refuses the request."""
+    async def _translate_errors(self, work: Awaitable[T]) -> T:
+        """Await a feature's work, and turn errors of methods into an `HttpRefusedError`."""
         try:
             return await work
         except REFUSALS as error:
             raise HttpRefusedError(self.status_of(error), sentence(error)) from None
-        except ReplyError as error:  # of `App.request`
+        except ReplyError as error:  # from `App.request`
             raise HttpRefusedError(self.status_of(error), error.data.get("detail") or error.message) from None
 
     @staticmethod
     async def _send(
-        response: Response, scope: Scope, receive: Receive, send: Send, holds: Callable[[int], None] = _nothing
+        response: Response, scope: Scope, receive: Receive, send: Send, holds: Callable[[int], None] = _ignore_size
     ) -> None:
-        """Send a response in pieces, each of which waits until the client has read enough of those before it."""
+        """Send a response in pieces. Each piece waits until the client has read enough of the previous ones."""
         response.headers["x-request-id"] = request_id.get()
         for name, value in HINTS.get(response.status_code, ()):
             response.headers.setdefault(name.decode(), value.decode())
@@ -246,10 +249,10 @@ class FeatureEndpoint:
             await _stream(response, scope, send)
         elif response.__class__.__call__ is Response.__call__:
             await send(start)
-            if len(response.body) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+            if len(response.body) > PIECE_BYTES:  # a smaller body has left the server when `send` returns
                 holds(len(response.body))
             await send_body(send, response.body)
-        else:  # a file, or what a feature has made itself
+        else:  # a file, or a feature's own class of response
             await response(scope, receive, send)
             return
         if response.background is not None:
@@ -257,7 +260,7 @@ class FeatureEndpoint:
 
 
 async def _stream(response: StreamingResponse, scope: Scope, send: Send) -> None:
-    """Send what an iterator gives, which ends after the next piece when the client has left."""
+    """Send the pieces of a streamed response. If the client has left, close the stream after the next piece."""
     connection = scope.get("state", {}).get(STATE)
     pieces = response.body_iterator
     async for piece in pieces:
@@ -271,33 +274,33 @@ async def _stream(response: StreamingResponse, scope: Scope, send: Send) -> None
 
 
 class FeatureSocket(FeatureEndpoint):
-    """A path of a feature that is a WebSocket: a subclass says what a message is answered.
+    """A WebSocket endpoint of a feature. A subclass implements `on_message`.
 
-    The handshake is admitted as a request is, and so is each message, which holds the connection until it is answered.
-    Between two messages the connection is idle, as others are: it may end where its room is needed, or with the server,
-    so nothing may be lost with it.
+    The handshake and each message are admitted like requests. A message holds the connection until it is answered.
+    Between messages the connection is idle: it may be evicted, or closed with the server. So a feature must keep no
+    state that is lost with the connection.
     """
 
     verbs: Sequence[str] | None = ("GET",)
 
     async def on_connect(self, handshake: FeatureRequest) -> None:
-        """Look at a handshake before it is accepted.
+        """Check a handshake before it is accepted.
 
         Raises:
-            HttpRefusedError: It is refused, with this status and reason.
-            RequestError: A method has refused it.
+            HttpRefusedError: The handshake is refused with this status and reason.
+            RequestError: A method refused the handshake.
         """
 
     async def on_message(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
-        """Answer a message, which is the body of a request like the handshake; None closes the WebSocket.
+        """Return the answer to a message. None closes the WebSocket.
 
         Args:
-            message: What was sent, as its body.
-            memory: What it may keep from one message to the next.
+            message: The request of the handshake, with the message as its body.
+            memory: A dict for state between the messages of this WebSocket.
 
         Raises:
-            HttpRefusedError: The WebSocket is to be closed, with this reason.
-            RequestError: A method has refused it, so it is, too.
+            HttpRefusedError: The WebSocket is closed with this reason.
+            RequestError: A method refused the message. The WebSocket is closed, too.
         """
         raise NotImplementedError
 
@@ -317,7 +320,7 @@ class FeatureSocket(FeatureEndpoint):
             with self._gateway.admitted(scope, Caller(owner)):
                 accepted = accept_handshake(headers)
                 self._gateway.check_ready()
-                await self._asked(self.on_connect(_request(scope, headers, b"", Caller(owner))))
+                await self._translate_errors(self.on_connect(_request(scope, headers, b"", Caller(owner))))
         except HttpRefusedError as error:
             refused.write(error.status, str(error), scope)
             await self._send(self.refusal(error.status, str(error)), scope, receive, send)
@@ -330,7 +333,7 @@ class FeatureSocket(FeatureEndpoint):
         except HttpRefusedError as error:
             refused.write(error.status, str(error), scope)
             code, reason = error.code if isinstance(error, SocketRefusedError) else LATER, str(error)
-        except asyncio.CancelledError:  # the server can't wait any longer
+        except asyncio.CancelledError:  # the server stops now
             code, reason = RESTARTS, CUT_OFF
         finally:
             socket.close(code, reason)
@@ -347,12 +350,12 @@ class FeatureSocket(FeatureEndpoint):
                 reservation.begin_answer()
                 socket.answers = True
                 try:
-                    reply = await self._asked(
+                    reply = await self._translate_errors(
                         self.on_message(replace(handshake, body=body, reserve=reservation.grow_to), memory)
                     )
                     if reply is None:
                         return
-                    if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+                    if len(reply) > PIECE_BYTES:  # a smaller reply has left the server when `send` returns
                         reservation.resize(len(reply))
                     await socket.send(reply)
                 finally:
@@ -364,8 +367,8 @@ def _request(
     headers: dict[bytes, bytes],
     body: bytes,
     caller: Caller,
-    holds: Callable[[int], None] = _nothing,
-    reserve: Callable[[int], None] = _nothing,
+    holds: Callable[[int], None] = _ignore_size,
+    reserve: Callable[[int], None] = _ignore_size,
 ) -> FeatureRequest:
     return FeatureRequest(
         scope["method"],

@@ -1,12 +1,12 @@
-"""uvicorn: its connections with limits, and of its server what it takes to end without losing anything.
+"""uvicorn with limits for connections and with a shutdown that loses no request.
 
-uvicorn alone lets a silent or slow client keep a connection open forever, and closes connections on which a request may
-be on its way. Both can be changed only through attributes that it doesn't document.
+By itself, uvicorn lets a silent or slow client keep a connection open forever, and closes connections on which a
+request may be arriving. Both can be changed only through undocumented attributes. Only this module uses them, and
+`tests/test_packaging.py` checks that uvicorn still has them.
 
-Only this file knows them, and `tests/test_packaging.py` compares those that it uses with those that uvicorn
-has. A client has one time limit to send a request's headers, another for its body, and must keep reading the response.
-The number of connections is limited, and so are the bytes of a request that aren't its body. While a request is being
-answered, those behind it are kept as bytes and not parsed. A refusal has the same shape here as everywhere.
+A client has one time limit for a request's headers, another for its body, and must keep reading the response. The
+number of connections is limited, and so are the bytes of a request that aren't part of its body. While a request is
+being answered, following requests stay unparsed bytes. Refusals have the same form here as everywhere.
 """
 
 import asyncio
@@ -30,35 +30,35 @@ from toolpack_server.web.refusals import refusal, refused
 from toolpack_server.web.transport import ResponseTransport
 
 MAX_HEADER_BYTES = 64 * 1024
-MAX_FRAMING_BYTES = 16 * 1024  # and as many as the body has: chunks of one byte have six times as many
-PIECE_BYTES = 16 * 1024  # parsed between two looks at the limits
-MIN_PIECE_BYTES = 256  # a piece with several empty lines is cut behind one, but isn't smaller: it may be a body
-MAX_UNPARSED_BYTES = 64 * 1024  # that a connection keeps while a request is being answered; then it isn't read
+MAX_FRAMING_BYTES = 16 * 1024  # plus the size of the body; chunks of one byte would have six times that size
+PIECE_BYTES = 16 * 1024  # parsed before the limits are checked again
+MIN_PIECE_BYTES = 256  # a piece with several empty lines is cut after one of them, but not shorter: it may be a body
+MAX_UNPARSED_BYTES = 64 * 1024  # that wait while a request is being answered; then the connection isn't read
 EMPTY_LINE = b"\r\n\r\n"
 CLOSE = (b"connection", b"close")
 
 
-class Upgraded(Protocol):
-    """What a connection becomes that no longer speaks HTTP, an `asyncio.Protocol`."""
+class UpgradedProtocol(Protocol):
+    """The `asyncio.Protocol` of a connection that switched from HTTP to another protocol."""
 
     def data_received(self, data: bytes) -> None: ...
 
     def drain(self) -> None:
-        """End as soon as whoever is being answered is."""
+        """Close the connection after the message that is being answered."""
 
     def evict(self, reason: str) -> None:
-        """End at once, to make room for another connection."""
+        """Close the connection at once, because a new one needs its space."""
 
 
-U = TypeVar("U", bound=Upgraded)
+U = TypeVar("U", bound=UpgradedProtocol)
 
 
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """One connection, with limits."""
+    """One HTTP connection, with limits. `limited_protocol` sets the class variables."""
 
-    settings: ClassVar[Settings]  # set by `limited_protocol`
-    places: ClassVar[Connections]
-    app_state: dict[str, Any]  # of which each request gets a copy
+    settings: ClassVar[Settings]
+    connection_table: ClassVar[Connections]
+    app_state: dict[str, Any]  # each request gets a copy
     url: bytes
     headers: list[tuple[bytes, bytes]]
     parser: Any
@@ -76,35 +76,35 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._timed_phase: str | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         self._unparsed = b""
-        self._reading_paused = False  # because there is too much of it
+        self._reading_paused = False  # because too many bytes are unparsed
         self._ended = False  # the client has closed its side
-        self._reparsed_at: int | None = None  # where in a piece the rest begins behind a head that was parsed again
-        self.upgraded: Upgraded | None = None
+        self._reparsed_at: int | None = None  # end of the headers in a piece, if these were parsed again
+        self.upgraded: UpgradedProtocol | None = None
         self._expect("headers")
-        self.places.opened(self)
+        self.connection_table.opened(self)
 
     def switch(self, accepted: bytes, make: Callable[["LimitedProtocol", Any, float], U]) -> U:
-        """Become what speaks another protocol, as the request asks that is being answered; get what it is from now on.
+        """Switch to the protocol that the current request asks for, and return its object.
 
         Args:
-            accepted: The head of the response, without the empty line.
-            make: Gets this connection, its transport, and how many seconds a message has to arrive.
+            accepted: The response's headers, without the empty line after them.
+            make: Creates the object from this connection, its transport, and the time limit of a message in seconds.
         """
         self._cancel()
         for cycle in {self._running_cycle, self.cycle} - {None}:
-            cycle.disconnected = True  # it gets this answer and no other
-        self.upgraded = made = make(self, self.transport, self.settings.receive_seconds)
+            cycle.disconnected = True  # uvicorn must send no further response
+        self.upgraded = protocol = make(self, self.transport, self.settings.receive_seconds)
         self.transport.write(accepted + b"\r\n")
-        self.transport.set_protocol(made)
+        self.transport.set_protocol(protocol)
         self.transport.resume_reading()
         if self._unparsed:
-            made.data_received(self._unparsed)
-        if self.places.closing:
-            made.drain()
-        return made
+            protocol.data_received(self._unparsed)
+        if self.connection_table.closing:
+            protocol.drain()
+        return protocol
 
     def evict(self, reason: str) -> None:
-        """End at once, to make room for another connection; whoever is being answered loses the answer."""
+        """Close the connection at once, because a new one needs its space. A response that has begun is cut off."""
         if self.upgraded is not None:
             self.upgraded.evict(reason)
         elif self.transport.get_write_buffer_size() or (self._in_request() and self.cycle.response_started):
@@ -114,9 +114,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.end()
 
     def cut_off(self) -> None:
-        """End in the middle of a response that can't be completed."""
+        """Close the connection in the middle of a response that can't be completed."""
         for cycle in {self._running_cycle, self.cycle} - {None}:
-            cycle.disconnected = True  # or uvicorn would say that the application has forgotten the rest
+            cycle.disconnected = True  # else uvicorn would log that the application didn't complete the response
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -127,11 +127,11 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         phase, at = None, 0
         while at < len(data):
             cycle = self.cycle
-            if cycle is not None and not cycle.response_complete and self._holds_back(cycle):
+            if cycle is not None and not cycle.response_complete and self._must_wait(cycle):
                 phase = None
                 break
             piece = data[at : at + PIECE_BYTES]
-            # Each request ends with an empty line or has one in it.
+            # Each request contains an empty line, so a piece that is cut after one has at most one request's end.
             if piece.count(EMPTY_LINE) > 1 and (end := piece.find(EMPTY_LINE, MIN_PIECE_BYTES)) >= 0:
                 piece = piece[: end + len(EMPTY_LINE)]
             body_before = len(cycle.body) if cycle is not None else 0
@@ -156,13 +156,13 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.close()
 
     def _count(self, size: int, phase: str, cycle: Any, body_before: int) -> None:
-        """Refuse a request that consists of too much else than its body.
+        """Count the bytes of a request, and refuse it if too many aren't part of its body.
 
         Args:
             cycle: uvicorn's object for the last request before the piece.
-            body_before: The size of what it held of its body.
+            body_before: The number of bytes of its body that had arrived before the piece.
         """
-        if (self.cycle, phase) != self._counted:  # it has begun in this piece
+        if (self.cycle, phase) != self._counted:  # the request or its body began in this piece
             self._counted = self.cycle, phase
             self._body_bytes = self._other_bytes = 0
         if self.cycle is cycle:
@@ -187,23 +187,26 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 self._expect_rest(self._receiving())
 
     def eof_received(self) -> bool | None:
-        """Allow a half-close after a complete request, to answer it; returning None closes the connection."""
-        behind = self._unparsed or (self._on_h11 and self.conn.trailing_data[0])  # further requests
-        if self._in_request() and (behind or self._receiving() is None):
+        """Keep the connection open for the response, if the client sent a complete request and closed its side.
+
+        Returning None closes the connection.
+        """
+        further_requests = self._unparsed or (self._on_h11 and self.conn.trailing_data[0])
+        if self._in_request() and (further_requests or self._receiving() is None):
             self._ended = True
-            if not behind:
+            if not further_requests:
                 self.cycle.keep_alive = False
             for cycle in {self._running_cycle, self.cycle} - {None}:
                 cycle.scope[CLIENT_ENDED] = True
-                cycle.message_event.set()  # `receive` returns, and whoever waits there can look
+                cycle.message_event.set()  # `receive` returns, so that a waiting endpoint can check the scope
             return True
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.places.closed(self)
+        self.connection_table.closed(self)
         self._cancel()
         self.resume_writing()
-        # Of pipelined requests, uvicorn marks only the last.
+        # uvicorn marks only the last one of pipelined requests.
         if self._running_cycle is not None:
             self._running_cycle.disconnected = True
         super().connection_lost(exc)
@@ -222,7 +225,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._refuse(400, f"{msg.rstrip('.')}: send HTTP/1.1.")
 
     def on_message_begin(self) -> None:
-        # A callback of httptools, like the next two; h11 keeps this state itself.
+        # httptools calls this and the next two methods. With h11, the parser has the state.
         self._phase = "headers"
         super().on_message_begin()
 
@@ -239,29 +242,29 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super()._start_asgi_task(cycle, app)
 
     def _should_upgrade(self) -> bool:
-        # httptools takes the body of a request with the header Upgrade for another protocol; for uvicorn, such requests
-        # go to `handle_websocket_upgrade`. But a handshake has no body, and is a request like any other.
+        # httptools takes the body of a request with the header Upgrade for another protocol. uvicorn passes a request
+        # to `handle_websocket_upgrade` if this returns True. A handshake has no body and is handled like any request.
         headers = dict(self.headers)
         return not self._on_h11 and b"upgrade" in headers and not is_handshake(self.scope["method"], headers)
 
     def handle_websocket_upgrade(self, *_event: Any) -> None:
-        """Parse the head of a request again without the header Upgrade, which a server may ignore (RFC 9110, 7.8)."""
-        handled: Any = sys.exception()  # httptools' `HttpParserUpgrade`, which says where the head has ended
+        """Parse a request's headers again without Upgrade, which a server may ignore (RFC 9110, 7.8)."""
+        handled: Any = sys.exception()  # httptools' `HttpParserUpgrade`; its argument is the end of the headers
         (self._reparsed_at,) = handled.args
         lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         version = self.parser.get_http_version().encode()
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(lines))
         self.parser = type(self.parser)(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         super().data_received(head)
 
     def _unsupported_upgrade_warning(self) -> None:
-        # Replaces uvicorn's warning to install a WebSocket library. httptools reads nothing after this request.
+        # Replaces uvicorn's warning about a missing WebSocket library. httptools parses nothing after this request.
         if not self._on_h11 and self.cycle is not None:
             self.cycle.keep_alive = False
 
     def _receiving(self) -> str | None:
-        """Get which part of a request is incomplete: "headers", "body", or None."""
+        """Return the part of a request that is incomplete: "headers", "body", or None."""
         if not self._on_h11:
             return self._phase
         if self.conn.their_state is h11.SEND_BODY:
@@ -269,22 +272,22 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return "headers" if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0] else None
 
     def _is_unread(self) -> bool:
-        """Whether the body of the request that is answered hasn't arrived in full."""
+        """Return whether the body of the answered request hasn't arrived in full."""
         return self._receiving() == "body" and self._running_cycle in {None, self.cycle}
 
-    def _holds_back(self, cycle: Any) -> bool:
-        """Whether what comes next waits for an answer: the last request has arrived, or one before it is answered."""
+    def _must_wait(self, cycle: Any) -> bool:
+        """Return whether further bytes must wait: the last request is complete, or a previous one isn't answered."""
         return self._running_cycle not in {None, cycle} or self._receiving() is None
 
     def _in_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _expect_rest(self, phase: str | None) -> None:
-        """Limit the time in which the rest of a request comes, of which part it is; None if nothing is missing."""
+        """Set the time limit for the missing part of a request, or remove it if no part is missing (None)."""
         if phase is None:
             if self._timer is not None:
                 self._cancel()
-            # Data that belongs to no request, such as an empty line, has stopped uvicorn's own timer.
+            # Data outside a request, such as an empty line, stops uvicorn's own timer.
             if self.timeout_keep_alive_task is None and not self._in_request():
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -320,10 +323,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self.transport.is_closing():
             return
         if self._receiving() == "body" and self.cycle is not None and self.cycle.response_started:
-            self.transport.close()  # the response has begun, so no other can be sent
+            self.transport.close()  # the response has begun, so no refusal can be sent
             return
         if self._in_request():
-            self.cycle.disconnected = True  # it gets this answer and no other
+            self.cycle.disconnected = True  # uvicorn must send no further response
             self.cycle.message_event.set()
         refused.write(status, message, client=self.transport.get_extra_info("peername"))
         body = refusal(status, message)
@@ -335,53 +338,54 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.transport.close()
 
 
-def limited_protocol(settings: Settings, places: Connections) -> type[asyncio.Protocol]:
-    """Create the protocol class with these limits, on httptools if installed, else h11."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"settings": settings, "places": places})
+def limited_protocol(settings: Settings, connection_table: Connections) -> type[asyncio.Protocol]:
+    """Return a protocol class with these limits. It uses httptools if that is installed, else h11."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"settings": settings, "connection_table": connection_table})
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server: when it ends is for a subclass to say, here is how."""
+    """uvicorn's server, with the steps of a graceful shutdown. A subclass decides when to take them."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, places: Connections) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, connection_table: Connections) -> None:
         config = uvicorn.Config(
             app,
             access_log=False,
             log_config=None,
-            http=limited_protocol(settings, places),
+            http=limited_protocol(settings, connection_table),
             ws="none",
             proxy_headers=False,
             server_header=False,
             date_header=False,
         )
         super().__init__(config)
-        self._places = places
+        self._connection_table = connection_table
 
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
-        """Get what makes the event loop: uvloop's if that is installed."""
+        """Return the factory of the event loop, uvloop's if that is installed."""
         return self.config.get_loop_factory()
 
     def connections(self) -> int:
-        """Count the open connections, idle ones included."""
+        """Return the number of open connections, including idle ones."""
         return len(self.server_state.connections)
 
     def close_with_next_answer(self) -> None:
-        """Close each connection with its next answer, which says so."""
-        self._places.closing = True
+        """Close each connection after its next response, which has `connection: close`."""
+        self._connection_table.closing = True
         self.config.encoded_headers = self.server_state.default_headers = [CLOSE]
         connections: set[Any] = self.server_state.connections
         for connection in [*connections]:
-            if connection.cycle is not None:  # it has got its headers before
+            if connection.cycle is not None:  # it copied the default headers before
                 connection.cycle.default_headers = [CLOSE]
             if connection.upgraded is not None:
                 connection.upgraded.drain()
 
     def stop_listening(self) -> None:
+        """Close the listening sockets."""
         for server in self.servers:
             server.close()
 
     async def accept_rest(self, listeners: list[socket.socket]) -> None:
-        """Stop listening, after accepting the connections that clients take for open already."""
+        """Stop listening, after accepting the connections that the system has established for clients."""
         accepted = []
         for listener in listeners:
             if listener.fileno() >= 0:
@@ -395,24 +399,28 @@ class HttpServer(uvicorn.Server):
                 await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
 
     def cancel_requests(self) -> None:
-        """Cancel the requests that are still being answered; each gets an answer that says so."""
+        """Cancel the requests that are still being answered. Each gets a response that says so."""
         for task in [*self.server_state.tasks]:
             task.cancel()
 
     def requests(self) -> int:
+        """Return the number of requests that are being answered."""
         return len(self.server_state.tasks)
 
     async def end(self) -> None:
+        """Close all connections and shut down the application."""
         connections: set[Any] = self.server_state.connections
         for connection in [*connections]:
             connection.shutdown()
-            if connection.transport.lingers:  # its answer is sent; the loop ends before its timer
+            if connection.transport.lingers:  # its response is sent, and the loop ends before its timer
                 connection.transport.abort()
         await self.lifespan.shutdown()
 
     def sockets(self) -> list[Any]:
-        listening = [listener for server in getattr(self, "servers", ()) for listener in server.sockets]
-        return listening + [each.transport.get_extra_info("socket") for each in self.server_state.connections]
+        """Return the sockets of the server and of all its connections."""
+        listeners = [listener for server in getattr(self, "servers", ()) for listener in server.sockets]
+        connections = self.server_state.connections
+        return listeners + [connection.transport.get_extra_info("socket") for connection in connections]
 
     def _protocol(self) -> Any:
         state = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}

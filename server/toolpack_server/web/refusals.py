@@ -1,6 +1,6 @@
-"""HTTP responses, and the body of those to requests that never reach JSON-RPC.
+"""HTTP responses, in particular refusals of requests that don't reach JSON-RPC.
 
-Every refusal has a body of the same shape that says what to do.
+The body of every refusal has the same form and says what to do.
 """
 
 import logging
@@ -19,20 +19,20 @@ NO_CONTENT = 204
 HINTS = {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}  # headers, by status
 PIECE_BYTES = 2**20
 PATHS = {"/rpc", "/healthz", "/readyz", "/metrics", "/openrpc.json"}
-MAX_LINES = 100  # in a second: whoever floods the server with requests must not fill the log
+MAX_LINES = 100  # per second, so that a flood of requests doesn't fill the log
 
 
 def refusal(status: int, message: str) -> bytes:
-    """Get the response body for a request that never reached JSON-RPC."""
+    """Return the response body for a request that didn't reach JSON-RPC."""
     error = {"code": ERROR_OF_SERVER, "message": message, "data": {"status": status}}
     return dumps({"jsonrpc": "2.0", "id": None, "error": error})
 
 
 def refusal_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Get the response to such a request, from an endpoint that Starlette has found."""
+    """Return the response to such a request, for endpoints that return Starlette responses."""
     hints = {name.decode(): value.decode() for name, value in HINTS.get(status, ())}
-    given = {"content-type": "application/json", **hints, **(headers or {})}
-    return Response(refusal(status, message), status, given)
+    all_headers = {"content-type": "application/json", **hints, **(headers or {})}
+    return Response(refusal(status, message), status, all_headers)
 
 
 async def send_response(
@@ -42,7 +42,7 @@ async def send_response(
     request_id: bytes | None = None,
     extra: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Send a complete response; `extra` are further headers."""
+    """Send a complete response, with the headers `extra` after the usual ones."""
     headers = [(b"content-length", b"%d" % len(body))]
     if body:
         headers.append((b"content-type", b"application/json"))
@@ -59,7 +59,7 @@ async def send_response(
 
 
 async def send_body(send: Send, body: bytes | memoryview) -> None:
-    """Send the body of a response in pieces, each of which waits until the client has read enough of those before."""
+    """Send the body of a response in pieces. Each piece waits until the client has read enough of the previous ones."""
     sent = 0
     while len(body) - sent > PIECE_BYTES:
         await send({"type": "http.response.body", "body": body[sent : sent + PIECE_BYTES], "more_body": True})
@@ -73,21 +73,21 @@ async def refuse(send: Send, error: HttpRefusedError, scope: Scope, request_id: 
 
 
 class RefusalLog:
-    """Log lines of refused requests, at most so many in a second; the others are counted."""
+    """Log of refused requests, with at most `MAX_LINES` lines per second. Further lines are counted."""
 
     def __init__(self) -> None:
-        # The paths, other than those in `PATHS`, that are shown; what follows them is a key.
-        self.doors: Iterable[str] = ()
+        # Paths before a key. The log shows them, and those in `PATHS`.
+        self.key_routes: Iterable[str] = ()
         self._second = 0
         self._lines = 0
 
     def write(self, status: int, reason: str, scope: Scope | None = None, client: object = None) -> None:
-        """Write a line, unless there are too many; the client's address is given if the request hasn't got a scope."""
+        """Write a line, or count it at the limit. The caller passes the client's address if there is no scope."""
         second = int(time.monotonic())
         if second != self._second:
-            left_out, self._second, self._lines = self._lines - MAX_LINES, second, 0
-            if left_out > 0:
-                event("refused", logging.WARNING, count=left_out, reason="Too many refused requests for a line each.")
+            omitted, self._second, self._lines = self._lines - MAX_LINES, second, 0
+            if omitted > 0:
+                event("refused", logging.WARNING, count=omitted, reason="Too many refused requests to log each one.")
         self._lines += 1
         if self._lines > MAX_LINES:
             return
@@ -98,10 +98,10 @@ class RefusalLog:
         event("refused", logging.WARNING, status=status, method=method, path=path, client=address, reason=reason)
 
     def _shown(self, path: str) -> str:
-        """Get what the log shows of a path: an agent's path and an unknown one may hold a key."""
+        """Return the part of a path that may be logged: agents' paths and unknown ones may contain a key."""
         if path in PATHS:
             return path
-        return next((f"{door}/…" for door in self.doors if path.startswith(f"{door}/")), "…")
+        return next((f"{route}/…" for route in self.key_routes if path.startswith(f"{route}/")), "…")
 
 
 refused = RefusalLog()

@@ -1,6 +1,6 @@
-"""What is asked by GET: whether the server lives and is ready, its metrics, and the document of its methods.
+"""Status endpoints: health, readiness, metrics and the OpenRPC document.
 
-An endpoint raises what the application answers as a refusal.
+They raise `HttpRefusedError`; the application turns it into a response.
 """
 
 from starlette.requests import Request
@@ -19,35 +19,35 @@ def status_routes(gateway: Gateway) -> list[Route]:
     service = gateway.service
 
     def owner(request: Request) -> str:
-        """Get the owner of a request to what only callers of `/rpc` may see."""
-        found = gateway.gate.owner(dict(request.scope["headers"]))
+        """Return the owner of a request, which needs the same token as `/rpc`."""
+        owner = gateway.gate.owner(dict(request.scope["headers"]))
         gateway.check_ready()
-        return found
+        return owner
 
     async def healthz(_request: Request) -> Response:
         return _answer(b"ok", "text/plain")
 
     async def readyz(_request: Request) -> Response:
-        takes_more = gateway.ready and not gateway.leaving
-        ready, problem = await service.sessions.ping_store() if takes_more else (False, NOT_READY)
+        is_serving = gateway.ready and not gateway.leaving
+        ready, problem = await service.sessions.ping_store() if is_serving else (False, NOT_READY)
         return _answer(f"ready {problem}".strip().encode(), "text/plain") if ready else refusal_response(503, problem)
 
     async def metrics(request: Request) -> Response:
         owner(request)
         try:
             sessions = await service.sessions.count()
-        except (InternalError, RequestError):  # metrics matter most when the store can't be reached
+        except (InternalError, RequestError):  # operators need metrics most when the store can't be reached
             sessions = None
-        shown = exposition(service.metrics, sessions, calls=not gateway.gate.several)
-        return _answer(shown, "text/plain; version=0.0.4; charset=utf-8")
+        text = exposition(service.metrics, sessions, calls=not gateway.gate.several)
+        return _answer(text, "text/plain; version=0.0.4; charset=utf-8")
 
     async def openrpc(request: Request) -> Response:
         owner(request)
         return _answer(dumps(service.document()), "application/json")
 
-    found = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/openrpc.json": openrpc}
-    return [Route(path, endpoint, methods=["GET"]) for path, endpoint in found.items()]
+    endpoints = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/openrpc.json": openrpc}
+    return [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
 
 
 def _answer(body: bytes, media_type: str) -> Response:
-    return Response(body, headers={"content-type": media_type})  # as it is: Starlette would add a charset
+    return Response(body, headers={"content-type": media_type})  # Starlette would add a charset to media_type=

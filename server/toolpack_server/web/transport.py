@@ -1,14 +1,14 @@
-"""The transport of a connection: what a response's bytes go through on their way to the socket.
+"""Transport of a connection, between the HTTP protocol and the socket.
 
-An answer that is given before its request has arrived is the last one of its connection. It says so, and the
-rest of the request is dropped without being parsed: not even a refusal's reader can make the server work.
+A response to a request that hasn't arrived in full is the last one of its connection. It has `connection: close`, and
+the rest of the request is dropped unparsed. So a client whose request was refused can't make the server work.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
-LINGER_SECONDS = 2.0  # long enough for a client that still sends to find the answer
+LINGER_SECONDS = 2.0  # in which a client that still sends can read the response
 CLOSES = b"connection: close\r\n"
 
 
@@ -17,16 +17,16 @@ class ResponseTransport:
 
     def __init__(self, transport: Any, is_unread: Callable[[], bool]) -> None:
         self._transport = transport
-        self._is_unread = is_unread  # whether the body of the request that is answered hasn't arrived in full
-        self.head = b""  # of a response, kept until its body is written or there is none
+        self._is_unread = is_unread  # returns whether the answered request's body hasn't arrived in full
+        self.head = b""  # headers of a response, which wait for its body
         self.last = False  # the response that is being written is the last one
-        self.lingers = False  # the last response is written; what still arrives is to be dropped
+        self.lingers = False  # the last response is written; further data is dropped
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send data; keep a final response's head until its body is written, in the same turn of the event loop."""
+        """Send data. The headers of a final response wait for its body, which follows in the same loop iteration."""
         if self.lingers:
             return
         if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
@@ -45,10 +45,10 @@ class ResponseTransport:
         return self.lingers or self._transport.is_closing()
 
     def close(self) -> None:
-        """Send what is buffered, and close.
+        """Send the buffered data and close.
 
-        With unread bytes in the socket, closing it at once would destroy the response before the client has read it
-        (RFC 9112, section 9.6). So the client has some time to see that this side is closed.
+        Closing a socket with unread bytes at once would destroy the response before the client has read it (RFC 9112,
+        section 9.6). So after the last response only this side is closed at first, and the socket later.
         """
         if self.lingers:
             return
@@ -57,7 +57,7 @@ class ResponseTransport:
             self.lingers = True
             try:
                 self._transport.write_eof()
-            except OSError:  # the client has reset the connection, of which the event loop hears later
+            except OSError:  # the client has reset the connection; the event loop will notice later
                 self._transport.abort()
                 return
             self._transport.resume_reading()
@@ -66,11 +66,11 @@ class ResponseTransport:
             self._transport.close()
 
     def end(self) -> None:
-        """Close without waiting for the client, after sending what is buffered."""
+        """Send the buffered data and close without waiting for the client."""
         self.flush()
         self._transport.close()
 
     def flush(self) -> None:
-        """Send a head that is kept: the answer to HEAD has nothing behind it."""
+        """Send headers that wait for a body. The response to a HEAD request has none."""
         if self.head:
             self.write(b"")

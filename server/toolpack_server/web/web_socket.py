@@ -1,10 +1,11 @@
-"""A WebSocket (RFC 6455), from the end of its handshake on: a connection whose messages are requests.
+"""WebSocket (RFC 6455) after its handshake: a connection whose messages are requests.
 
-A message has the limits of a request. Its bytes are counted as they arrive, it has the time of a body to do
-so, and of what comes behind it no more is read than a read-ahead. Frames are parsed a few at a time, and those that
-carry no message are limited in number. `wsproto` parses, because it hands out the pieces of a message as they come,
-where `websockets` keeps them until the message is whole; and it leaves the connection here, so that the limits of
-HTTP's connections hold for it. Compression isn't agreed on: no message is larger than what was sent.
+A message has the limits of a request. Its bytes are counted while they arrive, it has the time limit of a body, and at
+most `READ_AHEAD` bytes are parsed ahead. Frames are parsed a few at a time, and the number of frames without text is
+limited. Compression is never accepted, so no message is larger than the bytes that were sent.
+
+The parser is `wsproto`, because it returns the pieces of a message as they arrive; `websockets` collects the whole
+message. `wsproto` also leaves the connection to this module, so the limits of HTTP connections apply.
 """
 
 import asyncio
@@ -21,24 +22,24 @@ from wsproto.utilities import ProtocolError
 from toolpack_server.base.errors import HttpRefusedError
 from toolpack_server.rpc.in_flight import Reservation
 
-READ_AHEAD = 64 * 1024  # bytes that are parsed before somebody reads them
-PIECE_COST = 128  # bytes that a piece takes in memory besides its text
-FRAMING_BYTES = 2**21  # that the pieces of a message may take so, besides what it may be large
-FRAMES_PER_TURN = 32  # that are parsed in a turn of the event loop
-MAX_EMPTY_FRAMES = 1000  # pings, pongs and frames without text, between two with text or in the time of a ping
-PING_SECONDS = 20.0  # a client that is silent for longer, and doesn't answer a ping for as long, is gone
+READ_AHEAD = 64 * 1024  # max bytes that are parsed and not yet read by the endpoint
+PIECE_COST = 128  # bytes of memory per piece, in addition to its text
+MAX_FRAMING_BYTES = 2**21  # max sum of these for one message
+FRAMES_PER_TURN = 32  # max frames parsed in one iteration of the event loop
+MAX_EMPTY_FRAMES = 1000  # max pings, pongs and frames without text, between two with text or between two pings
+PING_SECONDS = 20.0  # interval of pings; a silent client that doesn't answer one by the next is gone
 MAX_REASON = 123  # bytes of a close frame's reason
 VERSION = b"13"
 ACCEPTING = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 
 NORMAL, NOT_TEXT, POLICY, TOO_LARGE, FAULT, RESTARTS, LATER = 1000, 1003, 1008, 1009, 1011, 1012, 1013
-"""Why a server closes a WebSocket, by the codes of RFC 6455 and their registry."""
+"""Codes with which a server closes a WebSocket, from RFC 6455 and its registry."""
 
 RESTART = "The server stops or restarts: connect again in a moment."
 
 
-class Switched(Protocol):
-    """The connection that a WebSocket has taken over, which still counts it."""
+class SwitchedConnection(Protocol):
+    """The HTTP connection that a WebSocket took over. It still counts as a connection."""
 
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
@@ -46,7 +47,7 @@ class Switched(Protocol):
 
 
 class SocketRefusedError(HttpRefusedError):
-    """Refuses a message, and closes its WebSocket with a code."""
+    """Raised to refuse a message and close its WebSocket with a code."""
 
     def __init__(self, status: int, code: int, message: str) -> None:
         super().__init__(status, message)
@@ -54,10 +55,10 @@ class SocketRefusedError(HttpRefusedError):
 
 
 def accept_handshake(headers: Mapping[bytes, bytes]) -> bytes:
-    """Get the response to a handshake.
+    """Return the response to a handshake.
 
     Raises:
-        HttpRefusedError: It is none.
+        HttpRefusedError: The request isn't a valid handshake.
     """
     key = headers.get(b"sec-websocket-key", b"")
     try:
@@ -76,143 +77,146 @@ def accept_handshake(headers: Mapping[bytes, bytes]) -> bytes:
 
 
 class WebSocket(asyncio.Protocol):
-    """A WebSocket, whose messages are text, one at a time.
+    """A WebSocket with text messages. Its endpoint reads and answers one message at a time.
 
     Attributes:
-        answers: Whether a message is being answered, so that a server that drains waits for it.
+        answers: Whether a message is being answered. A server that drains waits for the answer.
     """
 
-    def __init__(self, connection: Switched, transport: Any, body_seconds: float) -> None:
+    def __init__(self, connection: SwitchedConnection, transport: Any, body_seconds: float) -> None:
         self._connection = connection
         self._transport = transport
         self._body_seconds = body_seconds
         self._loop = asyncio.get_running_loop()
         self._frames = Connection(ConnectionType.SERVER)
-        self._pieces: deque[tuple[str, int, bool]] = deque()  # text, its bytes, whether the message ends with it
+        self._pieces: deque[tuple[str, int, bool]] = deque()  # text, its size in bytes, whether it ends a message
         self._unread = 0  # bytes
         self._more = asyncio.Event()
-        self._gone = asyncio.Event()
+        self._client_left = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
-        self._paused = self._drains = False
-        self._next_turn: asyncio.Handle | None = None  # in which the rest of what was read is parsed
-        self._empty_frames = 0  # since the last one with text, or the last ping
-        self._ends = False  # no further message is taken
-        self._heard = True
+        self._paused = self._is_draining = False
+        self._next_turn: asyncio.Handle | None = None  # parses further bytes in the next loop iteration
+        self._empty_frames = 0  # since the last frame with text, or the last ping
+        self._has_ended = False  # no further message is accepted
+        self._was_active = True
         self.answers = False
         self._ping = self._loop.call_later(PING_SECONDS, self._keep_alive)
 
-    # What its endpoint does
+    # Called by its endpoint
 
     async def arrival(self) -> bool:
-        """Wait until a message begins to arrive; False if none will."""
-        while not self._pieces and not self._ends:
+        """Wait until a message begins to arrive. Return False if none will."""
+        while not self._pieces and not self._has_ended:
             self._more.clear()
             await self._more.wait()
         return bool(self._pieces)
 
-    async def message(self, reservation: Reservation, most: int) -> bytes | None:
-        """Read the message that has begun to arrive; None if its rest never will.
+    async def message(self, reservation: Reservation, max_bytes: int) -> bytes | None:
+        """Read the message that has begun to arrive. Return None if its rest won't arrive.
 
         Raises:
-            HttpRefusedError: It is too large, too slow, or there is no memory for it.
+            HttpRefusedError: The message is too large or too slow, or would exceed the memory limit.
         """
         try:
             async with asyncio.timeout(self._body_seconds):
-                return await self._read(reservation, most)
+                return await self._read(reservation, max_bytes)
         except TimeoutError:
             raise SocketRefusedError(
                 408, POLICY, f"The message did not come within {self._body_seconds:g} s."
             ) from None
 
-    async def _read(self, reservation: Reservation, most: int) -> bytes | None:
+    async def _read(self, reservation: Reservation, max_bytes: int) -> bytes | None:
         texts: list[str] = []
         size = 0
         while await self.arrival():
-            text, of_piece, last = self._pieces.popleft()
+            text, piece_size, last = self._pieces.popleft()
             texts.append(text)
-            size += of_piece
-            self._unread -= of_piece + PIECE_COST
-            held = size + PIECE_COST * len(texts)
-            if max(size, held - FRAMING_BYTES) > most:
-                why = f"The message is larger than {most} bytes: send less, or raise TOOLPACK_MAX_BODY_BYTES."
-                raise SocketRefusedError(413, TOO_LARGE, why)
-            self._parse_on()
+            size += piece_size
+            self._unread -= piece_size + PIECE_COST
+            memory = size + PIECE_COST * len(texts)
+            if max(size, memory - MAX_FRAMING_BYTES) > max_bytes:
+                reason = f"The message is larger than {max_bytes} bytes: send less, or raise TOOLPACK_MAX_BODY_BYTES."
+                raise SocketRefusedError(413, TOO_LARGE, reason)
+            self._schedule_parsing()
             if last:
                 return "".join(texts).encode()
-            reservation.grow_to(held)
+            reservation.grow_to(memory)
         return None
 
     async def send(self, text: str) -> None:
-        """Send a message, and wait until the client has read enough of those before."""
-        if not self._ends:
+        """Send a message, and wait until the client has read enough of the previous ones."""
+        if not self._has_ended:
             self._send(TextMessage(data=text))
-            await asyncio.sleep(0)  # messages that have come together take turns with those of other clients
+            await asyncio.sleep(0)  # other clients get a turn between messages that arrived together
             await self._writable.wait()
 
     async def left(self) -> None:
-        """Wait until the client has closed it, or the connection."""
-        await self._gone.wait()
+        """Wait until the client has closed the WebSocket or the connection."""
+        await self._client_left.wait()
 
     def answered(self) -> None:
-        """Say that the message is answered; a server that stops closes it now."""
+        """Mark the message as answered. If the server is draining, close the WebSocket."""
         self.answers = False
-        if self._drains:
+        if self._is_draining:
             self.close(RESTARTS, RESTART)
 
     def drain(self) -> None:
-        """Close it, as soon as the message that is being answered is."""
-        self._drains = True
+        """Close the WebSocket after the message that is being answered, or now."""
+        self._is_draining = True
         if not self.answers:
             self.close(RESTARTS, RESTART)
 
     def close(self, code: int, reason: str = "") -> None:
-        """Say why, and close; a client that still sends has a moment to read it. What hasn't begun never will."""
+        """Send a code and a reason, and close. A client that still sends has a moment to read them.
+
+        Messages that wait are dropped.
+        """
         self._pieces.clear()
         if self._end(code, reason):
             self._transport.last = True
             self._transport.close()
 
     def evict(self, reason: str) -> None:
-        """Close it at once, to make room for another connection."""
+        """Close the WebSocket at once, because a new connection needs its space."""
         self._pieces.clear()
         unread = self._transport.get_write_buffer_size()
         self._end(LATER, reason)
-        if unread:  # whoever doesn't read would hold it open
+        if unread:  # a client that doesn't read would keep the connection open
             self._transport.abort()
         else:
             self._transport.end()
 
-    # What the transport does
+    # Called by the transport
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
-        if not self._ends:
+        self._was_active = True
+        if not self._has_ended:
             self._frames.receive_data(data)
             if self._next_turn is None:
                 self._parse()
 
     def _parse(self) -> None:
-        """Take some of the frames that have arrived. Until all are taken, in later turns, nothing more is read."""
+        """Parse some of the received frames. The connection isn't read until later iterations have parsed all."""
         self._next_turn = None
         frames = self._frames.events()
         for _ in range(FRAMES_PER_TURN):
-            if self._ends or not self._takes_more():
+            if self._has_ended or not self._can_parse():
                 break
             event = next(frames, None)
             if event is None:
                 self._pause(False)
                 return
-            self._take(event)
+            self._handle_frame(event)
         self._pause(True)
-        self._parse_on()
+        self._schedule_parsing()
 
-    def _parse_on(self) -> None:
-        """Take more frames in the next turn of the event loop, if there may be some."""
-        if self._paused and self._next_turn is None and not self._ends and self._takes_more():
+    def _schedule_parsing(self) -> None:
+        """Parse further frames in the next iteration of the event loop, if there may be any."""
+        if self._paused and self._next_turn is None and not self._has_ended and self._can_parse():
             self._next_turn = self._loop.call_soon(self._parse)
 
-    def _takes_more(self) -> bool:
+    def _can_parse(self) -> bool:
         return self._unread <= READ_AHEAD and self._writable.is_set()
 
     def _pause(self, paused: bool) -> None:
@@ -223,7 +227,7 @@ class WebSocket(asyncio.Protocol):
             else:
                 self._transport.resume_reading()
 
-    def _take(self, event: Event) -> None:
+    def _handle_frame(self, event: Event) -> None:
         self._empty_frames += 1
         if isinstance(event, TextMessage):
             size = len(event.data.encode())
@@ -236,8 +240,8 @@ class WebSocket(asyncio.Protocol):
             self.close(NOT_TEXT, "Messages are text: send JSON.")
         elif isinstance(event, Ping):
             self._send(event.response())
-        elif isinstance(event, CloseConnection):  # what the client said, or a frame that isn't one
-            self._gone.set()
+        elif isinstance(event, CloseConnection):  # sent by the client, or caused by an invalid frame
+            self._client_left.set()
             self._end(event.code, event.reason or "")
             self._transport.last = True
             self._transport.close()
@@ -246,27 +250,27 @@ class WebSocket(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
-        self._pause(True)  # pings are answered, too
+        self._pause(True)  # because pings would be answered, too
         self._connection.pause_writing()
 
     def resume_writing(self) -> None:
         self._writable.set()
         self._connection.resume_writing()
-        self._parse_on()
+        self._schedule_parsing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gone.set()
+        self._client_left.set()
         self._end(NORMAL, "")
         self._writable.set()
         self._connection.connection_lost(exc)
 
     def _end(self, code: int, reason: str) -> bool:
-        """Take no further message, and send why; False if that was done before."""
-        if self._ends:
+        """Accept no further message, and send the reason. Return False if this was done before."""
+        if self._has_ended:
             return False
         cut = reason.encode()[:MAX_REASON].decode(errors="ignore")
         self._send(CloseConnection(code=code, reason=cut or None))
-        self._ends = True
+        self._has_ended = True
         self._ping.cancel()
         self._more.set()
         return True
@@ -276,15 +280,15 @@ class WebSocket(asyncio.Protocol):
             return
         try:
             self._transport.write(self._frames.send(event))
-        except ProtocolError:  # it is closed
+        except ProtocolError:  # the WebSocket is closed
             return
 
     def _keep_alive(self) -> None:
-        if not self._heard and not self._paused and self._writable.is_set():
-            self._end(FAULT, "No pong came.")
+        if not self._was_active and not self._paused and self._writable.is_set():
+            self._end(FAULT, "The client didn't answer a ping.")
             self._transport.abort()
             return
-        self._heard = False
+        self._was_active = False
         self._empty_frames = 0
         self._ping = self._loop.call_later(PING_SECONDS, self._keep_alive)
         self._send(Ping(payload=b""))
