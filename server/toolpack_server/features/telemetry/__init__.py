@@ -1,1 +1,1 @@
-"""OpenTelemetry: spans and metrics of calls and evaluations, under the names of its semantic conventions."""
+"""OpenTelemetry: spans and metrics of calls and evaluations, named by the semantic conventions."""

@@ -1,4 +1,4 @@
-"""The environment variables of OpenTelemetry that say what is sent; the SDK reads the others."""
+"""OpenTelemetry's environment variables that select what to export. The SDK reads the other ones itself."""
 
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -9,10 +9,10 @@ _CAPTURES = {"true", "1", "span_only", "event_only", "span_and_event"}
 
 
 def exported_signals(variables: Mapping[str, str]) -> set[str]:
-    """Return the signals, of `TRACES` and `METRICS`, that have an endpoint.
+    """Return the signals (`TRACES`, `METRICS`) for which an endpoint is set.
 
     Raises:
-        ValueError: The exporter can't use the endpoint or the protocol.
+        ValueError: The exporter doesn't support the endpoint or the protocol.
     """
     if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return set()
@@ -21,20 +21,20 @@ def exported_signals(variables: Mapping[str, str]) -> set[str]:
 
 def _is_exported(signal: str, variables: Mapping[str, str]) -> bool:
     def value(name: str) -> str:
-        of_all, own = f"OTEL_EXPORTER_OTLP_{name}", f"OTEL_EXPORTER_OTLP_{signal}_{name}"
-        return variables.get(own, "") or variables.get(of_all, "")
+        common, specific = f"OTEL_EXPORTER_OTLP_{name}", f"OTEL_EXPORTER_OTLP_{signal}_{name}"
+        return variables.get(specific, "") or variables.get(common, "")
 
     url, protocol = value("ENDPOINT"), value("PROTOCOL") or PROTOCOL
     exporters = variables.get(f"OTEL_{signal}_EXPORTER", "").strip() or "otlp"
     if not url or "otlp" not in exporters.split(","):
         return False
     if protocol != PROTOCOL:
-        raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; set it to {PROTOCOL!r}, or not at all.")
+        raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: set it to {PROTOCOL!r}, or unset it.")
     if urlsplit(url).scheme not in {"http", "https"}:
-        raise ValueError(f"the endpoint for {signal.lower()} isn't a URL that begins with http:// or https://.")
+        raise ValueError(f"the endpoint for {signal.lower()} must be a URL that begins with http:// or https://.")
     return True
 
 
 def captures_content(variables: Mapping[str, str]) -> bool:
-    """Return whether arguments and results may be sent."""
+    """Return whether spans may contain arguments and results."""
     return variables.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").strip().lower() in _CAPTURES

@@ -1,7 +1,7 @@
-"""Spans that functions make in executors: executors describe them in JSON, and workers check and send them.
+"""Spans that functions create in executors. Executors serialise them as JSON; workers check and export them.
 
-An executor may have no network, so it sends nothing itself. Its description is only a claim: a span that fits becomes
-a span of the trace of its call, and any other is dropped.
+An executor may have no network, so it exports nothing itself. The worker doesn't trust its JSON: a valid span is added
+to the trace of its call, and any other is dropped.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ UINT64, INT64 = range(2**64), range(-(2**63), 2**63)  # what protobuf can encode
 
 
 class SpanCollector(SpanProcessor):
-    """Keeps the spans of the present call."""
+    """Collects the spans of the current call."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
@@ -36,10 +36,10 @@ class SpanCollector(SpanProcessor):
 
 
 def run_traced(trace: Mapping[str, Any], do: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """Do something in an executor, and return its result and descriptions of the spans that it made.
+    """Call `do` in an executor, and return its result and the spans that it created, as JSON.
 
     Args:
-        trace: Has the `traceparent` of the span above them.
+        trace: Trace context with the `traceparent` of the parent span.
     """
     collector = _collector()
     collector.spans = []
@@ -52,7 +52,7 @@ def run_traced(trace: Mapping[str, Any], do: Callable[[], Any]) -> tuple[Any, li
 
 @lru_cache(1)
 def _collector() -> SpanCollector:
-    """Create this executor's provider when its first call needs one."""
+    """Create this executor's tracer provider, at its first traced call."""
     collector = SpanCollector()
     create_provider(Resource.get_empty(), collector)
     return collector
@@ -75,7 +75,7 @@ def _describe(span: Any) -> dict[str, Any]:
 
 
 def read_spans(claims: Any, run: SpanContext, resource: Resource) -> Iterator[ReadableSpan]:
-    """Yield the spans that an executor described, in the trace of the span of their run."""
+    """Yield the valid spans of an executor's JSON, in the trace of the span `run`."""
     for claim in claims[:MAX_SPANS] if isinstance(claims, list) else ():
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             yield _read_span(claim, run, resource)

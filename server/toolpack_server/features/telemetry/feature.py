@@ -1,6 +1,6 @@
-"""The feature that traces calls, if OpenTelemetry's environment variables name an endpoint.
+"""Declaration of the feature `telemetry`, which is active if OpenTelemetry's variables name an endpoint.
 
-Nothing of OpenTelemetry is imported unless they do. If telemetry can't work, the server logs why, and serves.
+Otherwise OpenTelemetry isn't imported. If telemetry can't be set up, the server logs the reason and runs without it.
 """
 
 import os
@@ -14,12 +14,12 @@ from toolpack_server.wiring.feature import Feature
 
 
 def create_tracer(app: App) -> Tracer | None:
-    """Create the server's tracer; return None if no endpoint is set or telemetry can't work."""
+    """Create the server's tracer. Return None if no endpoint is set or telemetry can't be set up."""
     try:
         signals = exported_signals(os.environ)
         if not signals:
             return None
-        for_toolpacks = "opentelemetry" in sys.modules  # toolpacks have imported it, as the server hasn't yet
+        for_toolpacks = "opentelemetry" in sys.modules  # imported by a toolpack: the server imports it below
         from toolpack_server.features.telemetry.tracer import CallTracer  # noqa: PLC0415 - its imports are optional
 
         in_processes = app.settings.isolation == "process"

@@ -1,7 +1,7 @@
-"""Exporters and a queue of spans that never hold up a call.
+"""Exporters and a span queue that never block a call.
 
-The SDK's own threads send; a call only puts its spans into the queue. What doesn't fit, or can't be sent, is counted,
-and logged at most once a minute. Headers, which may hold a key, are sent to the configured address only.
+A call only puts its spans into the queue; the SDK's threads send them. Spans that don't fit or can't be sent are
+counted and logged, at most once a minute. Headers may contain a key, so they are sent to the configured address only.
 """
 
 import logging
@@ -23,8 +23,8 @@ from toolpack_server.base.after_fork import run_after_fork
 from toolpack_server.base.logger import log
 from toolpack_server.functions.leftovers import SERVER_THREADS
 
-CLOSE_SECONDS = 2.0  # that the receiver has when the server stops
-QUIET_SECONDS = 60.0  # between two lines in the log
+CLOSE_SECONDS = 2.0  # time limit for the receiver when the server stops
+QUIET_SECONDS = 60.0  # minimum interval of log lines
 MAX_QUEUE_SIZE = 2048  # spans, as in the specification
 SERVER_THREADS |= {"OtelBatchSpanRecordProcessor", "OtelPeriodicExportingMetricReader"}
 # The exporters log every attempt, some with the receiver's whole URL, which may hold a key.
@@ -32,7 +32,7 @@ logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL + 1)
 
 
 class LossLog:
-    """Counts lost spans, and logs why they were lost."""
+    """Counts lost spans and logs the reasons."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -55,7 +55,11 @@ class LossLog:
 
 
 class Collector(requests.Session):
-    """Sends requests to the receiver, follows no redirect, and remembers what became of the last one."""
+    """HTTP session to the receiver, which follows no redirects.
+
+    Attributes:
+        outcome: How the last request ended, for the log.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +114,7 @@ class MetricExporter(OTLPMetricExporter):
     def __init__(self, losses: LossLog) -> None:
         self._losses, self._collector = losses, Collector()
         super().__init__(session=self._collector)
-        run_after_fork(self.shutdown)  # or a process that a function forks would send the same numbers again
+        run_after_fork(self.shutdown)  # else a process that a function forks would send the same numbers again
 
     def export(self, metrics_data: MetricsData, *more: Any, **options: Any) -> MetricExportResult:
         result = super().export(metrics_data, *more, **options)
@@ -140,7 +144,7 @@ class SpanQueue(BatchSpanProcessor):
 
 
 def close_all(closing: Sequence[Callable[[], object]]) -> None:
-    """Call functions that wait for the receiver, and stop waiting for them after two seconds."""
+    """Call blocking functions in threads, and wait for them for `CLOSE_SECONDS` at most."""
     deadline = time.monotonic() + CLOSE_SECONDS
     threads = [threading.Thread(target=close, name="telemetry", daemon=True) for close in closing]
     for thread in threads:

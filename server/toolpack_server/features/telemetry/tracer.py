@@ -1,4 +1,4 @@
-"""The tracer of calls and evaluations, which makes their spans and measures how long they take."""
+"""Tracer of calls and evaluations: creates their spans and records their durations."""
 
 import os
 import time
@@ -37,11 +37,11 @@ class CallSpans(CallTrace):
 
     Attributes:
         span: The span of the call.
-        below: The context of the spans below it.
-        run: The span of its run; None as long as it waits.
-        began: When it came, in nanoseconds since the epoch.
-        labels: What its metrics are labelled with.
-        claims: Descriptions of the spans that its function made in an executor.
+        below: The context of child spans.
+        run: The span of the function's run; None while the call is in the queue.
+        began: The time of arrival, in nanoseconds since the epoch.
+        labels: The attributes of its metrics.
+        claims: Unchecked spans that its function created in an executor, as JSON.
     """
 
     __slots__ = ("_tracer", "asked", "began", "below", "claims", "labels", "run", "span")
@@ -63,13 +63,13 @@ class CallSpans(CallTrace):
 
 
 class CallTracer:
-    """Traces calls, and measures them.
+    """Traces and measures calls.
 
     Args:
-        functions: The names of all functions; any other is no name of a span.
-        signals: The signals that are exported.
+        functions: The names of all functions. Other names, which an agent may invent, aren't used in spans.
+        signals: The signals to export.
         in_processes: Functions run in executors.
-        for_toolpacks: Toolpacks make spans themselves, which belong below those of their calls.
+        for_toolpacks: Toolpacks create spans, which become children of their calls' spans.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class CallTracer:
         )
 
     def close(self) -> None:
-        """Send what is left, as far as that is quick."""
+        """Send the remaining spans and metrics, within `CLOSE_SECONDS`."""
         close_all([self.provider.shutdown, self._metrics.shutdown])
         if self._queue is not None:
             self._losses.lost += self._queue.waiting()
@@ -127,7 +127,7 @@ class CallTracer:
         return self._tracer.start_span(span_name, above, SpanKind.SERVER, attributes, start_time=began)
 
     def start_run(self, trace: CallSpans) -> None:
-        """Start the span of a run, in the context of its function."""
+        """Start the span of a function's run, and make it the parent of the function's own spans."""
         trace.run = self._tracer.start_span("run", trace.below, start_time=trace.run_began)
         if not self._for_toolpacks:
             return
@@ -187,7 +187,7 @@ def _end(span: Span, failure: Mapping[str, str], ended: int) -> None:
 
 
 def _method(asked: AskedBy) -> dict[str, str]:
-    """Return the attributes of the method by which a call came."""
+    """Return the attributes of the client's method."""
     if asked.protocol != "mcp":
         return {"rpc.system.name": "jsonrpc", "rpc.method": asked.method}
     attributes = {"mcp.method.name": asked.method}
@@ -197,17 +197,17 @@ def _method(asked: AskedBy) -> dict[str, str]:
 
 
 def _failure(asked: AskedBy, outcome: str, refusal: BaseException | None) -> dict[str, str]:
-    """Return the attributes that say why a call failed; none if it succeeded."""
+    """Return the attributes of a failure; none if the call succeeded."""
     if refusal is not None:
         code = str(describe(refusal)[0] if isinstance(refusal, RequestError) else ERROR_INTERNAL_ERROR)
         return {"error.type": code, "rpc.response.status_code": code, "toolpack.outcome": outcome}
     if outcome == OK:
         return {}
-    # The conventions for MCP have a word for a failed tool, as its request hasn't failed.
+    # The conventions for MCP distinguish a failed tool from a failed request.
     return {"error.type": "tool_error" if asked.protocol == "mcp" else outcome, "toolpack.outcome": outcome}
 
 
 def _cut(content: bytes | str) -> str:
-    """Return the beginning of arguments or of a result, as a text that protobuf can encode."""
+    """Return the start of arguments or of a result, as a string that protobuf can encode."""
     text = content if isinstance(content, str) else content[:MAX_CONTENT].decode(errors="ignore")
     return text[:MAX_CONTENT].encode("utf-8", "replace").decode()
