@@ -1,4 +1,5 @@
-"""The features: each package is one, and holds all that it adds to the core.
+"""Features of the server. Each package contains everything that one feature adds to the core.
 
-The core imports none of them. `service.py` lists them; without one of them in the list, all else works.
+The core imports no feature. Entry points in pyproject.toml declare them, and `TOOLPACK_FEATURES` can exclude them.
+The server works without any of them, except that some features need another one (`needs`).
 """

@@ -1,1 +1,1 @@
-"""Names that features of other distributions import; their version is `core.FEATURE_API`."""
+"""Public API for features in other distributions. Its version is `core.FEATURE_API`."""

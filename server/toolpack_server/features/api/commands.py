@@ -1,7 +1,4 @@
-"""What a command of another distribution may import besides `api`; it is imported in a moment.
-
-Nothing is defined here.
-"""
+"""Further public names for commands of other distributions. This module imports quickly and only re-exports."""
 
 from toolpack_server.base.terminal import echo
 from toolpack_server.cli.local import ask_in_memory, opened_store

@@ -1,4 +1,4 @@
-"""What a feature may import: these names, of which docs/reference/stability.md says what holds.
+"""Public names for features of other distributions; docs/reference/stability.md says how stable they are.
 
 The server's own features import a name from the module that defines it.
 """
@@ -44,7 +44,7 @@ from toolpack_server.stores.base import Head, Record, SessionStore, StoredSessio
 from toolpack_server.wiring.feature import Feature
 
 FEATURE_API = 1
-"""The number of this interface: one that takes something away, or changes what it means, has the next."""
+"""Version of the feature API. Incremented when a name is removed or changes meaning."""
 
 __all__ = [
     "AGENT",

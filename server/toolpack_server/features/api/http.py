@@ -1,6 +1,6 @@
-"""What a feature with HTTP paths may import besides `api`, which imports no web framework.
+"""Further public names for features with HTTP paths. They are apart because `api.core` imports no web framework.
 
-Nothing is defined here.
+This module only re-exports.
 """
 
 from toolpack_server.web.endpoints import Gateway

@@ -1,6 +1,6 @@
-"""What a feature with a store may import besides `api`: the contract of stores, and what those that last share.
+"""Further public names for features with a store: the store's interface, and helpers for persistent stores.
 
-Nothing is defined here.
+This module only re-exports.
 """
 
 from toolpack_server.base.after_fork import detach, run_after_fork

@@ -1,6 +1,6 @@
-"""What a feature with a kind of volume may import besides `api`. Executors import it, too, in a moment.
+"""Further public names for features with a kind of volume. Executors import it, too, so it imports quickly.
 
-Nothing is defined here.
+This module only re-exports.
 """
 
 from toolpack_server.base.uninterruptible import uninterruptible
