@@ -151,7 +151,7 @@ def test_an_import_that_the_sandbox_ends_is_said(tmp_path):
         timeout=PATIENCE,
     )
     assert ended.returncode == 1
-    assert "An executor has ended before it was ready" in ended.stderr
+    assert "An executor exited while it set up the sandbox" in ended.stderr
     assert "no process for toolpacks' code can be set up; the log says why." in ended.stderr
 
 

@@ -54,7 +54,7 @@ def test_a_piece_that_is_not_allowed_is_not_received(channel):
     text = b"[{},[3,5]]"
     theirs.sendall(start(len(text), 8) + text)
     asked = []
-    with pytest.raises(ValueError, match="2 pieces of 8 bytes"):
+    with pytest.raises(ValueError, match="2 pieces with 8 bytes"):
         end.receive(allows=asked.append)
     assert asked == [[3, 5]]
 

@@ -411,7 +411,7 @@ def test_executors_that_nobody_needs_end():
         pool = bench.service.runner._pool
         wait_until(lambda: executors(bench)['{state="busy"}'] == 0)
         for child in pool._children.values():
-            child.rested = time.monotonic() - 1000
+            child.idle_since = time.monotonic() - 1000
         bench.service.runner.end_unused()
         assert executors(bench)['{state="idle"}'] == 1
         goes_on(bench, sessions[0], ["nothing"])
@@ -426,7 +426,7 @@ def test_other_toolpacks_than_the_servers_are_refused(tmp_path):
     (tmp_path / "rough.py").write_text(changed)
     with pytest.raises(StartError) as problem:
         serving.Bench(load_catalog((PACKS,), ("rough",)), isolation="process", pack_dir=(tmp_path,), packs=("rough",))
-    assert "their classes or functions differ from those of the server" in str(problem.value)
+    assert "their classes or functions differ from those that the server has loaded" in str(problem.value)
 
 
 @pytest.mark.heavy

@@ -313,7 +313,7 @@ def test_what_cannot_be_set_up_is_refused_at_the_start(tmp_path, monkeypatch, ca
         "    def refuse(*_): raise OSError(1, 'Operation not permitted')\n"
         "    resource.setrlimit = refuse\n"
     )
-    with pytest.raises(StartError, match="no process for toolpacks' code can be set up"):
+    with pytest.raises(StartError, match="no process for toolpacks' code can be started"):
         serving.Bench(CATALOG, isolation="process", pack_dir=(PACKS,), packs=("rough",))
     assert "An executor can't be set up: Operation not permitted." in caplog.messages
 

@@ -39,7 +39,7 @@ from toolpack_server.features.evaluation.tasks.evaluation import Evidence, SeenR
 from toolpack_server.features.evaluation.tasks.results import Verdict
 from toolpack_server.features.evaluation.tasks.service import Tasks
 from toolpack_server.features.evaluation.tasks.solutions import PlainCall
-from toolpack_server.features.executors.transport import opened
+from toolpack_server.features.executors.transport import unseal_part
 from toolpack_server.features.replay.pinned_clock import PinnedClock
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.packs.pack_function import PackFunction, is_offered
@@ -558,7 +558,7 @@ def said(verdict: Verdict | None) -> Any:
 
 def _opened(codec: Codec, snapshot: Snapshot) -> Snapshot:
     """Get a snapshot without seals, as it never leaves this process."""
-    return Snapshot(snapshot.parts, {part: opened(codec, snapshot, part) for part in snapshot.parts})
+    return Snapshot(snapshot.parts, {part: unseal_part(codec, snapshot, part) for part in snapshot.parts})
 
 
 def _offered(function: PackFunction, offered: frozenset[str] | None) -> bool:

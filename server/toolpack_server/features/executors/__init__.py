@@ -1,11 +1,12 @@
-"""Toolpacks' code in processes of its own, the *executors*, for `TOOLPACK_ISOLATION=process`.
+"""Process isolation: toolpacks' code runs in worker processes, the *executors* (`TOOLPACK_ISOLATION=process`).
 
-A worker starts one *zygote*: a fresh interpreter, which imports the toolpacks and from which executors are forked.
+A worker of the server starts one *zygote*, a fork server: a fresh interpreter that imports the toolpacks and forks the
+executors.
 
-    worker:    runner → pool → child → channel      what runs, in which executor, its end, its bytes
-    zygote:    zygote                               forks executors, and reports how they exited
-    executor:  executor → work → sandbox            one request after the other; what it does; what it can't reach
+    worker:    runner → pool → child → channel      runs operations; assigns executors; one executor; its frames
+    zygote:    zygote                               forks executors and reports their exit statuses
+    executor:  executor → work → sandbox            request loop; request handler; resource limits
 
-An executor gets nothing that it could betray: no key, no token, no store, no connection of a client. What
-comes back from it is bytes and plain JSON, which are checked and never unpickled.
+An executor gets no secrets: no key, no token, no store and no client connection. It answers with bytes and plain JSON,
+which the worker checks and never unpickles.
 """

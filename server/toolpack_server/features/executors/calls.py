@@ -1,7 +1,7 @@
-"""How calls travel to an executor and back, with the environments that it keeps.
+"""Transport of calls to an executor and back, and the executor's cache of environments.
 
-The worker knows best. It says which environments it believes to be in the executor, is asked for those that
-aren't, and checks what it is answered.
+The worker decides. Its request lists the environments that the executor should have in its cache. The executor asks for
+the missing ones, and the worker checks each answer.
 """
 
 import itertools
@@ -37,18 +37,18 @@ from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.executors.channel import Frame
 from toolpack_server.features.executors.transport import (
     Ask,
-    AskedParts,
+    BuildTransport,
     BytesTransport,
     ExportTransport,
-    LongTransport,
-    MakingTransport,
+    JsonPieceTransport,
+    LazyParts,
     Transport,
     check_answer,
-    known_parts,
+    dump_policy,
     largest_piece,
-    opened,
-    restored,
-    written,
+    load_policy,
+    part_ids,
+    unseal_part,
 )
 from toolpack_server.functions.content import check_content
 from toolpack_server.functions.steps import run_steps
@@ -56,19 +56,19 @@ from toolpack_server.functions.tracebacks import MAX_CHARACTERS, MAX_PLACE
 from toolpack_server.jsonio.strict import Fragment, dumps
 from toolpack_server.volumes.volume import SLOTS, is_piece
 
-LIVE_BYTES = 4 * 2**20  # of snapshots that an executor keeps; the environments take four to eight times as much
-RUNTIMES = 256
-COMPARING = "/comparing"  # what an executor says when it begins to; no part has such a name
-CUT_BYTES = 128  # of what stands for a result that was cut, at most
+LIVE_BYTES = 4 * 2**20  # size of an executor's cache in bytes of snapshots; the objects take 4 to 8 times as much
+RUNTIMES = 256  # cached in an executor
+COMPARISON_STARTS = "/comparing"  # sent in place of a part's name when a read-only check starts
+CUT_BYTES = 128  # maximum size of the placeholder for a result that was cut
 
 
 class ProcessReference(NamedTuple):
-    """Where an environment, or a volume, is that equals its bytes.
+    """Reference to an environment or a volume in an executor's cache, equal to the stored bytes.
 
     Attributes:
-        process: The number of an executor.
-        tag: By which that knows it.
-        pieces: Of a volume, the blob ids of its pieces: the session may have others meanwhile.
+        process: The number of the executor.
+        tag: The key in its cache: the number of the call that left the object there.
+        pieces: For a volume, the blob ids of its pieces. The reference is stale if the session has others.
     """
 
     process: int
@@ -100,7 +100,7 @@ class CallTransport(Transport[Outcome]):
 
     @override
     def write(self, codec: Codec, process: int) -> Frame:
-        """Write the request, with the environments that the executor doesn't hold."""
+        """Build the request, with the environments that the executor doesn't have in its cache."""
         plan = self._plan
         held = {part: place.tag for part, place in self._live.items() if place.process == process}
         given = [part for part in self._used if part not in held]
@@ -113,38 +113,37 @@ class CallTransport(Transport[Outcome]):
             "read_only": plan.read_only,
             "compares": plan.compares,
             "tracebacks": plan.tracebacks,
-            "parts": known_parts(self._snapshot, self._parts),
+            "parts": part_ids(self._snapshot, self._parts),
             "given": given,
             "held": held,
             "tag": self._tag,
-            # As text, because a time after the year 2554 has more bits than a number that may stand beside fragments.
-            "conditions": plan.conditions and Fragment(dumps(written(plan.conditions))),
+            # As text: a time after the year 2554 has more than 64 bits, which isn't allowed beside fragments.
+            "conditions": plan.conditions and Fragment(dumps(dump_policy(plan.conditions))),
         }
-        pieces = [opened(codec, self._snapshot, part) for part in given]
+        pieces = [unseal_part(codec, self._snapshot, part) for part in given]
         self._operation.start()
         return Frame(head, pieces)
 
     @override
     def supply(self, need: Any, codec: Codec) -> Frame:
-        """Get a part that the function uses beyond its footprint, or that the executor has dropped."""
-        if need == COMPARING:
+        """Return a part that the function uses beyond its footprint, or that the executor's cache has dropped."""
+        if need == COMPARISON_STARTS:
             check_answer(self._plan.compares and self._comparisons <= len(self._plan.nested))
             self._comparisons += 1
             self._plan.comparing()
             return Frame({}, [])
         check_answer(need in self._snapshot.parts)
-        return Frame({}, [opened(codec, self._snapshot, need)])
+        return Frame({}, [unseal_part(codec, self._snapshot, need)])
 
     @override
     def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:
         nested, parts = len(self._plan.nested), 0 if self._plan.read_only else len(self._parts)
         texts = 2 * context.max_result_bytes + nested * CUT_BYTES  # the result, and those of the nested calls together
-        pieces, most = 0, 0
+        pieces, volume_bytes = 0, 0
         if self._volumes and not self._plan.read_only:
-            pieces, most = SLOTS * len(self._volumes), len(self._volumes) * largest_piece(context.codec)
-        return (
-            len(sizes) <= 1 + nested + parts + pieces and sum(sizes) <= texts + parts * context.codec.max_bytes + most
-        )
+            pieces, volume_bytes = SLOTS * len(self._volumes), len(self._volumes) * largest_piece(context.codec)
+        max_bytes = texts + parts * context.codec.max_bytes + volume_bytes
+        return len(sizes) <= 1 + nested + parts + pieces and sum(sizes) <= max_bytes
 
     @override
     def read(self, answer: Frame, context: ExecutionContext, process: int) -> Outcome:
@@ -165,7 +164,7 @@ class CallTransport(Transport[Outcome]):
             )
         )
         for text in nested:
-            orjson.loads(text)  # as the result, below
+            orjson.loads(text)  # check that it is JSON, as for the result below
         outcome = Outcome(comparison=self._comparison(head["comparison"]), nested=nested)
         if head["failure"] is None:
             _check_result(result, content=plan.content)
@@ -198,7 +197,7 @@ class CallTransport(Transport[Outcome]):
 
     @classmethod
     @override
-    def serving(
+    def make_handler(
         cls, kind: type[RunnerOperation[Outcome]], context: ExecutionContext, ask: Ask
     ) -> Callable[[Frame], Frame]:
         del kind
@@ -206,10 +205,7 @@ class CallTransport(Transport[Outcome]):
 
 
 class _Calls:
-    """Runs functions in an executor, and keeps the environments that were used last.
-
-    They are a cache: the worker says which it believes to be here, and is asked for those that aren't.
-    """
+    """Runs functions in an executor, and caches the environments that were used last."""
 
     def __init__(self, context: ExecutionContext, ask: Ask) -> None:
         self._context = context
@@ -221,13 +217,13 @@ class _Calls:
         head, context = request.head, self._context
         offered = None if head["offered"] is None else frozenset(head["offered"])
         plan = self._runtime(tuple(head["toolpacks"]), offered).plan(head["function"], head["kwargs"])
-        # The worker knows what has been seen of the functions in all executors.
+        # The worker knows which functions broke their read-only mark in any executor.
         plan.trusted -= frozenset(head["distrusted"])
         plan.read_only, plan.compares, plan.tracebacks = head["read_only"], head["compares"], head["tracebacks"]
-        plan.comparing = self._begin_comparing
-        plan.conditions = head["conditions"] and restored(head["conditions"])
+        plan.comparing = self._report_comparison
+        plan.conditions = head["conditions"] and load_policy(head["conditions"])
         given = dict(zip(head["given"], request.pieces, strict=True))
-        snapshot = Snapshot(head["parts"], AskedParts(self._ask, given))
+        snapshot = Snapshot(head["parts"], LazyParts(self._ask, given))
         sizes = {part: len(blob) for part, blob in given.items()}
         for part, tag in head["held"].items():
             live = self._live.pop((tag, part))
@@ -238,13 +234,13 @@ class _Calls:
         sizes.update({part: len(blob) for part, (_, blob) in outcome.blobs.items()})
         unused = {(head["held"][part], part): (live, sizes[part]) for part, live in snapshot.live.items()}
         used = {(head["tag"], part): (live, sizes.get(part, 0)) for part, live in outcome.live.items()}
-        self._live.put_all({**unused, **used})  # an environment is kept for the next call, however large it is
-        compared = outcome.comparison
+        self._live.put_all({**unused, **used})  # at least the last environment stays, even if it exceeds the size
+        comparison = outcome.comparison
         answer = {
             "failure": outcome.failure and outcome.failure.members(),
             "traceback": outcome.failure and outcome.failure.traceback,
             "raised_at": outcome.failure and outcome.failure.raised_at,
-            "comparison": compared and [compared.seconds, compared.broken],
+            "comparison": comparison and [comparison.seconds, comparison.broken],
             "nested": len(outcome.nested),
             "blobs": [*outcome.blobs],
             "live": [*outcome.live],
@@ -253,28 +249,28 @@ class _Calls:
         }
         return Frame(answer, [outcome.result or b"", *outcome.nested, *(blob for _, blob in outcome.blobs.values())])
 
-    def _begin_comparing(self) -> None:
-        self._ask(COMPARING)
+    def _report_comparison(self) -> None:
+        self._ask(COMPARISON_STARTS)
 
     def _make_runtime(self, toolpacks: tuple[str, ...], offered: frozenset[str] | None) -> SessionRuntime:
         return SessionRuntime(self._context.codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
 
 
 def _found(found: Any, parts: Iterable[str], conditions: ExecutionPolicy) -> dict[str, Any]:
-    """Read what a call's conditions have found in the parts that it has changed; raises as `Transport.read`."""
+    """Check and read what the execution policy computed for the changed parts. Raises as `Transport.read`."""
     check_answer(isinstance(found, dict) and found.keys() == {*parts})
     return {part: conditions.found.validate_python(value) for part, value in found.items()}
 
 
 def _counts(counts: Any, volumes: Sequence[Stored]) -> dict[str, int]:
-    """Read how much a call has changed in each volume; raises as `Transport.read`."""
+    """Check and read the number of changes in each volume. Raises as `Transport.read`."""
     check_answer(isinstance(counts, dict) and counts.keys() <= {stored.name for stored in volumes})
     check_answer(all(type(count) is int and count >= 0 for count in counts.values()))
     return dict(counts)
 
 
 def _check_result(result: bytes, *, content: bool) -> None:
-    orjson.loads(result)  # it becomes a part of answers and records, which must stay JSON
+    orjson.loads(result)  # the bytes are inserted into answers and records, so they must be JSON
     if content:
         try:
             check_content(result)
@@ -283,7 +279,7 @@ def _check_result(result: bytes, *, content: bool) -> None:
 
 
 def _failure(head: Mapping[str, Any], plan: Plan, max_bytes: int) -> CallFailure:
-    """Read why a call has failed; who has run it has shortened the texts."""
+    """Check and read the failure of a call. The executor has cut its texts already."""
     members, traceback, place = head["failure"], head["traceback"], head["raised_at"]
     kind, message, why = members["kind"], members["message"], Failure(members["why"])
     errors, similar = members["errors"], members["similar"]
@@ -304,10 +300,10 @@ class _Transports(dict[type[RunnerOperation[Any]], type[Transport[Any]]]):
 TRANSPORTS = _Transports(
     {
         RunCall: CallTransport,
-        BuildEnvironment: MakingTransport,
-        ParseEnvironment: MakingTransport,
+        BuildEnvironment: BuildTransport,
+        ParseEnvironment: BuildTransport,
         ExportVolumes: ExportTransport,
-        PatchVolumes: LongTransport,
+        PatchVolumes: JsonPieceTransport,
     }
 )
-"""How each kind of operation travels; most as their fields and results say."""
+"""The transport of each operation. Others use `BytesTransport` or `Transport`, depending on their result."""

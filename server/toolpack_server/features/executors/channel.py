@@ -1,8 +1,8 @@
-"""The frames between a worker and an executor: plain JSON, and pieces of bytes.
+"""Channel of frames between a worker and an executor. A frame is plain JSON and pieces of bytes.
 
-What an executor sends is the input of an attacker. A frame says first how long it is, its JSON says how long
-each piece is, and nothing is read that is longer than allowed. Each side sends one frame and then waits for one, so no
-byte comes unasked.
+The worker treats an executor's frames as an attacker's input. A frame starts with its lengths, and its JSON has the
+length of each piece; the receiver rejects a frame that is longer than allowed before it reads it. Each side sends one
+frame and then waits for one.
 """
 
 import socket
@@ -15,32 +15,42 @@ from toolpack_server.base.errors import InternalSignal, TooLargeError
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.rpc.parsing import has_more_values
 
-MAX_HEAD_BYTES = 4 * 2**20  # of the JSON that an executor sends
+MAX_HEAD_BYTES = 4 * 2**20  # of the JSON in an executor's frame
 MAX_HEAD_VALUES = 250_000
 
-_LENGTHS = struct.Struct("<II")  # of the JSON, and of all pieces together
+_LENGTHS = struct.Struct("<II")  # bytes of the JSON, and of all pieces together
 _AT_ONCE = 65_536
 
 
 class Frame(NamedTuple):
-    """What travels between a worker and an executor in one piece: a JSON object, and bytes that belong to it."""
+    """One message between a worker and an executor: a JSON object and pieces of bytes."""
 
     head: Mapping[str, Any]
     pieces: list[bytes]
 
 
 class ExecutorGoneError(InternalSignal):
-    """The process at the other end of a channel has ended; `unread`: before it read what was sent to it last."""
+    """The process at the other end of a channel has exited.
+
+    Attributes:
+        unread: The process exited before it read the last frame.
+    """
 
     def __init__(self, *, unread: bool = False) -> None:
-        super().__init__("The process at the other end has ended.")
+        super().__init__("The process at the other end of the channel has exited.")
         self.unread = unread
 
 
 class Channel:
+    """One end of a socket that carries frames.
+
+    Args:
+        max_bytes: Maximum size of all pieces of a received frame; None if the sender is trusted.
+    """
+
     def __init__(self, end: socket.socket, max_bytes: int | None = None) -> None:
         self._socket = end
-        self._max_bytes = max_bytes  # of all pieces of a frame that is read; None if whoever sends is trusted
+        self._max_bytes = max_bytes
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -49,12 +59,12 @@ class Channel:
         """Send a frame.
 
         Raises:
-            ExecutorGoneError: Nobody reads any more.
-            TooLargeError: Its JSON is longer than allowed; nothing was sent.
+            ExecutorGoneError: The other end is closed.
+            TooLargeError: The JSON is longer than `max_head_bytes`; nothing was sent.
         """
         text = dumps([head, [len(piece) for piece in pieces]])
         if max_head_bytes is not None and len(text) > max_head_bytes:
-            raise TooLargeError(f"the answer has {len(text)} bytes; {max_head_bytes} are allowed.")
+            raise TooLargeError(f"the answer has {len(text)} bytes; at most {max_head_bytes} are allowed.")
         size = sum(map(len, pieces))
         start = _LENGTHS.pack(len(text), size) + text
         try:
@@ -73,53 +83,53 @@ class Channel:
         """Wait for a frame.
 
         Args:
-            read: Reads its JSON; where no integer is large, `orjson.loads` is faster.
-            allows: Says whether pieces of these sizes may come; None allows any.
+            read: Parses the JSON. `orjson.loads` is faster, but only for integers below 2**64.
+            allows: Returns whether the frame may have pieces of these sizes; None allows any.
 
         Raises:
-            ExecutorGoneError: Nobody sends any more.
-            ValueError: What came isn't a frame, or is too long.
+            ExecutorGoneError: The other end is closed.
+            ValueError: The data isn't a frame, or is too long.
         """
         try:
-            found: bytes | bytearray = b""
-            while len(found) < _LENGTHS.size:
-                more = self._socket.recv(_AT_ONCE)
-                if not more:
+            data: bytes | bytearray = b""
+            while len(data) < _LENGTHS.size:
+                chunk = self._socket.recv(_AT_ONCE)
+                if not chunk:
                     raise ExecutorGoneError
-                found += more
-            text_size, size = _LENGTHS.unpack_from(found)
+                data += chunk
+            text_size, size = _LENGTHS.unpack_from(data)
             if self._max_bytes is not None and (text_size > MAX_HEAD_BYTES or size > self._max_bytes):
-                raise ValueError(f"a frame of {text_size} bytes of JSON and {size} others is too long")
+                raise ValueError(f"a frame of {text_size} bytes of JSON and {size} bytes of pieces is too long")
             start = _LENGTHS.size + text_size
-            found = self._filled(found, start)
-            text = bytes(found[_LENGTHS.size : start])
+            data = self._read_until(data, start)
+            text = bytes(data[_LENGTHS.size : start])
             if self._max_bytes is not None and has_more_values(text, MAX_HEAD_VALUES):
                 raise ValueError(f"the JSON of a frame has more than {MAX_HEAD_VALUES} values")
             head, sizes = _read_head(read(text))
             if sum(sizes) != size:
-                raise ValueError("the pieces of a frame have other lengths than it says")
+                raise ValueError("the lengths of a frame's pieces don't add up to its total length")
             if allows is not None and not allows(sizes):
-                raise ValueError(f"{len(sizes)} pieces of {size} bytes together are more than the request allows")
-            found = self._filled(found, start + size)
-        except ConnectionResetError:  # it had not read all that was sent to it
+                raise ValueError(f"{len(sizes)} pieces with {size} bytes in total are more than the request allows")
+            data = self._read_until(data, start + size)
+        except ConnectionResetError:  # the process exited with unread data
             raise ExecutorGoneError(unread=True) from None
         except OSError:
             raise ExecutorGoneError from None
-        if len(found) > start + size:
-            raise ValueError("there are bytes behind the end of a frame")
-        view, pieces = memoryview(found), []
+        if len(data) > start + size:
+            raise ValueError("there are bytes after the end of a frame")
+        view, pieces = memoryview(data), []
         for length in sizes:
             pieces.append(bytes(view[start : start + length]))
             start += length
         return Frame(head, pieces)
 
-    def _filled(self, begun: bytes | bytearray, size: int) -> bytes | bytearray:
-        """Read on until there are so many bytes, if there aren't already."""
-        if len(begun) >= size:
-            return begun
+    def _read_until(self, start: bytes | bytearray, size: int) -> bytes | bytearray:
+        """Read until there are `size` bytes, `start` included."""
+        if len(start) >= size:
+            return start
         buffer = bytearray(size)
-        buffer[: len(begun)] = begun
-        view, filled = memoryview(buffer), len(begun)
+        buffer[: len(start)] = start
+        view, filled = memoryview(buffer), len(start)
         while filled < size:
             count = self._socket.recv_into(view[filled:])
             if not count:
@@ -128,14 +138,14 @@ class Channel:
         return buffer
 
     def shutdown(self) -> None:
-        """Shut down both directions, unblocking both ends. From any thread."""
+        """Shut down both directions, which unblocks both ends. Thread-safe."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other end is gone already, or this one is closed
+        except OSError:  # one of the ends is closed already
             return
 
     def detach(self) -> None:
-        """In a process that a function has forked, keep nobody waiting for what this one sends."""
+        """Close the socket in a process that a function forked, so that the other end sees when the executor exits."""
         detach([self._socket.fileno()])
 
     def close(self) -> None:
@@ -146,4 +156,4 @@ def _read_head(value: Any) -> tuple[dict[str, Any], list[int]]:
     match value:
         case [dict(head), list(sizes)] if all(type(size) is int and size >= 0 for size in sizes):
             return head, sizes
-    raise ValueError("a frame doesn't have its form")
+    raise ValueError("the JSON of a frame isn't [object, list of lengths]")

@@ -1,7 +1,6 @@
-"""A worker's end of its zygote and of one executor.
+"""The worker's side of its zygote and of each executor.
 
-An executor is killed through a file descriptor of its process, never by its id, which the system may have
-given to another process meanwhile.
+An executor is killed through a pidfd, never by its process id, which the system may have given to another process.
 """
 
 import contextlib
@@ -33,8 +32,8 @@ from toolpack_server.features.executors.zygote import MAX_CONFIGURATION
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.packs.inventory import Inventory
 
-# The module path is that of this process, so that the same modules are found. It comes through the socket, as the
-# command line of a process should stay short.
+# The zygote gets this process's module path, so that it finds the same modules. The path is sent through the socket,
+# because a command line should stay short.
 _COMMAND = """
 import json, socket, sys
 control = socket.socket(fileno=int(sys.argv[2]))
@@ -42,19 +41,22 @@ sys.path[:] = json.loads(control.recv(2**17))
 from toolpack_server.features.executors.zygote import main
 main(control)
 """
-_numbers = itertools.count(1)
-OTHERS = "their classes or functions differ from those of the server: start it again."
-START_SECONDS = 60.0  # until the log says that an executor isn't there yet, which may have to import the toolpacks
-STARTS = 20  # times as long, until it is given up: what it does isn't slow, but stands still
-STATUS_SECONDS = 2.0  # until the zygote has said how an executor has ended
-END_SECONDS = 2.0  # until the zygote has ended with all that it has started
+_next_number = itertools.count(1)
+DIFFERENT_TOOLPACKS = "their classes or functions differ from those that the server has loaded: restart the server."
+START_SECONDS = 60.0  # interval of warnings while an executor starts; it may have to import the toolpacks
+MAX_STARTS = 20  # intervals until a start counts as failed
+STATUS_SECONDS = 2.0  # timeout for an executor's exit status from the zygote
+END_SECONDS = 2.0  # timeout for the exit of the zygote and its descendants
 
 
 class Zygote:
-    """Starts the zygote, which must find the expected toolpacks, and forks executors from it.
+    """Starts the zygote and lets it fork executors.
+
+    Args:
+        expected: The toolpacks that the zygote must find.
 
     Raises:
-        StartError: The toolpacks can't be loaded there, or are others than here.
+        StartError: The zygote can't load the toolpacks, or loads different ones.
     """
 
     def __init__(self, configuration: Configuration, expected: Inventory) -> None:
@@ -65,23 +67,23 @@ class Zygote:
 
     def _start(self) -> None:
         answer = self._launch()
-        if answer.get("threads"):
+        if answer.get("threads"):  # an import starts threads, which a fork doesn't copy: let each executor import
             self.close()
             self._configuration = replace(self._configuration, preload=False)
             answer = self._launch()
         problem = answer.get("error")
         if "inventory" in answer and self._expected.difference(Inventory.from_json(answer["inventory"])) is not None:
-            problem = OTHERS
+            problem = DIFFERENT_TOOLPACKS
         if problem is not None:
             self.close()
-            raise StartError(f"the toolpacks can't be used in processes of their own: {problem}")
+            raise StartError(f"the toolpacks can't run in executor processes: {problem}")
 
     def _launch(self) -> Mapping[str, Any]:
-        """Start it, and get what it says of its toolpacks."""
+        """Start the zygote and return its answer about the toolpacks."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         with theirs:
-            # No shell, and nothing that a client has sent.
+            # No shell and no client input.
             self._process = subprocess.Popen(  # noqa: S603
                 [
                     *(sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions)),
@@ -97,7 +99,7 @@ class Zygote:
             self._control.send(dumps(vars(self._configuration)))
             answer: Mapping[str, Any] = loads(self._control.recv(MAX_CONFIGURATION))
         except (OSError, ValueError):
-            return {"error": "the process in which they are loaded has ended"}
+            return {"error": "the process that loads them has exited"}
         return answer
 
     @property
@@ -105,10 +107,13 @@ class Zygote:
         return self._process.pid
 
     def fork(self, *, again: bool = True) -> "ExecutorProcess | None":
-        """Fork an executor. If the zygote has ended, start another one `again`, or get None.
+        """Fork an executor.
+
+        Args:
+            again: If the zygote has exited, start a new one; else return None.
 
         Raises:
-            StartError: Another zygote can't be started.
+            StartError: The new zygote can't be started.
         """
         with self._lock:
             child = self._fork()
@@ -137,7 +142,7 @@ class Zygote:
         return ExecutorProcess(channel, ended, Output(printed), self._process.pid, self._expected)
 
     def close(self) -> None:
-        """Stop the zygote, and with it all executors."""
+        """Stop the zygote and all its executors."""
         self._control.close()
         try:
             self._process.wait(END_SECONDS)
@@ -147,24 +152,24 @@ class Zygote:
 
 
 class ExecutorProcess:
-    """One executor, as its worker sees it. All that waits for it raises `ExecutorGoneError` if it has ended."""
+    """The worker's handle of one executor. Its blocking methods raise `ExecutorGoneError` if the executor exits."""
 
     def __init__(self, channel: Channel, ended: int, output: Output, zygote: int, expected: Inventory) -> None:
         self._channel = channel
         self._output = output
-        self.number = next(_numbers)  # which no other executor of this process has had
+        self.number = next(_next_number)  # unique in this process
         self.calls = 0
-        self.clean = True  # it has run no operation that leaves traces
-        self.owes = False  # it was asked, and hasn't answered
-        self._begun = False  # it has said something to the request that it was given last
-        self.rested = time.monotonic()  # when it was used last
+        self.clean = True  # whether it has run only operations that leave no traces
+        self.awaits_answer = False  # whether the last request isn't answered yet
+        self._begun = False  # whether the executor has sent a frame since the last request
+        self.idle_since = time.monotonic()
         self.retired = False
-        self._ended = ended  # the pipe through which the zygote says how it has ended
+        self._ended = ended  # pipe with the exit status, from the zygote
         self._zygote = zygote
         self._expected = expected
-        self._process: int | None = None  # a file descriptor
-        self._poller = select.poll()  # of what is readable once it has ended
-        self._speaks = select.poll()  # of what is readable when it has answered or printed something
+        self._process: int | None = None  # pidfd
+        self._poller = select.poll()  # readable when the executor exits or sends an unexpected frame
+        self._speaks = select.poll()  # readable when the executor answers or prints
         self._speaks.register(channel.fileno(), select.POLLIN)
         self._speaks.register(output.fileno(), select.POLLIN)
 
@@ -172,21 +177,20 @@ class ExecutorProcess:
         try:
             return self._channel.receive(allows=lambda sizes: not sizes).head
         except ExecutorGoneError:
-            log.error(  # noqa: TRY400 - a traceback would say nothing
-                "An executor has ended before it was ready, while it set up the sandbox or imported the toolpacks: do "
-                "in a function what a library opens or starts when it is imported, or omit "
-                "TOOLPACK_EXECUTORS_SANDBOX."
+            log.error(  # noqa: TRY400 - a traceback would be useless
+                "An executor exited while it set up the sandbox or imported the toolpacks: import the library that "
+                "opens files or starts threads inside a function, or omit TOOLPACK_EXECUTORS_SANDBOX."
             )
             raise
 
-    def greet(self) -> None:
-        """Wait until it is there, if it has just been forked."""
+    def wait_until_ready(self) -> None:
+        """Wait until a new executor is ready, and check its greeting."""
         if self._process is not None:
             return
-        for times in range(1, STARTS + 1):
+        for times in range(1, MAX_STARTS + 1):
             if self._output.wait_for(self._channel.fileno(), self._speaks, START_SECONDS):
                 break
-            log.warning("An executor has been starting for %g s; waiting for it.", times * START_SECONDS)
+            log.warning("An executor isn't ready after %g s; still waiting.", times * START_SECONDS)
         else:
             raise ExecutorGoneError
         try:
@@ -195,13 +199,13 @@ class ExecutorProcess:
                 log.error("An executor can't be set up: %s.", printable(shown(str(head["problem"]))))
                 raise ExecutorGoneError
             if "inventory" in head and self._expected.difference(Inventory.from_json(head["inventory"])) is not None:
-                log.error("The toolpacks can't be used in an executor: %s", OTHERS)
+                log.error("The toolpacks can't be used in an executor: %s", DIFFERENT_TOOLPACKS)
                 raise ExecutorGoneError
             process = head["process"]
             descriptor = os.pidfd_open(process)
         except (KeyError, OSError, TypeError, ValueError, OverflowError):
             raise ExecutorGoneError from None
-        # What it says must be true: this process must never kill another one.
+        # Don't trust the process id in the greeting: `kill` must never hit another process.
         if system.parent_of(process) != self._zygote or _is_ready(descriptor):
             os.close(descriptor)
             raise ExecutorGoneError
@@ -210,20 +214,23 @@ class ExecutorProcess:
         self._poller.register(descriptor, select.POLLIN)
 
     def ask(self, head: Mapping[str, Any], pieces: Sequence[bytes] = ()) -> None:
-        """Send it a request, or what it needs for that."""
-        self._begun &= self.owes
-        self.owes = True
+        """Send a request, or the data that the executor asked for."""
+        self._begun &= self.awaits_answer
+        self.awaits_answer = True
         try:
             self._channel.send(head, pieces)
         except ExecutorGoneError:
             raise ExecutorGoneError(unread=not self._begun) from None
 
     def answer(self, allows: Callable[[Sequence[int]], bool]) -> Frame:
-        """Wait for its answer, which may be that it needs something; `allows` says which sizes its pieces may have.
+        """Wait for a frame: the answer, or a request for data (`need`).
+
+        Args:
+            allows: Returns whether the frame may have pieces of these sizes.
 
         Raises:
-            ExecutorGoneError: It has ended; `unread` is only true if it hasn't begun.
-            ValueError: What it has sent isn't an answer.
+            ExecutorGoneError: The executor has exited. `unread` is true only if it hasn't begun.
+            ValueError: The data isn't a valid frame.
         """
         self._output.wait_for(self._channel.fileno(), self._speaks)
         try:
@@ -232,29 +239,29 @@ class ExecutorProcess:
             raise ExecutorGoneError(unread=gone.unread and not self._begun) from None
         self._begun = True
         if "need" not in frame.head:
-            self.owes = False
+            self.awaits_answer = False
             self.calls += 1
         return frame
 
     def printed(self, *, rest: bool = False) -> str:
-        """Get what it has printed, for the log; the rest of it, too, if it has ended."""
+        """Return the text that the executor printed, for the log. `rest` reads the rest of an exited executor first."""
         if rest:
             self._output.read()
         return self._output.take()
 
     def is_alive(self) -> bool:
-        """Whether it is running, and sends nothing unasked."""
+        """Return whether the executor is running and has sent no unexpected frame."""
         return not self._poller.poll(0)
 
     def kill(self) -> None:
-        """Kill it, and wake the thread that waits for it. From any thread, while it isn't closed; brief."""
+        """Kill the executor, which wakes the thread that waits for it. Thread-safe until `close`; doesn't block."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
         self._channel.shutdown()
 
-    def how_it_ended(self) -> str | None:
-        """Get how it exited, like "signal 11"; None if that is unknown, because the zygote has exited, too."""
+    def exit_reason(self) -> str | None:
+        """Return how the executor exited, for example "signal 11", or None if the zygote has exited, too."""
         if not _is_ready(self._ended, STATUS_SECONDS):
             self.kill()
             return "without an answer"
@@ -264,7 +271,7 @@ class ExecutorProcess:
         return f"exit status {int(status)}" if int(status) >= 0 else f"signal {-int(status)}"
 
     def close(self) -> None:
-        """Kill it if it is running, and release its resources."""
+        """Kill the executor and release its resources."""
         self.kill()
         self._channel.close()
         self._output.close()
@@ -275,7 +282,7 @@ class ExecutorProcess:
 
 
 def _is_ready(descriptor: int, seconds: float = 0) -> bool:
-    """Whether a descriptor becomes readable within `seconds`; that of a process does when it exits."""
+    """Return whether a descriptor becomes readable within `seconds`. A pidfd does when its process exits."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(seconds * 1000))

@@ -1,7 +1,7 @@
-"""An executor: a process that handles one request after the other, in its main thread.
+"""Main loop of an executor, a process that handles requests one after the other in its main thread.
 
-It exits when the worker closes the connection. After each request it reports leftovers (threads, children, a
-changed working directory): then the worker replaces it.
+The executor exits when the worker closes the connection. After each request it reports leftovers of the function
+(threads, child processes, a changed working directory); the worker then replaces the executor.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.features.executors import system
 from toolpack_server.features.executors.channel import MAX_HEAD_BYTES, Channel, ExecutorGoneError
 from toolpack_server.features.executors.sandbox import Sandbox
-from toolpack_server.features.executors.work import Work, refused
+from toolpack_server.features.executors.work import RequestHandler, refused
 from toolpack_server.functions.coroutines import keep_main_loop
 from toolpack_server.functions.leftovers import Watch
 from toolpack_server.packs.catalog import Catalog
@@ -36,23 +36,23 @@ from toolpack_server.volumes.volume import Limits, Volume, VolumeContext, Volume
 
 @dataclass
 class Configuration:
-    """What a zygote and its executors need to know, as plain JSON."""
+    """Configuration of a zygote and its executors, as plain JSON."""
 
     pack_dirs: list[str]
     packs: list[str]
-    preload: bool  # the zygote loads the toolpacks, and not each executor
+    preload: bool  # whether the zygote imports the toolpacks; else each executor does
     operations: list[str]  # as `module:class`
     conditions: list[str]  # likewise
-    max_environment_bytes: int  # of the snapshot of a part
-    max_result_bytes: int  # of the result of a call as JSON
+    max_environment_bytes: int  # snapshot of a part
+    max_result_bytes: int  # result of a call as JSON
     max_answer_bytes: int
     sandbox: list[str]
-    hidden: list[str]  # the server's own files and folders, which the sandbox doesn't show
+    hidden: list[str]  # the server's own files and folders, which the sandbox hides
     volumes: list[str]  # as `module:class`
     limits: list[Any]  # of volumes
     scratch_dir: str | None
-    scratch_bytes: int  # that one executor keeps there
-    memory_bytes: int  # beyond what an executor starts with; 0 for any
+    scratch_bytes: int  # maximum size of one executor's files there
+    memory_bytes: int  # maximum memory beyond an executor's memory at the start; 0: no limit
 
 
 def run_executor(
@@ -64,14 +64,16 @@ def run_executor(
     sandbox: Sandbox,
     scratch: Path,
 ) -> NoReturn:
-    """Become an executor, and handle requests until the worker closes the connection.
+    """Turn this process into an executor, and handle requests until the worker closes the connection.
 
-    Without a catalog it loads the toolpacks itself: in the sandbox, which wouldn't hold for threads that it found. It
-    makes a folder of its own in `scratch`, which the zygote removes.
+    Args:
+        catalog: The toolpacks; None: the executor imports them. It enters the sandbox first, because a sandbox doesn't
+            apply to threads that run already.
+        scratch: A folder in which the executor creates its own folder. The zygote removes that.
     """
     system.end_with_parent(zygote)
     system.adopt_orphans()
-    signal.signal(signal.SIGTERM, _for_children_only(os.getpid()))
+    signal.signal(signal.SIGTERM, _sigterm_handler(os.getpid()))
     channel = Channel(end)
     run_after_fork(channel.detach)
     greeting: dict[str, Any] = {"process": os.getpid()}
@@ -88,14 +90,14 @@ def run_executor(
         channel.send({"problem": error.strerror})
         os._exit(1)
     except StartError as error:
-        channel.send({"problem": f"it can't load the toolpacks: {error}".removesuffix(".")})
+        channel.send({"problem": f"the toolpacks can't be loaded: {error}".removesuffix(".")})
         os._exit(1)
-    _draw_other_numbers()
+    _reseed_numpy()
     keep_main_loop()
     channel.send(greeting)
     codec = PlainCodec(catalog, configuration.max_environment_bytes, _volume_context(configuration, own))
-    work = Work(channel, codec, operations, configuration.max_result_bytes)
-    executor, folder = os.getpid(), os.getcwd()  # noqa: PTH109 - asked after every call
+    work = RequestHandler(channel, codec, operations, configuration.max_result_bytes)
+    executor, folder = os.getpid(), os.getcwd()  # noqa: PTH109 - faster, and runs after every call
     while True:
         try:
             request = channel.receive()
@@ -103,15 +105,15 @@ def run_executor(
             os._exit(0)
         watch = Watch()
         answer = work.do(request)
-        if os.getpid() != executor:  # a process that a function has forked returns from it, too
+        if os.getpid() != executor:  # a process that the function forked returns here, too
             os._exit(0)
         size = sum(map(len, answer.pieces))
         if size > configuration.max_answer_bytes:
             answer = refused(
-                TooLargeError(f"the answer has {size} bytes; {configuration.max_answer_bytes} are allowed.")
+                TooLargeError(f"the answer has {size} bytes; at most {configuration.max_answer_bytes} are allowed.")
             )
         leftovers = _has_leftovers(watch, catalog.toolpacks, folder)
-        with contextlib.suppress(Exception):  # a function may have closed or replaced them
+        with contextlib.suppress(Exception):  # a function may have closed or replaced the streams
             sys.stdout.flush()
             sys.stderr.flush()
         try:
@@ -123,7 +125,7 @@ def run_executor(
 def _confine(sandbox: Sandbox, configuration: Configuration, folder: Path) -> None:
     sandbox.enter(folder)
     if "files" in configuration.sandbox:
-        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # the only place where temporary files can be
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # the only folder that it can write to
 
 
 def _volume_context(configuration: Configuration, folder: Path) -> VolumeContext:
@@ -140,10 +142,10 @@ def _has_leftovers(watch: Watch, toolpacks: Iterable[str], folder: str) -> bool:
     return moved or system.has_children() or watch.leaves_work(toolpacks)
 
 
-def _for_children_only(executor: int) -> Any:
-    """Get a handler of SIGTERM: a service manager may send it to all its processes, which would lose calls.
+def _sigterm_handler(executor: int) -> Any:
+    """Return a SIGTERM handler that ignores the signal in the executor and has the default effect in its children.
 
-    Processes that a function forks have the usual handler, as soon as the signal comes.
+    A service manager may send SIGTERM to all processes of the server. An executor that exits would lose its call.
     """
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -154,8 +156,8 @@ def _for_children_only(executor: int) -> Any:
     return handle
 
 
-def _draw_other_numbers() -> None:
-    """Seed numpy's generator anew in each executor, as Python does with its own."""
+def _reseed_numpy() -> None:
+    """Reseed numpy's global generator after the fork, as Python does with `random`."""
     numpy = sys.modules.get("numpy.random")
     if numpy is not None and threading.current_thread() is threading.main_thread():
         numpy.seed()

@@ -1,4 +1,4 @@
-"""What executors add to the server."""
+"""Declaration of the feature `executors`."""
 
 from toolpack_server.features.executors.metrics import METRICS
 from toolpack_server.features.executors.requirements import check_isolation, protect

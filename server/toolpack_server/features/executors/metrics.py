@@ -1,4 +1,4 @@
-"""The metrics of executors."""
+"""Metrics of executors."""
 
 from toolpack_server.observability.metrics import MetricFamily
 

@@ -1,7 +1,7 @@
-"""What an executor prints, which the worker copies into the log.
+"""Output of an executor, which the worker copies into the log.
 
-An executor has only a pipe, and never the server's own output: it could write lines there that look like the
-server's, or cut the file. Of each request a limited part is kept; the rest is read, so that nobody waits, and dropped.
+An executor's standard output is a pipe and not the server's output, where it could forge log lines or truncate the
+file. The worker keeps a limited amount per request. It reads and drops the rest, so that the executor doesn't block.
 """
 
 import os
@@ -9,13 +9,13 @@ import select
 
 from toolpack_server.base.terminal import printable
 
-MAX_BYTES = 16_384  # of what is printed during one request
-PAUSE_SECONDS = 0.01  # between two looks at an executor that prints more than that
+MAX_BYTES = 16_384  # kept per request
+DELAY_SECONDS = 0.01  # between two reads of an executor that prints more
 _AT_ONCE = 65_536
 
 
 class Output:
-    """The worker's end of the pipe."""
+    """The worker's end of the pipe. The descriptor becomes non-blocking."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
@@ -27,9 +27,10 @@ class Output:
         return self._descriptor
 
     def wait_for(self, channel: int, poller: select.poll, seconds: float | None = None) -> bool:
-        """Read until there is something to read in the channel; both are in the poller, the channel first.
+        """Read output until the channel is readable. Return False if neither is readable for `seconds`.
 
-        What was printed before an answer was sent has been read then. False if nothing came for so many seconds.
+        The poller has both descriptors, the channel first. Text that was printed before an answer has been read when
+        this returns.
         """
         while True:
             ready = {descriptor for descriptor, _ in poller.poll(None if seconds is None else seconds * 1000)}
@@ -42,21 +43,21 @@ class Output:
             if self._dropped:
                 only = select.poll()
                 only.register(channel, select.POLLIN)
-                only.poll(PAUSE_SECONDS * 1000)
+                only.poll(DELAY_SECONDS * 1000)
 
     def read(self) -> bool:
-        """Read what is there; get False if nobody can print any more."""
+        """Read available output. Return False at the end of the pipe."""
         try:
-            found = os.read(self._descriptor, _AT_ONCE)
+            data = os.read(self._descriptor, _AT_ONCE)
         except BlockingIOError:
             return True
         room = MAX_BYTES - len(self._text)
-        self._text += found[:room]
-        self._dropped += max(len(found) - room, 0)
-        return bool(found)
+        self._text += data[:room]
+        self._dropped += max(len(data) - room, 0)
+        return bool(data)
 
     def take(self) -> str:
-        """Get what was printed since this was called last, for the log: each line is indented."""
+        """Return and forget the output since the last call, indented for the log."""
         if not self._text:
             return ""
         rows = self._text.decode("utf-8", "replace").splitlines()

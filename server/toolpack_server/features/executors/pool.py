@@ -1,8 +1,8 @@
-"""The executors of a worker: which request gets which, and when they are started and stopped.
+"""Pool of a worker's executors: assigns them to requests, and starts and stops them.
 
-An executor belongs to one request at a time, and is given to none that has ended or is to be replaced. One is
-kept spare, so that a request needn't wait for a fork. An executor that has run a function may be what that has made of
-it, so it only runs functions from then on.
+An executor serves one request at a time. One executor is kept spare, so that a request needn't wait for a fork. A
+function can alter its executor. So operations that must be trusted run only in *clean* executors, which have run no
+function.
 """
 
 import contextlib
@@ -20,39 +20,46 @@ from toolpack_server.features.executors.metrics import ENDED, EXECUTORS, STARTED
 from toolpack_server.features.executors.settings import ExecutorsSettings
 from toolpack_server.observability.metrics import Metrics
 
-# After a crowd, the environments of sessions are in many executors. One in so many calls moves its session to the
-# executor that was used last, until a few executors do all the work: those have all in the processor's cache.
-DETOURS = 16
-IDLE_SECONDS = 60.0  # until an executor that nobody has needed ends
-STOPPING = "The server is stopping; nothing was changed. Send it again, with its call_id."
-UNSTARTED = "No process for toolpacks' code can be started; nothing was changed. Send it again."
+# After a peak, the environments of sessions are spread over many executors. One in so many calls moves its session to
+# the executor that was used last. In the end few executors do all the work, which keeps their data in the CPU's cache.
+MIGRATE_EVERY = 16
+IDLE_SECONDS = 60.0  # after which an unused executor is stopped
+STOPPING = "The server is stopping; nothing was changed. Send the call again with its call_id."
+UNSTARTED = "No process for toolpacks' code can be started; nothing was changed. Send the call again."
 
 
 class Pool:
+    """The executors of one worker.
+
+    Raises:
+        StartError: The first executor can't be set up.
+    """
+
     def __init__(self, zygote: Zygote, settings: Settings, metrics: Metrics) -> None:
         self._zygote = zygote
         self._settings = settings
         self._metrics = metrics
         self._own = settings.of(ExecutorsSettings)
-        self._most = self._own.max + SPARE_PLACES
+        self._max = self._own.max + SPARE_PLACES
         self._changed = threading.Condition()
         self._children: dict[int, ExecutorProcess] = {}
-        self._idle: list[int] = []  # the one that was used last comes last
+        self._idle: list[int] = []  # in the order of their last use
         self._starting = 0
-        self._detours = 0
+        self._calls_elsewhere = 0
         self._closed = False
         self._start_spare()
-        self._prove()
+        self._check_first()
 
     @contextlib.contextmanager
     def executor(self, prefer: int | None, *, clean: bool) -> Iterator[ExecutorProcess]:
-        """Have an executor for one request, the preferred one if it is idle; if it owes the answer afterwards, kill it.
+        """Reserve an executor for one request. It is killed if it hasn't answered at the end.
 
         Args:
-            clean: It must be one that has run no function, and runs none now.
+            prefer: The number of an executor to use if it is idle.
+            clean: Use an executor that has run no function; this request runs none either.
 
         Raises:
-            OverloadedError: None has become free in time, or none can be started.
+            OverloadedError: No executor became free in time, or none can be started.
         """
         child = self._take(prefer, clean=clean)
         child.clean = clean
@@ -64,41 +71,41 @@ class Pool:
             raise
         finally:
             limit = self._own.calls
-            if child.owes:
+            if child.awaits_answer:
                 self._end(child, why)
             elif child.retired or (limit and child.calls >= limit):
                 self._end(child, "retired")
             else:
                 self._give_back(child)
 
-    def _prove(self) -> None:
+    def _check_first(self) -> None:
         first = self._children[self._idle[0]] if self._idle else None
         try:
             if first is None:
                 raise ExecutorGoneError
-            first.greet()
+            first.wait_until_ready()
         except ExecutorGoneError:
             self.close()
-            raise StartError("no process for toolpacks' code can be set up; the log says why.") from None
+            raise StartError("no process for toolpacks' code can be started; see the log for the cause.") from None
 
     def _take(self, prefer: int | None, *, clean: bool) -> ExecutorProcess:
         deadline = time.monotonic() + self._settings.queue_timeout_seconds
         while True:
             child = self._take_idle(prefer, deadline, clean=clean) or self._start()
             try:
-                child.greet()
+                child.wait_until_ready()
             except ExecutorGoneError:
                 self._end(child, "crashed")
                 if time.monotonic() > deadline:
                     raise OverloadedError(UNSTARTED) from None
-                time.sleep(0.01)  # the system may allow no more processes
+                time.sleep(0.01)  # the limit of processes may be reached
                 continue
             if child.is_alive():
                 return child
             self._end(child, "crashed")
 
     def _take_idle(self, prefer: int | None, deadline: float, *, clean: bool) -> ExecutorProcess | None:
-        """Take an idle executor, or get None if one may be started."""
+        """Take an idle executor. Return None if there is none and the caller may start one."""
         while True:
             with self._changed:
                 while True:
@@ -107,16 +114,16 @@ class Pool:
                     number = self._choose(prefer, clean=clean)
                     if number is not None:
                         break
-                    if len(self._children) + self._starting < self._most:
+                    if len(self._children) + self._starting < self._max:
                         self._starting += 1
                         return None
-                    if self._idle:  # none of them is clean: one must make room
+                    if self._idle:  # no idle executor is clean: replace one
                         number = self._idle[0]
                         break
                     if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                         raise OverloadedError(
                             f"The call waited {self._settings.queue_timeout_seconds:g} s for a process; nothing was "
-                            "changed. Send it again."
+                            "changed. Send the call again."
                         )
                 self._idle.remove(number)
                 child = self._children[number]
@@ -128,10 +135,10 @@ class Pool:
         return child
 
     def _choose(self, prefer: int | None, *, clean: bool) -> int | None:
-        """Choose an idle executor: the preferred one, or every `DETOURS`th time the one that was used last.
+        """Choose an idle executor: the preferred one, or every `MIGRATE_EVERY`th time the one that was used last.
 
-        Get None if there is none, or `clean` ones are needed and there is none of them. Others aren't taken if they
-        can be spared.
+        Return None if no executor is idle, or none is clean although `clean` is required. For other requests, clean
+        executors are chosen only if no other is idle.
         """
         fitting = [number for number in self._idle if self._children[number].clean == clean]
         if not fitting and not clean:
@@ -141,16 +148,16 @@ class Pool:
         last = fitting[-1]
         if prefer == last or prefer not in fitting:
             return last
-        self._detours += 1
-        return last if self._detours % DETOURS == 0 else prefer
+        self._calls_elsewhere += 1
+        return last if self._calls_elsewhere % MIGRATE_EVERY == 0 else prefer
 
     def _start(self, *, again: bool = True) -> ExecutorProcess:
-        """Start an executor; the caller has counted it in `_starting`."""
+        """Start an executor. The caller must have incremented `_starting`."""
         child = None
         try:
             child = self._zygote.fork(again=again)
         except StartError as error:
-            log.error("Executors can't be started: %s", error)  # noqa: TRY400 - it says all there is to say
+            log.error("Executors can't be started: %s", error)  # noqa: TRY400 - a traceback adds nothing
         with self._changed:
             self._starting -= 1
             if child is not None and not self._closed:
@@ -164,7 +171,7 @@ class Pool:
 
     def _start_spare(self) -> None:
         with self._changed:
-            if self._closed or self._idle or len(self._children) + self._starting >= self._most:
+            if self._closed or self._idle or len(self._children) + self._starting >= self._max:
                 return
             self._starting += 1
         with contextlib.suppress(OverloadedError):
@@ -179,7 +186,7 @@ class Pool:
     def _give_back(self, child: ExecutorProcess) -> None:
         with self._changed:
             if not self._closed:
-                child.rested = time.monotonic()
+                child.idle_since = time.monotonic()
                 self._idle.append(child.number)
                 self._changed.notify_all()
                 return
@@ -194,12 +201,12 @@ class Pool:
         self._start_spare()
 
     def end_unused(self) -> None:
-        """Stop executors that have been idle for a while, but the spare one. Measure how many there are."""
+        """Stop executors that were idle for `IDLE_SECONDS`, except the spare one, and update the metrics."""
         with self._changed:
             self._metrics.measure(EXECUTORS, len(self._children) - len(self._idle), "busy")
             self._metrics.measure(EXECUTORS, len(self._idle), "idle")
             before = time.monotonic() - IDLE_SECONDS
-            unused = [number for number in self._idle[:-1] if self._children[number].rested < before]
+            unused = [number for number in self._idle[:-1] if self._children[number].idle_since < before]
             self._idle = [number for number in self._idle if number not in unused]
         for number in unused:
             self._end(self._children[number], "idle")

@@ -1,7 +1,8 @@
-"""Errors on their way from an executor to the worker.
+"""Serialisation of errors from an executor to the worker.
 
-Whatever may refuse a request, or end a call, crosses as what it is, or a refusal would become the failure of
-a function. What crosses is the class, the texts and a few plain values; all else is as that class has it by default.
+An error that refuses a request must keep its class, or the worker would take it for a failure of the function. The
+executor sends the class's name, the texts and a few plain values. The worker sets all other attributes to their
+defaults.
 """
 
 import inspect
@@ -11,7 +12,7 @@ from typing import Any
 from toolpack_server.base.errors import CallError, RequestError, shown
 
 MAX_TEXT = 16_384
-_KINDS = {"oldest": int, "not_finite": bool}  # of what isn't text
+_KINDS = {"oldest": int, "not_finite": bool}  # types of values that aren't text
 
 
 def _classes(base: type[Exception]) -> Iterator[type[Exception]]:
@@ -21,18 +22,18 @@ def _classes(base: type[Exception]) -> Iterator[type[Exception]]:
 
 
 def refusals() -> Mapping[str, type[Exception]]:
-    """Get the classes of all errors that may cross, those of features that have been imported since, too, by name."""
+    """Return the classes of errors that an executor may send, by name, including those of features imported later."""
     return {kind.__name__: kind for base in (CallError, RequestError) for kind in _classes(base)}
 
 
 def write_refusal(error: CallError | RequestError) -> dict[str, Any]:
-    """Get what an executor says where it refuses a request."""
+    """Return the head of an executor's answer for an error."""
     more = {name: getattr(error, name, None) for name in _parameters(type(error))}
     return {"refused": type(error).__name__, "text": str(error), "more": _plain(more)}
 
 
 def read_refusal(head: Mapping[str, Any]) -> Exception:
-    """Get the error that an executor names; a `KeyError` if there is none of that name."""
+    """Rebuild an error from the head of an executor's answer. Raise `KeyError` if its class is unknown."""
     kind = refusals()[head["refused"]]
     error = kind.__new__(kind)
     error.args = (str(head["text"])[:MAX_TEXT],)
@@ -45,12 +46,12 @@ def read_refusal(head: Mapping[str, Any]) -> Exception:
 
 
 def _parameters(kind: type[Exception]) -> Mapping[str, inspect.Parameter]:
-    """Get what an error is made of besides its text."""
+    """Return the parameters of an error's constructor, without its text."""
     if kind.__init__ is Exception.__init__:
         return {}
     return dict([*inspect.signature(kind).parameters.items()][1:])
 
 
 def _plain(more: Mapping[str, Any]) -> dict[str, Any]:
-    """Get what is a text, or one of the values that aren't, as it may come from code that isn't trusted."""
+    """Return the values of allowed types only, because they may come from untrusted code."""
     return {name: value for name, value in more.items() if type(value) is _KINDS.get(name, str)}

@@ -1,7 +1,7 @@
-"""Whether this system can keep toolpacks' code apart as the settings want it.
+"""Checks whether this system supports the isolation that the settings demand.
 
-What can't be done is refused before the server starts; it is never omitted silently. Only this module of the
-package is imported where there are no executors.
+If it doesn't, the server refuses to start; isolation is never dropped silently. Without process isolation, only this
+module of the package is imported.
 """
 
 import sys
@@ -15,12 +15,10 @@ def check_isolation(settings: Settings) -> None:
     sandbox = settings.of(ExecutorsSettings).sandbox
     if settings.isolation != "process":
         if sandbox:
-            raise SettingsError(
-                "TOOLPACK_EXECUTORS_SANDBOX needs TOOLPACK_ISOLATION=process: set both, or none of them."
-            )
+            raise SettingsError("TOOLPACK_EXECUTORS_SANDBOX needs TOOLPACK_ISOLATION=process: set both or neither.")
         return
     if sys.platform != "linux":
-        raise SettingsError("TOOLPACK_ISOLATION=process needs Linux: omit it, and toolpacks' code runs in threads.")
+        raise SettingsError("TOOLPACK_ISOLATION=process needs Linux: omit it to run toolpacks' code in threads.")
     if sandbox:
         from toolpack_server.features.executors.sandbox import check_sandbox  # noqa: PLC0415 - imports what only Linux has
 
@@ -28,7 +26,7 @@ def check_isolation(settings: Settings) -> None:
 
 
 def protect(settings: Settings) -> None:
-    """Keep executors from reading the memory of this process, and of those that it forks, where they could."""
+    """Prevent executors from reading the memory of this process and of its forks."""
     if settings.isolation == "process":
         from toolpack_server.features.executors import system  # noqa: PLC0415 - only Linux has what it imports
 

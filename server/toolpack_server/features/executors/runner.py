@@ -1,8 +1,7 @@
-"""Toolpacks' code in executors, as the rest of the server sees it: a `Runner`.
+"""Runner that executes operations in executors.
 
-It drives any operation and knows none. Its transport opens and seals snapshots in this process, with the key
-that executors don't have, and checks what it is answered. No text of an executor is as long in the log or in an error
-as the executor would have it.
+It treats all operations alike. The operation's transport unseals and seals snapshots in this process, because executors
+don't have the key, and checks the answers. Texts of an executor are cut before they get into the log or an error.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,13 +33,13 @@ from toolpack_server.volumes.volume import Limits
 
 T = TypeVar("T")
 
-ATTEMPTS = 3  # to give a request to an executor that reads it
-STOPPED = "The processes for toolpacks' code have ended; nothing was changed. Send it again, with its call_id."
+ATTEMPTS = 3  # to find an executor that reads the request
+STOPPED = "The processes for toolpacks' code have exited; nothing was changed. Send the call again with its call_id."
 
 
 class InterruptibleBlock(Protocol):
     def waiting(self, end: Callable[[], None]) -> AbstractContextManager[object]:
-        """Surround a wait that `end` ends; see `engine.interruption`."""
+        """Return a context for a blocking wait that a call of `end` ends; see `engine.interruption`."""
 
 
 def start_executors(
@@ -51,10 +50,14 @@ def start_executors(
     operations: Iterable[type[RunnerOperation[Any]]],
     conditions: Iterable[type[ExecutionPolicy]],
 ) -> "ExecutorRunner":
-    """Start the zygote and a first executor, which can do these operations under these conditions.
+    """Start the zygote and a first executor, and return the runner.
+
+    Args:
+        operations: The operations that executors must support.
+        conditions: The execution policies that executors must support.
 
     Raises:
-        StartError: The toolpacks can't be used there.
+        StartError: The toolpacks can't be loaded, or no executor can be started.
     """
     own = settings.of(ExecutorsSettings)
     own_files = [path for path in (settings.data_dir, settings.tokens_file, *settings.store_url.files) if path]
@@ -95,11 +98,11 @@ class ExecutorRunner:
         self._interruptible = interruptible
 
     def run(self, operation: RunnerOperation[T]) -> T:
-        """Let an executor do something; if it ends before it has begun, let another one.
+        """Run an operation in an executor. If the executor exits before it begins, use another one.
 
         Raises:
-            CrashedError: It has ended meanwhile.
-            OverloadedError: No executor has begun, or all have ended.
+            CrashedError: The executor exited while it ran the operation.
+            OverloadedError: No executor began, or all executors have exited.
         """
         transport: Transport[T] = TRANSPORTS[type(operation)](operation)
         try:
@@ -107,13 +110,13 @@ class ExecutorRunner:
                 with self._pool.executor(transport.preferred, clean=not operation.leaves_traces) as child:
                     try:
                         answer = self._answer(child, operation, transport)
-                        # One that lacks something of the machine, or says so, may lack it again.
-                        lacks = answer.head.get("refused") == OverloadedError.__name__
-                        child.retired = answer.head.get("retire") is not False or "fault" in answer.head or lacks
+                        # An executor that lacks memory or descriptors may lack them again, so it is replaced.
+                        overloaded = answer.head.get("refused") == OverloadedError.__name__
+                        child.retired = answer.head.get("retire") is not False or "fault" in answer.head or overloaded
                         _raise_refusal(answer)
                         return transport.read(answer, self._context, child.number)
                     except ExecutorGoneError as gone:
-                        how = None if gone.unread else child.how_it_ended()
+                        how = None if gone.unread else child.exit_reason()
                         if how is not None:
                             raise CrashedError(
                                 f"{operation.who} ended its process ({how}); nothing has changed."
@@ -122,7 +125,7 @@ class ExecutorRunner:
                             break
                     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                         child.retired = True
-                        log.error(  # noqa: TRY400 - the error's text may be as long as the executor wants it
+                        log.error(  # noqa: TRY400 - the error's text must be cut
                             "%s made its process unusable: its answer can't be used: %s: %s\n%s",
                             *(operation.who, type(error).__name__, printable(shown(str(error)))),
                             "".join(format_tb(error.__traceback__)),
@@ -148,13 +151,13 @@ class ExecutorRunner:
                         return frame
                     child.ask(*transport.supply(frame.head["need"], self._codec))
         finally:
-            printed = child.printed(rest=child.owes)
+            printed = child.printed(rest=child.awaits_answer)
             if printed:
                 log.info("%s printed:%s", operation.who, printed)
 
     def steps(self, operation: RunnerOperation[T]) -> Steps[T]:
         return self.run(operation)
-        yield  # which makes it a generator
+        yield  # makes this a generator
 
     def end_unused(self) -> None:
         self._pool.end_unused()

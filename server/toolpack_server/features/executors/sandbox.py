@@ -1,8 +1,8 @@
-"""What an executor can't reach, by Landlock and seccomp, which need no rights.
+"""Sandbox of an executor, by Landlock and seccomp. Neither needs privileges.
 
-Landlock (landlock(7)) lets a process give up access to files permanently, and signals to processes outside;
-`system_calls` holds back the rest. What isn't allowed is refused. Each executor is alone in its domain, so it
-reaches other executors no more than the server.
+With Landlock (landlock(7)) a process permanently gives up access to files, and signals to processes outside its domain.
+`system_calls` blocks other system calls with seccomp. Everything that isn't allowed is refused. Each executor has its
+own domain, so it can reach neither the server nor other executors.
 """
 
 import ctypes
@@ -17,14 +17,14 @@ from pathlib import Path
 from toolpack_server.base.errors import SettingsError
 from toolpack_server.features.executors import system, system_calls
 
-SIGNALS_VERSION = 6  # of Landlock: the first that can hold signals back; Linux 6.12
+SIGNALS_VERSION = 6  # the first version of Landlock that can block signals; Linux 6.12
 
-# landlock_create_ruleset(2), landlock_add_rule(2), landlock_restrict_self(2): the same numbers on all processors.
+# landlock_create_ruleset(2), landlock_add_rule(2), landlock_restrict_self(2): the same numbers on all architectures.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = (1 << bit for bit in range(4))
 _ALL_FILE_RIGHTS = (1 << 16) - 1
-_ABSTRACT_SOCKETS, _SIGNALS = 1, 2  # what can be held back beside files
+_ABSTRACT_SOCKETS, _SIGNALS = 1, 2  # scopes that can be blocked beside files
 
 _SYSTEM_FILES = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
@@ -33,7 +33,7 @@ _SYSTEM_FILES = (
     *("/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/services", "/etc/protocols", "/etc/mime.types"),
     *("/dev/zero", "/dev/random", "/dev/urandom", "/sys/devices/system/cpu/online"),
 )
-# DuckDB reads the limits of its control group when it connects, and ends the process if it can't.
+# DuckDB reads the limits of its control group when it connects, and aborts the process if it can't.
 _OWN_GROUP = Path("/proc/self/cgroup")
 _LIMITS = ("cpu.max", "memory.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us", "memory/memory.limit_in_bytes")
 
@@ -43,40 +43,40 @@ _PR_SET_SECCOMP, _FILTER = 22, 2
 def check_sandbox() -> None:
     version = system.LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
     if version < SIGNALS_VERSION:
-        found = f"version {version}" if version > 0 else "none"
+        offer = f"version {version}" if version > 0 else "none"
         raise SettingsError(
             f"TOOLPACK_EXECUTORS_SANDBOX needs Linux 6.12 or newer with Landlock version {SIGNALS_VERSION}; this "
-            f"system offers {found}: omit the setting, or use another kernel."
+            f"system offers {offer}: omit the setting, or use another kernel."
         )
-    known = system_calls.PROCESSORS
-    if platform.machine() not in known:
+    supported = system_calls.PROCESSORS
+    if platform.machine() not in supported:
         raise SettingsError(
-            f"TOOLPACK_EXECUTORS_SANDBOX knows the processors {' and '.join(known)}, but not {platform.machine()}: "
-            "omit it."
+            f"TOOLPACK_EXECUTORS_SANDBOX supports {' and '.join(supported)}, but not {platform.machine()}: "
+            "omit the setting."
         )
 
 
 class Sandbox:
-    """What executors can't reach. Made once, by the zygote, and entered by each executor.
+    """The sandbox of a worker's executors. The zygote creates it once, and each executor enters it.
 
     Args:
-        kinds: `files`, `network` or both.
-        folders: Folders that may be read, with all that is in them.
-        hidden: Files and folders that may not, even if they are in one of those.
+        kinds: What to block: `files`, `network` or both.
+        folders: Folders that an executor may read, with their content.
+        hidden: Files and folders that it may not read, even within `folders`.
     """
 
     def __init__(self, kinds: Sequence[str], folders: Iterable[str], hidden: Iterable[str]) -> None:
         self._filter = system_calls.filter_of(kinds) if kinds else b""
         self._confines_files = "files" in kinds
-        self._allowed: list[tuple[int, int]] = []  # what may be reached, each a file descriptor with its rights
+        self._allowed: list[tuple[int, int]] = []  # file descriptors and the rights on them
         if self._confines_files:
             self._allow_files(folders, [Path(path).resolve() for path in hidden])
 
     def enter(self, own: Path) -> None:
-        """Give up, permanently, what can't be reached from now on, and all rights beyond those of a plain user.
+        """Enter the sandbox, permanently, and give up all privileges.
 
         Args:
-            own: A folder in which everything may be done but to start programs; no other process has it.
+            own: The executor's own folder, in which it may do everything except start programs.
         """
         if not self._filter:
             return
@@ -87,10 +87,10 @@ class Sandbox:
             for path in _own_limits():
                 self._allow(path, _READ_FILE)
             ruleset = _create_ruleset()
-            for found, rights in self._allowed:
-                _call(_ADD_RULE, ruleset, ctypes.c_uint32(_PATH_BENEATH), struct.pack("=Qi", rights, found), 0)
-                os.close(found)
-            os.open(_OWN_GROUP, os.O_PATH | os.O_CLOEXEC)  # what isn't open may have another inode the next time
+            for descriptor, rights in self._allowed:
+                _call(_ADD_RULE, ruleset, ctypes.c_uint32(_PATH_BENEATH), struct.pack("=Qi", rights, descriptor), 0)
+                os.close(descriptor)
+            os.open(_OWN_GROUP, os.O_PATH | os.O_CLOEXEC)  # stays open: else its inode, and so its rule, may change
             _call(_RESTRICT_SELF, ruleset, ctypes.c_uint32(0))
             os.close(ruleset)
         text = ctypes.create_string_buffer(self._filter, len(self._filter))
@@ -101,7 +101,7 @@ class Sandbox:
     def _allow_files(self, folders: Iterable[str], hidden: Sequence[Path]) -> None:
         python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
         python += [sys.prefix, sys.executable, os.path.realpath(sys.executable)]
-        # The working folder is there only if Python was started with `-m`, and may hold anything.
+        # The working folder is in `sys.path` only because of `python -m`, and may have any content.
         python += [path for path in sys.path if Path(path) != Path.cwd()]
         python += [folder for name in ("toolpack_server", "toolpacks") for folder in sys.modules[name].__path__]
         for path in dict.fromkeys(Path(path).resolve() for path in [*_SYSTEM_FILES, *python, *folders] if path):
@@ -113,23 +113,23 @@ class Sandbox:
 
     def _allow(self, path: Path, rights: int) -> None:
         try:
-            found = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError:  # what isn't there needn't be allowed
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # the file doesn't exist
             return
         if not path.is_dir():
             rights &= ~_READ_DIR
-        self._allowed.append((found, rights))
+        self._allowed.append((descriptor, rights))
 
 
 def _readable(path: Path, hidden: Sequence[Path]) -> Iterator[tuple[Path, int]]:
-    """Get what to allow so that all of a folder can be read except what is hidden; of that, only names are seen."""
+    """Yield the paths and rights that make a folder readable without the hidden files. Their names stay visible."""
     if any(path.is_relative_to(secret) for secret in hidden):
         if path not in hidden:
-            yield path, _READ_FILE | _READ_DIR  # toolpacks, say, in a folder within the data directory
+            yield path, _READ_FILE | _READ_DIR  # for example a folder of toolpacks within the data directory
     elif any(secret.is_relative_to(path) for secret in hidden):
         yield path, _READ_DIR
         for inner in path.iterdir():
-            # Beside a file of SQLite's are others, whose names begin with its name.
+            # SQLite puts further files beside a database; their names begin with its name.
             if not (inner.is_symlink() or str(inner).startswith(tuple(map(str, hidden)))):
                 yield from _readable(inner, hidden)
     else:
@@ -137,9 +137,9 @@ def _readable(path: Path, hidden: Sequence[Path]) -> Iterator[tuple[Path, int]]:
 
 
 def _to_start_python() -> Iterator[tuple[Path, int]]:
-    """Get what to allow so that Python can be started: itself, the loader that starts it, and its libraries.
+    """Yield the paths and rights to start Python: the interpreter, the dynamic loader and the libraries.
 
-    The loader and the libraries are among the files that this process has in its memory.
+    The loader and the libraries are found among the files that this process has mapped.
     """
     yield Path(sys.executable).resolve(), _READ_FILE | _EXECUTE
     for name in {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}:
@@ -151,7 +151,7 @@ def _to_start_python() -> Iterator[tuple[Path, int]]:
 
 
 def _own_limits() -> Iterator[Path]:
-    """Get the files that say which control group this process is in, and how much of the machine that group may use."""
+    """Yield the files with this process's control group and the group's CPU and memory limits."""
     yield _OWN_GROUP
     root = Path("/sys/fs/cgroup")
     for line in _OWN_GROUP.read_text().splitlines():
@@ -159,7 +159,7 @@ def _own_limits() -> Iterator[Path]:
         for name in _LIMITS:
             controller, _, limit = name.rpartition("/")
             if controller in controllers.split(","):
-                yield from (root / controller / place / limit for place in ("", group.strip("/")))
+                yield from (root / controller / folder / limit for folder in ("", group.strip("/")))
 
 
 def _create_ruleset() -> int:

@@ -1,4 +1,4 @@
-"""Settings of executors."""
+"""Settings of the feature `executors`."""
 
 from typing import Literal
 

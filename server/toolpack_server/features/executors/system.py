@@ -1,7 +1,4 @@
-"""What Linux offers to watch and end processes, and Python's standard library doesn't.
-
-Each function is one call of the system; nothing here knows what it is for.
-"""
+"""Linux functions for processes that Python's standard library lacks: prctl, capset and files of /proc."""
 
 import contextlib
 import ctypes
@@ -29,7 +26,7 @@ def raise_errno() -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have this process killed when its parent exits; exit at once if it already has."""
+    """Ask the kernel to kill this process when its parent exits. Exit at once if the parent is gone already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -41,17 +38,17 @@ def adopt_orphans() -> None:
 
 
 def hide_memory() -> None:
-    """Let no process of the same user read this process's memory or environment."""
+    """Prevent other processes of the same user from reading this process's memory and environment."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def give_up_new_privileges() -> None:
-    """Let no program that this process starts have more rights than it has itself."""
+    """Prevent programs that this process starts from gaining privileges, for example by setuid."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def give_up_capabilities() -> None:
-    """Give up the rights that root has beyond those of other users."""
+    """Give up all capabilities of root."""
     version = 0x20080522  # of the interface, capset(2)
     header, none = (ctypes.c_uint32 * 2)(version, 0), (ctypes.c_uint32 * 6)()
     if LIBC.capset(header, none):
@@ -59,7 +56,7 @@ def give_up_capabilities() -> None:
 
 
 def children() -> list[int]:
-    """Get the process ids of this process's children, zombies included."""
+    """Return the process ids of this process's children, zombies included."""
     process = os.getpid()
     try:
         return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
@@ -68,18 +65,18 @@ def children() -> list[int]:
 
 
 def parent_of(process: int) -> int:
-    """Get the id of a process's parent; 0 if there is no such process."""
+    """Return the process id of a process's parent, or 0 if the process doesn't exist."""
     try:
-        # The name, which is in brackets, may contain anything.
+        # The process's name, in brackets, may contain any characters.
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
 
 
 def keeps_threads() -> bool:
-    """Whether this process has further threads when it forks; OpenBLAS, for one, ends its own before."""
+    """Return whether this process has other threads after a fork. Some libraries (OpenBLAS) stop theirs before."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads may be there: that is the question
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork with threads
         process = os.fork()
     if process == 0:
         os._exit(0)
@@ -88,7 +85,7 @@ def keeps_threads() -> bool:
 
 
 def has_children() -> bool:
-    """Whether there are children, zombies included."""
+    """Return whether this process has children, zombies included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -97,7 +94,7 @@ def has_children() -> bool:
 
 
 def kill(process: int) -> None:
-    """Kill a child that hasn't been waited for, so that its id can't belong to another process."""
+    """Kill a child. It must not have been waited for yet, or its id may belong to another process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(process, signal.SIGKILL)
 

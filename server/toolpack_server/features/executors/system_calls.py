@@ -1,7 +1,7 @@
-"""Which calls of the system an executor can't make: a filter of seccomp(2).
+"""seccomp(2) filter with the system calls that an executor can't make.
 
-A filter sees the number of a call and its arguments, but not what they point to. So a call that can't be told
-apart by that is refused as a whole. What is refused raises `PermissionError`.
+A filter sees the number and the arguments of a system call, but not the memory that they point to. If that isn't enough
+to decide, the call is always refused. A refused call raises `PermissionError`.
 """
 
 import errno
@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Iterable, Sequence
 
-# The processors that we know, as a filter sees them, and the numbers of their calls; None where there is no such call.
+# Supported architectures as a filter sees them, and their system call numbers; None if the call doesn't exist there.
 PROCESSORS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NUMBERS: dict[str, tuple[int, int | None]] = {
     # Sockets.
@@ -18,7 +18,7 @@ _NUMBERS: dict[str, tuple[int, int | None]] = {
     "socketpair": (53, 199),
     "connect": (42, 203),
     "bind": (49, 200),
-    # What belongs to no process and outlives it: shared memory, semaphores, message queues, keyrings.
+    # Objects that outlive a process: shared memory, semaphores, message queues, keyrings.
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
@@ -35,12 +35,12 @@ _NUMBERS: dict[str, tuple[int, int | None]] = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
-    # Namespaces, in which a user has the rights of root.
+    # Namespaces, in which a user gets the rights of root.
     "unshare": (272, 97),
     "setns": (308, 268),
     "clone": (56, 220),
     "clone3": (435, 435),
-    # What does the work of other calls, or looks at other processes.
+    # Calls that can replace other calls, or inspect other processes.
     "io_uring_setup": (425, 425),
     "perf_event_open": (298, 241),
     "bpf": (321, 280),
@@ -53,7 +53,7 @@ _NUMBERS: dict[str, tuple[int, int | None]] = {
     "sched_setscheduler": (144, 119),
     "sched_setaffinity": (203, 122),
     "sched_setattr": (314, 274),
-    # What is known of a file beside its content, which Landlock doesn't hold back.
+    # File metadata, which Landlock doesn't protect.
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -78,30 +78,30 @@ _NUMBERS: dict[str, tuple[int, int | None]] = {
     "ioctl": (16, 29),
 }
 
-_X32 = 0x40000000  # on x86_64, numbers from here on are a second set of calls
+_X32 = 0x40000000  # on x86_64, a second set of system calls has numbers from here on
 
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE, _REFUSE_AS_UNKNOWN = 0x00050000 | errno.EACCES, 0x00050000 | errno.ENOSYS
-# Instructions of a filter. The three that compare skip so many instructions if that holds, and so many if it doesn't.
+# Instructions of a filter. Comparisons have two numbers of instructions to skip: if true, and if false.
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _EQUAL, _AT_LEAST, _HAS_ANY = 0x15, 0x35, 0x45
 INSTRUCTION_BYTES = 8
-_NUMBER_AT, _PROCESSOR_AT, _ARGUMENTS_AT = 0, 4, 16  # in what a filter sees
+_NUMBER_AT, _PROCESSOR_AT, _ARGUMENTS_AT = 0, 4, 16  # offsets in struct seccomp_data
 
 _TYPE_OF_SOCKET = 0xF  # the rest are flags
 _NEW_NAMESPACES = 0x7E020000  # flags of clone(2)
-# What Python asks of any file: whether it is a terminal and how wide that is, to be closed by the next program, not to
-# wait, and how much there is to read.
+# ioctl requests that Python makes for any file: terminal attributes and size, close-on-exec, non-blocking mode, and the
+# number of readable bytes.
 _USUAL_REQUESTS = (0x5401, 0x802C542A, 0x5413, 0x5450, 0x5451, 0x5421, 0x541B)
 
 
 def number(name: str) -> int | None:
-    """Get the number that a call has on this processor; None if there is no such call."""
+    """Return the number of a system call on this architecture, or None if it doesn't exist."""
     return _NUMBERS[name][[*PROCESSORS].index(platform.machine())]
 
 
 def filter_of(kinds: Iterable[str]) -> bytes:
-    """Get the filter for these kinds of a sandbox; programs for another processor are killed."""
+    """Return the filter for these kinds of a sandbox. It kills programs of another architecture."""
     rules = [*_ALWAYS]
     if "files" in kinds:
         rules += _FILES
@@ -119,13 +119,13 @@ def filter_of(kinds: Iterable[str]) -> bytes:
 
 
 Rule = tuple[str, Sequence[bytes]]
-"""The name of a call, and the instructions that decide about it."""
+"""The name of a system call, and the instructions that allow or refuse it."""
 
 
 def _when_called(rule: Rule) -> bytes:
-    name, then = rule
-    wanted = number(name)
-    return b"" if wanted is None else b"".join([_instruction(_EQUAL, wanted, 0, len(then)), *then])
+    name, instructions = rule
+    call = number(name)
+    return b"" if call is None else b"".join([_instruction(_EQUAL, call, 0, len(instructions)), *instructions])
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -141,15 +141,15 @@ def _refuse_unless(name: str, *conditions: Sequence[bytes]) -> Rule:
 
 
 def _is_one_of(argument: int, values: Sequence[int], mask: int = 0xFFFFFFFF) -> list[bytes]:
-    """Go on if an argument has one of these values, else refuse."""
-    look = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * argument), _instruction(_AND, mask)]
-    compare = [_instruction(_EQUAL, value, len(values) - place) for place, value in enumerate(values)]
-    return [*look, *compare, _instruction(_RETURN, _REFUSE)]
+    """Return instructions that refuse the call unless an argument has one of these values."""
+    load = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * argument), _instruction(_AND, mask)]
+    compare = [_instruction(_EQUAL, value, len(values) - index) for index, value in enumerate(values)]
+    return [*load, *compare, _instruction(_RETURN, _REFUSE)]
 
 
 def _refuse_bits(name: str, argument: int, bits: int) -> Rule:
-    look = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * argument), _instruction(_HAS_ANY, bits, 0, 1)]
-    return name, [*look, _instruction(_RETURN, _REFUSE), _instruction(_RETURN, _ALLOW)]
+    test = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * argument), _instruction(_HAS_ANY, bits, 0, 1)]
+    return name, [*test, _instruction(_RETURN, _REFUSE), _instruction(_RETURN, _ALLOW)]
 
 
 _ALWAYS = [
@@ -158,7 +158,7 @@ _ALWAYS = [
     *_refuse("add_key", "request_key", "keyctl"),
     *_refuse("unshare", "setns"),
     _refuse_bits("clone", 0, _NEW_NAMESPACES),
-    # Its flags are in memory. Where it is unknown, libraries use `clone`.
+    # The flags of clone3 are in memory. If the call is unknown, libraries use `clone`.
     ("clone3", [_instruction(_RETURN, _REFUSE_AS_UNKNOWN)]),
     *_refuse("io_uring_setup", "perf_event_open", "bpf", "syslog"),
 ]
@@ -175,7 +175,7 @@ _FILES = [
     *_refuse("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
     _refuse_unless("ioctl", _is_one_of(1, _USUAL_REQUESTS)),
 ]
-# No socket but those that can't send to any address without being connected; and they can't be connected.
+# Only sockets that must be connected before they can send are allowed, and `connect` is refused.
 _LOCAL = [
     *_is_one_of(0, [socket.AF_UNIX]),
     *_is_one_of(1, [socket.SOCK_STREAM, socket.SOCK_SEQPACKET], _TYPE_OF_SOCKET),

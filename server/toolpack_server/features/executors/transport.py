@@ -1,12 +1,12 @@
-"""How operations travel to an executor and back: what their fields hold, said once for all.
+"""Transport of operations to an executor and back: serialises their fields and checks the answers.
 
-A snapshot among the fields travels as bytes, but for the pieces of volumes, which are asked for when they are
-needed, as are the snapshots that a function among the fields gets. What an executor asks for is looked up among what
-the request has named, and nowhere else. An answer may be an attacker's: nothing of it is used before it has proved to
-have the right form and size, and one that is wrong nevertheless harms its own session only.
+Snapshots among an operation's fields are sent as bytes. Pieces of volumes, and snapshots that a `Versions` function
+returns, are sent only when the executor asks for them. The executor can ask only for data that its request names. An
+answer is treated as an attacker's input: its form and size are checked before it is used. A wrong answer that passes
+the checks can harm only its own session.
 
-    worker:    write  →                       supply  →            read
-    executor:           serving: the request,  ask ("need"), …, the answer
+    worker:    write → request                       supply → data                  read
+    executor:                   make_handler → ask ("need")         … → answer
 """
 
 import types
@@ -34,79 +34,84 @@ from toolpack_server.volumes.volume import is_piece
 
 T = TypeVar("T")
 
-MAX_VOLUMES = 64  # of a toolpack
-PIECE_BYTES = 2**20  # of a piece without its content, at most
+MAX_VOLUMES = 64  # per toolpack
+PIECE_BYTES = 2**20  # maximum size of a piece without its content
 
 Ask = Callable[[Any], Frame]
-"""Gets from the worker what an operation needs and its request doesn't contain."""
+"""Asks the worker for data that an operation needs and its request doesn't contain."""
 
 
 class Transport(Generic[T]):
-    """How one operation travels; made anew for each. Its result is JSON, of a size that the head of an answer may have.
+    """Transport of one operation whose result is JSON and fits into the head of an answer.
 
     Attributes:
-        preferred: The number of the executor that does it fastest; None for any.
+        preferred: The number of the executor that is fastest for this operation; None for any.
+        max_pieces: Maximum number of pieces of the answer.
     """
 
     preferred: int | None = None
-    most_pieces: ClassVar[int] = 0  # of an answer
+    max_pieces: ClassVar[int] = 0
 
     def __init__(self, operation: RunnerOperation[T]) -> None:
         self._operation = operation
 
-    def write(self, codec: Codec, process: int) -> Frame:  # noqa: ARG002 - calls need to know
-        """Write the request, with snapshots opened by the codec, as an executor gets no key.
+    def write(self, codec: Codec, process: int) -> Frame:  # noqa: ARG002 - `CallTransport` uses it
+        """Build the request. The codec unseals its snapshots, because an executor has no key.
 
-        If the executor ends before it has read that, another request is written.
+        Called again with another executor if the first one exits before it reads the request.
         """
         pieces: list[bytes] = []
         self._named: dict[str, Snapshot | Versions] = {}
-        return Frame({"fields": self._written("", self._operation, codec, pieces)}, pieces)
+        return Frame({"fields": self._dump("", self._operation, codec, pieces)}, pieces)
 
-    def _written(self, place: str, value: Any, codec: Codec, pieces: list[bytes]) -> Any:
+    def _dump(self, path: str, value: Any, codec: Codec, pieces: list[bytes]) -> Any:
         if isinstance(value, Snapshot):
-            self._named[place] = value
+            self._named[path] = value
             given = [part for part in value.parts if not is_piece(part)]
-            pieces += [opened(codec, value, part) for part in given]
-            return {"parts": known_parts(value, value.parts), "given": given}
+            pieces += [unseal_part(codec, value, part) for part in given]
+            return {"parts": part_ids(value, value.parts), "given": given}
         if isinstance(value, ExecutionPolicy):
-            return written(value)
+            return dump_policy(value)
         if is_dataclass(value):
-            found = {each.name: getattr(value, each.name) for each in fields(value)}
-            return {name: self._written(f"{place}/{name}", each, codec, pieces) for name, each in found.items()}
+            values = {field.name: getattr(value, field.name) for field in fields(value)}
+            return {name: self._dump(f"{path}/{name}", item, codec, pieces) for name, item in values.items()}
         if isinstance(value, tuple | list):
-            return [self._written(place, each, codec, pieces) for each in value]
+            return [self._dump(path, item, codec, pieces) for item in value]
         if callable(value):
-            self._named[place] = value
+            self._named[path] = value
             return None
         return value
 
     def supply(self, need: Any, codec: Codec) -> Frame:
-        """Get a piece of a volume of a snapshot, or the environments of a version; a `ValueError` if it has neither."""
-        place, wanted = need
-        named = self._named[place]
+        """Return data that the executor asks for: a piece of a snapshot's volume, or the snapshot of a version.
+
+        Raises:
+            ValueError: The request doesn't name this data.
+        """
+        path, key = need
+        named = self._named[path]
         if isinstance(named, Snapshot):
-            check_answer(wanted in named.parts)
-            return Frame({}, [opened(codec, named, wanted)])
-        check_answer(type(wanted) is int and wanted >= 0)
+            check_answer(key in named.parts)
+            return Frame({}, [unseal_part(codec, named, key)])
+        check_answer(type(key) is int and key >= 0)
         pieces: list[bytes] = []
         try:
-            return Frame(self._written(f"{place}/{wanted}", named(wanted), codec, pieces), pieces)
+            return Frame(self._dump(f"{path}/{key}", named(key), codec, pieces), pieces)
         except RequestError as error:
             return Frame(write_refusal(error), [])
 
-    def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:  # noqa: ARG002 - of others it depends on it
-        """Whether an answer may have pieces of these sizes; others aren't even received."""
-        return len(sizes) <= self.most_pieces
+    def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:  # noqa: ARG002 - subclasses use it
+        """Return whether an answer may have pieces of these sizes. Other answers are rejected unread."""
+        return len(sizes) <= self.max_pieces
 
     def read(self, answer: Frame, context: ExecutionContext, process: int) -> T:  # noqa: ARG002 - as above
-        """Check and read the answer, with the codec that seals.
+        """Check the answer and return its result. The context's codec seals the parts in it.
 
         Raises:
-            ValueError: It has another form; or `AttributeError`, `IndexError`, `KeyError`, `TypeError`.
+            ValueError: The answer has a wrong form. Also `AttributeError`, `IndexError`, `KeyError` or `TypeError`.
         """
-        found = self._result(answer)
-        result: T = found if self._operation.shape is None else self._operation.shape.validate_python(found)
+        value = self._result(answer)
+        result: T = value if self._operation.shape is None else self._operation.shape.validate_python(value)
         check_answer(self._operation.fits(result))
         return result
 
@@ -114,30 +119,32 @@ class Transport(Generic[T]):
         return answer.head["result"]
 
     @classmethod
-    def serving(cls, kind: type[RunnerOperation[T]], context: ExecutionContext, ask: Ask) -> Callable[[Frame], Frame]:
-        """Get the function that turns requests into answers, in an executor. Called once per executor."""
+    def make_handler(
+        cls, kind: type[RunnerOperation[T]], context: ExecutionContext, ask: Ask
+    ) -> Callable[[Frame], Frame]:
+        """Return the function that answers requests in an executor. Called once per executor."""
 
         def serve(request: Frame) -> Frame:
-            operation = _restored("", kind, request.head["fields"], iter(request.pieces), ask)
+            operation = _restore("", kind, request.head["fields"], iter(request.pieces), ask)
             return cls.answer(operation.run(context))
 
         return serve
 
     @classmethod
     def answer(cls, result: T) -> Frame:
-        """Write the result, in an executor."""
+        """Build the answer with a result, in an executor."""
         return Frame({"result": result}, [])
 
 
 class BytesTransport(Transport[bytes]):
-    """Of operations whose result is bytes."""
+    """Transport of operations whose result is bytes."""
 
-    most_pieces = 1
+    max_pieces = 1
 
     @override
     def _result(self, answer: Frame) -> bytes:
-        (found,) = answer.pieces
-        return found
+        (data,) = answer.pieces
+        return data
 
     @classmethod
     @override
@@ -145,10 +152,10 @@ class BytesTransport(Transport[bytes]):
         return Frame({}, [result])
 
 
-class LongTransport(Transport[T]):
-    """Of operations whose result is JSON that may be long: it travels as a piece."""
+class JsonPieceTransport(Transport[T]):
+    """Transport of operations whose result is JSON that may be too long for a head. It is sent as a piece."""
 
-    most_pieces = 1
+    max_pieces = 1
 
     @override
     def _result(self, answer: Frame) -> Any:
@@ -161,13 +168,13 @@ class LongTransport(Transport[T]):
         return Frame({}, [dumps(result)])
 
 
-class ExportTransport(LongTransport[dict[str, str]]):
+class ExportTransport(JsonPieceTransport[dict[str, str]]):
     @override
     def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:
         return super().allows(sizes, context) and sum(sizes) <= 2 * MAX_VOLUMES * largest_piece(context.codec)
 
 
-class MakingTransport(Transport[Built]):
+class BuildTransport(Transport[Built]):
     _operation: MakeEnvironment
 
     @classmethod
@@ -178,10 +185,10 @@ class MakingTransport(Transport[Built]):
     @override
     def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:
         functions = context.codec.catalog.toolpacks[self._operation.toolpack].functions.values()
-        # One part for each attribute that a function uses, if it uses no other, one for the rest, and for each volume.
+        # At most one part per attribute that some function uses alone, one per volume, and one for the rest.
         parts = 1 + sum(len(function.function.dependencies) for function in functions) + MAX_VOLUMES
-        most = max(context.codec.max_bytes, largest_piece(context.codec))
-        return len(sizes) <= parts and all(size <= most for size in sizes)
+        max_bytes = max(context.codec.max_bytes, largest_piece(context.codec))
+        return len(sizes) <= parts and all(size <= max_bytes for size in sizes)
 
     @override
     def read(self, answer: Frame, context: ExecutionContext, process: int) -> Built:
@@ -190,9 +197,9 @@ class MakingTransport(Transport[Built]):
         return {part: context.codec.seal(part, payload) for part, payload in payloads.items()}
 
 
-def check_answer(holds: object) -> None:
-    """Raise `ValueError` unless something holds that an executor's answer must fulfil."""
-    if not holds:
+def check_answer(condition: object) -> None:
+    """Raise `ValueError` if a condition that an executor's answer must fulfil is false."""
+    if not condition:
         raise ValueError("the answer of an executor doesn't fit the request")
 
 
@@ -200,74 +207,77 @@ def path_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def written(conditions: ExecutionPolicy) -> list[Any]:
-    """Get conditions as JSON, for an executor."""
-    return [path_of(type(conditions)), asdict(conditions)]  # type: ignore[call-overload] # each is a dataclass
+def dump_policy(conditions: ExecutionPolicy) -> list[Any]:
+    """Return an execution policy as JSON, for an executor."""
+    return [path_of(type(conditions)), asdict(conditions)]  # type: ignore[call-overload] # all policies are dataclasses
 
 
-def restored(conditions: Sequence[Any]) -> ExecutionPolicy:
+def load_policy(conditions: Sequence[Any]) -> ExecutionPolicy:
     path, values = conditions
-    made: ExecutionPolicy = resolve_name(path)(**values)
-    return made
+    policy: ExecutionPolicy = resolve_name(path)(**values)
+    return policy
 
 
-def opened(codec: Codec, snapshot: Snapshot, part: str) -> bytes:
-    """Get the bytes of a part as an executor reads them."""
+def unseal_part(codec: Codec, snapshot: Snapshot, part: str) -> bytes:
+    """Return the unsealed bytes of a part, as an executor reads them."""
     return codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
 
 
-def known_parts(snapshot: Snapshot, parts: Iterable[str]) -> dict[str, str]:
-    """Get the blob ids by which an executor knows a volume again; those of other parts it needn't know."""
+def part_ids(snapshot: Snapshot, parts: Iterable[str]) -> dict[str, str]:
+    """Return the parts with the blob ids of volume pieces, by which an executor finds a volume in its cache.
+
+    Other parts have no id, because an executor doesn't need it.
+    """
     return {part: snapshot.parts[part] if is_piece(part) else "" for part in parts}
 
 
 def largest_piece(codec: PlainCodec) -> int:
-    """Get how many bytes a piece may have: everything, and twice that is larger than any list of what is in it."""
+    """Return the maximum size of a piece. It may contain the whole volume; twice its size covers the piece's index."""
     return 2 * codec.volumes.limits.max_bytes + PIECE_BYTES
 
 
-class AskedParts(dict[str, bytes]):
-    """The bytes of parts, in an executor; those that aren't here are asked for."""
+class LazyParts(dict[str, bytes]):
+    """The bytes of parts in an executor. Missing parts are requested from the worker."""
 
     def __init__(self, ask: Ask, given: Mapping[str, bytes]) -> None:
         super().__init__(given)
         self._ask = ask
 
     def __missing__(self, part: str) -> bytes:
-        (found,) = self._ask(part).pieces
+        (data,) = self._ask(part).pieces
         if not is_piece(part):
-            self[part] = found
-        return found
+            self[part] = data
+        return data
 
 
-def _restored(place: str, kind: Any, value: Any, pieces: Iterator[bytes], ask: Ask) -> Any:
-    """Get a field, in an executor, from what a request says of it."""
+def _restore(path: str, kind: Any, value: Any, pieces: Iterator[bytes], ask: Ask) -> Any:
+    """Rebuild a field of an operation in an executor. `path` is the field's path in the request."""
     if kind is Snapshot:
-        return _snapshot(place, value, pieces, ask)
+        return _snapshot(path, value, pieces, ask)
     if kind is ExecutionPolicy:
-        return restored(value)
+        return load_policy(value)
     if kind == Versions:
-        return partial(_version, place, ask)
+        return partial(_version, path, ask)
     if isinstance(kind, type) and is_dataclass(kind):
-        found = {each.name: (each.type, value[each.name]) for each in fields(kind)}
-        return kind(**{name: _restored(f"{place}/{name}", *each, pieces, ask) for name, each in found.items()})
+        items = {field.name: (field.type, value[field.name]) for field in fields(kind)}
+        return kind(**{name: _restore(f"{path}/{name}", *item, pieces, ask) for name, item in items.items()})
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in {Union, types.UnionType}:
-        return None if value is None else _restored(place, arguments[0], value, pieces, ask)
+        return None if value is None else _restore(path, arguments[0], value, pieces, ask)
     if origin is tuple:
         return tuple(value)
     if origin is Sequence:
-        return [_restored(place, arguments[0], each, pieces, ask) for each in value]
+        return [_restore(path, arguments[0], item, pieces, ask) for item in value]
     return kind(*value) if hasattr(kind, "_fields") else value
 
 
-def _snapshot(place: str, head: Any, pieces: Iterator[bytes], ask: Ask) -> Snapshot:
+def _snapshot(path: str, head: Any, pieces: Iterator[bytes], ask: Ask) -> Snapshot:
     given = {part: next(pieces) for part in head["given"]}
-    return Snapshot(head["parts"], AskedParts(lambda part: ask([place, part]), given))
+    return Snapshot(head["parts"], LazyParts(lambda part: ask([path, part]), given))
 
 
-def _version(place: str, ask: Ask, version: int) -> Snapshot:
-    found = ask([place, version])
-    if "refused" in found.head:
-        raise read_refusal(found.head)
-    return _snapshot(f"{place}/{version}", found.head, iter(found.pieces), ask)
+def _version(path: str, ask: Ask, version: int) -> Snapshot:
+    answer = ask([path, version])
+    if "refused" in answer.head:
+        raise read_refusal(answer.head)
+    return _snapshot(f"{path}/{version}", answer.head, iter(answer.pieces), ask)

@@ -1,7 +1,7 @@
-"""How an executor handles requests: each is a frame, and so is each answer.
+"""Request handler of an executor. Requests and answers are frames.
 
-It knows no operation; those that it can do were named when its zygote was started. Here they work on bytes
-without a seal, as an executor has no key.
+The zygote's configuration names the supported operations. In an executor they work on unsealed bytes, because it has no
+key.
 """
 
 import traceback
@@ -20,8 +20,8 @@ from toolpack_server.features.executors.channel import Channel, Frame
 from toolpack_server.features.executors.refusals import write_refusal
 
 
-class Work:
-    """Handles requests in an executor; through the channel, operations ask for what a request doesn't contain."""
+class RequestHandler:
+    """Handles requests in an executor. Operations use the channel to ask for data that a request doesn't contain."""
 
     def __init__(
         self,
@@ -32,22 +32,22 @@ class Work:
     ) -> None:
         self._channel = channel
         context = ExecutionContext(codec, max_result_bytes)
-        self._operations = {kind.name: TRANSPORTS[kind].serving(kind, context, self._ask) for kind in operations}
+        self._operations = {kind.name: TRANSPORTS[kind].make_handler(kind, context, self._ask) for kind in operations}
 
     def do(self, request: Frame) -> Frame:
-        """Run the requested operation, in context variables of its own, and get the answer."""
+        """Run the requested operation in a new context, and return the answer."""
         trace = request.head.get("trace")
         if trace is None:
             return Context().run(self._do, request)
-        answer, found = Context().run(resolve_name(trace["by"]), trace, partial(self._do, request))
-        return Frame({**answer.head, "traced": found}, answer.pieces) if found else answer
+        answer, spans = Context().run(resolve_name(trace["by"]), trace, partial(self._do, request))
+        return Frame({**answer.head, "traced": spans}, answer.pieces) if spans else answer
 
     def _do(self, request: Frame) -> Frame:
         try:
             return self._operations[request.head["do"]](request)
         except (RequestError, CallError) as error:
             return refused(error)
-        except Exception:  # noqa: BLE001 - a fault of the server, which the worker logs
+        except Exception:  # noqa: BLE001 - a bug of the server; the worker logs it
             return Frame({"fault": traceback.format_exc()}, [])
 
     def _ask(self, need: Any) -> Frame:
@@ -56,5 +56,5 @@ class Work:
 
 
 def refused(error: CallError | RequestError) -> Frame:
-    """Get the answer that says why a request is refused."""
+    """Return the answer for a refused request."""
     return Frame(write_refusal(error), [])

@@ -1,9 +1,9 @@
-"""The zygote: a fresh interpreter that has imported the toolpacks, from which executors are forked.
+"""Zygote: the fork server of executors, a fresh interpreter that has imported the toolpacks.
 
-It was started by a worker and not forked from it, so that no key, token or connection is in its memory. It
-has one thread, builds no environment, runs no function of a toolpack, and ends with its worker; its executors, and
-whatever processes they have left behind, end with it. Where toolpacks start threads when they are imported, which a
-fork wouldn't copy, it doesn't import them: each executor does.
+A worker starts the zygote as a new program and doesn't fork it, so no key, token or connection is in its memory. The
+zygote has one thread, builds no environment and runs no function of a toolpack. It exits with its worker, and kills its
+executors and the processes that they left behind. If importing the toolpacks starts threads, which a fork doesn't copy,
+each executor imports them instead.
 """
 
 import contextlib
@@ -33,10 +33,9 @@ MAX_CONFIGURATION = 2**17
 
 
 def main(control: socket.socket) -> NoReturn:
-    """Load the toolpacks, say to the worker which there are, and fork executors until it exits."""
-    # Before there are executors, which have no business in its memory, nor in one another's.
-    system.hide_memory()
-    control.set_inheritable(False)  # nor does one that a toolpack starts when it is imported
+    """Load the toolpacks, report them to the worker, and fork executors until the worker exits."""
+    system.hide_memory()  # from executors, which inherit this and so can't read one another's memory either
+    control.set_inheritable(False)  # a program that a toolpack starts at import must not get the socket
     configuration = Configuration(**loads(control.recv(MAX_CONFIGURATION)))
     operations = [pkgutil.resolve_name(path) for path in configuration.operations]
     catalog: Catalog | None = None
@@ -48,10 +47,10 @@ def main(control: socket.socket) -> NoReturn:
         except StartError as error:
             answer = {"error": str(error)}
     else:
-        extend_namespace([*map(Path, configuration.pack_dirs)], [])  # the sandbox allows its folders
+        extend_namespace([*map(Path, configuration.pack_dirs)], [])  # so that the sandbox allows these folders
     try:
         control.send(dumps(answer))
-    except BrokenPipeError:  # the worker has ended meanwhile
+    except BrokenPipeError:  # the worker has exited
         os._exit(1)
     if "error" in answer or answer.get("threads"):
         os._exit(1)
@@ -59,8 +58,8 @@ def main(control: socket.socket) -> NoReturn:
     for path in configuration.conditions:
         pkgutil.resolve_name(path).load()  # once, for all executors
     gc.collect()
-    gc.freeze()  # a collection in an executor would copy every page of what they share
-    gc.set_threshold(50_000, 20, 100)  # as in a worker: most collections would find nothing
+    gc.freeze()  # else a collection in an executor would copy every shared page
+    gc.set_threshold(50_000, 20, 100)  # as in a worker: more frequent collections free little
     _Forker(control, catalog, operations, configuration).serve()
 
 
@@ -81,8 +80,8 @@ class _Forker:
         remove_leftovers(folder)
         self._scratch = Scratch(folder, configuration.scratch_bytes)
         self._sandbox = Sandbox(configuration.sandbox, configuration.pack_dirs, configuration.hidden)
-        self._executors: dict[int, int] = {}  # by process id, the pipe for its exit status
-        self._own = set(system.children())  # processes that a toolpack has started at import
+        self._executors: dict[int, int] = {}  # pipe for the exit status, by process id
+        self._own = set(system.children())  # processes that toolpacks started at import
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
             end.setblocking(False)
@@ -90,7 +89,7 @@ class _Forker:
     def serve(self) -> NoReturn:
         """Fork an executor for each message, until the worker exits."""
         system.adopt_orphans()
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler, each end of a child wakes `poll`
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler, the exit of a child wakes `poll`
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
@@ -104,17 +103,17 @@ class _Forker:
                 message, descriptors, _, _ = socket.recv_fds(self._control, 16, 3)
                 if not message:
                     self._end()
-                for descriptor in descriptors:  # no program that a function starts has them
+                for descriptor in descriptors:  # programs that a function starts must not get them
                     os.set_inheritable(descriptor, False)
-                if len(descriptors) == 3:  # noqa: PLR2004 - else this process has too many open files
+                if len(descriptors) == 3:  # noqa: PLR2004 - fewer if this process has too many open files
                     self._fork(*descriptors)
 
     def _fork(self, end: int, status: int, output: int) -> None:
-        _ = self._scratch.folder  # made here, once
+        _ = self._scratch.folder  # creates it, once for all executors
         try:
             process = os.fork()
         except OSError:
-            os.close(status)  # which tells the worker
+            os.close(status)  # the worker sees that the fork failed
         else:
             if process == 0:
                 self._become_executor(end, status, output)
@@ -146,7 +145,7 @@ class _Forker:
             os._exit(1)
 
     def _reap(self) -> None:
-        """Report how executors exited, and kill what they have left behind."""
+        """Report the exit statuses of executors, and kill the processes that they left behind."""
         while True:
             try:
                 process, status = os.waitpid(-1, os.WNOHANG)
@@ -158,14 +157,14 @@ class _Forker:
             pipe = self._executors.pop(process, None)
             if pipe is not None:
                 shutil.rmtree(self._scratch.folder / str(process), ignore_errors=True)
-                with contextlib.suppress(BrokenPipeError):  # the worker knows why, or is gone
+                with contextlib.suppress(BrokenPipeError):  # the worker has closed the pipe or exited
                     os.write(pipe, b"%d" % os.waitstatus_to_exitcode(status))
                 os.close(pipe)
         for orphan in set(system.children()) - self._executors.keys() - self._own:
-            system.kill(orphan)  # its end wakes this process, which then looks again
+            system.kill(orphan)  # its exit wakes `serve`, which calls this again
 
     def _end(self) -> NoReturn:
-        """Exit, after killing all executors and all that they have left behind."""
+        """Kill all executors and the processes that they left behind, and exit."""
         signal.set_wakeup_fd(-1)
         while children := system.children():
             for child in children:

@@ -559,14 +559,14 @@ SUITES = {
 @pytest.mark.parametrize("name", SUITES)
 def test_what_other_suites_do_is_a_rule(bench, name):
     (row,) = re.findall(
-        rf"^\| .*\| {re.escape(name)} \| `(.*?)`", (PAGES / "perturbations.md").read_text(), re.MULTILINE
+        rf"^\| .*\| {re.escape(name)} \| `(.*?)`", (PAGES / "evaluate/faults.md").read_text(), re.MULTILINE
     )
     agent = Agent(bench, json.loads(row))
     assert SUITES[name](agent)
 
 
 def test_all_suites_of_the_page_are_tried():
-    _, _, page = (PAGES / "perturbations.md").read_text().partition("## Suites that others have")
+    _, _, page = (PAGES / "evaluate/faults.md").read_text().partition("## Suites that others have")
     assert set(re.findall(r"^\| .*\| (.*) \| `\{", page, re.MULTILINE)) == set(SUITES)
 
 
@@ -882,7 +882,7 @@ def test_agents_of_several_kinds_give_the_table_that_follows(bench, play, rows):
     table = variants_table(verdicts, lost).splitlines()
     assert table[0].split() == list(HEAD)
     if play is retrying:
-        page = (PAGES / "perturbations.md").read_text()
+        page = (PAGES / "evaluate/faults.md").read_text()
         assert "```text\n" + "\n".join(table) + "\n```" in page
     assert [" ".join(line.split()) for line in table[1:]] == rows
     assert {(each.get("variant"), each["rollouts"]) for each in found["rates"]} == {
