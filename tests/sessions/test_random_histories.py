@@ -15,7 +15,7 @@ from serving import open_store
 
 from toolpack_server.cli.requests import local
 from toolpack_server.features.evaluation.tasks.atif import atif
-from toolpack_server.features.evaluation.tasks.export import told_to
+from toolpack_server.features.evaluation.tasks.export import participant_view
 from toolpack_server.protocol.senders import AGENT
 from toolpack_server.rpc.caller import Caller
 
@@ -124,7 +124,7 @@ class Sessions(RuleBasedStateMachine):
     def _check_trajectories(self):
         send, found = local(self.bench.service, Caller()), []
         for session in self.histories:
-            told = self.bench._run(told_to(send, session, AGENT))
+            told = self.bench._run(participant_view(send, session, AGENT))
             found.append(atif(told.session, told.messages, told.tools, {}))
             path = self.bench.rpc("get_trace", session_id=session, limit=1000, path=True)
             calls = [record for record in path if record["kind"] == "call"]

@@ -47,9 +47,9 @@ class Session(TypedDict):
     """A session. Its agent gets `agent_path`.
 
     `toolpack_versions` has the versions, at the session's creation, of toolpacks that are installed distributions.
-    `mcp_path` is the session's path for agents that speak MCP. `task` names its task. Its chance is drawn from `seed`;
-    its time begins at `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of each
-    participant. It is omitted if the agent is the only one. `perturbations` are the rules for the session's agent.
+    `mcp_path` is the session's path for agents that speak MCP. `task` names the session's task. Its chance is drawn
+    from `seed`; its time begins at `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of
+    each participant. It is omitted if the agent is the only one. `perturbations` are the rules for the session's agent.
     """
 
     session_id: str
@@ -158,15 +158,16 @@ class AgentMethods:
 
     @requests("get_task")
     def get_task(self) -> AgentTask:
-        """Get what the agent is asked to do, and how many calls it has used; without a task the prompt is null."""
+        """Return the agent's prompt, and how many calls it has used. Without a task, the result has no prompt."""
 
     @requests("submit_answer")
     def submit_answer(self, answer: str = "", *, call_id: str | None = None) -> bool:
-        """Submit the agent's answer, which ends its part: it can make no more calls.
+        """Submit the agent's answer. It ends the agent's part: the agent can make no more calls.
 
         Args:
             answer: The answer, for the evaluator.
-            call_id: An id of this answer: with it, an equal one that has another id is another answer.
+            call_id: Idempotency key of this answer. Without one, an equal answer is taken for a retry; with one,
+                only an answer with the same call_id is.
         """
 
     @requests("say")
@@ -220,8 +221,8 @@ class ClientMethods:
             labels: Labels by which sessions are found and closed.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
-            task: A task, as toolpack/name: its toolpacks and options, over which the given options are laid; the
-                given toolpacks are added.
+            task: A task, as toolpack/name. The session gets its toolpacks and options; the parameter `options`
+                overrides them, and `toolpacks` adds further ones.
             seed: What its functions draw random numbers from, so that they draw the same again.
             clock: The time that its functions see at the start, RFC 3339 with an offset.
             clock_step_seconds: How far each call moves the clock on; default: 1.
@@ -416,7 +417,7 @@ class ClientMethods:
             limit: The maximum number of results.
             parent: List only the forks of this session.
             order: `id` sorts by session_id, `-created` by creation time, newest first.
-            passed: Only sessions whose recorded verdict says so, and that have not gone on since.
+            passed: List only sessions whose last record is a verdict with this `passed`.
         """
 
     @requests("rpc.discover")
@@ -436,9 +437,9 @@ class ClientMethods:
         """List tasks, in a fixed order.
 
         Args:
-            toolpack: Only those of this toolpack.
-            split: Only those of this split.
-            tags: Only those that have all these tags.
+            toolpack: List only tasks of this toolpack.
+            split: List only tasks of this split.
+            tags: List only tasks that have all these tags.
             after: List the tasks after this index; default: from the first.
             limit: The maximum number of results.
         """
@@ -464,21 +465,22 @@ class ClientMethods:
         """Record a message of the conversation, for evaluators and trajectories.
 
         Args:
-            role: Who says it.
-            content: What is said.
+            role: The role of the sender.
+            content: The text of the message.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
-            metadata: What a client knows of it, such as model_name, prompt_tokens or completion_token_ids;
-                trajectories have it.
+            metadata: Further data of the message for trajectories, such as model_name, prompt_tokens or
+                completion_token_ids.
         """
 
     @requests("submit_answer")
     def submit_answer(self, session_id: str, answer: str = "", *, call_id: str | None = None) -> bool:
-        """Submit the agent's answer in a session with a task; this ends the agent's part.
+        """Submit the agent's answer in a session with a task. It ends the agent's part.
 
         Args:
             answer: The answer, for the evaluator.
-            call_id: An id of this answer: with it, an equal one that has another id is another answer.
+            call_id: Idempotency key of this answer. Without one, an equal answer is taken for a retry; with one,
+                only an answer with the same call_id is.
         """
 
     @requests("evaluate_session")
@@ -493,16 +495,16 @@ class ClientMethods:
         raise_on_error: bool = True,
         ends: bool = False,
     ) -> Verdict:
-        """Evaluate a session: the reward of its path, and whether its task counts as done.
+        """Evaluate a session with the evaluator of its task; return the reward and whether it passed.
 
         Args:
-            task: A task of one of its toolpacks; default: the session's own.
+            task: A task of one of the session's toolpacks; default: the session's task.
             version: The version to evaluate; default: the current one.
             answer: The answer to evaluate; default: the recorded one.
-            record: Keep the verdict as a record of the session, for list_sessions.
-            raise_on_error: Answer with a JSON-RPC error if no reward could be had, not with a verdict that isn't
-                valid.
-            ends: End the agent's part with the recorded verdict, as an answer does: needs `record`.
+            record: Store the verdict as a record of the session, for list_sessions.
+            raise_on_error: If no reward can be computed, answer with a JSON-RPC error; otherwise with a verdict
+                that isn't valid.
+            ends: End the agent's part with the recorded verdict, as an answer does. Requires `record`.
         """
 
     @requests("summarize_sessions")
@@ -538,18 +540,19 @@ class ClientMethods:
         evaluate: bool = False,
         record: bool = False,
     ) -> SessionSummaries:
-        """List sessions, each with what has happened in it and the verdict on it, and how often their tasks were done.
+        """List sessions with a summary of each and its verdict, and with the pass rates of their tasks.
 
         Args:
-            labels: Labels, all of which must match.
-            after: Go on after this session_id, the last answer's `next`; default: the first.
+            labels: List only sessions that have all these labels.
+            after: List the sessions after this session_id: `next` of the last page; default: from the first.
             limit: The maximum number of sessions.
-            order: By id, created, task, parent, verdict, calls, last, done or version, with `-` from the largest.
-            text: Only sessions with this text in id, task, labels or trace, in small letters or capitals.
-            known: The `digest` of the answer that you have, which isn't sent again; without one, an empty text.
-            total: Count all sessions like that, too, which reads them all.
-            evaluate: Evaluate each session that has a task; default: its verdict is the recorded one, if any.
-            record: Keep each verdict that `evaluate` gives, as evaluate_session does.
+            order: Sort by id, created, task, parent, verdict, calls, last, done or version; `-` means descending.
+            text: List only sessions with this text in id, task, labels or trace. Case is ignored.
+            known: The `digest` of your last answer: if nothing has changed, the answer has no sessions. Send the
+                empty text to get a first digest.
+            total: Also count all matching sessions; this reads all of them.
+            evaluate: Evaluate each session that has a task; default: return the recorded verdict, if any.
+            record: Store each verdict of `evaluate` as evaluate_session does.
         """
 
     @requests("get_solution")

@@ -1,1 +1,1 @@
-"""Tasks and what happens in them: episodes, participants, perturbations, verdicts."""
+"""Evaluation of agents: tasks, episodes, participants and perturbations."""

@@ -1,7 +1,7 @@
-"""The rules of perturbations, in requests and in variants of tasks: what each must be, and when one holds.
+"""Perturbation rules, in requests and in task variants: validation, and the conditions of a rule.
 
-Pure. A rule is a JSON object with one effect and with what must hold for it; what it says follows from that,
-from a seed and from the agent's calls alone.
+Pure. A rule is a JSON object with one effect and optional conditions. Whether it applies depends only on the rule, the
+seed and the agent's calls.
 """
 
 import fnmatch
@@ -21,7 +21,7 @@ MAX_DELAY = 366 * 86_400.0  # seconds
 
 WHEN = ("name", "functions", "calls", "rate", "after", "where")
 FORGETS = ("description", "descriptions", "types", "required", "defaults")
-TOO_MANY = f"Perturbations have at most {MAX_RULES} rules and {MAX_BYTES} bytes: give fewer"
+TOO_MANY = f"Perturbations can have at most {MAX_RULES} rules and {MAX_BYTES} bytes: give fewer rules"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _ITEM = re.compile(r"(\d{1,9})(-(\d{1,9})?)?(?:/(\d{1,9}))?", re.ASCII)
@@ -66,69 +66,69 @@ def _truncates(value: Any) -> bool:
 
 
 EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "error": (_is_text, "text"),
+    "error": (_is_text, "a text"),
     "stale": (lambda value: value is True, "true"),
-    "lost": (_is_text, "text"),
-    "delay": (lambda value: _is_number(value) and 0 < value <= MAX_DELAY, f"number of seconds up to {MAX_DELAY:.0f}"),
+    "lost": (_is_text, "a text"),
+    "delay": (lambda value: _is_number(value) and 0 < value <= MAX_DELAY, f"a number of seconds up to {MAX_DELAY:.0f}"),
     "result": (lambda _value: True, "JSON"),
-    "replace": (_maps_texts, "object of texts by texts"),
-    "append": (_appends, "text, or object with text and at, a JSON Pointer"),
-    "truncate": (_truncates, "object with texts or items, numbers"),
+    "replace": (_maps_texts, "an object of texts by texts"),
+    "append": (_appends, "a text, or an object with text and at, a JSON Pointer"),
+    "truncate": (_truncates, "an object with texts or items, numbers"),
     "drop": (
         lambda value: _are_texts(value) or _is_share(value),
-        "list of names or JSON Pointers, or share from 0 to 1",
+        "a list of names or JSON Pointers, or a share from 0 to 1",
     ),
     "null": (
         lambda value: _are_texts(value) or _is_share(value),
-        "list of names or JSON Pointers, or share from 0 to 1",
+        "a list of names or JSON Pointers, or a share from 0 to 1",
     ),
-    "corrupt": (_is_share, "share from 0 to 1"),
+    "corrupt": (_is_share, "a share from 0 to 1"),
     "hide": (lambda value: value is True, "true"),
-    "rename": (lambda value: value is True or _renames(value), "true, or object of new names by old ones"),
-    "describe": (lambda value: _is_text(value) or value is True, "text, or true"),
+    "rename": (lambda value: value is True or _renames(value), "true, or an object of new names by old ones"),
+    "describe": (lambda value: _is_text(value) or value is True, "a text, or true"),
     "forget": (
         lambda value: _are_texts(value) and {*value} <= {*FORGETS},
-        f"list of {', '.join(FORGETS)}",
+        f"a list of {', '.join(FORGETS)}",
     ),
 }
-"""Each effect, with what its value must be."""
+"""Each effect, with a check of its value and a description of valid values."""
 
 OF_LISTS = frozenset({"hide", "rename", "describe", "forget"})
-"""Effects on how functions are listed. The others are on a call."""
+"""Effects on the list of functions. All others affect calls."""
 
 INSTEAD = frozenset({"error", "stale"})
-"""Effects by which a call isn't run."""
+"""Effects that replace a call: the function doesn't run."""
 
 OF_NESTED = frozenset({"error", "lost", "delay"})
-"""Effects on nested calls, too."""
+"""Effects that also apply to nested calls."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule; `value` is that of its effect."""
+    """A rule with one effect; `value` is the parameter of the effect."""
 
     name: str
     effect: str
     value: Any
     functions: Sequence[str] | None = None
-    calls: Sequence[tuple[int, int | None, int | None]] = ()  # from, to, of every so many
+    calls: Sequence[tuple[int, int | None, int | None]] = ()  # first, last, period
     rate: float | None = None
     after: Sequence[str] | None = None
     where: Mapping[str, Any] | None = None
 
     def names(self, spellings: frozenset[str]) -> bool:
-        """Whether it is about a function with these names."""
+        """Return whether the rule applies to a function that has these names."""
         return _named(self.functions, spellings)
 
     def waits_for(self, spellings: frozenset[str]) -> bool:
         return self.after is not None and _named(self.after, spellings)
 
     def counts(self, number: int) -> bool:
-        """Whether it is about the call of this number, from 1."""
-        return not self.calls or any(_holds(each, number) for each in self.calls)
+        """Return whether the rule applies to the call of this number, counted from 1."""
+        return not self.calls or any(_includes(each, number) for each in self.calls)
 
     def hits(self, seed: str, function: str, number: int | None = None) -> bool:
-        """Draw whether it happens: for each call anew, or without a number once for the function."""
+        """Return a pseudorandom decision by `rate`, for one call, or without a number for the whole function."""
         return self.rate is None or draw(seed, self.name, function, number) < self.rate
 
     def fits(self, arguments: Mapping[str, Any]) -> bool:
@@ -138,84 +138,87 @@ class Rule:
 
 
 def draw(*about: Any) -> float:
-    """Draw a number from 0 up to 1 that follows from what it is about, by BLAKE2b."""
+    """Return a pseudorandom number in [0, 1), derived from the arguments with BLAKE2b."""
     digest = hashlib.blake2b(dumps(about), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
-def read_rules(given: Any) -> list[Rule]:
-    """Read rules.
+def read_rules(value: Any) -> list[Rule]:
+    """Parse and validate rules.
 
     Raises:
-        ValueError: One of them isn't a rule; the text is a sentence without its full stop.
+        ValueError: A rule is invalid. The message has no full stop, so that the caller can embed it.
     """
-    if not isinstance(given, list | tuple):
-        raise ValueError("Rules are no list")  # noqa: TRY004 - one kind of error for whoever shows the sentence
-    if len(given) > MAX_RULES:
+    if not isinstance(value, list | tuple):
+        raise ValueError("The rules must be a list")  # noqa: TRY004 - callers handle only ValueError
+    if len(value) > MAX_RULES:
         raise ValueError(TOO_MANY)
-    rules = [_read(place, rule) for place, rule in enumerate(given)]
+    rules = [_read(index, rule) for index, rule in enumerate(value)]
     try:
-        size = len(dumps([*given]))
+        size = len(dumps([*value]))
     except (TypeError, ValueError, RecursionError):
-        raise ValueError("The rules have no JSON form: use texts, numbers, lists and objects") from None
+        raise ValueError("The rules can't be converted to JSON: use texts, numbers, lists and objects") from None
     if size > MAX_BYTES:
         raise ValueError(TOO_MANY)
     names = [rule.name for rule in rules]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"Two rules are called {name!r}: give each a name of its own")
+            raise ValueError(f"Two rules have the name {name!r}: give each rule a different name")
     return rules
 
 
-def _read(place: int, given: Any) -> Rule:
-    if not isinstance(given, Mapping):
-        raise ValueError(f"Rule '{place}' is no object")  # noqa: TRY004 - as above
-    name = given.get("name", str(place))
+def _read(index: int, rule: Any) -> Rule:
+    if not isinstance(rule, Mapping):
+        raise ValueError(f"Rule '{index}' must be an object")  # noqa: TRY004 - as above
+    name = rule.get("name", str(index))
     if not _is_text(name):
-        raise ValueError(f"Rule '{place}': name is no text")
+        raise ValueError(f"Rule '{index}': name must be a text")
     about = f"Rule {name[:100]!r}"
     choices = (*WHEN, *EFFECTS)
-    for each in given:
-        if each not in choices:
-            raise ValueError(f"{about}: there is no {str(each)[:100]!r}: choose from {', '.join(choices)}")
-    effects = [each for each in EFFECTS if each in given]
+    for member in rule:
+        if member not in choices:
+            raise ValueError(f"{about}: unknown member {str(member)[:100]!r}: choose from {', '.join(choices)}")
+    effects = [effect for effect in EFFECTS if effect in rule]
     if len(effects) != 1:
         number = f"{len(effects)} effects" if effects else "no effect"
         raise ValueError(f"{about}: it has {number}: give one of {', '.join(EFFECTS)}")
     (effect,) = effects
-    fits, wanted = EFFECTS[effect]
-    if not fits(given[effect]):
-        raise ValueError(f"{about}: {effect} is no {wanted}")
-    if "rate" in given and not _is_share(given["rate"]):
-        raise ValueError(f"{about}: rate is no number from 0 to 1")
+    fits, description = EFFECTS[effect]
+    if not fits(rule[effect]):
+        raise ValueError(f"{about}: {effect} must be {description}")
+    if "rate" in rule and not _is_share(rule["rate"]):
+        raise ValueError(f"{about}: rate must be a number from 0 to 1")
     for member in ("functions", "after"):
-        if member in given and not (_is_text(given[member]) or _are_texts(given[member])):
-            raise ValueError(f"{about}: {member} is no name, pattern, or list of them")
-    if "where" in given and not (isinstance(given["where"], Mapping) and all(map(_is_text, given["where"]))):
-        raise ValueError(f"{about}: where is no object of arguments")
-    if "where" in given and effect in OF_LISTS:
-        raise ValueError(f"{about}: where is about arguments, which {effect} has not: leave it out")
+        if member in rule and not (_is_text(rule[member]) or _are_texts(rule[member])):
+            raise ValueError(f"{about}: {member} must be a name, a pattern, or a list of them")
+    if "where" in rule and not (isinstance(rule["where"], Mapping) and all(map(_is_text, rule["where"]))):
+        raise ValueError(f"{about}: where must be an object of arguments")
+    if "where" in rule and effect in OF_LISTS:
+        raise ValueError(
+            f"{about}: where selects calls by arguments, but {effect} affects the list of functions: omit it"
+        )
     return Rule(
         name,
         effect,
-        given[effect],
-        _patterns(given.get("functions")),
-        _read_calls(about, given["calls"]) if "calls" in given else (),
-        given.get("rate"),
-        _patterns(given.get("after")),
-        given.get("where"),
+        rule[effect],
+        _patterns(rule.get("functions")),
+        _read_calls(about, rule["calls"]) if "calls" in rule else (),
+        rule.get("rate"),
+        _patterns(rule.get("after")),
+        rule.get("where"),
     )
 
 
-def _patterns(given: Any) -> Sequence[str] | None:
-    return [given] if isinstance(given, str) else given
+def _patterns(value: Any) -> Sequence[str] | None:
+    return [value] if isinstance(value, str) else value
 
 
-def _read_calls(about: str, given: Any) -> list[tuple[int, int | None, int | None]]:
-    if not isinstance(given, str):
-        raise ValueError(f"{about}: calls is no text, such as '2', '1-3', '4-' or '4-5/5'")  # noqa: TRY004 - as above
-    found = []
-    for item in given.split(","):
+def _read_calls(about: str, value: Any) -> list[tuple[int, int | None, int | None]]:
+    if not isinstance(value, str):
+        # As above, callers handle only ValueError.
+        raise ValueError(f"{about}: calls must be a text, such as '2', '1-3', '4-' or '4-5/5'")  # noqa: TRY004
+    ranges = []
+    for item in value.split(","):
         match = _ITEM.fullmatch(item.strip())
         if match is None:
             raise ValueError(f"{about}: calls has {item.strip()[:100]!r}: write '2', '1-3', '4-' or '4-5/5'")
@@ -224,14 +227,14 @@ def _read_calls(about: str, given: Any) -> list[tuple[int, int | None, int | Non
         last = None if open_ended else int(match[3] or first)
         if first < 1 or (last is not None and last < first) or (every is not None and max(first, last or 0) > every):
             raise ValueError(f"{about}: calls has {item.strip()!r}: count from 1, upwards")
-        found.append((first, last, every))
-    return found
+        ranges.append((first, last, every))
+    return ranges
 
 
-def _holds(calls: tuple[int, int | None, int | None], number: int) -> bool:
+def _includes(calls: tuple[int, int | None, int | None], number: int) -> bool:
     first, last, every = calls
-    place = number if every is None else (number - 1) % every + 1
-    return first <= place and (last is None or place <= last)
+    position = number if every is None else (number - 1) % every + 1
+    return first <= position and (last is None or position <= last)
 
 
 def _named(patterns: Sequence[str] | None, spellings: frozenset[str]) -> bool:

@@ -280,7 +280,7 @@ def test_counts_belong_to_the_path(market):
 def test_there_is_one_answer_for_all_and_only_who_may_submits_it(bench):
     played = play(bench)
     played.call("agent", "bid", amount=1)
-    problem = "You can't submit the answer of this session: another participant does."
+    problem = "You can't submit the answer of this session: another participant does that."
     assert refused(-32602, played.send, "buyer", "submit_answer", answer="mine").data["detail"] == problem
     assert played.send("seller", "submit_answer", answer="sold") is True
     assert played.send("agent", "submit_answer", answer="sold") is True
@@ -454,8 +454,8 @@ def test_a_task_whose_solution_has_the_call_of_a_stranger_is_refused():
     with pytest.raises(RegistrationError) as error:
         Task("wrong", "Do it.", participants={"buyer": {}}, solution=[("bid", {"amount": 5}, "byer")])
     assert str(error.value) == (
-        "task 'wrong': the call of `bid` in its solution is that of 'byer', who is no participant: name one of its "
-        "participants."
+        "task 'wrong': the call of `bid` in its solution is made by 'byer', which isn't a participant of the task: "
+        "name one of its participants."
     )
 
 
@@ -491,7 +491,7 @@ def test_check_runs_a_solution_with_the_rights_of_each():
     misspelt = Task("sale", "Sell it.", sold, solution=twice, participants={"buyer": {"functions": ["bit"]}})
     assert "Participant 'buyer': the session has no function 'bit'. Did you mean bid?" in checked(misspelt)[1][0]
     made = Task("sale", "Sell it.", sold, solution=lambda _market: [("bid", {"amount": 5}, "byer")], **given)
-    assert "the call of `bid` in its solution is that of 'byer', who is no participant" in checked(made)[1][0]
+    assert "the call of `bid` in its solution is made by 'byer', which isn't a participant" in checked(made)[1][0]
 
 
 def test_a_thread_given_up_while_it_reads_makes_no_record_count_wrong(make_bench, monkeypatch):

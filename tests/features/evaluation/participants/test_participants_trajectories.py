@@ -94,11 +94,11 @@ def test_sessions_without_the_participant_have_no_line(endpoint, tmp_path):
         played(endpoint, "some", participants)
     lines, done = evaluated(endpoint, "some", tmp_path, "--participant", "judge")
     assert len(lines) == 1
-    assert "1 of these 2 have no participant 'judge': the file has no line of theirs." in done.stderr
+    assert "1 of these 2 have no participant 'judge', so the file has no line of them." in done.stderr
     assert done.exit_code == 0
 
 
 def test_a_participant_without_trajectories_is_a_mistake():
     done = invoke("evaluate", "--participant", "user")
     assert done.exit_code == 2
-    assert "--participant says whose trajectories are written: give --trajectories, too." in done.stderr
+    assert "--participant selects the trajectories to write: give --trajectories, too." in done.stderr

@@ -15,7 +15,7 @@ from toolpack_server.base.errors import TooLargeError
 from toolpack_server.features.evaluation.perturbations.appearance import Appearance
 from toolpack_server.features.evaluation.perturbations.effects import KeyedRandom, apply_effect
 from toolpack_server.features.evaluation.rules import read_rules
-from toolpack_server.features.evaluation.tasks.variants import HEAD, losses, variants_table
+from toolpack_server.features.evaluation.tasks.variants import HEAD, count_lost_answers, variants_table
 from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.observability.exposition import exposition
 from toolpack_server.packs.loading import load_catalog
@@ -759,42 +759,51 @@ def test_what_a_call_was_perturbed_by_is_seen_by_evaluators(bench):
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        ({"name": "x", "eror": "y"}, "Rule 'x': there is no 'eror': choose from name, functions, calls, rate, after, "),
+        ({"name": "x", "eror": "y"}, "Rule 'x': unknown member 'eror': choose from name, functions, calls, rate, "),
         ({"name": "x", "error": "y", "hide": True}, "Rule 'x': it has 2 effects: give one of error, stale, lost, "),
         ({"name": "x"}, "Rule 'x': it has no effect: give one of error, stale, lost, delay, "),
-        ({"name": "x", "error": 1}, "Rule 'x': error is no text."),
-        ({"name": "x", "hide": False}, "Rule 'x': hide is no true."),
-        ({"name": "x", "truncate": {"text": 1}}, "Rule 'x': truncate is no object with texts or items, numbers."),
-        ({"name": "x", "drop": []}, "Rule 'x': drop is no list of names or JSON Pointers, or share from 0 to 1."),
-        ({"name": "x", "corrupt": 2}, "Rule 'x': corrupt is no share from 0 to 1."),
-        ({"name": "x", "forget": ["all"]}, "Rule 'x': forget is no list of description, descriptions, types, "),
+        ({"name": "x", "error": 1}, "Rule 'x': error must be a text."),
+        ({"name": "x", "hide": False}, "Rule 'x': hide must be true."),
+        ({"name": "x", "truncate": {"text": 1}}, "Rule 'x': truncate must be an object with texts or items, numbers."),
+        ({"name": "x", "drop": []}, "Rule 'x': drop must be a list of names or JSON Pointers, or a share from 0 to 1."),
+        ({"name": "x", "corrupt": 2}, "Rule 'x': corrupt must be a share from 0 to 1."),
+        ({"name": "x", "forget": ["all"]}, "Rule 'x': forget must be a list of description, descriptions, types, "),
         (
             {"name": "x", "append": {"text": "y"}},
-            "Rule 'x': append is no text, or object with text and at, a JSON Pointer",
+            "Rule 'x': append must be a text, or an object with text and at, a JSON Pointer",
         ),
-        ({"name": "x", "error": "y", "rate": 1.5}, "Rule 'x': rate is no number from 0 to 1."),
+        ({"name": "x", "error": "y", "rate": 1.5}, "Rule 'x': rate must be a number from 0 to 1."),
         ({"name": "x", "error": "y", "calls": "3-2"}, "Rule 'x': calls has '3-2': count from 1, upwards."),
         ({"name": "x", "error": "y", "calls": "0"}, "Rule 'x': calls has '0': count from 1, upwards."),
         ({"name": "x", "error": "y", "calls": "4-6/5"}, "Rule 'x': calls has '4-6/5': count from 1, upwards."),
         ({"name": "x", "error": "y", "calls": "two"}, "Rule 'x': calls has 'two': write '2', '1-3', '4-' or '4-5/5'."),
-        ({"name": "x", "error": "y", "calls": 2}, "Rule 'x': calls is no text, such as '2', '1-3', '4-' or '4-5/5'."),
-        ({"name": "x", "error": "y", "functions": []}, "Rule 'x': functions is no name, pattern, or list of them."),
-        ({"name": "x", "error": "y", "where": 1}, "Rule 'x': where is no object of arguments."),
-        ({"name": 1, "error": "y"}, "Rule '0': name is no text."),
+        (
+            {"name": "x", "error": "y", "calls": 2},
+            "Rule 'x': calls must be a text, such as '2', '1-3', '4-' or '4-5/5'.",
+        ),
+        (
+            {"name": "x", "error": "y", "functions": []},
+            "Rule 'x': functions must be a name, a pattern, or a list of them.",
+        ),
+        ({"name": "x", "error": "y", "where": 1}, "Rule 'x': where must be an object of arguments."),
+        ({"name": 1, "error": "y"}, "Rule '0': name must be a text."),
         (
             {"name": "x", "hide": True, "where": {"a": 1}},
-            "Rule 'x': where is about arguments, which hide has not: leave it out.",
+            "Rule 'x': where selects calls by arguments, but hide affects the list of functions: omit it.",
         ),
         ({"name": "x", "error": "y", "functions": "sned_*"}, "Rule 'x': the session has no function 'sned_*'."),
         ({"name": "x", "error": "y", "after": "sned"}, "Rule 'x': the session has no function 'sned'."),
         ({"name": "x", "rename": {"sned": "y"}}, "Rule 'x': the session has no function 'sned'."),
-        ({"name": "x", "rename": {"pay": "1 y"}}, "Rule 'x': rename is no true, or object of new names by old ones."),
+        (
+            {"name": "x", "rename": {"pay": "1 y"}},
+            "Rule 'x': rename must be true, or an object of new names by old ones.",
+        ),
         (
             {"name": "x", "rename": {"pay": "payments"}},
             "Rule 'x': two functions would have the name 'payments': choose different names.",
         ),
         ({"delay": 5}, "Rule '0' advances the session's clock: create the session with `clock`."),
-        ({"error": "y" * 20000}, "Perturbations have at most 50 rules and 16384 bytes: give fewer."),
+        ({"error": "y" * 20000}, "Perturbations can have at most 50 rules and 16384 bytes: give fewer rules."),
     ],
 )
 def test_a_rule_that_can_not_be_used_is_refused_before_anything_is_stored(bench, rule, says):
@@ -811,8 +820,8 @@ def test_other_perturbations_that_can_not_be_used_are_refused(bench):
 
     error = {"error": "x"}
     twice = {"rules": [{"name": "1", **error}, error]}
-    assert detail(perturbations=twice) == "Two rules are called '1': give each a name of its own."
-    assert detail(perturbations={"rules": [error] * 51}).startswith("Perturbations have at most 50 rules")
+    assert detail(perturbations=twice) == "Two rules have the name '1': give each rule a different name."
+    assert detail(perturbations={"rules": [error] * 51}).startswith("Perturbations can have at most 50 rules")
     assert detail(perturbations={"variant": "x"}) == (
         "A variant belongs to a task, and the session has none: create the session with a task, or give rules."
     )
@@ -878,7 +887,7 @@ def test_agents_of_several_kinds_give_the_table_that_follows(bench, play, rows):
             play(Agent(bench, toolpacks=[], task="shop/pay-ann", perturbations=given, labels={"run": "1"}))
     found = bench.rpc("summarize_sessions", labels={"run": "1"}, evaluate=True)
     verdicts = [{**each, **each["verdict"]} for each in found["sessions"]]
-    lost = {each["session_id"]: losses(Agent.trace_of(bench, each["session_id"])) for each in verdicts}
+    lost = {each["session_id"]: count_lost_answers(Agent.trace_of(bench, each["session_id"])) for each in verdicts}
     table = variants_table(verdicts, lost).splitlines()
     assert table[0].split() == list(HEAD)
     if play is retrying:
@@ -896,4 +905,4 @@ def test_after_a_lost_answer_only_what_changes_the_world_once_more_is_repeated()
     lost = {"rules": ["lost"], "run": True, "agent": {"result": "", "error": "TimeoutError: no answer"}}
     call = {"kind": "call", "by": "agent", "function": "pay", "kwargs": {"amount": 1}, "error": None}
     path = [{**call, "version": 1, "perturbed": lost}, {**call, "version": 1}, {**call, "version": 2}]
-    assert losses(path) == (1, 1)
+    assert count_lost_answers(path) == (1, 1)

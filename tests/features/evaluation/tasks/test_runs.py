@@ -77,7 +77,7 @@ def test_a_session_whose_task_is_gone_is_listed_with_its_problem_and_counts_nowh
 
 def test_verdicts_are_kept_only_where_some_are_asked_for(bench):
     error = refused(-32602, bench.rpc, "summarize_sessions", record=True)
-    assert error.data["detail"] == "`record` keeps the verdicts that `evaluate` gives: set both, or neither."
+    assert error.data["detail"] == "`record` stores the verdicts of `evaluate`: set both, or neither."
 
 
 def test_forks_count_but_for_those_of_the_console(bench):
@@ -133,7 +133,7 @@ def test_a_verdict_in_a_replay_is_copied_but_is_no_verdict_on_it(bench):
 def test_only_the_verdict_on_the_session_as_it_is_can_be_recorded(bench, other):
     session_id = rollout(bench, "dishes")
     detail = refused(-32602, verdict, bench, session_id, record=True, **other).data["detail"]
-    assert detail.startswith("Only the verdict on the session's own task, at its current version")
+    assert detail.startswith("A verdict can be recorded only for the session's own task")
     assert len(bench.rpc("get_trace", session_id=session_id)) == 1
 
 

@@ -6,7 +6,7 @@ import pytest
 import server_process
 from command_line import invoke
 
-from toolpack_server.features.evaluation.tasks.pass_rates import all_of, any_of, rates
+from toolpack_server.features.evaluation.tasks.pass_rates import pass_all, pass_any, rates
 from toolpack_server.features.evaluation.tasks.report import ENTRY, one_script
 
 MARKUP = '<img src=x onerror="window.ran=1">'
@@ -63,7 +63,7 @@ def test_a_run_is_a_grid_of_tasks_and_rollouts_with_its_figures(page, server):
     assert server.rpc("list_sessions", labels={"run": "new"}, passed=True) == []  # looking records nothing
     run = server.rpc("summarize_sessions", labels={"run": "new"}, evaluate=True)["sessions"]
     found = rates(each["verdict"] for each in run)
-    for chance, name in ((all_of, "pass^k"), (any_of, "pass@k")):
+    for chance, name in ((pass_all, "pass^k"), (pass_any, "pass@k")):
         means = [f"k={k}: {round(100 * sum(chance(rate, k) for rate in found) / len(found))}%" for k in (1, 2, 3, 4)]
         assert f"{name} {', '.join(means)}" in page.run("return document.querySelector('svg title').textContent")
     page.find("a.cell", "✗").click()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving import PACKS
 from test_tasks import CATALOG, DO, agent, begin
 
-from toolpack_server.features.evaluation.tasks.pass_rates import Rate, all_of, any_of
+from toolpack_server.features.evaluation.tasks.pass_rates import Rate, pass_all, pass_any
 from toolpack_server.features.evaluation.tasks.trajectories import messages
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import all_record_kinds
@@ -90,7 +90,10 @@ def test_check_has_no_problem_with_an_evaluator_that_uses_up_what_it_gets(tmp_pa
     done = check(tmp_path, source.replace("rollout.environment.on", used_up))
     assert (done.exit_code, done.stdout) == (0, "1 toolpack with 1 function and 1 task: no problems.\n"), done.stderr
     done = check(tmp_path, source.replace("data=[1]", "data=__import__('threading').Lock()"))
-    assert "the task's data can't be copied (TypeError: cannot pickle '_thread.lock' object): give what" in done.stderr
+    assert (
+        "the task's data can't be copied (TypeError: cannot pickle '_thread.lock' object): give the class"
+        in done.stderr
+    )
 
 
 def test_check_looks_at_the_tasks_that_are_named(tmp_path):
@@ -100,7 +103,7 @@ def test_check_looks_at_the_tasks_that_are_named(tmp_path):
     assert "task 'lamps/none': it has neither" in run(*named, "lamps/none").stderr
     done = run(*named, "lamps/nine")
     assert done.exit_code == 1
-    assert done.stderr.startswith("there is no task 'lamps/nine': name toolpack and task, such as lamps/")
+    assert done.stderr.startswith("there is no task 'lamps/nine': give toolpack/task, such as lamps/")
 
 
 @pytest.mark.parametrize("body", WRONG)
@@ -116,17 +119,17 @@ def test_check_finds_evaluators_that_are_wrong(tmp_path, body):
     [
         ('solution=[("off", {})]', "the call of `off` in its solution fails: ToolNotFoundError"),
         ("solution=7", "its solution is neither a list of calls nor a function"),
-        ("nop_passes=True", "it has nop_passes=True, but nothing done doesn't pass (reward 0)."),
-        ('functions=["of"]', "its functions name 'of', which its sessions don't have: correct the name."),
+        ("nop_passes=True", "it has nop_passes=True, but a session with nothing done doesn't pass (reward 0)."),
+        ('functions=["of"]', "its sessions have no function 'of', which its `functions` name: correct the name."),
         ('variants={"x": [{"hide": True, "functions": "of"}]}', "Rule '0': the session has no function 'of'."),
         (
             'variants={"x": [{"hid": True}]}',
-            "task 'light': variant 'x': Rule '0': there is no 'hid': choose from ",
+            "task 'light': variant 'x': Rule '0': unknown member 'hid': choose from ",
         ),
         ('variants={"a b": []}', "task 'light': 'a b' isn't a valid name of a variant"),
         ("variants=7", "its variants is a int: give a dict"),
         ('options={"x": 1}', "Toolpack 'lamps' takes no options"),
-        ('toolpacks={"x": {}}', "it needs the toolpack 'x', which isn't loaded: load it, too."),
+        ('toolpacks={"x": {}}', "it needs the toolpack 'x', which isn't loaded: load that toolpack, too."),
         ('solution=[("switch_on", {})], max_calls=0', "its solution makes more calls than max_calls allows: 1, not 0."),
     ],
 )
@@ -195,7 +198,7 @@ def test_evaluate_prints_rates_and_lists_apart_what_could_not_be_evaluated(endpo
     done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label)
     assert done.exit_code == 1
     assert "chores/raises" not in done.stdout
-    invalid = f"1 of 7 rollouts are invalid, and count nowhere:\n  {failing} (chores/raises): evaluator: The evaluator"
+    invalid = f"1 of 7 rollouts are invalid and not counted:\n  {failing} (chores/raises): evaluator: The evaluator"
     assert invalid in done.stderr
 
 
@@ -259,7 +262,7 @@ def test_evaluate_says_how_many_forks_it_took_and_left_out_and_keeps_verdicts(en
     done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--record")
     assert (done.exit_code, done.stdout.splitlines()[1].split()[:2]) == (0, ["chores/dishes", "4"])
     assert "1 of these 7 are forks of others among them.\n" in done.stderr
-    assert "1 made in the console, to look at others, count nowhere.\n" in done.stderr
+    assert "Sessions that the console created, not counted: 1.\n" in done.stderr
     assert len(endpoint.rpc("list_sessions", labels=labels, passed=True)) == 5
 
 
@@ -306,5 +309,5 @@ def test_the_chances_of_k_rollouts_are_those_of_all_choices_of_k(count, data):
     rollouts = [True] * passed + [False] * (count - passed)
     choices = list(itertools.combinations(rollouts, k))
     rate = Rate("t", count, passed, 0.0)
-    assert all_of(rate, k) == pytest.approx(sum(map(all, choices)) / len(choices))
-    assert any_of(rate, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+    assert pass_all(rate, k) == pytest.approx(sum(map(all, choices)) / len(choices))
+    assert pass_any(rate, k) == pytest.approx(sum(map(any, choices)) / len(choices))

@@ -154,9 +154,9 @@ def test_a_loader_that_fails_is_an_error_that_names_it(quick, monkeypatch):
         ({"name": "a/b"}, "'a/b' isn't a valid task name"),
         ({"name": ""}, "isn't a valid task name"),
         ({"name": "x" * 129}, "isn't a valid task name"),
-        ({"prompt": None}, "its prompt is neither a text nor a list"),
-        ({"prompt": [{"role": "tool", "content": ""}]}, "its prompt is neither"),
-        ({"evaluate": 3}, "its evaluator can't be called"),
+        ({"prompt": None}, "its prompt must be a text, or a list"),
+        ({"prompt": [{"role": "tool", "content": ""}]}, "its prompt must be a text"),
+        ({"evaluate": 3}, "its evaluator isn't callable"),
         ({"tags": "easy"}, "its tags must be a list of strings"),
         ({"functions": [1]}, "its functions must be a list"),
         ({"answer": [2]}, "its answer must be a list"),
@@ -164,10 +164,10 @@ def test_a_loader_that_fails_is_an_error_that_names_it(quick, monkeypatch):
         ({"max_calls": -1}, "its max_calls is -1"),
         ({"max_calls": True}, "its max_calls is True"),
         ({"split": 3}, "its split is 3"),
-        ({"prompt": "\ud800"}, "one of its texts has half of a surrogate pair"),
-        ({"answer": ["a", "\ud800"]}, "one of its texts has half of a surrogate pair"),
+        ({"prompt": "\ud800"}, "one of its texts has a lone surrogate"),
+        ({"answer": ["a", "\ud800"]}, "one of its texts has a lone surrogate"),
         ({"timeout_seconds": 0}, "its timeout_seconds is 0"),
-        ({"options": {"x": object()}}, "its options has no JSON form"),
+        ({"options": {"x": object()}}, "its options can't be converted to JSON"),
         ({"metadata": [1]}, "its metadata is a list"),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_name_is_used_once():
     with pytest.raises(RegistrationError, match=r"test_tasks\.py:\d+: .*has a task 'a' already: rename one"):
         pack.task("a", "Do it.")(lambda _rollout: True)
     pack.tasks(lambda: [Task("b", "", solution=[]), Task("b", "", solution=[])])
-    with pytest.raises(Exception, match="there is a task 'b' already"):
+    with pytest.raises(Exception, match="the toolpack has a task 'b' already"):
         pack.task_list.all()
 
 
@@ -218,8 +218,8 @@ def test_a_session_gets_the_toolpacks_and_options_of_its_task_and_those_that_are
     assert "There is no task" in refused(-32602, bench.rpc, "create_session", task="chores/none").data["detail"]
     unloaded = refused(-32602, bench.rpc, "create_session", task="bells/none").data["detail"]
     assert unloaded == (
-        "There is no task 'bells/none': no toolpack 'bells' is loaded: start the server with --pack-dir or --packs "
-        "that has it."
+        "There is no task 'bells/none': no toolpack 'bells' is loaded. Start the server with a --pack-dir or "
+        "--packs that has it."
     )
 
 
@@ -888,7 +888,7 @@ def test_a_past_that_was_changed_in_the_store_judges_nobody(tmp_path, make_bench
 def test_a_task_that_is_no_longer_loaded_stops_the_agent_and_not_the_client(quick, monkeypatch):
     session_id, key = begin(quick)
     monkeypatch.setitem(CATALOG.toolpacks, "chores", Toolpack("chores", chores.chores, [chores.do, chores.look]))
-    assert "is not loaded any more" in refused(-32008, agent, quick, key, function="look").message
+    assert "is no longer loaded" in refused(-32008, agent, quick, key, function="look").message
     refused(-32602, verdict, quick, session_id)
     assert quick.result(session_id, "do", **DO) == 1
 

@@ -1,1 +1,1 @@
-"""Tasks: things for agents to do, listed, begun, answered and evaluated."""
+"""Tasks for agents: methods and commands to list them, create their sessions, submit answers and evaluate sessions."""

@@ -1,4 +1,4 @@
-"""The agent's address of a session with a task: its functions, limit and prompt are those of the task."""
+"""Permissions of the agent in a session with a task: the functions, call limit and prompt of the task."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from toolpack_server.stores.base import StoredSession
 
 
 class TaskAddresses(AddressHook):
-    """Gives the agent what its task says, unless the session keeps rights of participants."""
+    """Sets the agent's permissions from its task. In sessions with participants, the participants feature does it."""
 
     def __init__(self, app: App) -> None:
         self._tasks = app.feature(Tasks)

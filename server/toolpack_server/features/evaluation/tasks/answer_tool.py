@@ -1,6 +1,6 @@
-"""The tool by which an agent whose protocol has only functions submits its answer.
+"""The tool `submit_answer`, for agents of protocols that have only tools, such as MCP.
 
-It does what the method does, at an address that may answer.
+It does the same as the method `submit_answer`.
 """
 
 from typing import Any
@@ -15,14 +15,16 @@ from toolpack_server.sessions.addresses import Address, AddressTool
 
 
 class AnswerParameters(Parameters):
-    """What an agent hands in."""
+    """Arguments of the tool."""
 
     answer: str = Field("", description="The answer.")
 
 
 class AnswerTool(AddressTool):
+    """Submits the answer of an agent that may answer."""
+
     name = "submit_answer"
-    description = "Submit the answer, which ends your part: after it, no tool can be called any more."
+    description = "Submit the answer. It ends your part: you can't call tools after it."
     parameters = AnswerParameters
 
     def __init__(self, app: App) -> None:

@@ -1,6 +1,6 @@
-"""What is recorded of an episode besides calls and messages: its answer.
+"""The agent's answer: the operation that records it, and its kind of record.
 
-There is one answer on a path, and each fork gives its own.
+A session takes one answer. A fork doesn't inherit it and takes its own.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from toolpack_server.sessions.repeatable_kind import RepeatableKind
 
 
 class AnswerOperation(RecordOperation):
-    """Records the agent's answer, which ends its part."""
+    """Records the agent's answer. This ends the agent's part."""
 
     method = "submit_answer"
     record_kind = "answer"
@@ -44,26 +44,27 @@ class AnswerOperation(RecordOperation):
         return (self._text,)
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
-        """Record it; the same answer again is no other, unless an id says that it was not sent again."""
+        """Record the answer. An equal second answer is a retry and succeeds, unless it has a call_id of its own."""
         episodes, kept = self._episodes, self.facts.recipe.kept
         if "task" not in kept and PARTICIPANTS not in kept:
-            raise InvalidParamsError("The session has no task, so it takes no answer: create one with a task.")
-        shared, agents = PARTICIPANTS in kept, self.by != CLIENT
-        by = {"by": self.by} if shared or (agents and self.call_id is not None) else {}  # agents have ids of their own
-        if shared and agents and not self.context.addresses.of(state.session, self.by).answers:
-            raise InvalidParamsError("You can't submit the answer of this session: another participant does.")
+            raise InvalidParamsError("The session has no task, so it takes no answer: create a session with a task.")
+        shared, is_agent = PARTICIPANTS in kept, self.by != CLIENT
+        # The call_ids of agents and of the client are separate, so a record with one says whose it is.
+        by = {"by": self.by} if shared or (is_agent and self.call_id is not None) else {}
+        if shared and is_agent and not self.context.addresses.of(state.session, self.by).answers:
+            raise InvalidParamsError("You can't submit the answer of this session: another participant does that.")
         ending = episodes.ending(self.session_id, episodes.progress(state))
         if ending is None:
             return Effect(True, {"answer": self._text, **by})
         if ending.failure:
-            raise AnsweredError(f"{str(ending).capitalize()}, so no answer is taken: reset the session, or fork it.")
+            raise AnsweredError(f"{str(ending).capitalize()}, so it takes no answer: reset the session, or fork it.")
         if ending.answer == self._text and self.call_id is None:
             return Effect(True)
         raise AnsweredError("Another answer was submitted before: fork the session, or reset it to an earlier version.")
 
 
 class AnswerKind(RepeatableKind):
-    """The record of the agent's answer; each fork gives its own."""
+    """Record kind of the agent's answer. Forks don't inherit it."""
 
     name = "answer"
     shape = AnswerRecord
@@ -86,6 +87,6 @@ class AnswerKind(RepeatableKind):
         return text
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
-        said = {"role": "assistant", "content": shown["answer"]}
-        if messages[-1:] != [said]:
-            messages.append(said)
+        message = {"role": "assistant", "content": shown["answer"]}
+        if messages[-1:] != [message]:
+            messages.append(message)

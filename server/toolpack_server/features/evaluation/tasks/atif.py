@@ -1,7 +1,7 @@
-"""Trajectories in the Agent Trajectory Interchange Format (ATIF), version 1.8, which Harbor and others read.
+"""Trajectories in the Agent Trajectory Interchange Format (ATIF), version 1.8, which Harbor and other programs read.
 
-Pure. What a client has told of a message goes into the member of the format that is made for it, if its type
-is right; else it stays beside it, so nothing is lost and the trajectory is valid.
+Pure. The metadata of a message goes into the format's own members if the types match. All other metadata goes into
+`extra`, so nothing is lost and the trajectory is valid.
 """
 
 import json
@@ -12,7 +12,7 @@ from toolpack_server.features.evaluation.tasks.trajectories import Message, Mess
 
 VERSION = "ATIF-v1.8"
 UNKNOWN = "unknown"
-EMPTY = "Nothing has been said or called yet."
+EMPTY = "Nothing has been said or called yet."  # the only step of an empty trajectory: ATIF requires one
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent"}
 _COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _LISTS: dict[str, set[type]] = {"prompt_token_ids": {int}, "completion_token_ids": {int}, "logprobs": {int, float}}
@@ -21,19 +21,19 @@ _COST = "cost_usd"
 
 def atif(
     session: Mapping[str, Any],
-    told: Messages,
+    messages: Messages,
     tools: Sequence[Mapping[str, Any]],
     extra: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Get a session's trajectory.
+    """Return a session's trajectory.
 
     Args:
-        session: As `get_session` describes it; its labels `agent`, `agent_version` and `model` say who has acted.
-        told: The messages of its path.
+        session: The result of `get_session`. Its labels `agent`, `agent_version` and `model` name the agent.
+        messages: The messages of its history.
         tools: The functions, in OpenAI's format.
-        extra: What else is to be known of it.
+        extra: Further members for `extra`.
     """
-    steps = _steps(told, session["session_id"]) or [{"source": "system", "message": EMPTY}]
+    steps = _steps(messages, session["session_id"]) or [{"source": "system", "message": EMPTY}]
     labels = session["labels"]
     models = [step["model_name"] for step in steps if "model_name" in step]
     agent = {"name": labels.get("agent", UNKNOWN), "version": labels.get("agent_version", UNKNOWN)}
@@ -51,18 +51,18 @@ def atif(
     }
 
 
-def _steps(told: Messages, session_id: str) -> list[dict[str, Any]]:
+def _steps(messages: Messages, session_id: str) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
-    calls: list[Mapping[str, Any]] = []  # of the last assistant's message
-    said: dict[str, Any] | None = None  # its step, if it has a text
-    for message, record in zip(told, told.records, strict=True):
+    calls: list[Mapping[str, Any]] = []  # of the last message of the assistant
+    agent_step: dict[str, Any] | None = None  # the step of that message, if it has a text
+    for message, record in zip(messages, messages.records, strict=True):
         if message["role"] == "tool":
-            if said is None or _differ(said, record, session_id):
-                said = _step("agent", "", record, session_id)
-                steps.append(said)
-            _add_call(said, calls, message)
+            if agent_step is None or _differ(agent_step, record, session_id):
+                agent_step = _step("agent", "", record, session_id)
+                steps.append(agent_step)
+            _add_call(agent_step, calls, message)
             continue
-        calls, said = message.get("tool_calls", []), None
+        calls, agent_step = message.get("tool_calls", []), None
         if message["content"] is None:
             continue
         step = _step(_SOURCES[message["role"]], message["content"], record, session_id)
@@ -70,7 +70,7 @@ def _steps(told: Messages, session_id: str) -> list[dict[str, Any]]:
             step["extra"] = {"name": message["name"]}
         _add_metadata(step, message.get("metadata") or {})
         steps.append(step)
-        said = step if message["role"] == "assistant" else None
+        agent_step = step if message["role"] == "assistant" else None
     return steps
 
 
@@ -84,12 +84,12 @@ def _step(source: str, text: str, record: Mapping[str, Any] | None, session_id: 
 
 
 def _is_copied(record: Mapping[str, Any] | None, session_id: str) -> bool:
-    """Whether a record is an ancestor's."""
+    """Return whether a record is from an ancestor of the session."""
     return record is not None and str(record.get("session_id", session_id)) != session_id
 
 
 def _differ(step: Mapping[str, Any], record: Mapping[str, Any] | None, session_id: str) -> bool:
-    """Whether a fork has made a call after what its parent has said: only one of them was copied."""
+    """Return whether only one of a step and a record was copied: a call of a fork after a message of its parent."""
     return ("is_copied_context" in step) is not _is_copied(record, session_id)
 
 
@@ -128,9 +128,9 @@ def _is_metric(name: str, value: object) -> bool:
 
 
 def _totals(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"total_steps": len(steps)}
+    totals: dict[str, Any] = {"total_steps": len(steps)}
     for name in (*_COUNTS, _COST):
-        given = [step["metrics"][name] for step in steps if name in step.get("metrics", {})]
-        if given:
-            found[f"total_{name}"] = sum(given)
-    return found
+        values = [step["metrics"][name] for step in steps if name in step.get("metrics", {})]
+        if values:
+            totals[f"total_{name}"] = sum(values)
+    return totals

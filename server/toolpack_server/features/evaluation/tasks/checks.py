@@ -1,9 +1,9 @@
-"""The checks of tasks for `toolpack-server check --tasks`.
+"""Checks of tasks for `toolpack-server check --tasks`.
 
-Tasks are checked as agents meet them, in sessions of a service in memory. Doing nothing must not pass, unless
-the task says that it does; the solution must run without an error, and pass. What was done is evaluated first, then
-nothing done, and then both again: what an evaluator keeps of one evaluation shows in the next, and isn't blamed on the
-solution.
+Each task is checked in sessions of an in-memory service. An untouched session must not pass, unless the task has
+`nop_passes`. The solution must run without an error and pass. The checks evaluate the solved session, then the
+untouched one, and then both again. If an evaluator keeps state, the second verdicts differ, and the check reports the
+evaluator instead of the solution.
 """
 
 import inspect
@@ -31,14 +31,14 @@ from toolpack_server.rpc.caller import Caller
 from toolpack_server.wiring.service import Service
 
 UNSTABLE = (
-    "a second evaluation gives another verdict: its evaluator isn't pure. It must neither look at the clock, nor draw "
-    "random numbers, nor keep anything for the next time."
+    "a second evaluation gives another verdict: its evaluator isn't pure. It must not read the clock, use random "
+    "numbers, or keep state between evaluations."
 )
-_OURS = "toolpack_server."  # evaluators of this package have no place that helps an author
+_OURS = "toolpack_server."  # the source location of this package's evaluators doesn't help an author
 
 
 async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str] = ()) -> tuple[int, list[str]]:
-    """Check all tasks, or those of these names; get their number, and what is wrong with them."""
+    """Check all tasks, or those in `names`. Return their number and the problems."""
     problems: list[str] = []
     tasks: list[tuple[Toolpack, Task]] = []
     for pack in catalog.toolpacks.values():
@@ -48,11 +48,12 @@ async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str]
             problems.append(str(error))
     if names:
         named = {f"{pack.name}{SEPARATOR}{task.name}": (pack, task) for pack, task in tasks}
-        such = f", such as {next(iter(named))}" if named else ""
-        problems += [f"there is no task {name!r}: name toolpack and task{such}." for name in names if name not in named]
+        example = f", such as {next(iter(named))}" if named else ""
+        advice = f"give toolpack/task{example}."
+        problems += [f"there is no task {name!r}: {advice}" for name in names if name not in named]
         tasks = [named[name] for name in names if name in named]
     checks = _Checks(settings, catalog)
-    with progress("Checking tasks", len(tasks)) as go_on:
+    with progress("Checking tasks", len(tasks)) as advance:
         for pack, task in tasks:
             name = f"{pack.name}{SEPARATOR}{task.name}"
             try:
@@ -62,7 +63,7 @@ async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str]
                 problem = error.format_message()
             if problem:
                 problems.append(f"{_place(task)}task {name!r}: {problem}")
-            go_on(1)
+            advance(1)
     return len(tasks), problems
 
 
@@ -73,27 +74,27 @@ def _place(task: Task) -> str:
 
 
 def _unknown_functions(catalog: Catalog, pack: Toolpack, task: Task) -> Iterator[str]:
-    """Find names among a task's `functions` that no function of its sessions has."""
+    """Yield a problem for each name in a task's `functions` that no function of its sessions has."""
     missing = [name for name in task.toolpacks if name not in catalog.toolpacks]
     if missing:
-        yield f"it needs the toolpack {missing[0]!r}, which isn't loaded: load it, too."
+        yield f"it needs the toolpack {missing[0]!r}, which isn't loaded: load that toolpack, too."
         return
     functions = catalog.listed([pack.name, *task.toolpacks])
     for name in task.functions or ():
         if not any(is_offered(function, frozenset({name})) for function in functions):
-            yield f"its functions name {name!r}, which its sessions don't have: correct the name."
+            yield f"its sessions have no function {name!r}, which its `functions` name: correct the name."
 
 
 class _Checks:
-    """Checks single tasks."""
+    """Checks single tasks with a service in memory."""
 
     def __init__(self, settings: Settings, catalog: Catalog) -> None:
-        self._raised_at: str | None = None  # by the last call
-        self._service = Service(settings, catalog, on_call=self._note)
+        self._raised_at: str | None = None  # where the last call raised
+        self._service = Service(settings, catalog, on_call=self._store_location)
         self._request = local(self._service, Caller())
         self._catalog = catalog
 
-    def _note(self, _request: object, outcome: Outcome) -> None:
+    def _store_location(self, _request: object, outcome: Outcome) -> None:
         self._raised_at = outcome.failure.raised_at if outcome.failure else None
 
     async def _send(self, method: str, **params: Any) -> Any:
@@ -104,21 +105,22 @@ class _Checks:
             return "it has neither an evaluator nor a solution: give one."
         await self._try_variants(name, task)
         solved = await self._send("create_session", task=name)
-        nothing = await self._send("create_session", task=name)
+        untouched = await self._send("create_session", task=name)
         try:
-            problem = None if task.solution is None else await self._do(solved, task)
+            problem = None if task.solution is None else await self._solve(solved, task)
             if problem and task.evaluate is None:
-                return problem  # without its solution the task can't be judged
-            judged = [nothing] if problem or task.solution is None else [solved, nothing]
-            verdicts = [await self._verdict(session) for session in judged]
+                return problem  # the evaluator is the solution, so the task can't be evaluated
+            sessions = [untouched] if problem or task.solution is None else [solved, untouched]
+            verdicts = [await self._verdict(session) for session in sessions]
             try:
-                if verdicts != [await self._verdict(session) for session in judged]:
+                if verdicts != [await self._verdict(session) for session in sessions]:
                     return UNSTABLE
             except click.ClickException:
                 return UNSTABLE
-            return _untouched(verdicts.pop(), task) or problem or (_solved(*verdicts) if verdicts else None)
+            nop_problem = _nop_problem(verdicts.pop(), task)
+            return nop_problem or problem or (_solution_problem(*verdicts) if verdicts else None)
         finally:
-            for session in (solved, nothing):
+            for session in (solved, untouched):
                 await self._send("close_session", session_id=session["session_id"])
 
     async def _verdict(self, session: Session) -> Verdict:
@@ -128,14 +130,14 @@ class _Checks:
             raise click.ClickException(for_author(error)) from None
 
     async def _try_variants(self, name: str, task: Task) -> None:
-        """Begin a session with each variant, which raises if its rules don't fit the session."""
+        """Create a session with each variant. This raises if a rule doesn't fit the session."""
         for variant, rules in task.variants.items():
-            if not any("delay" in rule for rule in rules):  # for which a session needs a clock
-                begun = await self._send("create_session", task=name, perturbations={"variant": variant})
-                await self._send("close_session", session_id=begun["session_id"])
+            if not any("delay" in rule for rule in rules):  # a delay needs a session with a pinned clock
+                session = await self._send("create_session", task=name, perturbations={"variant": variant})
+                await self._send("close_session", session_id=session["session_id"])
 
-    async def _do(self, session: Session, task: Task) -> str | None:
-        """Do what the solution does, and say what is wrong with it."""
+    async def _solve(self, session: Session, task: Task) -> str | None:
+        """Run the solution in a session. Return a problem with it, if any."""
         session_id = session["session_id"]
         solution = await self._send("get_solution", session_id=session_id)
         for call in solution["calls"]:
@@ -152,28 +154,29 @@ class _Checks:
         return None
 
     async def _run(self, session: Session, function: str, kwargs: dict[str, Any], by: str) -> Any:
-        """Run a call of a solution: where there are participants, with the rights of whoever makes it."""
+        """Run a call of a solution. In a session with participants, run it with the rights of its caller."""
         params, session_id = {"function": function, "kwargs": kwargs}, session["session_id"]
         if not session.get("participants"):
             return await self._send("run_function", session_id=session_id, **params)
         return await local(self._service, Caller(session_id=session_id, address=by))("run_function", params)
 
 
-def _untouched(verdict: Verdict, task: Task) -> str | None:
-    """Say what is wrong with the verdict on nothing done."""
+def _nop_problem(verdict: Verdict, task: Task) -> str | None:
+    """Return a problem with the verdict on an untouched session, if any."""
     if verdict["passed"] and not task.nop_passes:
         return "it passes with nothing done: tighten the evaluator, or set nop_passes=True."
     if task.nop_passes and not verdict["passed"]:
-        return f"it has nop_passes=True, but nothing done doesn't pass{_failed(verdict)}."
+        return f"it has nop_passes=True, but a session with nothing done doesn't pass{_failed_check(verdict)}."
     return None
 
 
-def _solved(verdict: Verdict) -> str | None:
-    """Say what is wrong with the verdict on the solution."""
-    return None if verdict["passed"] else f"its solution doesn't pass{_failed(verdict)}."
+def _solution_problem(verdict: Verdict) -> str | None:
+    """Return a problem with the verdict on the solution, if any."""
+    return None if verdict["passed"] else f"its solution doesn't pass{_failed_check(verdict)}."
 
 
-def _failed(verdict: Verdict) -> str:
+def _failed_check(verdict: Verdict) -> str:
+    """Describe the first failed check, or the reward if no check failed."""
     failed = [check for check in verdict["checks"] if not check["passed"]]
     if not failed:
         return f" (reward {verdict['reward']:g})"

@@ -1,7 +1,7 @@
-"""`toolpack-server evaluate`: evaluates sessions that have a task, and says how often tasks were done.
+"""The command `toolpack-server evaluate`: evaluate sessions that have a task, and print pass rates.
 
-The report goes to standard output, progress and invalid rollouts to standard error. An invalid rollout, whose
-verdict says nothing of the agent, counts nowhere, and makes the exit status 1.
+The report goes to standard output, progress and invalid rollouts to standard error. A rollout with an invalid verdict
+isn't counted in the report, and makes the exit status 1.
 """
 
 import json
@@ -19,72 +19,72 @@ from toolpack_server.cli.progress import progress
 from toolpack_server.cli.requests import Send
 from toolpack_server.cli.session_commands import label, whole_trace
 from toolpack_server.features.evaluation.tasks.atif import atif
-from toolpack_server.features.evaluation.tasks.export import FORMATS, told_to
-from toolpack_server.features.evaluation.tasks.pass_rates import rates, table
+from toolpack_server.features.evaluation.tasks.export import FORMATS, participant_view
+from toolpack_server.features.evaluation.tasks.pass_rates import rates, rates_table
 from toolpack_server.features.evaluation.tasks.report import RunsPage
 from toolpack_server.features.evaluation.tasks.summaries import CONSOLE_LABEL
-from toolpack_server.features.evaluation.tasks.trajectories import said, trajectory
-from toolpack_server.features.evaluation.tasks.variants import LostAnswers, losses, variants_table
+from toolpack_server.features.evaluation.tasks.trajectories import trajectory, verdict_members
+from toolpack_server.features.evaluation.tasks.variants import LostAnswers, count_lost_answers, variants_table
 from toolpack_server.protocol.senders import AGENT
 
 GROUP = "toolpack_server.evaluate"
-"""The group of entry points that name classes like `EvaluateExtra`."""
+"""The group of entry points of `EvaluateExtra` classes."""
 
-_AT_ONCE = 25  # sessions
-_OF_SESSION = {"session_id", "labels", "variant", "problem"}  # what goes with a verdict
+_PAGE_SESSIONS = 25  # sessions of one request
+_SESSION_MEMBERS = {"session_id", "labels", "variant", "problem"}  # of a summary, added to its verdict
 
 
 class EvaluateExtra(Protocol):
-    """What another feature makes of the sessions that are evaluated.
+    """An extension of the command by another feature, which processes each evaluated session.
 
     Attributes:
-        options: More options of the command.
+        options: Further options of the command.
     """
 
     options: Sequence[click.Option]
 
     @classmethod
     def begin(cls, given: dict[str, Any]) -> Self | None:
-        """Take its own options out of those that were given; None if they ask for nothing."""
+        """Remove the extension's own options from `given`. Return an instance, or None if the options don't use it."""
 
     async def add(self, send: Send, summary: Mapping[str, Any]) -> None:
-        """Take a session that counts, with the verdict on it."""
+        """Process the summary of a session, with its verdict. Not called for sessions that don't count."""
 
     def end(self) -> None:
-        """Called after the last one."""
+        """Finish after the last session."""
 
 
-_ADDITIONS: Sequence[type[EvaluateExtra]] = [point.load() for point in entry_points(group=GROUP)]
+_EXTRAS: Sequence[type[EvaluateExtra]] = [point.load() for point in entry_points(group=GROUP)]
 
 
 @click.command()
 @look_options
 @packs_options
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only sessions with this label.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Evaluate only sessions with this label.")
 @click.option(
     "--trajectories",
     type=click.File("w", encoding="utf-8", lazy=True),
     metavar="FILE",
-    help="Write a line of JSON for each session to this file; - is standard output.",
+    help="Write the trajectory of each session to this file, one JSON line each; - is standard output.",
 )
 @click.option(
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    help="How to write them: as chat completions, or in the Agent Trajectory Interchange Format.  [default: openai]",
+    help="Format of the trajectories: chat completions, or the Agent Trajectory Interchange Format.  [default: openai]",
 )
 @click.option(
     "--participant",
     metavar="NAME",
-    help="Whose trajectories to write, in sessions with participants.  [default: agent]",
+    help="In sessions with participants, write the trajectories of this one.  [default: agent]",
 )
 @click.option(
     "--html",
     type=click.File("w", encoding="utf-8", lazy=True),
     metavar="FILE",
-    help="Write the console's page of runs to this file, which needs no server.",
+    help="Write the console's runs page to this file. It works without a server.",
 )
-@click.option("--record", is_flag=True, help="Keep each verdict as a record of its session.")
+@click.option("--record", is_flag=True, help="Store each verdict as a record of its session.")
 def evaluate(
     labels: tuple[str, ...],
     trajectories: IO[str] | None,
@@ -94,19 +94,19 @@ def evaluate(
     record: bool,
     **where: Any,
 ) -> None:
-    """Evaluate the sessions that have a task: passed, mean reward, pass^k and pass@k."""
+    """Evaluate the sessions that have a task, and print their rates: passed, mean reward, pass^k and pass@k."""
     if participant and trajectories is None:
-        raise click.UsageError("--participant says whose trajectories are written: give --trajectories, too.")
+        raise click.UsageError("--participant selects the trajectories to write: give --trajectories, too.")
     if form and trajectories is None:
-        raise click.UsageError("--format says how trajectories are written: give --trajectories, too.")
-    wanted, whose = dict(map(label, labels)), participant or AGENT
+        raise click.UsageError("--format is the format of trajectories: give --trajectories, too.")
+    all_labels, name = dict(map(label, labels)), participant or AGENT
 
-    additions = [begun for kind in _ADDITIONS if (begun := kind.begin(where)) is not None]
+    extras = [extra for kind in _EXTRAS if (extra := kind.begin(where)) is not None]
 
     async def look(send: Send) -> bool:
-        page = None if html is None else RunsPage(send, wanted, where["url"])
-        how = form or FORMATS[0]
-        invalid = await _evaluate(send, wanted, trajectories, whose, how, page, additions, record=record)
+        page = None if html is None else RunsPage(send, all_labels, where["url"])
+        trajectory_format = form or FORMATS[0]
+        invalid = await _evaluate(send, all_labels, trajectories, name, trajectory_format, page, extras, record=record)
         if page is not None and html is not None:
             html.write(await page.html())
         return invalid
@@ -115,93 +115,103 @@ def evaluate(
         sys.exit(1)
 
 
-evaluate.params += [option for addition in _ADDITIONS for option in addition.options]
+evaluate.params += [option for extra in _EXTRAS for option in extra.options]
 
 
 async def _evaluate(
     send: Send,
     labels: dict[str, str],
     file: IO[str] | None,
-    whose: str,
+    participant: str,
     form: str,
     page: RunsPage | None,
-    additions: Sequence[EvaluateExtra],
+    extras: Sequence[EvaluateExtra],
     *,
     record: bool,
 ) -> bool:
-    """Evaluate, print, and say whether a rollout is invalid; `whose` trajectories are written to the file."""
+    """Evaluate the sessions, print the report, and write the participant's trajectories.
+
+    Return whether a rollout is invalid.
+    """
     verdicts: list[dict[str, Any]] = []
     parents: list[str] = []
-    left_out, without = 0, 0
+    console_forks, without = 0, 0
     after: str | None = ""
-    with progress("Evaluating", await _count(send, labels)) as go_on:
+    with progress("Evaluating", await _count(send, labels)) as advance:
         while after is not None:
-            asked = {"labels": labels, "after": after, "limit": _AT_ONCE, "evaluate": True, "record": record}
-            found = await send("summarize_sessions", asked)
-            for summary in (each for each in found["sessions"] if "task" in each):
-                go_on(1)
+            params = {"labels": labels, "after": after, "limit": _PAGE_SESSIONS, "evaluate": True, "record": record}
+            summaries = await send("summarize_sessions", params)
+            for summary in (each for each in summaries["sessions"] if "task" in each):
+                advance(1)
                 if CONSOLE_LABEL in summary["labels"] and CONSOLE_LABEL not in labels:
-                    left_out += 1
+                    console_forks += 1
                     continue
-                verdict = {**summary["verdict"], **{name: summary[name] for name in _OF_SESSION & summary.keys()}}
+                verdict = {**summary["verdict"], **{name: summary[name] for name in _SESSION_MEMBERS & summary.keys()}}
                 if file is not None:
-                    without += not await _write(file, send, verdict, whose, form)
+                    without += not await _write(file, send, verdict, participant, form)
                 if page is not None:
                     await page.add({**summary, "verdict": verdict})
-                for addition in additions:
-                    await addition.add(send, summary)
+                for extra in extras:
+                    await extra.add(send, summary)
                 verdicts.append(verdict)
                 parents += [summary["parent"]["session_id"]] if "parent" in summary else []
-            after = found.get("next")
+            after = summaries.get("next")
     ids = {verdict["session_id"] for verdict in verdicts}
     forks = sum(parent in ids for parent in parents)
     invalid = [verdict for verdict in verdicts if not verdict["valid"]]
     clean, to_stderr = [each for each in verdicts if "variant" not in each], file is not None and file.name == "-"
     if clean or len(verdicts) == len(invalid):
-        echo(*table(rates(clean)).split("\n"), err=to_stderr)
+        echo(*rates_table(rates(clean)).split("\n"), err=to_stderr)
     if len(clean) < len(verdicts):
         lost = {
-            each["session_id"]: await _losses(send, each) for each in verdicts if each["valid"] and each["perturbed"]
+            each["session_id"]: await _lost_answers(send, each)
+            for each in verdicts
+            if each["valid"] and each["perturbed"]
         }
         echo(*[""] * bool(clean), *variants_table(verdicts, lost).split("\n"), err=to_stderr)
     if without:
-        there = f"{without} of these {len(verdicts)} have no participant {whose!r}: the file has no line of theirs."
-        echo("", there, err=True)
-    _tell_asides(forks, left_out, invalid, len(verdicts))
-    for addition in additions:
-        addition.end()
+        note = (
+            f"{without} of these {len(verdicts)} have no participant {participant!r}, so the file has no line of them."
+        )
+        echo("", note, err=True)
+    _print_notes(forks, console_forks, invalid, len(verdicts))
+    for extra in extras:
+        extra.end()
     return bool(invalid)
 
 
 async def _count(send: Send, labels: dict[str, str]) -> int:
     """Count the sessions that have a task."""
     count, after = 0, ""
-    while some := await send("list_sessions", {"labels": labels, "after": after, "limit": 1000}):
-        count, after = count + sum("task" in each for each in some), some[-1]["session_id"]
+    while page := await send("list_sessions", {"labels": labels, "after": after, "limit": 1000}):
+        count, after = count + sum("task" in each for each in page), page[-1]["session_id"]
     return count
 
 
-def _tell_asides(forks: int, left_out: int, invalid: Sequence[Mapping[str, Any]], count: int) -> None:
+def _print_notes(forks: int, console_forks: int, invalid: Sequence[Mapping[str, Any]], count: int) -> None:
     if forks:
         echo("", f"{forks} of these {count} are forks of others among them.", err=True)
-    if left_out:
-        echo("", f"{left_out} made in the console, to look at others, count nowhere.", err=True)
+    if console_forks:
+        echo("", f"Sessions that the console created, not counted: {console_forks}.", err=True)
     if invalid:
-        echo("", f"{len(invalid)} of {count} rollouts are invalid, and count nowhere:", err=True)
+        echo("", f"{len(invalid)} of {count} rollouts are invalid and not counted:", err=True)
         for verdict in invalid:
             failure = verdict.get("failure") or {"kind": "unknown", "message": verdict.get("problem")}
             about = f"{verdict['session_id']} ({verdict['task']})"
             echo(f"  {about}: {failure['kind']}: {failure['message']}", err=True)
 
 
-async def _losses(send: Send, verdict: dict[str, Any]) -> LostAnswers:
-    return losses(await whole_trace(send, verdict["session_id"], path=True))
+async def _lost_answers(send: Send, verdict: dict[str, Any]) -> LostAnswers:
+    return count_lost_answers(await whole_trace(send, verdict["session_id"], path=True))
 
 
-async def _write(file: IO[str], send: Send, verdict: dict[str, Any], whose: str, form: str) -> bool:
-    """Write a session's trajectory, and say whether it has this participant; one that can't be had is invalid."""
+async def _write(file: IO[str], send: Send, verdict: dict[str, Any], participant: str, form: str) -> bool:
+    """Write a session's trajectory. Return whether the session has the participant.
+
+    If the trajectory can't be read, mark the verdict as invalid.
+    """
     try:
-        line = await _line(send, verdict, whose, form)
+        line = await _line(send, verdict, participant, form)
     except click.ClickException as error:
         verdict.update({"problem": error.format_message(), **verdict, "valid": False})
         return True
@@ -209,11 +219,11 @@ async def _write(file: IO[str], send: Send, verdict: dict[str, Any], whose: str,
     return line is not None
 
 
-async def _line(send: Send, verdict: dict[str, Any], whose: str, form: str) -> dict[str, Any] | None:
-    """Get a session's trajectory as a participant has seen it; None if the session doesn't have this participant."""
-    told = await told_to(send, verdict["session_id"], whose, verdict["task"])
-    if told is None:
+async def _line(send: Send, verdict: dict[str, Any], participant: str, form: str) -> dict[str, Any] | None:
+    """Return a session's trajectory as a participant saw it, or None if the session doesn't have the participant."""
+    view = await participant_view(send, verdict["session_id"], participant, verdict["task"])
+    if view is None:
         return None
     if form == "atif":
-        return atif(told.session, told.messages, told.tools, {"task": verdict["task"], **said(verdict)})
-    return trajectory(verdict, told.messages, told.tools)
+        return atif(view.session, view.messages, view.tools, {"task": verdict["task"], **verdict_members(verdict)})
+    return trajectory(verdict, view.messages, view.tools)

@@ -1,6 +1,6 @@
-"""What a task says about the session that is created for it.
+"""Creation hook that adds a task's toolpacks, options and participants to a new session.
 
-What a client gives counts more than what the task says.
+Values from the client take precedence over the task's.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from toolpack_server.sessions.hooks import CreationHook
 class TaskRequest(SessionRequest):
     task: str | None = Field(
         None,
-        description="A task, as toolpack/name: its toolpacks and options, over which the given options are laid; "
-        "the given toolpacks are added.",
+        description="A task, as toolpack/name. The session gets its toolpacks and options; the parameter `options` "
+        "overrides them, and `toolpacks` adds further ones.",
     )
 
 
 class TaskCreationHook(CreationHook):
-    """Adds the toolpacks and options of a task."""
+    """Adds the toolpacks, options and participants of a task."""
 
     keeps = frozenset({"task"})
 
@@ -47,11 +47,11 @@ class TaskCreationHook(CreationHook):
     def prepare(self, request: SessionRequest) -> SessionRequest:
         pack, task = find_task(self._catalog, _task(request))
         own = {pack.name: task.options, **task.toolpacks}
-        given = {name: {**options} for name, options in own.items() if name not in request.environment}
+        merged = {name: {**options} for name, options in own.items() if name not in request.environment}
         for name, options in request.options.items():
-            given[name] = {**given.get(name, {}), **options}
-        merged = {name: options for name, options in given.items() if options}
-        update = {"toolpacks": [*own, *(request.toolpacks or ())], "options": merged}
+            merged[name] = {**merged.get(name, {}), **options}
+        not_empty = {name: options for name, options in merged.items() if options}
+        update = {"toolpacks": [*own, *(request.toolpacks or ())], "options": not_empty}
         return request.model_copy(update={**update, **_participants(request, task)})
 
     @override
@@ -60,11 +60,11 @@ class TaskCreationHook(CreationHook):
 
 
 def _participants(request: SessionRequest, task: Task) -> dict[str, Any]:
-    """Get the parameter with the participants of a task, over which the given ones are laid; none if it has none."""
-    given = getattr(request, PARTICIPANTS, None)
-    if given is None and task.participants:
-        raise InvalidParamsError("The task has participants, and this server has none: it was started without them.")
-    return {PARTICIPANTS: merge_rights(task.rights(), given or {})} if given or task.participants else {}
+    """Return the `participants` parameter: the task's participants, overridden by the request's. Empty without any."""
+    requested = getattr(request, PARTICIPANTS, None)
+    if requested is None and task.participants:
+        raise InvalidParamsError("The task has participants, but this server was started without that feature.")
+    return {PARTICIPANTS: merge_rights(task.rights(), requested or {})} if requested or task.participants else {}
 
 
 def _task(request: SessionRequest) -> str:

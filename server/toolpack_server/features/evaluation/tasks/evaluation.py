@@ -1,7 +1,7 @@
-"""Evaluate what a session has left: its first environments, those of one version, and the records that led there.
+"""Evaluation of a session's stored state: run the task's evaluator or solution on copies of it.
 
-Pure, as `call` is. The verdict follows from bytes, records and the task's name; everything is thawed anew,
-and what an evaluator does to it reaches nobody. Whatever goes wrong in an author's code is an `EvaluationError`.
+Pure, like `execution.call`. The verdict depends only on the stored bytes, the records and the task's name. Evaluators
+get unpickled copies, so they can't change the session. An exception of author code becomes an `EvaluationError`.
 """
 
 import copy
@@ -57,12 +57,12 @@ from toolpack_server.volumes.volume import is_piece
 
 
 class ReplayError(ToolpackServerError):
-    """A call failed that an evaluator replays.
+    """A call failed while an evaluator replayed it.
 
     Attributes:
-        kind: The name of the class of the exception that it has raised.
-        error: `ErrorType: message`, as in the call's envelope.
-        raised_at: File, line and function.
+        kind: The class name of the exception that the function raised.
+        error: `ErrorType: message`, as in the result of the call.
+        raised_at: The file, line and function that raised it.
     """
 
     def __init__(self, function: str, kind: str, error: str, raised_at: str | None = None) -> None:
@@ -73,16 +73,16 @@ class ReplayError(ToolpackServerError):
 
 
 class SeenRecord(NamedTuple):
-    """What an evaluator sees of a record on the path."""
+    """The part of a record in the history that an evaluator sees."""
 
-    version: int | None  # the session's after it; None in the record of a parent
-    call: Mapping[str, Any] | None  # the members of a `RolloutCall` but index, version and parent; its `nested` ones
+    version: int | None  # of the session, after the record; None for a record of a parent
+    call: Mapping[str, Any] | None  # the members of a `RolloutCall` except index, version and parent; and `nested`
     message: SaidMessage | None
-    answer: str | None  # a parent's doesn't count
+    answer: str | None  # the answer of a parent doesn't count
 
 
 def seen(record: PathRecord, kinds: RecordKinds) -> SeenRecord:
-    """Get what an evaluator sees of a record."""
+    """Return the part of a record that an evaluator sees."""
     shown, kind = record.shown, kinds[record.shown["kind"]]
     call = None
     if kind.is_call:
@@ -95,29 +95,29 @@ def seen(record: PathRecord, kinds: RecordKinds) -> SeenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a session has left for an evaluator."""
+    """The stored state of a session that an evaluator needs."""
 
     toolpacks: tuple[str, ...]
-    options: Mapping[str, Mapping[str, Any]]  # of the toolpacks, as they were given
-    initial: Snapshot  # the environments with which its family began
-    final: Snapshot  # those of the version
+    options: Mapping[str, Mapping[str, Any]]  # of the toolpacks, as the client or the task gave them
+    initial: Snapshot  # the environments at the beginning, before any fork
+    final: Snapshot  # the environments at `version`
     version: int
-    path: Sequence[SeenRecord]  # what is seen of the records that led there
-    answer: str | None  # that counts instead of the recorded one, or None
-    at: Versions  # gets the environments of another version
+    path: Sequence[SeenRecord]  # the history up to `version`
+    answer: str | None  # overrides the recorded answer
+    at: Versions  # returns the environments at another version
 
 
 def evaluate(name: str, evidence: Evidence, context: ExecutionContext) -> Verdict:
-    """Get the verdict on a task by its evaluator.
+    """Return the verdict of a task's evaluator.
 
     Raises:
-        EvaluationError: The evaluator, or the solution, failed.
-        RequestError: The stored environments can't be used, or a version that it asks for is no longer kept.
+        EvaluationError: The evaluator or the solution failed.
+        RequestError: The stored environments can't be used, or the evaluator needs a version that is no longer stored.
     """
     pack, task = find_task(context.codec.catalog, name)
-    worlds = _Thawed(evidence, context)
+    worlds = _StoredWorlds(evidence, context)
     evaluator = task.evaluate or (reached_solution() if task.solution is not None else None)
-    with _faults(f"The evaluator of {name!r}"), closing(worlds):
+    with _author_errors(f"The evaluator of {name!r}"), closing(worlds):
         if evaluator is None:
             raise TypeError("the task has neither an evaluator nor a solution")
         with context.interruptible:
@@ -138,17 +138,18 @@ def evaluate(name: str, evidence: Evidence, context: ExecutionContext) -> Verdic
 
 
 def solve(name: str, evidence: Evidence, context: ExecutionContext) -> Solution:
-    """Get a task's solution in the environment with which a session began.
+    """Return a task's solution for the initial environment of a session.
 
     Raises:
-        InvalidParamsError: It has none.
+        InvalidParamsError: The task has no solution.
         EvaluationError: The solution failed.
         RequestError: The stored environments can't be used.
     """
     pack, task = find_task(context.codec.catalog, name)
     if task.solution is None:
         raise InvalidParamsError(f"The task {name!r} has no solution.")
-    with closing(_Thawed(evidence, context)) as worlds, _faults(f"The solution of {name!r}"), context.interruptible:
+    worlds = _StoredWorlds(evidence, context)
+    with closing(worlds), _author_errors(f"The solution of {name!r}"), context.interruptible:
         calls = solution_calls(task, worlds.initial()[pack.name])
         try:
             check_callers(calls, task.participants)
@@ -166,8 +167,8 @@ async def _awaited(awaitable: Any) -> Any:
 
 
 @contextmanager
-def _faults(what: str) -> Iterator[None]:
-    """Make what an author's code raises an `EvaluationError`, and log it with its traceback."""
+def _author_errors(what: str) -> Iterator[None]:
+    """Convert exceptions of author code into `EvaluationError`, and log them with their traceback."""
     try:
         yield
     except (RequestError, MissingBlobError, Interrupted):
@@ -183,7 +184,7 @@ def _faults(what: str) -> Iterator[None]:
 
 
 def _assertion(error: AssertionError) -> str:
-    """Describe an assertion that failed: by its message, else by its line."""
+    """Return the message of a failed assertion, or its source line if it has no message."""
     if str(error):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -201,8 +202,8 @@ def _rollout(toolpack: str, task: Task, evidence: Evidence, worlds: Worlds) -> R
             submitted.append(each.answer)
     answer = evidence.answer
     if answer is None:
-        said = [message.content for message in messages if message.role == "assistant"]
-        answer = next(iter([*submitted[-1:], *said[-1:]]), "")
+        spoken = [message.content for message in messages if message.role == "assistant"]
+        answer = next(iter([*submitted[-1:], *spoken[-1:]]), "")
     return Rollout(
         worlds,
         toolpack,
@@ -216,18 +217,18 @@ def _rollout(toolpack: str, task: Task, evidence: Evidence, worlds: Worlds) -> R
 
 
 def _calls(index: int, version: int | None, *, nested: Sequence[Any] = (), **call: Any) -> list[RolloutCall]:
-    """Get a call, and before it those that were nested in it."""
+    """Return the nested calls of a call, followed by the call itself."""
     outer = RolloutCall(index=index, version=version, **call)
-    found: dict[int, RolloutCall] = {}
-    for place, each in reversed([*enumerate(nested)]):  # a parent comes after its arguments
-        parent = found[each["parent"]] if "parent" in each else outer
+    calls: dict[int, RolloutCall] = {}
+    for number, each in reversed([*enumerate(nested)]):  # a parent comes after its arguments
+        parent = calls[each["parent"]] if "parent" in each else outer
         own = {name: each[name] for name in ("function", "kwargs", "result", "error")}
-        found[place] = RolloutCall(index=index, version=version, by=outer.by, parent=parent, **own)
-    return [*reversed(found.values()), outer]
+        calls[number] = RolloutCall(index=index, version=version, by=outer.by, parent=parent, **own)
+    return [*reversed(calls.values()), outer]
 
 
-class _Thawed(Worlds):
-    """While it reads and writes bytes, a passed deadline interrupts nothing."""
+class _StoredWorlds(Worlds):
+    """Unpickles environments from stored bytes. A deadline doesn't interrupt it there, only in author code."""
 
     def __init__(self, evidence: Evidence, context: ExecutionContext) -> None:
         self._evidence = evidence
@@ -236,14 +237,14 @@ class _Thawed(Worlds):
         self._opened: list[Volumes] = []
 
     def close(self) -> None:
-        """End the use of all databases and files."""
+        """Close all databases and files."""
         opened, self._opened = self._opened, []
         for volumes in opened:
             volumes.abandon()
 
     @property
     def failed(self) -> Exception | None:
-        """Why a database or files can't be read."""
+        """The error of a database or file tree that couldn't be read."""
         return next((volumes.failed for volumes in self._opened if volumes.failed), None)
 
     def initial(self) -> dict[str, Any]:
@@ -266,11 +267,11 @@ class _Thawed(Worlds):
         context, initial = self._context, self._evidence.initial
         plain = plain_calls(calls)
         with uninterruptible:
-            # No deadline of their own: that of the evaluator holds for all of them together.
+            # The calls have no deadlines of their own: the evaluator's deadline covers all of them.
             runtime = SessionRuntime(context.codec.catalog.functions(self._evidence.toolpacks), float("inf"))
             snapshot = Snapshot(dict(initial.parts), initial.blobs)
             blobs: dict[str, bytes] = {}
-            initial_blobs: Any = initial.blobs  # some of which are read when they are needed
+            initial_blobs: Any = initial.blobs  # a mapping that may read blobs on access
             for function, kwargs, _ in plain:
                 plan = runtime.plan(function, kwargs)
                 outcome = call(plan, snapshot, context)
@@ -279,6 +280,6 @@ class _Thawed(Worlds):
                     raise ReplayError(function, failure.kind, failure.text, failure.raised_at)
                 parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
                 blobs |= {part: blob for part, (_, blob) in outcome.blobs.items()}
-                live = {name: place for name, place in outcome.live.items() if is_piece(name)}
+                live = {name: location for name, location in outcome.live.items() if is_piece(name)}
                 snapshot = Snapshot(parts, ChainMap(blobs, initial_blobs), live)
             return self._thawed(snapshot)

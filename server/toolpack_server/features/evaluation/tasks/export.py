@@ -1,6 +1,6 @@
-"""`toolpack-server session export`: writes the trajectory of a session, in a format that others read.
+"""The command `toolpack-server session export`: write the trajectory of a session in a common format.
 
-It says what an agent has seen and done, and judges nothing; `evaluate` adds the verdict.
+A trajectory shows what an agent saw and did. It has no verdict; `toolpack-server evaluate --trajectories` adds it.
 """
 
 import json
@@ -29,29 +29,34 @@ FORMATS = ("openai", "atif")
 
 
 class ParticipantView(NamedTuple):
-    """What a participant of a session has seen."""
+    """A session as one of its participants saw it."""
 
-    session: Mapping[str, Any]  # as `get_session` describes it
+    session: Mapping[str, Any]  # the result of `get_session`
     messages: Messages
     tools: Sequence[Mapping[str, Any]]  # in OpenAI's format
 
 
-async def told_to(send: Send, session_id: str, whose: str, task: str | None = None) -> ParticipantView | None:
-    """Get what a participant has seen of a session with its task, or another one; None if there is no such participant.
+async def participant_view(
+    send: Send, session_id: str, participant: str, task: str | None = None
+) -> ParticipantView | None:
+    """Return a session as a participant saw it, or None if the session doesn't have the participant.
+
+    Args:
+        task: The task whose prompt and functions the agent had. Default: the session's own.
 
     Raises:
-        click.ClickException: The server has refused that.
+        click.ClickException: The server answered with an error.
     """
     session = await send("get_session", {"session_id": session_id})
     kinds, paths, task = all_record_kinds(load_features()), session.get("participants"), task or session.get("task")
-    if whose not in (paths or {AGENT}):
+    if participant not in (paths or {AGENT}):
         return None
     path = await whole_trace(send, session_id, path=True)
     if paths is not None:
-        address = paths[whose]["agent_path"]
-        told = await send("get_task", {}, address)
+        address = paths[participant]["agent_path"]
+        agent_task = await send("get_task", {}, address)
         tools = await send("list_functions", {"format": "openai"}, address)
-        return ParticipantView(session, participants_messages(told, path, kinds), tools["result"])
+        return ParticipantView(session, participants_messages(agent_task, path, kinds), tools["result"])
     tools = await send("list_functions", {"session_id": session_id, "format": "openai"})
     if task is None:
         return ParticipantView(session, messages([], path, kinds), tools["result"])
@@ -64,29 +69,31 @@ async def told_to(send: Send, session_id: str, whose: str, task: str | None = No
 @look_options
 @packs_options
 @click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="atif", show_default=True, help="How to write it."
+    "--format", "form", type=click.Choice(FORMATS), default="atif", show_default=True, help="Format of the trajectory."
 )
-@click.option("--participant", default=AGENT, metavar="NAME", show_default=True, help="Whose trajectory to write.")
+@click.option(
+    "--participant", default=AGENT, metavar="NAME", show_default=True, help="Write the trajectory of this participant."
+)
 @click.argument("session")
 def export(session: str, form: str, participant: str, **where: Any) -> None:
-    """Write the trajectory of a SESSION to standard output, as JSON; the beginning of its id is enough."""
+    """Write the trajectory of a SESSION to standard output, as JSON. A unique prefix of its id is enough."""
 
     async def write(send: Send) -> None:
         session_id = await whole_id(send, session)
-        told = await told_to(send, session_id, participant)
-        if told is None:
+        view = await participant_view(send, session_id, participant)
+        if view is None:
             raise click.ClickException(f"The session has no participant {participant!r}.")
-        task = told.session.get("task")
+        task = view.session.get("task")
         if form == "atif":
-            found = atif(told.session, told.messages, told.tools, {"task": task})
+            exported = atif(view.session, view.messages, view.tools, {"task": task})
         else:
-            found = {
+            exported = {
                 "task": task,
                 "session_id": session_id,
-                "labels": told.session["labels"],
-                "messages": told.messages,
-                "tools": told.tools,
+                "labels": view.session["labels"],
+                "messages": view.messages,
+                "tools": view.tools,
             }
-        echo(json.dumps(found, ensure_ascii=False))
+        echo(json.dumps(exported, ensure_ascii=False))
 
     look_at(write, **where)

@@ -1,4 +1,4 @@
-"""What tasks add to the server."""
+"""The tasks feature: everything that it registers with the server."""
 
 from toolpack_server.features.evaluation.tasks.addresses import TaskAddresses
 from toolpack_server.features.evaluation.tasks.answer_tool import AnswerTool

@@ -1,6 +1,6 @@
-"""Finding tasks among the loaded toolpacks.
+"""Lookup of tasks in the loaded toolpacks.
 
-The order of tasks is fixed. Whatever finds them may run a toolpack's loaders.
+The order of tasks is fixed. Each of these functions may run the loaders of toolpacks.
 """
 
 from collections.abc import Sequence
@@ -17,27 +17,27 @@ def tasks_of(pack: Toolpack) -> TaskList:
 
 
 def find_task(catalog: Catalog, name: str) -> tuple[Toolpack, Task]:
-    """Get a task and its toolpack by its full name, `toolpack/task`.
+    """Return a task and its toolpack by the task's full name, `toolpack/task`.
 
     Raises:
-        InvalidParamsError: There is none.
+        InvalidParamsError: The task or its toolpack doesn't exist.
         EvaluationError: The toolpack's tasks can't be loaded.
     """
     toolpack, _, rest = name.partition(SEPARATOR)
     pack = catalog.toolpacks.get(toolpack)
     if pack is None:
         raise InvalidParamsError(
-            f"There is no task {shown(name)!r}: no toolpack {shown(toolpack)!r} is loaded: start the server "
-            "with --pack-dir or --packs that has it."
+            f"There is no task {shown(name)!r}: no toolpack {shown(toolpack)!r} is loaded. Start the server with a "
+            "--pack-dir or --packs that has it."
         )
     task = tasks_of(pack).all().get(rest)
     if task is None:
-        raise InvalidParamsError(f"There is no task {shown(name)!r}: list_tasks shows those that there are.")
+        raise InvalidParamsError(f"There is no task {shown(name)!r}: list_tasks lists all tasks.")
     return pack, task
 
 
 def all_tasks(catalog: Catalog) -> Sequence[tuple[Toolpack, Task]]:
-    """Get all tasks, in their fixed order.
+    """Return all tasks with their toolpacks, in their fixed order.
 
     Raises:
         EvaluationError: The tasks of a toolpack can't be loaded.

@@ -1,7 +1,6 @@
-"""The methods for tasks.
+"""JSON-RPC methods of tasks.
 
-Evaluators, solutions, rewards and names of tasks are for whoever runs the experiment; an agent's address has
-none of them.
+Agents can't call the methods for evaluation, solutions and task lists; only clients of the server can.
 """
 
 from typing import Annotated, Literal
@@ -18,7 +17,7 @@ from toolpack_server.features.evaluation.tasks.results import (
     Verdict,
 )
 from toolpack_server.features.evaluation.tasks.service import TaskQuery, Tasks
-from toolpack_server.features.evaluation.tasks.summaries import Summaries, unless_known
+from toolpack_server.features.evaluation.tasks.summaries import Summaries, omit_if_known
 from toolpack_server.features.evaluation.tasks.summary_order import BY_STORE, Order
 from toolpack_server.features.evaluation.tasks.validity import evaluation_failure
 from toolpack_server.protocol.parameters import MAX_CALL_ID, MAX_COUNT, CallId, Labels, Limit, SessionId, Version
@@ -27,22 +26,22 @@ from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.method import App, Method
 from toolpack_server.sessions.reader import SessionQuery
 
-MAX_TEXT = 1000  # characters of a text that is looked for
+MAX_TEXT = 1000  # characters of a search text
 TaskName = Annotated[str, Field(description="The task, as toolpack/name.")]
 
 
 class ListTasks(Method, result=TaskPage):
     """List tasks, in a fixed order."""
 
-    toolpack: str | None = Field(None, description="Only those of this toolpack.")
-    split: str | None = Field(None, description="Only those of this split.")
-    tags: list[str] = Field(default_factory=list, description="Only those that have all these tags.")
+    toolpack: str | None = Field(None, description="List only tasks of this toolpack.")
+    split: str | None = Field(None, description="List only tasks of this split.")
+    tags: list[str] = Field(default_factory=list, description="List only tasks that have all these tags.")
     after: int = Field(-1, ge=-1, le=MAX_COUNT, description="List the tasks after this index; default: from the first.")
     limit: Limit
 
     async def handle(self, caller: Caller, app: App) -> TaskPage:
-        wanted = TaskQuery(self.toolpack, self.split, self.tags)
-        return await app.feature(Tasks).list(caller.owner, wanted, self.after, self.limit)
+        query = TaskQuery(self.toolpack, self.split, self.tags)
+        return await app.feature(Tasks).list(caller.owner, query, self.after, self.limit)
 
 
 class GetTask(Method, result=TaskDescription):
@@ -60,7 +59,7 @@ class GetOwnTask(
     result=AgentTask,
     agents_only="answers there with the prompt, and takes no task",
 ):
-    """Get what the agent is asked to do, and how many calls it has used; without a task the prompt is null."""
+    """Return the agent's prompt, and how many calls it has used. Without a task, the result has no prompt."""
 
     async def handle(self, caller: Caller, app: App) -> AgentTask:
         return await app.feature(Tasks).agent_task(caller.session_id or "", caller.owner, caller.address)
@@ -70,13 +69,13 @@ class AddMessage(Method, result=Literal[True]):
     """Record a message of the conversation, for evaluators and trajectories."""
 
     session_id: SessionId
-    role: Literal["system", "user", "assistant"] = Field(description="Who says it.")
-    content: str = Field(description="What is said.")
+    role: Literal["system", "user", "assistant"] = Field(description="The role of the sender.")
+    content: str = Field(description="The text of the message.")
     call_id: CallId
     metadata: dict[str, Json] | None = Field(
         None,
-        description="What a client knows of it, such as model_name, prompt_tokens or completion_token_ids; "
-        "trajectories have it.",
+        description="Further data of the message for trajectories, such as model_name, prompt_tokens or "
+        "completion_token_ids.",
     )
 
     async def handle(self, caller: Caller, app: App) -> bool:
@@ -88,65 +87,71 @@ class AddMessage(Method, result=Literal[True]):
 class SubmitAnswer(
     Method,
     result=Literal[True],
-    agents="Submit the agent's answer, which ends its part: it can make no more calls.",
+    agents="Submit the agent's answer. It ends the agent's part: the agent can make no more calls.",
     positional=("answer",),
 ):
-    """Submit the agent's answer in a session with a task; this ends the agent's part."""
+    """Submit the agent's answer in a session with a task. It ends the agent's part."""
 
     session_id: SessionId
     answer: str = Field("", description="The answer, for the evaluator.")
     call_id: Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID)] | None = Field(
-        None, description="An id of this answer: with it, an equal one that has another id is another answer."
+        None,
+        description="Idempotency key of this answer. Without one, an equal answer is taken for a retry; with one, only "
+        "an answer with the same call_id is.",
     )
 
     async def handle(self, caller: Caller, app: App) -> bool:
-        asked = self.session_id, caller.owner, caller.by, self.answer, self.call_id
-        return await app.feature(Tasks).submit_answer(*asked)
+        arguments = self.session_id, caller.owner, caller.by, self.answer, self.call_id
+        return await app.feature(Tasks).submit_answer(*arguments)
 
 
 class EvaluateSession(Method, result=Verdict):
-    """Evaluate a session: the reward of its path, and whether its task counts as done."""
+    """Evaluate a session with the evaluator of its task; return the reward and whether it passed."""
 
     session_id: SessionId
-    task: str | None = Field(None, description="A task of one of its toolpacks; default: the session's own.")
+    task: str | None = Field(None, description="A task of one of the session's toolpacks; default: the session's task.")
     version: Version | None = Field(None, description="The version to evaluate; default: the current one.")
     answer: str | None = Field(None, description="The answer to evaluate; default: the recorded one.")
-    record: bool = Field(False, description="Keep the verdict as a record of the session, for list_sessions.")
+    record: bool = Field(False, description="Store the verdict as a record of the session, for list_sessions.")
     raise_on_error: bool = Field(
-        True, description="Answer with a JSON-RPC error if no reward could be had, not with a verdict that isn't valid."
+        True,
+        description="If no reward can be computed, answer with a JSON-RPC error; otherwise with a verdict that isn't "
+        "valid.",
     )
     ends: bool = Field(
-        False, description="End the agent's part with the recorded verdict, as an answer does: needs `record`."
+        False, description="End the agent's part with the recorded verdict, as an answer does. Requires `record`."
     )
 
     async def handle(self, caller: Caller, app: App) -> Verdict:
         tasks = app.feature(Tasks)
-        asked = self.session_id, caller.sees, self.task, self.version
+        subject = self.session_id, caller.sees, self.task, self.version
         try:
-            return await tasks.evaluate(*asked, self.answer, record=self.record, ends=self.ends)
+            return await tasks.evaluate(*subject, self.answer, record=self.record, ends=self.ends)
         except RequestError as error:
             failure = None if self.raise_on_error else evaluation_failure(error)
             if failure is None:
                 raise
-            return await tasks.without_reward(failure, *asked)
+            return await tasks.without_reward(failure, *subject)
 
 
 class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",)):
-    """List sessions, each with what has happened in it and the verdict on it, and how often their tasks were done."""
+    """List sessions with a summary of each and its verdict, and with the pass rates of their tasks."""
 
-    labels: Labels = Field(default_factory=dict, description="Labels, all of which must match.")
-    after: str = Field("", description="Go on after this session_id, the last answer's `next`; default: the first.")
+    labels: Labels = Field(default_factory=dict, description="List only sessions that have all these labels.")
+    after: str = Field(
+        "", description="List the sessions after this session_id: `next` of the last page; default: from the first."
+    )
     limit: Annotated[int, Field(1000, ge=1, le=1000, description="The maximum number of sessions.")]
     order: Order = Field(
         "id",
-        description="By id, created, task, parent, verdict, calls, last, done or version, with `-` from the largest.",
+        description="Sort by id, created, task, parent, verdict, calls, last, done or version; `-` means descending.",
     )
     text: Annotated[
         str,
         Field(
             "",
             max_length=MAX_TEXT,
-            description="Only sessions with this text in id, task, labels or trace, in small letters or capitals.",
+            description="List only sessions with this text in id, task, labels or trace. Case is ignored.",
         ),
     ]
     known: Annotated[
@@ -154,25 +159,29 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
         Field(
             None,
             max_length=64,
-            description="The `digest` of the answer that you have, which isn't sent again; without one, an empty text.",
+            description="The `digest` of your last answer: if nothing has changed, the answer has no sessions. Send "
+            "the empty text to get a first digest.",
         ),
     ]
-    total: bool = Field(False, description="Count all sessions like that, too, which reads them all.")
+    total: bool = Field(False, description="Also count all matching sessions; this reads all of them.")
     evaluate: bool = Field(
-        False, description="Evaluate each session that has a task; default: its verdict is the recorded one, if any."
+        False, description="Evaluate each session that has a task; default: return the recorded verdict, if any."
     )
-    record: bool = Field(False, description="Keep each verdict that `evaluate` gives, as evaluate_session does.")
+    record: bool = Field(False, description="Store each verdict of `evaluate` as evaluate_session does.")
 
     async def handle(self, caller: Caller, app: App) -> SessionSummaries:
         if self.record and not self.evaluate:
-            raise InvalidParamsError("`record` keeps the verdicts that `evaluate` gives: set both, or neither.")
+            raise InvalidParamsError("`record` stores the verdicts of `evaluate`: set both, or neither.")
         if self.evaluate and self.order not in BY_STORE:
-            raise InvalidParamsError("`evaluate` takes sessions by `id` or `-created`: evaluate them, then sort.")
+            raise InvalidParamsError(
+                "`evaluate` works only with the order `id` or `-created`. To sort by another one, first evaluate with "
+                "`record`, then list the sessions without `evaluate`."
+            )
         newest_first = self.order == "-created"
         query = SessionQuery(caller.sees, self.labels, self.after, self.limit, newest_first=newest_first)
-        how = {"total": self.total, "evaluate": self.evaluate, "record": self.record}
-        found = await app.feature(Summaries).page(query, self.text, self.order, **how)
-        return found if self.known is None else unless_known(found, self.known)
+        options = {"total": self.total, "evaluate": self.evaluate, "record": self.record}
+        page = await app.feature(Summaries).page(query, self.text, self.order, **options)
+        return page if self.known is None else omit_if_known(page, self.known)
 
 
 class GetSolution(Method, result=Solution):

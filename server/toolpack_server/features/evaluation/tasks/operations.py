@@ -1,6 +1,6 @@
-"""The operations on tasks: to evaluate one, and to get its solution.
+"""Operations that run author code of tasks, perhaps in an executor: `evaluate` and `solve`.
 
-An executor gets the evidence as bytes; an older version of the session when an evaluator looks at it.
+An executor gets the session's stored state as bytes. It gets an older version only when an evaluator reads it.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
 
 @dataclass(eq=False)
 class EvaluateTask(RunnerOperation[Verdict]):
+    """Runs the evaluator of a task."""
+
     task: str
     evidence: Evidence
     name = "evaluate"
@@ -31,12 +33,14 @@ class EvaluateTask(RunnerOperation[Verdict]):
 
     @override
     def fits(self, result: Verdict) -> bool:
-        asked = (result["task"], result["version"]) == (self.task, self.evidence.version)
-        return asked and result["valid"] and "failure" not in result and result["reward"] is not None
+        matches = (result["task"], result["version"]) == (self.task, self.evidence.version)
+        return matches and result["valid"] and "failure" not in result and result["reward"] is not None
 
 
 @dataclass(eq=False)
 class SolveTask(RunnerOperation[Solution]):
+    """Computes the solution of a task."""
+
     task: str
     evidence: Evidence
     name = "solve"

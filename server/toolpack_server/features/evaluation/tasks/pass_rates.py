@@ -1,6 +1,6 @@
-"""How often tasks are done: the share that passed, and what that says of k attempts.
+"""Pass rates of tasks: the share of rollouts that passed, and the estimates pass^k and pass@k.
 
-Pure, and unbiased: all choices of k among the n rollouts of a task count alike.
+Pure. The estimators are unbiased: they average over all choices of k among the n rollouts of a task.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from toolpack_server.base.terminal import printable
 
 
 class Rate(NamedTuple):
-    """What the rollouts of one task came to, of those without perturbations or of those with one variant of them."""
+    """Results of the rollouts of one task with one variant of perturbations, or without perturbations."""
 
     task: str
     rollouts: int
@@ -21,48 +21,52 @@ class Rate(NamedTuple):
 
 
 def rates(verdicts: Iterable[Mapping[str, Any]]) -> list[Rate]:
-    """Get the rates of all tasks and variants; verdicts that aren't valid count in none."""
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    """Return the rate of each task and variant. Invalid verdicts don't count."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for verdict in verdicts:
         if verdict["valid"]:
-            found.setdefault((verdict["task"], verdict.get("variant") or ""), []).append(verdict)
+            groups.setdefault((verdict["task"], verdict.get("variant") or ""), []).append(verdict)
     return [
         Rate(
             task,
-            len(some),
-            sum(verdict["passed"] for verdict in some),
-            sum(verdict["reward"] for verdict in some) / len(some),
+            len(group),
+            sum(verdict["passed"] for verdict in group),
+            sum(verdict["reward"] for verdict in group) / len(group),
             variant or None,
         )
-        for (task, variant), some in sorted(found.items())
+        for (task, variant), group in sorted(groups.items())
     ]
 
 
-def all_of(rate: Rate, k: int) -> float:
-    """Get how probable it is that all of k rollouts pass (pass^k), which says how reliable an agent is."""
+def pass_all(rate: Rate, k: int) -> float:
+    """Return pass^k: the probability that all of k rollouts pass. It measures an agent's reliability."""
     return comb(rate.passed, k) / comb(rate.rollouts, k)
 
 
-def any_of(rate: Rate, k: int) -> float:
-    """Get how probable it is that at least one of k rollouts passes (pass@k)."""
+def pass_any(rate: Rate, k: int) -> float:
+    """Return pass@k: the probability that at least one of k rollouts passes."""
     return 1 - comb(rate.rollouts - rate.passed, k) / comb(rate.rollouts, k)
 
 
-def table(found: Sequence[Rate]) -> str:
-    """Get the text of all rates; pass^k and pass@k are means over the tasks, up to the fewest rollouts."""
+def rates_table(task_rates: Sequence[Rate]) -> str:
+    """Return a table of rates, and one of pass^k and pass@k, averaged over the tasks.
+
+    k goes up to the number of rollouts of the task with the fewest.
+    """
     rows: list[tuple[str, ...]] = [("task", "n", "passed", "mean reward")]
-    rows += [(rate.task, str(rate.rollouts), str(rate.passed), f"{rate.mean_reward:.3f}") for rate in found]
+    rows += [(rate.task, str(rate.rollouts), str(rate.passed), f"{rate.mean_reward:.3f}") for rate in task_rates]
     text = aligned(rows)
-    if not found:
+    if not task_rates:
         return "No session with a task."
     rows = [("k", "pass^k", "pass@k")]
-    for k in range(1, min(rate.rollouts for rate in found) + 1):
-        means = (sum(chance(rate, k) for rate in found) / len(found) for chance in (all_of, any_of))
+    for k in range(1, min(rate.rollouts for rate in task_rates) + 1):
+        means = (sum(chance(rate, k) for rate in task_rates) / len(task_rates) for chance in (pass_all, pass_any))
         rows.append((str(k), *(f"{mean:.3f}" for mean in means)))
     return f"{text}\n\n{aligned(rows)}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as text with aligned columns: the first to the left, the others to the right."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

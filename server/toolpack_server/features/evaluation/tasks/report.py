@@ -1,8 +1,8 @@
-"""The file that `evaluate --html` writes: the console's page of runs, with all that it shows, as one HTML file.
+"""The HTML file of `evaluate --html`: the console's runs page with its data.
 
-The file needs no server and no network. It has the console's own modules, one after the other as functions,
-in one script; its Content-Security-Policy allows this script and nothing else. Whatever comes from a session is JSON in
-it, and becomes text.
+The file needs no server and no network. The console's JavaScript modules are bundled into one script, and the
+Content-Security-Policy allows only that script. Data of sessions is embedded as JSON and shown only as text, so it
+can't run code.
 """
 
 import base64
@@ -26,8 +26,8 @@ from toolpack_server.wiring.service import all_record_kinds
 
 CONSOLE = Path(__file__).parents[3] / "console"
 ENTRY = Path(__file__).with_suffix(".js")
-NOT_SHOWN = {"session_id", "version", "state", "started_at", "duration_ms", "call_id"}  # of what isn't a call
-MOST_LINES, MOST_CHARACTERS = 1000, 400  # of a rollout, and of a value in a line
+NOT_SHOWN = {"session_id", "version", "state", "started_at", "duration_ms", "call_id"}  # of records except calls
+MAX_LINES, MAX_CHARACTERS = 1000, 400  # of a rollout, and of a value in a line
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(.*)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|const) (\w+))", re.MULTILINE)
@@ -52,12 +52,12 @@ _PAGE = """<!doctype html>
 
 
 class RunsPage:
-    """Collects what is in the file.
+    """Collects the data of the file and writes its text.
 
     Args:
-        send: Asks the server, or the service in this process.
-        labels: Those that all sessions have.
-        url: The server's, for links to its console; None if there is none.
+        send: Sends a request to the server, or to the service in this process.
+        labels: The labels that the sessions were selected by.
+        url: The server's URL, for links to its console. None for a service in this process.
     """
 
     def __init__(self, send: Send, labels: Mapping[str, str], url: str | None) -> None:
@@ -68,17 +68,21 @@ class RunsPage:
         self._sessions: list[Mapping[str, Any]] = []
 
     async def add(self, summary: Mapping[str, Any]) -> None:
-        """Add a rollout, with the lines of its trace."""
+        """Add a rollout and the lines of its trace."""
         try:
             path = await whole_trace(self._send, summary["session_id"], path=True)
-        except click.ClickException:  # it was closed meanwhile, or can't be read: its verdict says so
+        except click.ClickException:  # the session was closed meanwhile or can't be read: its verdict says so
             path = []
-        lines = [*filter(None, map(self._line, path[:MOST_LINES]))]
-        lines += [f"and {len(path) - MOST_LINES} more"] if len(path) > MOST_LINES else []
+        lines = [*filter(None, map(self._line, path[:MAX_LINES]))]
+        lines += [f"and {len(path) - MAX_LINES} more"] if len(path) > MAX_LINES else []
         self._sessions.append({**summary, "lines": lines})
 
     async def html(self, verified: str | None = None) -> str:
-        """Get the file's text; `verified` says what it shows, if the sessions were run again."""
+        """Return the text of the file.
+
+        Args:
+            verified: A sentence about the verification, if the sessions were replayed from a receipt.
+        """
         prompts = {task: await self._prompt(task) for task in sorted({session["task"] for session in self._sessions})}
         data = {
             "sessions": self._sessions,
@@ -94,17 +98,17 @@ class RunsPage:
         return _PAGE.format(script_hash=_hash(script), style_hash=_hash(style), style=style, script=script, data=text)
 
     def _line(self, record: Mapping[str, Any]) -> str:
-        """Describe a record; a verdict is shown elsewhere."""
+        """Return a record as a line of the trace. A verdict has none; the page shows it elsewhere."""
         kind = self._kinds[record["kind"]]
         if isinstance(kind, VerdictKind):
             return ""
         shown = record if kind.is_call else {name: value for name, value in record.items() if name not in NOT_SHOWN}
-        return f"{record['place']:>4}  {kind.text(shown, MOST_CHARACTERS)}"
+        return f"{record['place']:>4}  {kind.text(shown, MAX_CHARACTERS)}"
 
     async def _prompt(self, task: str) -> str:
         try:
             prompt = (await self._send("get_task", {"task": task}))["prompt"]
-        except click.ClickException:  # it isn't loaded any more
+        except click.ClickException:  # the task is no longer loaded
             return ""
         if isinstance(prompt, str):
             return prompt
@@ -116,21 +120,21 @@ def _names(imported: str) -> str:
 
 
 def one_script(entry: Path) -> str:
-    """Get a module of the console's and all that it imports as one script: a function for each, in order."""
-    done: dict[str, str] = {}
+    """Return a module of the console and its imports as one script, with one function for each module."""
+    scripts: dict[str, str] = {}
 
     def add(path: Path) -> None:
         text = path.read_text(encoding="utf-8")
-        for name in (found[1] for found in _IMPORT.findall(text)):
-            if name not in done:
+        for name in (groups[1] for groups in _IMPORT.findall(text)):
+            if name not in scripts:
                 add(CONSOLE / f"{name}.js")
-        exported = ", ".join(found[1] for found in _EXPORT.findall(text))
-        text = _IMPORT.sub(lambda found: f"const {{ {_names(found[1])} }} = ${found[2]};", text)
+        exported = ", ".join(groups[1] for groups in _EXPORT.findall(text))
+        text = _IMPORT.sub(lambda match: f"const {{ {_names(match[1])} }} = ${match[2]};", text)
         text = _EXPORT.sub(r"\1", text)
-        done[path.stem] = f"const ${path.stem} = (() => {{\n{text}\nreturn {{ {exported} }};\n}})();\n"
+        scripts[path.stem] = f"const ${path.stem} = (() => {{\n{text}\nreturn {{ {exported} }};\n}})();\n"
 
     add(entry)
-    return "".join(done.values())
+    return "".join(scripts.values())
 
 
 def _hash(text: str) -> str:

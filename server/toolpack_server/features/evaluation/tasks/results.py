@@ -1,4 +1,4 @@
-"""The shapes of tasks, answers, verdicts, summaries of sessions and solutions.
+"""Result types of the task methods: tasks, answers, verdicts, session summaries and solutions.
 
 Types only, as in `server/toolpack_server/protocol/results.py`.
 """
@@ -11,13 +11,13 @@ from toolpack_server.protocol.results import Json, Message, SessionOutline
 
 
 class SessionTask(TypedDict):
-    """`task` names its task."""
+    """`task` names the session's task."""
 
     task: NotRequired[str]
 
 
 class AnswerRecord(TypedDict):
-    """The record of the agent's answer, which ends its part."""
+    """Record of the agent's answer. It ends the agent's part."""
 
     index: int
     kind: Literal["answer"]
@@ -30,7 +30,7 @@ class AnswerRecord(TypedDict):
 
 
 class TaskCheck(TypedDict):
-    """Something that an evaluator has looked at."""
+    """A named condition that an evaluator checked."""
 
     name: str
     passed: bool
@@ -38,11 +38,11 @@ class TaskCheck(TypedDict):
 
 
 class VerdictFailure(TypedDict):
-    """Why a verdict says nothing of the agent.
+    """The reason why a verdict is invalid, so that it doesn't count for or against the agent.
 
-    `evaluator`, `deadline` and `world` (what is stored can't be used): no reward could be had. `infrastructure`: a call
-    of the agent's was given up at its deadline, or has lost its process; `participant`: one has failed, `type` says for
-    which reason. For both there is a reward all the same.
+    With the kinds `evaluator`, `deadline` and `world` (the stored environments can't be used), the verdict has no
+    reward. With the other two it has one. `infrastructure`: a call of the agent exceeded its deadline or lost its
+    process. `participant`: another participant failed; `type` is the reason.
     """
 
     kind: Literal["evaluator", "deadline", "world", "infrastructure", "participant"]
@@ -51,10 +51,10 @@ class VerdictFailure(TypedDict):
 
 
 class Verdict(TypedDict):
-    """The verdict on a session: its reward, and whether the task counts as done.
+    """The verdict on a session: its reward, and whether it passed.
 
-    If it isn't `valid` it says nothing of the agent, because of its `failure`; `reward` is null if none could be had.
-    `perturbed` counts the calls that have met each rule of the session's perturbations.
+    A verdict that isn't `valid` doesn't count for or against the agent; `failure` gives the reason. `reward` is null if
+    none could be computed. `perturbed` counts, for each perturbation rule of the session, the calls that it matched.
     """
 
     task: str
@@ -69,7 +69,7 @@ class Verdict(TypedDict):
 
 
 class VerdictRecord(TypedDict):
-    """The record of a verdict on the session's task; one that `ends` it is the end of the agent's part."""
+    """Record of a verdict on the session's task. If `ends` is true, it ended the agent's part."""
 
     index: int
     kind: Literal["verdict"]
@@ -88,9 +88,9 @@ class VerdictRecord(TypedDict):
 
 
 class TaskDescription(TypedDict):
-    """A task; `toolpacks` and `options` are those of its sessions, `functions` those of the agent's address.
+    """A task. `toolpacks` and `options` are those of its sessions, `functions` those at the agent's address.
 
-    `participants` has, by name, what each participant may do, as far as the task says it.
+    `participants` maps names to the rights that the task sets for each participant.
     """
 
     task: str
@@ -109,7 +109,7 @@ class TaskDescription(TypedDict):
 
 
 class TaskPage(TypedDict):
-    """Some tasks; `total` counts all that match, `splits` those of each split."""
+    """A page of tasks. `total` counts all tasks that match, `splits` the matching tasks of each split."""
 
     total: int
     splits: dict[str, int]
@@ -117,9 +117,9 @@ class TaskPage(TypedDict):
 
 
 class AgentTask(TypedDict):
-    """What an agent sees of its task; `calls` counts those that it has used, and `done` says that its part is over.
+    """The task as its agent sees it. `calls` counts the calls it has used; `done` is true when its part is over.
 
-    In a session with participants there are its own `name` and those of the others.
+    In a session with participants, `name` is the agent's own name and `others` has those of the other participants.
     """
 
     prompt: NotRequired[str | list[Message]]
@@ -131,7 +131,7 @@ class AgentTask(TypedDict):
 
 
 class TaskRate(TypedDict):
-    """How often a task was done: in so many of its rollouts with this variant, with this mean reward."""
+    """Number of rollouts of a task with one variant, how many passed, and their mean reward."""
 
     task: str
     variant: NotRequired[str]
@@ -141,12 +141,12 @@ class TaskRate(TypedDict):
 
 
 class SessionSummary(SessionOutline, SessionTask):
-    """What has happened in a session: in its own records, without those of a parent.
+    """A summary of a session's own records, without those of its parent.
 
-    `records` counts them, `calls` those that are calls, and `errors` the calls that failed; `duration_ms` is the time
-    that they took. `done` says that the answer was submitted. `verdict` is the one that was asked for, or else the
-    recorded one, unless there is none or the session has gone on since. `problem` says why records can't be read, and
-    the others are counted up to there, or why the session can't be evaluated.
+    `records` counts them, `calls` the calls among them, and `errors` the calls that failed; `duration_ms` is the time
+    that all records took. `done` is true when the agent's part is over. `verdict` is the new one if `evaluate` was set,
+    else the recorded one; a recorded verdict no longer counts after a further record. `problem` says why the session
+    can't be evaluated, or why a record can't be read; then only the records before it are counted.
     """
 
     variant: NotRequired[str]
@@ -161,11 +161,10 @@ class SessionSummary(SessionOutline, SessionTask):
 
 
 class SessionSummaries(TypedDict):
-    """Some sessions, as few as fit into the answer and its time; `next` is the one after which to go on, if any.
+    """A page of sessions, limited by the answer's size and time. `next` is the `after` of the next page, if any.
 
-    `rates` is what the verdicts on them come to that are valid, without those on sessions that the console has made.
-    `total` counts all sessions that are like these, wherever a page begins, if they were read. `digest` is there if one
-    was sent as `known`.
+    `rates` summarizes the valid verdicts of this page, without sessions that the console created. `total` counts all
+    matching sessions, on all pages, if they were counted. `digest` is present if the request had `known`.
     """
 
     sessions: list[SessionSummary]
@@ -176,7 +175,7 @@ class SessionSummaries(TypedDict):
 
 
 class SolutionCall(TypedDict):
-    """A call as `run_function` takes it, and the name of the participant who makes it."""
+    """A call in the form of `run_function`, and the name of the participant who makes it."""
 
     function: str
     kwargs: dict[str, Json]
@@ -184,7 +183,7 @@ class SolutionCall(TypedDict):
 
 
 class Solution(TypedDict):
-    """One way to do a task."""
+    """One way to do a task: the calls and the answer."""
 
     calls: list[SolutionCall]
     answer: str

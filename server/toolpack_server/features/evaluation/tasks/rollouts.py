@@ -1,7 +1,7 @@
-"""What an evaluator gets, and what it may answer: a `Rollout`, its checks, and an `Evaluation`.
+"""Arguments and return values of evaluators: `Rollout`, `Check` and `Evaluation`.
 
-Nothing here runs a function or reads bytes; `evaluation` hands in what does. An answer that means
-nothing is the evaluator's fault and never a reward.
+This module runs no functions and reads no stored bytes; `evaluation` passes in an object that does. An evaluator that
+returns an invalid value fails; such a value never becomes a reward.
 """
 
 import inspect
@@ -22,31 +22,31 @@ from toolpack_server.protocol.senders import CLIENT
 
 E = TypeVar("E")
 
-PASSED = 1.0  # this reward, and any above it, has passed
+PASSED = 1.0  # smallest reward that passes by default
 
 
 class RewardError(ToolpackServerError, ValueError):
-    """The reward of an evaluator is infinite, or not a number; clients are told of a `ValueError`."""
+    """The evaluator's reward is infinite or NaN. Clients see it as a `ValueError`."""
 
     kind = ValueError.__name__
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutCall:
-    """A call on the path that is evaluated.
+    """A call in the history that is evaluated.
 
     Attributes:
-        index: Its place on the path.
+        index: Position of the call's record in the history.
         function: The name of the function.
-        kwargs: Its arguments, as JSON values.
-        result: Its result, as a JSON value; "" after an error. What was too long for its record is cut.
-        error: `ErrorType: message`, or None.
-        version: The session's version after it; None in the record of a parent.
-        by: Who called: `agent`, at its own address, or `client`.
-        perturbed: `{"rules", "run", "agent"}` if it has met rules of perturbations: their names, whether it was run,
-            and what the agent has heard instead. Else None.
-        parent: The call that it was an argument of, which has the same index and comes later; None if it wasn't nested.
-            If that has failed, nothing is kept of what this one has changed.
+        kwargs: The arguments, as JSON values.
+        result: The result, as a JSON value; "" after an error. A result that is too long for its record is cut.
+        error: `ErrorType: message`, or None if the call succeeded.
+        version: The session's version after the call. None if the record is from the session's parent.
+        by: The caller: `agent` or another participant, at its own address, or `client`.
+        perturbed: `{"rules", "run", "agent"}` if perturbation rules matched the call: the names of the rules, whether
+            the function ran, and the result that the agent got instead. Otherwise None.
+        parent: For a nested call, the call that it was an argument of. The parent has the same index and comes later in
+            `Rollout.calls`. If the parent failed, changes of the nested call were discarded.
     """
 
     index: int
@@ -62,12 +62,13 @@ class RolloutCall:
 
 @dataclass(frozen=True, slots=True)
 class RolloutMessage:
-    """A message on the path that is evaluated; see `RolloutCall` for `index` and `version`.
+    """A message in the history that is evaluated; see `RolloutCall` for `index` and `version`.
 
     Attributes:
-        role: `assistant` if the agent has said it, in a session with participants; else as it was recorded.
-        by: The participant who has said it, or `client`.
-        to: To whom; None: to all others.
+        role: The recorded role. In a session with participants, `assistant` for messages of the agent.
+        content: The text.
+        by: The participant who sent it, or `client`.
+        to: The recipient. None: all other participants.
     """
 
     index: int
@@ -80,12 +81,12 @@ class RolloutMessage:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that an evaluator has looked at.
+    """A named condition that an evaluator checked.
 
     Attributes:
-        name: What should be the case.
-        passed: It is.
-        detail: What was found instead.
+        name: The condition, such as "the order is paid".
+        passed: Whether the condition holds.
+        detail: An explanation, such as the actual value.
     """
 
     name: str
@@ -95,13 +96,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluator may return if a reward alone says too little.
+    """The return value of an evaluator that has more to report than a reward.
 
     Attributes:
         reward: A finite number.
-        passed: Whether the task counts as done; None: if the reward is 1 or more.
-        checks: What was looked at, besides what `Rollout.check` has noted.
-        metrics: Further values, as JSON, by name.
+        passed: Whether the rollout passed. Default: whether the reward is 1 or more.
+        checks: Further checks, in addition to those of `Rollout.check`.
+        metrics: Further JSON values by name.
     """
 
     reward: float
@@ -111,40 +112,42 @@ class Evaluation:
 
 
 class Worlds(ABC):
-    """The environments of a rollout, by toolpack, each time thawed anew from what is committed.
+    """Loader of a rollout's environments, by toolpack. Each method unpickles new copies of the stored ones.
 
     Attributes:
-        plain: The classes whose objects JSON shows as their public attributes.
+        plain: The classes whose objects are converted to JSON as their public attributes.
     """
 
     plain: Container[type] = ()
 
     @abstractmethod
     def initial(self) -> dict[str, Any]:
-        """Get those with which the family of the session began."""
+        """Return the environments at the beginning of the session, before any fork."""
 
     @abstractmethod
     def at(self, version: int | None) -> dict[str, Any]:
-        """Get those of a version of the session; None: of the one that is evaluated."""
+        """Return the environments at a version of the session. None: the version that is evaluated."""
 
     @abstractmethod
     def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, Any]:
-        """Get what calls make of the initial ones."""
+        """Run calls on the initial environments and return the result."""
 
 
 class Rollout(Generic[E]):
-    """One agent's attempt at a task, as its evaluator sees it. Whatever is done to it reaches nobody.
+    """An agent's attempt at a task: the argument of an evaluator.
+
+    Everything in it is a copy. An evaluator may change it without changing the session.
 
     Attributes:
-        task: The task.
-        toolpack: The name of its toolpack.
-        options: The options with which this toolpack's environment was built, as they were given.
-        calls: The calls on the path, in the order in which they ran, nested ones too.
-        messages: The messages on the path, in order.
-        answer: The agent's answer: the submitted one, else its last message, else "".
-        version: The version that is evaluated.
-        checks: What `check` has noted so far.
-        plain: See `Worlds`.
+        task: The task; a copy.
+        toolpack: The name of the task's toolpack.
+        options: The options that the toolpack's environment was created with.
+        calls: The calls in the history, including nested ones, in the order in which they ran.
+        messages: The messages in the history, in order.
+        answer: The submitted answer. If none was submitted, the agent's last message or "".
+        version: The version of the session that is evaluated.
+        checks: The checks that `check` has added so far.
+        plain: The classes whose objects are converted to JSON as their public attributes.
     """
 
     def __init__(
@@ -172,7 +175,7 @@ class Rollout(Generic[E]):
 
     @cached_property
     def initials(self) -> dict[str, Any]:
-        """The environments with which the session began, before any fork, by toolpack."""
+        """The environments at the beginning of the session, before any fork, by toolpack."""
         return self._worlds.initial()
 
     @cached_property
@@ -191,56 +194,58 @@ class Rollout(Generic[E]):
         return self.environments[self.toolpack]  # type: ignore[no-any-return] # as above
 
     def at(self, version: int) -> E:
-        """Get the environment of the task's toolpack at an older version of this session.
+        """Return the environment of the task's toolpack at an older version of this session.
 
         Raises:
-            VersionNotRetainedError: The version is no longer kept.
+            VersionNotRetainedError: The server no longer stores this version.
         """
         return self._worlds.at(version)[self.toolpack]  # type: ignore[no-any-return] # as above
 
     def replay(self, calls: Sequence[Any], raise_on_error: bool = True) -> E:
-        """Get what calls make of a copy of `initial`.
+        """Run calls on a copy of the initial environments and return the environment of the task's toolpack.
 
         Args:
-            calls: Each a `FunctionCall` or `(name, arguments)`.
-            raise_on_error: Raise if a call fails. Otherwise it changes nothing, and the next one is run.
+            calls: `FunctionCall` objects or tuples `(name, arguments)`.
+            raise_on_error: Whether a failed call raises. If False, a failed call changes nothing and the next one runs.
 
         Raises:
-            ReplayError: A call has failed.
+            ReplayError: A call failed.
         """
         return self.replay_all(calls, raise_on_error)[self.toolpack]  # type: ignore[no-any-return] # as above
 
     def replay_all(self, calls: Sequence[Any], raise_on_error: bool = True) -> dict[str, Any]:
-        """Get what calls make of a copy of `initials`; see `replay`."""
+        """Run calls on a copy of the initial environments and return all of them; see `replay`."""
         return self._worlds.replay(calls, raise_on_error=raise_on_error)
 
     def check(self, name: str, passed: bool | None, detail: str = "") -> bool:
-        """Note whether something is as it should be.
+        """Add a check to `checks`, and return whether it passed.
+
+        An evaluator that returns None passes if all its checks passed.
 
         Args:
-            name: What should be the case.
-            passed: True if it is; False or None if it isn't.
-            detail: What was found instead.
+            name: The condition, such as "the order is paid".
+            passed: Whether the condition holds. None counts as False.
+            detail: An explanation, such as the actual value.
 
         Raises:
-            TypeError: `passed` is anything else, such as a method that wasn't called.
+            TypeError: `passed` isn't a bool or None; perhaps a method wasn't called.
         """
-        noted = Check(name, _as_bool(passed, name), detail)
-        self.checks.append(noted)
-        return noted.passed
+        check = Check(name, _as_bool(passed, name), detail)
+        self.checks.append(check)
+        return check.passed
 
 
 Evaluator = Callable[[Any], Any]
-"""A plain or async function of one `Rollout`; see docs/write/tasks.md for what it may return."""
+"""A plain or async function that takes a `Rollout`. docs/write/tasks.md lists its possible return values."""
 
 
 def verdict(name: str, version: int, returned: object, checks: Sequence[Check]) -> Verdict:
-    """Get the verdict that an evaluator means by what it returned.
+    """Return the verdict for the return value and the checks of an evaluator.
 
     Raises:
-        TypeError: It returned nothing that is a verdict.
-        RewardError: Its reward is no finite number.
-        ResultError: Its metrics have no JSON form.
+        TypeError: The evaluator returned a value of another type.
+        RewardError: The reward is infinite or NaN.
+        ResultError: The metrics can't be converted to JSON.
     """
     evaluation = returned if isinstance(returned, Evaluation) else _evaluation(returned, checks)
     reward = _finite(evaluation.reward)
@@ -281,7 +286,7 @@ def _finite(reward: Any) -> float:
 
 
 def _as_bool(passed: Any, name: str) -> bool:
-    """Return what a check has found: only true and false say whether something is so."""
+    """Return `passed` as a bool. Reject values whose truth could be an accident, such as a method or a coroutine."""
     kind = type(passed)
     if passed is None or kind is bool or (kind.__module__ == "numpy" and kind.__name__ in {"bool", "bool_"}):
         return bool(passed)
@@ -291,16 +296,13 @@ def _as_bool(passed: Any, name: str) -> bool:
     elif callable(passed):
         advice = "call it"
     if inspect.iscoroutine(passed):
-        passed.close()  # nobody awaits it any more
+        passed.close()  # avoids the warning that it was never awaited
     raise TypeError(f"the check {name!r} got a {kind.__name__} instead of True or False: {advice}")
 
 
 def _check_view(check: Any) -> TaskCheck:
     if not isinstance(check, Check):
         raise TypeError(f"one of its checks is a {type(check).__name__}: use rollout.check, or toolpack_server.Check")
+    # JSON in UTF-8 can't contain a lone surrogate.
     name, detail = (str(text).encode("utf-8", "replace").decode() for text in (check.name, check.detail))
-    return {
-        "name": name,
-        "passed": _as_bool(check.passed, name),
-        "detail": detail,
-    }  # JSON can't contain a lone surrogate
+    return {"name": name, "passed": _as_bool(check.passed, name), "detail": detail}

@@ -1,7 +1,7 @@
-"""Tasks as clients and agents meet them: listed, begun, answered and evaluated.
+"""Service of the task methods: list and describe tasks, record messages and answers, evaluate sessions.
 
-Whatever runs an author's code, a loader, a solution or an evaluator, takes its owner's turn among such code
-and has a deadline. Nothing here changes an environment.
+Author code (loaders, solutions, evaluators) runs in its owner's queue for such code and has a deadline. This module
+never changes an environment.
 """
 
 import time
@@ -48,7 +48,7 @@ from toolpack_server.stores.history import fitting
 
 
 class TaskQuery(NamedTuple):
-    """Which tasks a client asks for; None or no tags: any."""
+    """Filter of `list_tasks`. None and an empty list match any task."""
 
     toolpack: str | None
     split: str | None
@@ -56,7 +56,7 @@ class TaskQuery(NamedTuple):
 
 
 class Tasks:
-    """All that can be done with tasks."""
+    """The operations of the task methods."""
 
     def __init__(self, app: App) -> None:
         self._context = app.context
@@ -66,31 +66,31 @@ class Tasks:
 
     # Tasks alone
 
-    async def list(self, owner: str, wanted: TaskQuery, after: int, limit: int) -> TaskPage:
-        return await self._sessions.run_authors(lambda: self._page(wanted, after, limit), owner, "tasks")
+    async def list(self, owner: str, query: TaskQuery, after: int, limit: int) -> TaskPage:
+        return await self._sessions.run_authors(lambda: self._page(query, after, limit), owner, "tasks")
 
     async def describe(self, owner: str, name: str) -> TaskDescription:
         def describe() -> TaskDescription:
             pack, task = find_task(self._catalog, name)
-            index = next(index for index, (_, found) in enumerate(all_tasks(self._catalog)) if found is task)
+            index = next(index for index, (_, other) in enumerate(all_tasks(self._catalog)) if other is task)
             return _description(index, pack, task)
 
         return await self._sessions.run_authors(describe, owner, "tasks")
 
-    def _page(self, wanted: TaskQuery, after: int, limit: int) -> TaskPage:
-        if wanted.toolpack is not None and wanted.toolpack not in self._catalog.toolpacks:
+    def _page(self, query: TaskQuery, after: int, limit: int) -> TaskPage:
+        if query.toolpack is not None and query.toolpack not in self._catalog.toolpacks:
             raise InvalidParamsError(
-                f"There is no toolpack {shown(wanted.toolpack)!r}: choose from {', '.join(self._catalog.toolpacks)}."
+                f"There is no toolpack {shown(query.toolpack)!r}: choose from {', '.join(self._catalog.toolpacks)}."
             )
         splits: Counter[str] = Counter()
         matching = []
         for index, (pack, task) in enumerate(all_tasks(self._catalog)):
-            if wanted.toolpack in {None, pack.name} and set(wanted.tags) <= {*task.tags}:
+            if query.toolpack in {None, pack.name} and set(query.tags) <= {*task.tags}:
                 splits[task.split] += 1
-                if wanted.split in {None, task.split}:
+                if query.split in {None, task.split}:
                     matching.append((index, pack, task))
-        some = (_description(*found) for found in [found for found in matching if found[0] > after][:limit])
-        tasks = fitting(some, lambda task: len(dumps(task)), self._context.settings.max_list_bytes)
+        page = (_description(*entry) for entry in [entry for entry in matching if entry[0] > after][:limit])
+        tasks = fitting(page, lambda task: len(dumps(task)), self._context.settings.max_list_bytes)
         return {"total": len(matching), "splits": dict(splits), "tasks": tasks}
 
     # A session's task
@@ -99,26 +99,28 @@ class Tasks:
         def describe(reader: SessionReader) -> AgentTask:
             session, head = reader.find(session_id, owner)
             address = self._context.addresses.of(session, name)
-            known = self._episodes.concerns(session)
-            progress = self._episodes.stored(session, head.index) if known else Progress()
-            told: AgentTask = {
+            is_episode = self._episodes.concerns(session)
+            progress = self._episodes.stored(session, head.index) if is_episode else Progress()
+            agent_task: AgentTask = {
                 "prompt": address.prompt,
                 "max_calls": if_set(address.max_calls),
                 "calls": progress.calls.get(name, 0),
                 "done": self._episodes.refusal_reason(session_id, address, progress) is not None,
             }
             if PARTICIPANTS in Recipe.of(session).kept:
-                told["name"], told["others"] = name, [*address.others]
-            return told
+                agent_task["name"], agent_task["others"] = name, [*address.others]
+            return agent_task
 
         return await self._sessions.read(describe, owner)
 
     def task(self, session: StoredSession) -> Task | None:
-        """Get the task of a session for its agent, None if it has none; may run a toolpack's loaders.
+        """Return the task of a session for its agent, or None without a task. May run a toolpack's loaders.
+
+        The messages are for the agent, so they contain nothing about the task.
 
         Raises:
-            ClassesChangedError: It is not loaded any more.
-            EvaluationError: It can't be loaded. The text is for an agent, so it has nothing of the task's.
+            ClassesChangedError: The task is no longer loaded.
+            EvaluationError: The task can't be loaded.
         """
         name = Recipe.of(session).kept.get("task")
         if name is None:
@@ -127,7 +129,7 @@ class Tasks:
             return find_task(self._catalog, name)[1]
         except InvalidParamsError:
             raise ClassesChangedError(
-                "The session's task is not loaded any more: whoever runs the server can load it."
+                "The session's task is no longer loaded. The server's operator can load it again."
             ) from None
         except EvaluationError:
             raise EvaluationError(
@@ -149,7 +151,10 @@ class Tasks:
     async def submit_answer(
         self, session_id: str, owner: str, by: str, answer: str, call_id: str | None = None
     ) -> bool:
-        """Record the agent's answer, which ends its part; `by` says whose address it came to, or `client`.
+        """Record the agent's answer. It ends the agent's part.
+
+        Args:
+            by: The participant who sent it, or `client`.
 
         Raises:
             InvalidParamsError: The session has no task.
@@ -168,16 +173,16 @@ class Tasks:
         record: bool = False,
         ends: bool = False,
     ) -> Verdict:
-        """Get an evaluator's verdict on a session; see `methods.EvaluateSession`.
+        """Return an evaluator's verdict on a session; see `methods.EvaluateSession`.
 
         Raises:
-            InvalidParamsError: There is no such task, it isn't of the session's toolpacks, or it can't be recorded.
-            EvaluationError: The evaluator, or the solution, failed.
+            InvalidParamsError: The task doesn't exist or needs another toolpack, or this verdict can't be recorded.
+            EvaluationError: The evaluator or the solution failed.
         """
         if record and (name, version, answer) != (None, None, None):
             raise InvalidParamsError(
-                "Only the verdict on the session's own task, at its current version and with its recorded answer, can "
-                "be recorded: omit task, version and answer, or record."
+                "A verdict can be recorded only for the session's own task, current version and recorded answer: omit "
+                "task, version and answer, or omit record."
             )
         if ends and not record:
             raise InvalidParamsError("Only a recorded verdict ends the agent's part: set record, too, or omit ends.")
@@ -222,7 +227,7 @@ class Tasks:
         version: int | None,
         answer: str | None,
     ) -> Verdict:
-        """Run an evaluator, in a thread."""
+        """Run the evaluator. Called in a thread."""
         evidence, failure = self.evidence(reader, session, head, version, answer)
         verdict = self._context.run(EvaluateTask(task, evidence))
         perturbed = Counter(rule for each in evidence.path for rule in _rules_met(each))
@@ -232,7 +237,7 @@ class Tasks:
     async def without_reward(
         self, failure: VerdictFailure, session_id: str, owner: str | None, name: str | None, version: int | None
     ) -> Verdict:
-        """Get the verdict that says why no reward could be had, where `evaluate` has failed in this way."""
+        """Return an invalid verdict without a reward, for a failure of `evaluate`."""
         with suppress(StateDamagedError):
             session, head = await self._sessions.read(lambda reader: reader.find(session_id, owner))
             name = name or Recipe.of(session).kept.get("task")
@@ -240,10 +245,10 @@ class Tasks:
         return no_reward(name or "", version or 0, failure)
 
     async def solution(self, session_id: str, owner: str | None) -> Solution:
-        """Get the solution of a session's task.
+        """Return the solution of a session's task.
 
         Raises:
-            InvalidParamsError: The session has no task, or that has no solution.
+            InvalidParamsError: The session has no task, or the task has no solution.
             EvaluationError: The solution failed.
         """
         session, head, (name, _) = await self._sessions.read(
@@ -262,11 +267,13 @@ class Tasks:
         return session, head, self._chosen(session, name)
 
     def _chosen(self, session: StoredSession, name: str | None) -> tuple[str, float]:
-        """Return the name of the task to evaluate, and the deadline of its evaluator."""
+        """Return the name of the task to evaluate, and its evaluator's deadline in seconds."""
         recipe = Recipe.of(session)
         if name is None:
             if "task" not in recipe.kept:
-                raise InvalidParamsError("The session has no task: name one of its toolpacks', or create one with it.")
+                raise InvalidParamsError(
+                    "The session has no task: name a task of its toolpacks, or create a session with a task."
+                )
             name = str(recipe.kept["task"])
         pack, task = find_task(self._catalog, name)
         if pack.name not in recipe.toolpacks:
@@ -279,7 +286,7 @@ class Tasks:
     def evidence(
         self, reader: SessionReader, session: StoredSession, head: Head, version: int | None, answer: str | None
     ) -> tuple[Evidence, VerdictFailure | None]:
-        """Get what a session has left for an evaluator, and how the machine or a participant has failed its agent."""
+        """Return a session's stored state for an evaluator, and a failure of the host or of a participant, if any."""
         at = head.version if version is None else version
         final = reader.snapshot(session.id, head, at)
         first, path = self._context.paths.evidence(session, at)
@@ -314,7 +321,7 @@ def _description(index: int, pack: Toolpack, task: Task) -> TaskDescription:
         "index": index,
         "prompt": prompt_of(task),
         "toolpacks": [*options],
-        "options": {toolpack: dict(given) for toolpack, given in options.items() if given},
+        "options": {toolpack: dict(values) for toolpack, values in options.items() if values},
         "functions": if_set(None if task.functions is None else [*task.functions]),
         "max_calls": if_set(task.max_calls),
         "participants": {name: {**rights} for name, rights in task.participants.items()},

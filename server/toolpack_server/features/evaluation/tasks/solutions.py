@@ -1,7 +1,6 @@
-"""Solutions of tasks: their calls in one form, and the evaluator that compares a world with what they make of it.
+"""Solutions of tasks: normalization of their calls, and the evaluator that compares an environment with a solution's.
 
-A solution is one way to do a task. The calls are given as a client would send them, so their arguments are
-JSON values.
+A solution is one way to do a task. It consists of calls as a client would send them, so the arguments are JSON values.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -19,27 +18,28 @@ from toolpack_server.jsonio.view import KEY, hidden_by_json, to_json
 from toolpack_server.protocol.senders import AGENT
 from toolpack_server.volumes.volume import Volume
 
-MAX_SHOWN = 80
-_LENGTHS = (2, 3)  # of a call that is a tuple
+MAX_SHOWN = 80  # characters of a value in a message
+_LENGTHS = (2, 3)  # of a call that is a tuple: the participant is optional
 
 PlainCall = tuple[str, dict[str, Any], str]
-"""The name of a function, its arguments as JSON values, with `{"$call": …}` for nested calls, and the participant."""
+"""Function name, arguments as JSON values (a nested call is `{"$call": …}`), and the participant's name."""
 
 
 def solution_calls(task: Any, initial: Any) -> list[PlainCall]:
-    """Get the calls of a task's solution, from the environment with which a session of it begins."""
+    """Return the calls of a task's solution for an initial environment."""
     solution = task.solution
     return plain_calls(solution(initial) if callable(solution) else solution or ())
 
 
 def plain_calls(calls: Sequence[Any]) -> list[PlainCall]:
-    """Get calls in one form.
+    """Return calls in the form of `PlainCall`.
 
-    Each is a `FunctionCall`, ours or AgentDojo's, `(name, arguments)` or `(name, arguments, participant)`.
+    A call may be a `FunctionCall` (of this package or AgentDojo), `(name, arguments)` or
+    `(name, arguments, participant)`.
 
     Raises:
-        TypeError: One of them is neither.
-        ResultError: An argument has no JSON form.
+        TypeError: A call has another form.
+        ResultError: An argument can't be converted to JSON.
     """
     return [_plain(call) for call in calls]
 
@@ -53,25 +53,25 @@ def _plain(call: Any) -> PlainCall:
     else:
         raise TypeError(f"a call is a {type(call).__name__}: give a FunctionCall or (name, arguments)")
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        raise TypeError("a call is neither a FunctionCall nor (name, arguments): the name is a string, the rest a dict")
+        raise TypeError("a call must be a FunctionCall, or (name, arguments) with a string and a dict")
     if not isinstance(by, str):
-        raise TypeError(f"the participant of a call of `{name}` is a {type(by).__name__}: give its name")
+        raise TypeError(f"the participant of a call of `{name}` is a {type(by).__name__}: give its name as a string")
     nested = {name: _argument(value) for name, value in arguments.items()}
     plain: dict[str, Any] = loads(to_json(nested))
     return name, plain, by
 
 
 def check_callers(calls: Sequence[PlainCall], participants: Container[str]) -> None:
-    """Check that the calls of a solution are those of a task's participants.
+    """Check that each call of a solution is made by the agent or another participant of the task.
 
     Raises:
-        InvalidParamsError: One is nobody's.
+        InvalidParamsError: A call names an unknown participant.
     """
     for function, _, by in calls:
         if by != AGENT and by not in participants:
             raise InvalidParamsError(
-                f"the call of `{function}` in its solution is that of {shown(by)!r}, who is no participant: "
-                "name one of its participants."
+                f"the call of `{function}` in its solution is made by {shown(by)!r}, which isn't a participant of the "
+                "task: name one of its participants."
             )
 
 
@@ -91,17 +91,18 @@ def answer_texts(answer: str | Sequence[str]) -> list[str]:
 
 
 def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
-    """Make an evaluator that compares the world with what the task's solution makes of the initial one.
+    """Return an evaluator that compares the agent's environments with those after the task's solution.
 
-    The worlds are compared as JSON, and databases and files as what they hold, however large they are. Numbers are
-    compared by their value; see `toolpack_server.jsonio.equality`. The agent's answer must say each text of the task's
-    `answer`; see `says`.
-    For functions that read a clock or draw ids, use an evaluator of your own.
+    The evaluator runs the solution on the initial environments. It compares environments as JSON, and databases and
+    files by their content, of any size. Numbers are compared by value; see `toolpack_server.jsonio.equality`. The
+    agent's answer must contain each text of the task's `answer`; see `says`.
+    If functions read a clock or create random ids, write your own evaluator.
 
     Args:
-        ignore: JSON Pointers (RFC 6901) to what may differ, such as `/bank/account/transactions`. In a database or
-            among files the step `*` stands for any: `/shop/db/orders/*/at` is a column.
-        raise_on_error: A call of the solution that fails is a fault; otherwise it changes nothing.
+        ignore: JSON Pointers (RFC 6901) to values that may differ, such as `/bank/account/transactions`. In a database
+            or a file tree, `*` matches any one step: `/shop/db/orders/*/at` is a column.
+        raise_on_error: Whether a failed call of the solution makes the evaluation fail. If False, the failed call
+            changes nothing and the next one runs.
     """
     try:
         pointers = [jsonpointer.JsonPointer(pointer) for pointer in ignore]
@@ -110,10 +111,10 @@ def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
 
     def reached(rollout: Rollout[Any]) -> None:
         calls = solution_calls(rollout.task, rollout.initial)
-        solved, there = rollout.replay_all(calls, raise_on_error), rollout.environments
-        with _without_volumes(solved) as expected, _without_volumes(there) as held:
-            difference = _difference_of_json(solved, there, pointers, ignore, rollout.plain)
-        difference = difference or _difference_of_volumes(expected, held, ignore)
+        expected, actual = rollout.replay_all(calls, raise_on_error), rollout.environments
+        with _without_volumes(expected) as expected_volumes, _without_volumes(actual) as actual_volumes:
+            difference = _difference_of_json(expected, actual, pointers, ignore, rollout.plain)
+        difference = difference or _difference_of_volumes(expected_volumes, actual_volumes, ignore)
         rollout.check("the environment is as after the solution", difference is None, difference or "")
         for text in answer_texts(rollout.task.answer):
             detail = "" if rollout.answer else "there is no answer"
@@ -123,7 +124,7 @@ def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
 
 
 def _view(environments: Mapping[str, Any], ignore: Sequence[Any], plain: Container[type]) -> Any:
-    """Get environments as JSON values, without what is ignored."""
+    """Return environments as JSON values, without the ignored ones."""
     view = {
         toolpack: loads(to_json(environment, plain, comparable=True)) for toolpack, environment in environments.items()
     }
@@ -132,25 +133,28 @@ def _view(environments: Mapping[str, Any], ignore: Sequence[Any], plain: Contain
             holder, last = pointer.to_last(view)
             del holder[last]
         except (jsonpointer.JsonPointerException, LookupError, TypeError):
-            continue  # what isn't there differs in nothing
+            continue  # the pointer's value doesn't exist here
     return view
 
 
 def _difference_of_json(
-    solved: Mapping[str, Any], there: Mapping[str, Any], pointers: Sequence[Any], ignore: Sequence[str], plain: Any
+    expected: Mapping[str, Any], actual: Mapping[str, Any], pointers: Sequence[Any], ignore: Sequence[str], plain: Any
 ) -> str | None:
-    """Describe the first difference that isn't ignored between worlds without volumes, also one that JSON hides."""
-    expected = _view(solved, pointers, plain)
+    """Describe the first difference that isn't ignored between environments without volumes.
+
+    Values that differ only in a way that JSON doesn't show, such as their type, count as different.
+    """
+    expected_view = _view(expected, pointers, plain)
     try:
-        found = _view(there, pointers, plain)
-    except ResultError as error:  # the agent's world alone can't be shown
+        actual_view = _view(actual, pointers, plain)
+    except ResultError as error:  # only the agent's environments can't be converted to JSON
         return str(error)
-    difference = _difference("", expected, found)
+    difference = _difference("", expected_view, actual_view)
     if difference is not None:
         return difference
-    wanted, others = (hidden_by_json(world, plain) for world in (solved, there))
-    for path in [*wanted, *(path for path in others if path not in wanted)]:
-        one, other = wanted.get(path), others.get(path)
+    wanted, hidden = (hidden_by_json(environments, plain) for environments in (expected, actual))
+    for path in [*wanted, *(path for path in hidden if path not in wanted)]:
+        one, other = wanted.get(path), hidden.get(path)
         if one != other and not any(_leads_to(pointer, path.removesuffix(KEY)) for pointer in ignore):
             return f"{path} is {other or 'what JSON shows'}, not {one or 'what JSON shows'}"
     return None
@@ -158,19 +162,19 @@ def _difference_of_json(
 
 @contextmanager
 def _without_volumes(environments: Mapping[str, Any]) -> Iterator[dict[str, Volume]]:
-    """Have environments without their databases and files for a block, and get those by their JSON Pointers."""
-    held = [*_volumes(environments)]
-    for holder, name, _, _ in held:
+    """Remove databases and files from environments during a block. Yield them by their JSON Pointers."""
+    volumes = [*_volumes(environments)]
+    for holder, name, _, _ in volumes:
         del holder.__dict__[name]
     try:
-        yield {path: volume for _, _, path, volume in held}
+        yield {path: volume for _, _, path, volume in volumes}
     finally:
-        for holder, name, _, volume in held:
+        for holder, name, _, volume in volumes:
             holder.__dict__[name] = volume
 
 
 def _volumes(environments: Mapping[str, Any]) -> Iterator[tuple[Any, str, str, Volume]]:
-    """Yield databases and files, each with the object that holds it, its name there, and its JSON Pointer."""
+    """Yield each database and file tree: the object that has it, the attribute's name, its JSON Pointer, the volume."""
     for toolpack, environment in environments.items():
         pending = [(f"/{toolpack}", environment, 0)]
         while pending:
@@ -183,15 +187,15 @@ def _volumes(environments: Mapping[str, Any]) -> Iterator[tuple[Any, str, str, V
 
 
 def _difference_of_volumes(
-    wanted: Mapping[str, Volume], found: Mapping[str, Volume], ignore: Sequence[str]
+    expected: Mapping[str, Volume], actual: Mapping[str, Volume], ignore: Sequence[str]
 ) -> str | None:
-    """Describe the first difference between databases or files that isn't ignored; None if there is none."""
-    for path, volume in wanted.items():
-        if path not in found:
+    """Describe the first difference between databases or files that isn't ignored."""
+    for path, volume in expected.items():
+        if path not in actual:
             return f"{path} is missing"
         try:
-            changes = volume.patch(found[path], path, text_diffs=False)
-        except ResultError as error:  # a world with too many changes to compare isn't the wanted one
+            changes = volume.patch(actual[path], path, text_diffs=False)
+        except ResultError as error:  # too many changes to list them: certainly different
             return f"{path} differs: {error}"
         for change in changes:
             where = change["path"]
@@ -202,11 +206,11 @@ def _difference_of_volumes(
             if _is_equal_number(volume, where.removeprefix(f"{path}/"), change):
                 continue
             return f"{where} should not be there" if change["op"] == "add" else f"{where} differs"
-    return next((f"{path} should not be there" for path in found if path not in wanted), None)
+    return next((f"{path} should not be there" for path in actual if path not in expected), None)
 
 
 def _is_equal_number(volume: Volume, where: str, change: Mapping[str, Any]) -> bool:
-    """Return whether a change replaces a number by one that is equal to it."""
+    """Return whether a change replaces a number by an equal one, such as 1 by 1.0."""
     if change["op"] != "replace" or not is_number(change["value"]):
         return False
     steps = [jsonpointer.unescape(step) for step in where.split("/")]
@@ -217,29 +221,29 @@ def _is_equal_number(volume: Volume, where: str, change: Mapping[str, Any]) -> b
 
 
 def _leads_to(pointer: str, path: str) -> bool:
-    """Whether a pointer, in which a step may be `*`, names something or what it is in."""
+    """Return whether a pointer, which may contain `*`, matches a path or an ancestor of it."""
     steps, others = pointer.split("/"), path.split("/")
     return len(steps) <= len(others) and all(step in ("*", other) for step, other in zip(steps, others, strict=False))
 
 
-def _difference(path: str, wanted: Any, found: Any) -> str | None:
-    """Describe the first difference between two JSON values; None if there is none."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for name in [*wanted, *(name for name in found if name not in wanted)]:
+def _difference(path: str, expected: Any, actual: Any) -> str | None:
+    """Describe the first difference between two JSON values."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for name in [*expected, *(name for name in actual if name not in expected)]:
             step = f"{path}/{jsonpointer.escape(name)}"
-            if name not in found:
+            if name not in actual:
                 return f"{step} is missing"
-            if name not in wanted:
+            if name not in expected:
                 return f"{step} should not be there"
-            if (difference := _difference(step, wanted[name], found[name])) is not None:
+            if (difference := _difference(step, expected[name], actual[name])) is not None:
                 return difference
         return None
-    if isinstance(wanted, list) and isinstance(found, list):
-        for index, (one, other) in enumerate(zip(wanted, found, strict=False)):
+    if isinstance(expected, list) and isinstance(actual, list):
+        for index, (one, other) in enumerate(zip(expected, actual, strict=False)):
             if (difference := _difference(f"{path}/{index}", one, other)) is not None:
                 return difference
-        return None if len(wanted) == len(found) else f"{path} has {len(found)} elements, not {len(wanted)}"
-    return None if equal(wanted, found) else f"{path} is {_shown(found)}, not {_shown(wanted)}"
+        return None if len(expected) == len(actual) else f"{path} has {len(actual)} elements, not {len(expected)}"
+    return None if equal(expected, actual) else f"{path} is {_shown(actual)}, not {_shown(expected)}"
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Summaries: what has happened in each of many sessions, in a few words, and how often their tasks were done.
+"""Summaries of many sessions: counts of their records, their verdicts, and the pass rates of their tasks.
 
-A summary is read off the records and renews nothing; an evaluator runs only if that is asked for. An answer
-takes a part of a second, or with evaluators about as long as one call may; whoever wants more sessions asks again.
-Sessions that the console has made to look at another one are no rollouts.
+A summary is computed from the records and doesn't renew the session's TTL. Evaluators run only with `evaluate`. One
+answer takes about half a second, or with `evaluate` about the deadline of a call; the client then requests the next
+page. Sessions that the console forked to inspect another session don't count as rollouts.
 """
 
 import hashlib
@@ -27,17 +27,19 @@ from toolpack_server.stores.history import fitting
 
 T = TypeVar("T")
 
-OWN_RULES = "rules"  # stands for the variant of sessions that have rules of their own only
-CONSOLE_LABEL = "console"  # which the console's forks have
-_AT_ONCE = 50  # sessions that are listed
-_RECORDS_AT_ONCE = 200
-_BYTES_AT_ONCE = 2**20
-_SECONDS = 0.5
-_Part = tuple[list[SessionSummary], str | None]  # some, and the one after which to go on, if any
-_NOT_SAID = {"index", "kind", "version", "state", "started_at", "duration_ms", "place"}  # nobody looks for these
+OWN_RULES = "rules"  # shown as the variant of a session that has perturbation rules but no variant of its task
+CONSOLE_LABEL = "console"  # the label of forks that the console created
+_PAGE_SESSIONS = 50  # sessions that are read at once
+_PAGE_RECORDS = 200
+_PAGE_BYTES = 2**20
+_MAX_SECONDS = 0.5  # of an answer without evaluation
+_Page = tuple[list[SessionSummary], str | None]  # summaries, and the session_id to continue after
+_NOT_SEARCHED = {"index", "kind", "version", "state", "started_at", "duration_ms", "place"}  # members of records
 
 
 class Summaries:
+    """Computes summaries of sessions."""
+
     def __init__(self, app: App) -> None:
         self._tasks = app.feature(Tasks)
         self._sessions = app.sessions
@@ -49,18 +51,20 @@ class Summaries:
     async def page(
         self, query: SessionQuery, text: str, order: Order, *, total: bool, evaluate: bool, record: bool
     ) -> SessionSummaries:
-        """Get the next summaries; see `methods.SummarizeSessions`.
+        """Return the next page of summaries; see `methods.SummarizeSessions`.
 
         Raises:
-            OverloadedError: None could be evaluated for now.
+            OverloadedError: The server is too busy to evaluate even the first session.
         """
         if order not in BY_STORE:
             return await self._sorted(query, text, order)
         count = None
         if total:
-            count = await self._compute(lambda: sum(1 for _ in self._all(query, _searched(text)[1:-1])), query)
-        found, after = await (self._evaluated(query, text, record=record) if evaluate else self._read(query, text))
-        return {"sessions": found, "rates": _rates(found, query.labels), "next": if_set(after), "total": if_set(count)}
+            count = await self._compute(
+                lambda: sum(1 for _ in self._all(query, _searched(text)[1:-1])), query
+            )  # without the quotes
+        page, after = await (self._evaluated(query, text, record=record) if evaluate else self._read(query, text))
+        return {"sessions": page, "rates": _rates(page, query.labels), "next": if_set(after), "total": if_set(count)}
 
     async def _sorted(self, query: SessionQuery, text: str, order: Order) -> SessionSummaries:
         def read() -> tuple[list[bytes], int, int]:
@@ -68,52 +72,52 @@ class Summaries:
             return fitting(texts[: query.limit], len, self._settings.max_list_bytes), len(texts), total
 
         texts, left, total = await self._compute(read, query)
-        found: list[SessionSummary] = [*map(loads, texts)]
-        after = found[-1]["session_id"] if len(found) < left else None
-        return {"sessions": found, "rates": _rates(found, query.labels), "next": if_set(after), "total": total}
+        page: list[SessionSummary] = [*map(loads, texts)]
+        after = page[-1]["session_id"] if len(page) < left else None
+        return {"sessions": page, "rates": _rates(page, query.labels), "next": if_set(after), "total": total}
 
     async def _compute(self, work: Callable[[], T], query: SessionQuery) -> T:
         return await self._sessions.compute(work, query.owner or "", "summaries")
 
-    async def _read(self, query: SessionQuery, text: str) -> _Part:
+    async def _read(self, query: SessionQuery, text: str) -> _Page:
         searched = _searched(text)[1:-1]
         return await self._compute(lambda: self._page(query, searched), query)
 
     def _all(self, query: SessionQuery, text: str) -> Iterator[SessionSummary]:
-        """Get the summaries of all sessions that are like this, wherever a page begins."""
-        page = replace(query, after="", limit=_AT_ONCE)
+        """Yield the summaries of all matching sessions, from the first one on."""
+        page = replace(query, after="", limit=_PAGE_SESSIONS)
         while listed := self._sessions.heavy_reader.list_sessions(page):
             yield from filter(None, (self._summary(session, text) for session in listed))
             page = replace(page, after=listed[-1]["session_id"])
 
-    async def _evaluated(self, query: SessionQuery, text: str, *, record: bool) -> _Part:
-        found: list[SessionSummary] = []
+    async def _evaluated(self, query: SessionQuery, text: str, *, record: bool) -> _Page:
+        page: list[SessionSummary] = []
         ends, room = time.monotonic() + self._settings.timeout_seconds, self._settings.max_list_bytes
         after = query.after
         while True:
-            limit = min(query.limit - len(found), _AT_ONCE)
-            part, following = await self._read(replace(query, after=after, limit=limit), text)
-            for summary in part:
-                if found and (time.monotonic() > ends or room < 0):
-                    return found, after
+            limit = min(query.limit - len(page), _PAGE_SESSIONS)
+            summaries, following = await self._read(replace(query, after=after, limit=limit), text)
+            for summary in summaries:
+                if page and (time.monotonic() > ends or room < 0):
+                    return page, after
                 try:
                     if summary["task"] is not None and _is_rollout(summary, query.labels):
                         await self._evaluate(summary, query.owner, record=record)
                 except OverloadedError:
-                    if not found:
+                    if not page:
                         raise
-                    return found, after
+                    return page, after
                 except SessionNotFoundError:  # closed meanwhile
                     continue
-                found.append(summary)
+                page.append(summary)
                 room -= len(dumps(summary))
                 after = summary["session_id"]
-            if following is None or len(found) == query.limit or time.monotonic() > ends:
-                return found, following
+            if following is None or len(page) == query.limit or time.monotonic() > ends:
+                return page, following
             after = following
 
     async def _evaluate(self, summary: SessionSummary, owner: str | None, *, record: bool) -> None:
-        """Evaluate a session, and put the verdict, or why there is none, into its summary."""
+        """Evaluate a session and add the verdict to its summary. After a failure, add an invalid verdict."""
         session_id = summary["session_id"]
         try:
             verdict = await self._tasks.evaluate(session_id, owner, record=record)
@@ -125,27 +129,27 @@ class Summaries:
             verdict = no_reward(summary["task"], summary["version"], failure)
         summary["verdict"] = verdict
 
-    def _page(self, query: SessionQuery, text: str) -> _Part:
-        found: list[SessionSummary] = []
-        reader, room, ends = self._sessions.heavy_reader, self._settings.max_list_bytes, time.monotonic() + _SECONDS
+    def _page(self, query: SessionQuery, text: str) -> _Page:
+        page: list[SessionSummary] = []
+        reader, room, ends = self._sessions.heavy_reader, self._settings.max_list_bytes, time.monotonic() + _MAX_SECONDS
         after = query.after
-        while page := reader.list_sessions(replace(query, after=after, limit=_AT_ONCE)):
-            for session in page:
+        while sessions := reader.list_sessions(replace(query, after=after, limit=_PAGE_SESSIONS)):
+            for session in sessions:
                 summary = self._summary(session, text)
                 if summary is not None:
                     room -= len(dumps(summary))
-                    if room < 0 and found:
-                        return found, after
-                    found.append(summary)
+                    if room < 0 and page:
+                        return page, after
+                    page.append(summary)
                 after = session["session_id"]
-                if len(found) == query.limit or time.monotonic() > ends:
-                    return found, after
-        return found, None
+                if len(page) == query.limit or time.monotonic() > ends:
+                    return page, after
+        return page, None
 
     def _summary(self, session: Mapping[str, Any], text: str) -> SessionSummary | None:
-        """Get the summary of a session; None if the text, as JSON, occurs nowhere in it."""
+        """Return the summary of a session, or None if it doesn't contain the search text."""
         outline = {name: session[name] for name in (*SessionOutline.__annotations__, "task")}
-        seen = text in _searched([session["session_id"], session["task"], session["labels"]])
+        matches = text in _searched([session["session_id"], session["task"], session["labels"]])
         records = calls = errors = 0
         milliseconds, last, done, problem = 0.0, None, False, None
         verdict: Verdict | None = None
@@ -159,10 +163,11 @@ class Summaries:
                     errors += shown["error"] is not None
                 done = (done or kind.ends(shown)) and kind.goes_back_to(shown) is None
                 verdict = recorded_verdict(shown, private)
-                seen = seen or text in _searched([value for name, value in shown.items() if name not in _NOT_SAID])
+                values = [value for name, value in shown.items() if name not in _NOT_SEARCHED]
+                matches = matches or text in _searched(values)
         except StateDamagedError as error:
             problem = str(error)
-        if not seen:
+        if not matches:
             return None
         return {  # type: ignore[return-value]
             **outline,
@@ -178,23 +183,25 @@ class Summaries:
         }
 
     def _lines(self, session_id: str) -> Any:
-        """Get both lines of each record, as JSON, in order; none of a session that was closed meanwhile."""
+        """Yield the public and the private line of each record, in order. Yield none if the session was closed."""
         after = -1
-        while page := self._store.records(session_id, after, _RECORDS_AT_ONCE, _BYTES_AT_ONCE):
+        while page := self._store.records(session_id, after, _PAGE_RECORDS, _PAGE_BYTES):
             for record in page:
                 yield tuple(map(loads, self._records.read(session_id, record)))
             after = page[-1].index
 
 
-def unless_known(found: SessionSummaries, digest: str) -> SessionSummaries:
-    """Get an answer with its digest; without all else, if that is the one that is known: whoever polls sends it."""
-    now = hashlib.blake2b(dumps(found), digest_size=12).hexdigest()
-    return {"sessions": [], "rates": [], "digest": now} if now == digest else {**found, "digest": now}
+def omit_if_known(page: SessionSummaries, digest: str) -> SessionSummaries:
+    """Return a page with its digest. Omit the sessions if a client that polls already has a page of this digest."""
+    new_digest = hashlib.blake2b(dumps(page), digest_size=12).hexdigest()
+    if new_digest == digest:
+        return {"sessions": [], "rates": [], "digest": new_digest}
+    return {**page, "digest": new_digest}
 
 
 def _variant_of(session: Mapping[str, Any]) -> str | None:
-    """Get the variant of its task that a session has; `rules` if it has rules of its own only."""
-    perturbations = session.get("perturbations")  # it isn't there without that feature
+    """Return the variant of its task that a session has, or `rules` if it has only rules of its own."""
+    perturbations = session.get("perturbations")  # missing without the perturbations feature
     return None if perturbations is None else perturbations.get("variant") or OWN_RULES
 
 
@@ -203,7 +210,7 @@ def _is_rollout(summary: SessionSummary, labels: Mapping[str, str]) -> bool:
 
 
 def _rates(summaries: list[SessionSummary], labels: Mapping[str, str]) -> list[TaskRate]:
-    """Get what the verdicts come to that are valid."""
+    """Return the pass rates of the valid verdicts."""
     rollouts = (each for each in summaries if each["verdict"] and _is_rollout(each, labels))
     return [
         {
@@ -218,5 +225,5 @@ def _rates(summaries: list[SessionSummary], labels: Mapping[str, str]) -> list[T
 
 
 def _searched(value: Any) -> str:
-    """Get a value as it is searched: as JSON, without a difference between small letters and capitals."""
+    """Return a value as case-folded JSON, the form in which texts are searched. `[1:-1]` removes a text's quotes."""
     return dumps(value).decode().casefold()

@@ -1,7 +1,7 @@
-"""In which order summaries can be had, and how the next ones of such an order are found.
+"""Sort orders of session summaries, and their pages.
 
-What has no value comes last, whether the order goes up or down, and what is equal is sorted by session_id: so
-an order is the same each time, and the page after a session begins where the last one ended.
+Summaries without a value come last in both directions. Equal ones are sorted by session_id, so an order is stable and
+a page continues where the last one ended.
 """
 
 import re
@@ -34,8 +34,8 @@ Order = Literal[
     "-version",
 ]
 BY_STORE = {"id", "-created"}
-"""The orders in which the store has sessions: no other needs to read them all."""
-MOST_SORTED = 20_000  # sessions: each takes a few hundred bytes until the answer
+"""The orders of the store. All other orders require reading all sessions."""
+MAX_SORTED = 20_000  # sessions; each takes a few hundred bytes of memory until the answer
 
 _VALUES: dict[str, Callable[[SessionSummary], Any]] = {
     "id": itemgetter("session_id"),
@@ -51,39 +51,39 @@ _VALUES: dict[str, Callable[[SessionSummary], Any]] = {
 
 
 def in_order(summaries: Iterable[SessionSummary], order: str, after: str) -> tuple[list[bytes], int]:
-    """Get the JSON of those summaries that come after a session in an order, and how many there are in all.
+    """Return the JSON of all summaries after a session in an order, and the number of all summaries.
 
     Raises:
-        InvalidParamsError: There are too many, or there is no such session.
+        InvalidParamsError: There are too many sessions, or `after` isn't among them.
     """
     value = _VALUES[order.removeprefix("-")]
-    has: list[tuple[Any, str, bytes]] = []
-    has_not: list[tuple[Any, str, bytes]] = []
+    with_value: list[tuple[Any, str, bytes]] = []
+    without_value: list[tuple[Any, str, bytes]] = []
     for summary in summaries:
         key = value(summary)
-        (has_not if key is None else has).append((key, summary["session_id"], dumps(summary)))
-        if len(has) + len(has_not) > MOST_SORTED:
+        (without_value if key is None else with_value).append((key, summary["session_id"], dumps(summary)))
+        if len(with_value) + len(without_value) > MAX_SORTED:
             raise InvalidParamsError(
-                f"order: {shown(order)!r} sorts up to {MOST_SORTED:,} sessions: give labels, so that there are fewer."
+                f"order: {shown(order)!r} can sort at most {MAX_SORTED:,} sessions: select fewer with labels."
             )
-    has.sort(key=itemgetter(1))
-    has.sort(key=itemgetter(0), reverse=order.startswith("-"))
-    has_not.sort(key=itemgetter(1))
-    ids = [session_id for _, session_id, _ in has + has_not]
+    with_value.sort(key=itemgetter(1))
+    with_value.sort(key=itemgetter(0), reverse=order.startswith("-"))
+    without_value.sort(key=itemgetter(1))
+    ids = [session_id for _, session_id, _ in with_value + without_value]
     if after and after not in ids:
         raise InvalidParamsError(
-            f"after: no session like this has the id {shown(after)!r}, or no longer: list the first ones again."
+            f"after: no matching session has the id {shown(after)!r} (any more): start again from the first page."
         )
     start = ids.index(after) + 1 if after else 0
-    return [text for _, _, text in (has + has_not)[start:]], len(ids)
+    return [text for _, _, text in (with_value + without_value)[start:]], len(ids)
 
 
 def _natural(text: str | None) -> Any:
-    """Get what sorts a text as people do: step 9 before step 10."""
+    """Return a sort key that compares numbers in a text by value, so that step 9 comes before step 10."""
     if text is None:
         return None
     parts = [(part, part.lstrip("0") if part.isdecimal() else "") for part in re.split(r"([0-9]+)", text)]
-    # The longer of two numbers is the larger one; Python makes no number of one that is very long.
+    # Numbers are compared by their length and then as texts: int() refuses very long ones.
     return [(part.isdecimal(), len(number), number, part) for part, number in parts]
 
 

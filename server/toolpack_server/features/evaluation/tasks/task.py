@@ -1,7 +1,7 @@
-"""Tasks: what there is to do in a toolpack's environment, and how they are registered and loaded.
+"""Tasks of toolpacks: their definition, registration and loading.
 
-A task says nothing about sessions. What a loader gives is fixed after its first use in a process; a mistake
-is reported with the place where the task, or its loader, is defined.
+A task knows nothing about sessions. A loader runs once in each process. The error for an invalid task names the file
+and line where the task or its loader is defined.
 """
 
 import copy
@@ -38,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.@:+-]{1,128}")
 
 
 class TaskSettings(TypedDict, total=False):
-    """Everything about a task but its name, its prompt and its evaluator; `Task` describes each."""
+    """The keyword arguments of `Task`; see there."""
 
     options: Mapping[str, Any]
     toolpacks: Mapping[str, Mapping[str, Any]]
@@ -58,32 +58,34 @@ class TaskSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """Something to do in a toolpack's environment.
+    """A task for an agent in a toolpack's environment.
 
     Attributes:
         name: 1-128 letters, digits or `_.@:+-`; unique in its toolpack.
-        prompt: What the agent is asked: a text, or messages with `role` and `content`.
-        evaluate: The evaluator; None: `reached_solution()`.
-        options: The options of its toolpack.
-        toolpacks: The options of the other toolpacks that its sessions have, by name.
-        functions: The functions that the agent's address has; None: all.
-        max_calls: How many calls the agent has, nested ones and failed ones too; None: any number.
-        participants: Who takes part, by name, and what each may do: an object of `functions`, `max_calls`, `prompt` and
-            `answers`. The agent is one of them in any case, with what is said of it here or else above.
-        solution: One way to do it: calls, or a function of the initial environment that returns calls. A call is a
-            `FunctionCall`, `(name, arguments)` or `(name, arguments, participant)`, by default the agent's.
-        answer: What the agent says in this solution; of several texts each must occur.
-        split: Which part of the tasks it belongs to, such as `train`.
-        tags: Words to find it by.
-        metadata: Anything for clients, as JSON.
-        data: Anything for the evaluator, which nobody else sees. Each evaluation gets its own copy, by `copy.deepcopy`.
-        nop_passes: An agent that does nothing is right.
-        timeout_seconds: The evaluator's deadline, in seconds; None: that of a call.
-        variants: Rules of perturbations by name, to try the task with; `toolpack_server.perturbations` has functions
-            for them.
+        prompt: The agent's instructions: a text, or messages with `role` and `content`.
+        evaluate: The evaluator. Default: `reached_solution()`, which compares the environment with the solution's.
+        options: The options of the task's toolpack.
+        toolpacks: The other toolpacks of the task's sessions: their options by toolpack name.
+        functions: The functions that the agent can call. Default: all.
+        max_calls: Maximum number of calls of the agent, including nested and failed ones. Default: no limit.
+        participants: Further participants: for each name a dict with any of `functions`, `max_calls`, `prompt` and
+            `answers`. The agent is always a participant; an entry `agent` overrides the attributes above.
+        solution: One way to do the task: calls, or a function that takes the initial environment and returns calls.
+            A call is a `FunctionCall`, `(name, arguments)` or `(name, arguments, participant)`. Default participant:
+            the agent.
+        answer: The agent's answer in this solution. With several texts, the answer must contain each of them.
+        split: The data split of the task, such as `train`.
+        tags: Words that clients can filter tasks by.
+        metadata: Any JSON values for clients.
+        data: Any value for the evaluator; clients and agents don't see it. Each evaluation gets its own
+            `copy.deepcopy` of it.
+        nop_passes: Whether an agent that does nothing passes. `check --tasks` verifies this.
+        timeout_seconds: Deadline of the evaluator in seconds. Default: the deadline of a call.
+        variants: Named lists of perturbation rules to try the task with. `toolpack_server.perturbations` has functions
+            that create rules.
 
     Raises:
-        RegistrationError: One of these can't be used.
+        RegistrationError: An attribute is invalid.
     """
 
     name: str
@@ -115,20 +117,20 @@ class Task:
             raise RegistrationError(f"task {self.name!r}: {problem}.")
 
     def _problem(self) -> str | None:
-        """Say what is wrong with the task as far as that can be seen without its toolpack."""
+        """Return an error message for an attribute that is invalid in any toolpack, or None."""
         if not is_prompt(self.prompt):
-            return "its prompt is neither a text nor a list of {role, content}, the role system, user or assistant"
+            return "its prompt must be a text, or a list of {role, content} with the role system, user or assistant"
         if not (self.evaluate is None or callable(self.evaluate)):
-            return "its evaluator can't be called: give a function of one Rollout"
+            return "its evaluator isn't callable: give a function that takes a Rollout"
         if not isinstance(self.split, str):
             return f"its split is {self.split!r}: give a text"
         if self.max_calls is not None and (type(self.max_calls) is not int or self.max_calls < 0):
             return f"its max_calls is {self.max_calls!r}: give a number of calls"
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             return f"its timeout_seconds is {self.timeout_seconds}: give a number of seconds above 0"
-        return self._no_list() or self._no_json() or self._no_participants() or self._no_rules()
+        return self._list_problem() or self._json_problem() or self._participant_problem() or self._variant_problem()
 
-    def _no_list(self) -> str | None:
+    def _list_problem(self) -> str | None:
         if not (self.solution is None or callable(self.solution) or isinstance(self.solution, list | tuple)):
             return "its solution is neither a list of calls nor a function that returns one"
         for name in ("tags", "functions", "answer"):
@@ -140,7 +142,7 @@ class Task:
                 return f"its {name} must be a list of strings"
         return None
 
-    def _no_rules(self) -> str | None:
+    def _variant_problem(self) -> str | None:
         for name, rules in self.variants.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 return f"{shown(str(name))!r} isn't a valid name of a variant: use 1-128 letters, digits or `_.@:+-`"
@@ -150,18 +152,18 @@ class Task:
                 return f"variant {name!r}: {error}"
         return None
 
-    def _no_json(self) -> str | None:
+    def _json_problem(self) -> str | None:
         for name in ("options", "toolpacks", "metadata", "participants", "variants"):
             value = getattr(self, name)
             if not isinstance(value, Mapping):
                 return f"its {name} is a {type(value).__name__}: give a dict"
             if not _is_json(dict(value)):
-                return f"its {name} has no JSON form: use texts, numbers, lists and dicts"
+                return f"its {name} can't be converted to JSON: use texts, numbers, lists and dicts"
         if not _is_json([self.prompt, self.split, *self.tags, *answer_texts(self.answer)]):
-            return "one of its texts has half of a surrogate pair: give texts that UTF-8 can hold"
+            return "one of its texts has a lone surrogate, which UTF-8 can't encode: remove it"
         return None
 
-    def _no_participants(self) -> str | None:
+    def _participant_problem(self) -> str | None:
         try:
             check_rights(self.participants)
             if isinstance(self.solution, list | tuple):
@@ -169,29 +171,29 @@ class Task:
         except InvalidParamsError as error:
             return str(error).rstrip(".")
         except (TypeError, ResultError):
-            return None  # a call that is none is told with the others of its kind, when the solution is used
+            return None  # an invalid call is reported when the solution is used, as in a solution that is a function
         return None
 
     def own(self) -> Self:
-        """Get a copy for one evaluation, which may change whatever it holds.
+        """Return a copy for one evaluation. The evaluator may change it.
 
         Raises:
-            TypeError: Its data can't be copied.
+            TypeError: `data` can't be copied.
         """
-        code = {id(each): each for each in (self.evaluate, self.solution) if callable(each)}
+        code = {id(each): each for each in (self.evaluate, self.solution) if callable(each)}  # shared, not copied
         own = object.__new__(type(self))
         try:
             for name in self.__dataclass_fields__:
                 object.__setattr__(own, name, copy.deepcopy(getattr(self, name), code))
         except Exception as error:
             raise TypeError(
-                f"the task's data can't be copied ({error_text(error)}): give what copy.deepcopy can't copy a "
-                "__deepcopy__, which may return it as it is"
+                f"the task's data can't be copied ({error_text(error)}): give the class that copy.deepcopy can't copy "
+                "a __deepcopy__ method, which may return the object itself"
             ) from error
         return own
 
     def rights(self) -> dict[str, dict[str, Any]]:
-        """Get the rights of its participants, the agent's among them; none if it has no participants."""
+        """Return the rights of the participants, including the agent. Empty if `participants` is empty."""
         own = {"functions": self.functions, "max_calls": self.max_calls, "prompt": self.prompt}
         return merge_rights({AGENT: own}, self.participants)
 
@@ -205,7 +207,7 @@ def _is_json(value: Any) -> bool:
 
 
 class TaskList:
-    """The tasks of one toolpack: those that were given, then those of its loaders, in the order of registration."""
+    """The tasks of one toolpack, from `add` and from loaders, in the order of registration."""
 
     def __init__(self, toolpack: str) -> None:
         self._toolpack = toolpack
@@ -221,29 +223,29 @@ class TaskList:
         """Add a task.
 
         Raises:
-            RegistrationError: There is a task of this name already, or it isn't a task.
+            RegistrationError: `task` isn't a `Task`, or its name is in use.
         """
         if not isinstance(task, Task):
-            raise RegistrationError(f"a {type(task).__name__} isn't a task: make a toolpack_server.Task of it.")
+            raise RegistrationError(f"a {type(task).__name__} isn't a task: create a toolpack_server.Task.")
         if task.name in self._names:
             raise RegistrationError(f"toolpack {self._toolpack!r} has a task {task.name!r} already: rename one.")
         self._names.add(task.name)
         self._sources.append(task)
 
     def add_loader(self, loader: Loader) -> None:
-        """Add a function that gives tasks; it is called when somebody first asks for tasks."""
+        """Add a function that returns tasks. It is called when tasks are first used."""
         self._sources.append(loader)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether `all` runs no loader any more."""
+        """True once `all` runs no more loaders."""
         return self._loaded is not None
 
     def all(self) -> Mapping[str, Task]:
-        """Get all tasks by name, in their order; the loaders run at the first time.
+        """Return all tasks by name, in order. The first call runs the loaders.
 
         Raises:
-            EvaluationError: A loader raised, or gave what can't be used; the log has its traceback.
+            EvaluationError: A loader raised, or returned an invalid value; the log has the traceback.
         """
         with self._lock:
             if self._loaded is None:
@@ -251,26 +253,26 @@ class TaskList:
             return self._loaded
 
     def count(self) -> int:
-        """Count the tasks; where a loader fails, only those that were given otherwise."""
+        """Return the number of tasks. If a loader fails, only tasks from `add` count."""
         try:
             return len(self.all())
         except EvaluationError:
             return sum(isinstance(source, Task) for source in self._sources)
 
     def _load(self) -> dict[str, Task]:
-        found: dict[str, Task] = {}
+        tasks: dict[str, Task] = {}
         for source in self._sources:
             if isinstance(source, Task):
-                found[source.name] = source
+                tasks[source.name] = source
                 continue
             try:
                 with labelled(f"The loader `{_name(source)}` of toolpack {self._toolpack!r}"):
                     for task in source():
                         if not isinstance(task, Task):
-                            raise TypeError(f"it gave a {type(task).__name__}: give Task objects")
-                        if task.name in found or task.name in self._names:
-                            raise ValueError(f"there is a task {task.name!r} already: rename one")
-                        found[task.name] = task
+                            raise TypeError(f"it returned a {type(task).__name__}: return Task objects")
+                        if task.name in tasks or task.name in self._names:
+                            raise ValueError(f"the toolpack has a task {task.name!r} already: rename one")
+                        tasks[task.name] = task
             except Exception as error:
                 log.warning("The tasks of toolpack %r can't be loaded", self._toolpack, exc_info=error)
                 raise EvaluationError(
@@ -278,7 +280,7 @@ class TaskList:
                     f"{error_text(error)}",
                     type(error).__name__,
                 ) from error
-        return found
+        return tasks
 
 
 def _name(loader: Loader) -> str:
@@ -286,7 +288,7 @@ def _name(loader: Loader) -> str:
 
 
 class TaskAuthor(Toolpack):
-    """The part of `Toolpack` for the author of its tasks."""
+    """The methods of `Toolpack` that register tasks."""
 
     @cached_property
     def task_list(self) -> TaskList:
@@ -301,10 +303,10 @@ class TaskAuthor(Toolpack):
         return {**super().details(), "tasks": self.task_count}
 
     def task(self, name: str, prompt: Prompt, **settings: Unpack[TaskSettings]) -> Callable[[Plain], Plain]:
-        """Decorator: register a task with its evaluator, and return the evaluator unchanged; see `Task`.
+        """Register the decorated function as the evaluator of a new task, and return it unchanged; see `Task`.
 
         Raises:
-            RegistrationError: The task can't be used; the text says what to change.
+            RegistrationError: The task is invalid; the message says what to change.
         """
 
         def register(evaluate: Plain) -> Plain:
@@ -315,10 +317,10 @@ class TaskAuthor(Toolpack):
         return register
 
     def tasks(self, loader: Plain) -> Plain:
-        """Decorator: register a function without arguments that gives tasks, and return it unchanged.
+        """Register the decorated function as a loader of tasks, and return it unchanged.
 
-        It runs once in each process, when somebody first asks for tasks, and must give the same tasks in the same
-        order everywhere.
+        A loader takes no arguments and returns or yields tasks. It runs once in each process, when tasks are first
+        used, and must return the same tasks in the same order in every process.
         """
         self.task_list.add_loader(loader)
         return loader
@@ -327,7 +329,7 @@ class TaskAuthor(Toolpack):
         """Register a task and return it.
 
         Raises:
-            RegistrationError: There is a task of this name already.
+            RegistrationError: The toolpack has a task of this name already.
         """
         self.task_list.add(task)
         return task

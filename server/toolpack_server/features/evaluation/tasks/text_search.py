@@ -1,11 +1,11 @@
-"""Search of an agent's text for what it should say: whole words, and whole numbers with their signs.
+"""Search of an agent's text for expected numbers, dates and words.
 
-A text is read as tokens: numbers, dates, times, words, codes such as `GO-2380`, and single signs such as `%`. Case,
-punctuation, currency signs and Markdown make no difference. A number counts by its value, so `5,200.00` says 5200 and
-neither 95200 nor -5200 does. The English spelling is read, with a comma between thousands, and the others where they
-are unambiguous: `5 200`, `5.200,00`, `64,50`.
+A text is split into tokens: numbers, dates, times, words, codes such as `GO-2380`, and single signs such as `%`. Case,
+punctuation, currency signs and Markdown are ignored. Numbers are compared by value, so `5,200.00` matches 5200, but
+95200 and -5200 don't. Numbers may have the English form, with a comma between thousands, or another form that is
+unambiguous: `5 200`, `5.200,00`, `64,50`.
 
-The text is a stranger's, so all patterns take time in proportion to its length.
+The text is untrusted, so all patterns run in time proportional to its length.
 """
 
 import calendar
@@ -17,7 +17,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
-"""Scripts that don't separate words, or join others to them: each of their characters is a token."""
+"""Scripts without spaces between words, or with suffixes joined to words. Each of their characters is a token."""
 
 _LETTERS = rf"(?:(?![{_NO_SPACES}])[^\W\d_])+"
 _SILENT = frozenset(" \t.,;:!?\"'()[]{}<>*_`#|\\…“”\u2018\u2019„«»¿¡€$£¥₹")
@@ -58,23 +58,23 @@ _SPELLINGS = str.maketrans(
 
 
 class _Token(NamedTuple):
-    """A token of a text: where it begins and ends, and what is equal in other spellings of it."""
+    """A token of a text. Different spellings of the same number or word have equal values."""
 
     begin: int
     end: int
     value: Any
-    spellings: re.Pattern[str] | None = None  # of several tokens, with which a text may say it
+    spellings: re.Pattern[str] | None = None  # other spellings, which may consist of several tokens
 
 
 def says(text: str, *spellings: object) -> bool:
-    """Return whether a text says one of these: numbers, dates, or texts, whose tokens it must have in this order.
+    """Return whether a text contains one of the given numbers, dates or phrases.
 
-    A number in it counts by its value, a word as a whole one; case and punctuation make no difference. A date, or a
-    text such as `2026-03-05`, may be written as `5 March`, and a time such as `14:45` as `2:45 pm`.
+    Numbers are compared by value, words as whole words in the same order. Case and punctuation are ignored. A date, or
+    a text such as `2026-03-05`, also matches `5 March`, and a time such as `14:45` matches `2:45 pm`.
 
     Args:
-        text: What an agent has written, such as `rollout.answer`.
-        spellings: What it may say; one of them is enough.
+        text: A text that an agent wrote, such as `rollout.answer`.
+        spellings: Alternatives; one of them is enough.
     """
     plain = _plain(text)
     tokens = [*_tokens(plain)]
@@ -83,13 +83,13 @@ def says(text: str, *spellings: object) -> bool:
 
 def _has(text: str, tokens: list[_Token], spelling: str) -> bool:
     wanted = [*_tokens(_plain(spelling))]
-    if not wanted:
+    if not wanted:  # only punctuation
         return spelling.strip() != "" and spelling.strip() in text
     return any(_fits(text, tokens, place, wanted) for place in range(len(tokens)))
 
 
 def _fits(text: str, tokens: list[_Token], place: int, wanted: list[_Token]) -> bool:
-    """Return whether a text has all wanted tokens in a row from one of its own."""
+    """Return whether the wanted tokens follow one another in the text from the token at `place`."""
     for each in wanted:
         if place >= len(tokens):
             return False
@@ -132,7 +132,7 @@ def _number(found: re.Match[str]) -> Decimal:
     negative = (found["sign"] or "+") != "+" or found["inner"]
     try:
         return Decimal(f"-{digits}" if negative else digits)
-    except InvalidOperation:  # digits of which Python knows no value
+    except InvalidOperation:  # characters that match \d but that Decimal can't read
         return Decimal("NaN")
 
 
@@ -159,7 +159,7 @@ def _spoken_date(text: str) -> re.Pattern[str] | None:
 
 
 def _time(begin: int, end: int, text: str) -> _Token:
-    """Return the token of a time, with the pattern of how a clock of twelve hours shows it."""
+    """Return the token of a time, with a pattern for its 12-hour form."""
     hour, minute, *second = text.split(":")
     value = f"{int(hour)}:{minute}" + "".join(f":{each}" for each in second if int(each))
     if value.count(":") > 1 or int(hour) > 23 or int(minute) > 59:  # noqa: PLR2004 - of a clock

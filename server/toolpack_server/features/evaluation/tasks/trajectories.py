@@ -1,6 +1,6 @@
-"""Trajectories: what was said and called on a session's path, as messages of OpenAI's chat completions.
+"""Trajectories: the messages and calls of a session's history, in the format of OpenAI's chat completions.
 
-Pure. A trajectory shows what an agent has seen: the prompt, its own messages, calls and their results.
+Pure. A trajectory shows what an agent saw: the prompt, its own messages, its calls and their results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,33 +11,33 @@ from toolpack_server.sessions.record_kinds import RecordKinds
 
 Message = dict[str, Any]
 
-_SAID = ("reward", "passed", "checks", "metrics", "valid", "failure", "perturbed", "variant")  # of a verdict
+_VERDICT_MEMBERS = ("reward", "passed", "checks", "metrics", "valid", "failure", "perturbed", "variant")
 
 
 def trajectory(
     verdict: Mapping[str, Any], messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Get a session's trajectory, from the verdict on it; the functions are in OpenAI's format."""
+    """Return a session's trajectory with its verdict. `tools` are the functions in OpenAI's format."""
     return {
         "task": verdict["task"],
         "session_id": verdict["session_id"],
         "labels": verdict["labels"],
         "messages": messages,
         "tools": tools,
-        **said(verdict),
+        **verdict_members(verdict),
     }
 
 
-def said(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """Get what a trajectory has of a verdict."""
-    return {name: verdict.get(name) for name in _SAID}
+def verdict_members(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a verdict that a trajectory has."""
+    return {name: verdict.get(name) for name in _VERDICT_MEMBERS}
 
 
 class Messages(list[Message]):
-    """Messages of a path.
+    """The messages of a history.
 
     Attributes:
-        records: For each the record that it comes from; None for those of the prompt.
+        records: For each message the record that it comes from; None for messages of the prompt.
     """
 
     def __init__(self, prompt: str | Sequence[Message]) -> None:
@@ -50,35 +50,38 @@ class Messages(list[Message]):
 
 
 def messages(prompt: str | Sequence[Message], path: Sequence[Mapping[str, Any]], kinds: RecordKinds) -> Messages:
-    """Get the messages of a path; the prompt comes first, unless the path begins with a message."""
-    begins_with_one = path and kinds[path[0]["kind"]].message(path[0]) is not None
-    found = Messages([] if begins_with_one else prompt)
+    """Return the messages of a history. The prompt comes first, unless the history begins with a message."""
+    begins_with_message = path and kinds[path[0]["kind"]].message(path[0]) is not None
+    result = Messages([] if begins_with_message else prompt)
     for record in path:
-        found.add(kinds, record)
-    return found
+        result.add(kinds, record)
+    return result
 
 
-def participants_messages(told: Mapping[str, Any], path: Sequence[Mapping[str, Any]], kinds: RecordKinds) -> Messages:
-    """Get the messages of a path as one of several participants has seen it.
+def participants_messages(
+    agent_task: Mapping[str, Any], path: Sequence[Mapping[str, Any]], kinds: RecordKinds
+) -> Messages:
+    """Return the messages of a history as one of several participants saw them.
 
-    Its own messages are the assistant's, those of others the user's. What a client has recorded is the agent's.
+    The participant's own messages have the role `assistant`, those of others `user`. Records of a client without a
+    sender belong to the agent.
 
     Args:
-        told: What `get_task` tells at its address.
+        agent_task: The result of `get_task` at the participant's address.
     """
-    name, others = told["name"], told["others"]
-    found = Messages(told.get("prompt") or [])
+    name, others = agent_task["name"], agent_task["others"]
+    result = Messages(agent_task.get("prompt") or [])
     for record in path:
         kind, by = kinds[record["kind"]], record.get("by")
         if kind.is_message and by is not None:
             if by != name and record.get("to") not in {None, name}:
                 continue
-            found.add(kinds, {**record, "role": "assistant" if by == name else "user"})
+            result.add(kinds, {**record, "role": "assistant" if by == name else "user"})
             if by != name and len(others) > 1:
-                found[-1]["name"] = by
+                result[-1]["name"] = by
         elif by == name or (by is None and name == AGENT):
-            found.add(kinds, record)
-    return found
+            result.add(kinds, record)
+    return result
 
 
 def _prompt_messages(prompt: str | Sequence[Message]) -> list[Message]:
@@ -86,12 +89,12 @@ def _prompt_messages(prompt: str | Sequence[Message]) -> list[Message]:
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]], offered: Sequence[str] | None) -> list[Mapping[str, Any]]:
-    """Get those of a session's functions that a task's agent has."""
+    """Return the functions of a session that a task offers to its agent. None offers all."""
     return [tool for tool in tools if _is_offered(tool["function"]["name"], offered)]
 
 
 def _is_offered(name: str, offered: Sequence[str] | None) -> bool:
-    """Whether a function, in a spelling without dots, is among those of the agent's address."""
+    """Return whether a function is offered. `name` has `__` instead of a dot after its namespace."""
     return offered is None or any(
         name in {each.replace(".", "__"), f"{name.partition('__')[0]}__{each}"} for each in offered
     )

@@ -1,7 +1,7 @@
-"""Whether a verdict says anything of the agent, or only of the evaluator or the machine.
+"""Failures that make a verdict invalid: of the evaluator, the stored environments, the host or a participant.
 
-A verdict is invalid for one of a few reasons, each of which has a name. What isn't known yet, as the server
-has too much to do, or never will be, as there is no such session, is an error and no verdict.
+An invalid verdict doesn't count for or against the agent. Other errors, such as an overloaded server or an unknown
+session, aren't verdicts; the request fails.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,11 +32,11 @@ _KINDS: Mapping[type[RequestError], Kind] = {
     VersionNotRetainedError: "world",
     StateDamagedError: "world",
 }
-_MACHINE = {Failure.DEADLINE: TimeoutError.__name__, Failure.CRASHED: CrashedError.__name__}
+_HOST_FAILURES = {Failure.DEADLINE: TimeoutError.__name__, Failure.CRASHED: CrashedError.__name__}
 
 
 def evaluation_failure(error: RequestError) -> VerdictFailure | None:
-    """Say why no reward could be had; None if the error says nothing of that."""
+    """Return the failure for an error of an evaluation, or None if the request itself failed."""
     kind = next((_KINDS[each] for each in type(error).__mro__ if each in _KINDS), None)
     if kind is None:
         return None
@@ -62,24 +62,25 @@ def no_reward(task: str, version: int, failure: VerdictFailure | None) -> Verdic
 
 
 def machine_failure(path: Iterable[Mapping[str, Any]], deadline: Callable[[str], float]) -> VerdictFailure | None:
-    """Find the first call of the agent's, or of another participant's, on a path that the machine has ended.
+    """Return the failure of the first participant's call that exceeded its deadline or lost its process.
 
     Args:
-        path: What is shown of the records.
-        deadline: Gets a function's own deadline in seconds. An agent that asks for a shorter one has itself to blame.
+        path: The public members of the records in the history.
+        deadline: Returns a function's own deadline in seconds. If an agent requested a shorter deadline, missing it
+            is the agent's own failure.
     """
     for shown in path:
-        why = shown.get("failure")
-        if why not in _MACHINE or shown.get("by", CLIENT) == CLIENT:
+        failure = shown.get("failure")
+        if failure not in _HOST_FAILURES or shown.get("by", CLIENT) == CLIENT:
             continue
-        if why == Failure.DEADLINE and shown["duration_ms"] < round(deadline(shown["function"]) * 1000, 3):
+        if failure == Failure.DEADLINE and shown["duration_ms"] < round(deadline(shown["function"]) * 1000, 3):
             continue
-        return {"kind": "infrastructure", "type": _MACHINE[Failure(why)], "message": shown["error"] or ""}
+        return {"kind": "infrastructure", "type": _HOST_FAILURES[Failure(failure)], "message": shown["error"] or ""}
     return None
 
 
 def participant_failure(path: Iterable[PathRecord], kinds: RecordKinds) -> VerdictFailure | None:
-    """Find the participant on a path that has failed, as whoever plays it has said."""
+    """Return the first failure of a participant in a history, as reported by the program that plays it."""
     for record in path:
         failed = kinds[record.shown["kind"]].failure(record.shown)
         if failed is not None:

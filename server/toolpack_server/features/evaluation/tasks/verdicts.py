@@ -1,7 +1,7 @@
-"""Verdicts that are kept: as records of their sessions, by which lists can be filtered.
+"""Recorded verdicts: the operation that records one, its kind of record, and the filter `passed` of `list_sessions`.
 
-A verdict holds for as long as it is the session's last record: whatever comes after it may change what an
-evaluator says. Only this server's evaluators make one; a record that a replay has copied is none.
+A recorded verdict counts only while it is the session's last record, because later records could change the reward.
+Only an evaluation on this server creates one. A verdict record that a replay copied doesn't count.
 """
 
 import threading
@@ -24,15 +24,15 @@ from toolpack_server.sessions.operation import SessionOperation
 from toolpack_server.sessions.record_kinds import RecordKind, Shown
 from toolpack_server.stores.base import StoredSession
 
-_SAID = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed")
-_OWN = "verdict"  # marks the record, in the line that only the server writes
+_MEMBERS = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed")
+_OWN = "verdict"  # marks the record in its private line, which only the server writes
 
 
 class VerdictOperation(SessionOperation):
-    """Evaluates a session in its turn, and records the verdict; whatever comes meanwhile waits.
+    """Evaluates a session and records the verdict. Further operations on the session wait for it.
 
     Args:
-        evaluate: Returns the verdict on the session in this state. It starts the clock.
+        evaluate: Returns the verdict on the session in this state. It starts the clock with the evaluator's deadline.
         ends: Whether the verdict ends the agent's part, as an answer does.
     """
 
@@ -60,7 +60,7 @@ class VerdictOperation(SessionOperation):
 
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
-        """Record it; the same verdict again is no other."""
+        """Evaluate and record the verdict. If the last record is an equal verdict, add no second one."""
         self._thread = threading.get_ident()
 
         def start(seconds: float) -> None:
@@ -69,15 +69,17 @@ class VerdictOperation(SessionOperation):
 
         start(self._seconds)
         verdict = self._evaluate(state, start)
-        members = {name: said for name, said in verdict.items() if name in _SAID and said is not None}
-        size, most = len(dumps(members)), self.context.settings.max_record_bytes
-        if size > most:
-            raise TooLargeError(f"The verdict has {size} bytes; {most} can be recorded: shorten its checks or metrics.")
+        members = {name: value for name, value in verdict.items() if name in _MEMBERS and value is not None}
+        size, max_size = len(dumps(members)), self.context.settings.max_record_bytes
+        if size > max_size:
+            raise TooLargeError(
+                f"The verdict has {size} bytes; a record can have {max_size}: shorten the task's checks or metrics."
+            )
         ends = self._ends and self._episodes.progress(state).ended is None
         if state.index >= 0 and not ends:
             (record,) = self.context.store.records(self.session_id, state.index - 1, 1)
             shown, private = map(loads, self.context.records.read(self.session_id, record))
-            if (private or {}).get(_OWN) and _says(shown, members):
+            if (private or {}).get(_OWN) and _has_members(shown, members):
                 return Effect(verdict)
         change = Effect(verdict, {**members, "ends": True} if ends else members)
         change.private[_OWN] = True
@@ -88,13 +90,13 @@ class VerdictOperation(SessionOperation):
         raise deadline_error(self._thread, self._seconds)
 
 
-def _says(shown: Mapping[str, Any], members: Mapping[str, Any]) -> bool:
-    """Whether a record says the same; records once had null for what isn't set."""
-    return {name: shown[name] for name in _SAID if shown.get(name) is not None} == members
+def _has_members(shown: Mapping[str, Any], members: Mapping[str, Any]) -> bool:
+    """Return whether a record has exactly these members. Old records have null for members without a value."""
+    return {name: shown[name] for name in _MEMBERS if shown.get(name) is not None} == members
 
 
 class VerdictKind(RecordKind):
-    """The record of a verdict; each fork gets its own."""
+    """Record kind of a verdict. Forks don't inherit it."""
 
     name = "verdict"
     shape = VerdictRecord
@@ -109,11 +111,14 @@ class VerdictKind(RecordKind):
 
 class VerdictRequest(Parameters):
     passed: bool | None = Field(
-        None, description="Only sessions whose recorded verdict says so, and that have not gone on since."
+        None,
+        description="List only sessions whose last record is a verdict with this `passed`.",
     )
 
 
 class VerdictFilter(SessionFilter):
+    """The filter of `list_sessions` by recorded verdict."""
+
     def __init__(self, context: SessionContext) -> None:
         self._store = context.store
         self._records = context.records
@@ -121,14 +126,14 @@ class VerdictFilter(SessionFilter):
     @override
     def predicate(self, request: Parameters) -> Callable[[StoredSession], bool] | None:
         passed = request.passed if isinstance(request, VerdictRequest) else None
-        return None if passed is None else lambda session: self._says(session.id) is passed
+        return None if passed is None else lambda session: self._passed(session.id) is passed
 
-    def _says(self, session_id: str) -> bool | None:
-        """Get whether a session has passed by its last record; None if that isn't a verdict."""
-        found = self._store.get(session_id)
+    def _passed(self, session_id: str) -> bool | None:
+        """Return `passed` of a session's last record, or None if that isn't a verdict."""
+        entry = self._store.get(session_id)
         records: Sequence[Any] = ()
-        if found and found[1].index >= 0:
-            records = self._store.records(session_id, found[1].index - 1, 1)
+        if entry and entry[1].index >= 0:
+            records = self._store.records(session_id, entry[1].index - 1, 1)
         for record in records:
             verdict = recorded_verdict(*map(loads, self._records.read(session_id, record)))
             if verdict is not None:
@@ -137,8 +142,8 @@ class VerdictFilter(SessionFilter):
 
 
 def recorded_verdict(shown: Mapping[str, Any], private: Mapping[str, Any] | None) -> Verdict | None:
-    """Get the verdict that a record of these two lines keeps; None if it is another record, or a copy."""
+    """Return the verdict of a record, given its public and private line. None for another record or a copy."""
     if not (private or {}).get(_OWN):
         return None
-    kept = {"valid": True, "failure": None, "perturbed": {}, **shown}  # which older verdicts don't have
-    return {name: kept[name] for name in Verdict.__annotations__}  # type: ignore[return-value]
+    members = {"valid": True, "failure": None, "perturbed": {}, **shown}  # old records lack these three
+    return {name: members[name] for name in Verdict.__annotations__}  # type: ignore[return-value]

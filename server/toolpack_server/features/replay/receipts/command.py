@@ -22,7 +22,7 @@ from toolpack_server.cli.local import memory_settings
 from toolpack_server.cli.options import packs_options
 from toolpack_server.cli.progress import progress
 from toolpack_server.cli.requests import Send, local
-from toolpack_server.features.evaluation.tasks.pass_rates import rates, table
+from toolpack_server.features.evaluation.tasks.pass_rates import rates, rates_table
 from toolpack_server.features.evaluation.tasks.report import RunsPage
 from toolpack_server.features.executors.settings import ExecutorsSettings
 from toolpack_server.features.replay.bundle_format import BundleHead
@@ -270,7 +270,7 @@ def _text(receipt: Receipt, others: Sequence[str], found: Sequence[_Found], *, h
         if "difference" in each:
             yield from _difference_text(each)
     yield ""
-    yield from table(rates(each["verdict"] for each in found)).split("\n")
+    yield from rates_table(rates(each["verdict"] for each in found)).split("\n")
     yield ""
     equal = len(found) - sum(map(_differs, found))
     yield f"equal: all {equal} sessions" if equal == len(found) else f"equal: {equal} of {len(found)} sessions"
