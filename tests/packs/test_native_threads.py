@@ -152,7 +152,7 @@ def test_an_import_that_the_sandbox_ends_is_said(tmp_path):
     )
     assert ended.returncode == 1
     assert "An executor exited while it set up the sandbox" in ended.stderr
-    assert "no process for toolpacks' code can be set up; the log says why." in ended.stderr
+    assert "no process for toolpacks' code can be started; see the log for the cause." in ended.stderr
 
 
 def test_check_builds_and_calls_where_nothing_was_forked_from_such_threads(tmp_path):

@@ -87,8 +87,8 @@ class CallTransport(Transport[Outcome]):
         snapshot, footprint = operation.snapshot, operation.plan.footprint
         self._parts = tuple(part for part in snapshot.parts if toolpack_of(part) in footprint)
         self._used = [part for toolpack, fields in footprint.items() for part in wanted(self._parts, toolpack, fields)]
-        found = {part: snapshot.live.pop(part, None) for part in self._used}
-        self._live: dict[str, ProcessReference] = {part: held for part, held in found.items() if held is not None}
+        references = {part: snapshot.live.pop(part, None) for part in self._used}
+        self._live: dict[str, ProcessReference] = {part: ref for part, ref in references.items() if ref is not None}
         self._volumes = [stored for toolpack in footprint for stored in stored_volumes(self._parts, toolpack)]
         for stored in self._volumes:
             held = snapshot.live.pop(stored.live, None)
@@ -102,8 +102,8 @@ class CallTransport(Transport[Outcome]):
     def write(self, codec: Codec, process: int) -> Frame:
         """Build the request, with the environments that the executor doesn't have in its cache."""
         plan = self._plan
-        held = {part: place.tag for part, place in self._live.items() if place.process == process}
-        given = [part for part in self._used if part not in held]
+        held = {part: reference.tag for part, reference in self._live.items() if reference.process == process}
+        missing = [part for part in self._used if part not in held]
         head = {
             "toolpacks": self._operation.toolpacks,
             "function": plan.function,
@@ -114,13 +114,13 @@ class CallTransport(Transport[Outcome]):
             "compares": plan.compares,
             "tracebacks": plan.tracebacks,
             "parts": part_ids(self._snapshot, self._parts),
-            "given": given,
+            "given": missing,
             "held": held,
             "tag": self._tag,
             # As text: a time after the year 2554 has more than 64 bits, which isn't allowed beside fragments.
             "conditions": plan.conditions and Fragment(dumps(dump_policy(plan.conditions))),
         }
-        pieces = [unseal_part(codec, self._snapshot, part) for part in given]
+        pieces = [unseal_part(codec, self._snapshot, part) for part in missing]
         self._operation.start()
         return Frame(head, pieces)
 
@@ -173,7 +173,7 @@ class CallTransport(Transport[Outcome]):
             outcome.blobs = {part: context.codec.seal(part, payload) for part, payload in sealed}
             outcome.live = dict.fromkeys(live, ProcessReference(process, self._tag))
             if plan.conditions is not None:
-                outcome.found = _found(head["found"], changed, plan.conditions)
+                outcome.found = _policy_values(head["found"], changed, plan.conditions)
             outcome.changed = _counts(head["changed"], self._volumes)
         else:
             outcome.failure = _failure(head, plan, context.max_result_bytes)
@@ -222,9 +222,9 @@ class _Calls:
         plan.read_only, plan.compares, plan.tracebacks = head["read_only"], head["compares"], head["tracebacks"]
         plan.comparing = self._report_comparison
         plan.conditions = head["conditions"] and load_policy(head["conditions"])
-        given = dict(zip(head["given"], request.pieces, strict=True))
-        snapshot = Snapshot(head["parts"], LazyParts(self._ask, given))
-        sizes = {part: len(blob) for part, blob in given.items()}
+        blobs = dict(zip(head["given"], request.pieces, strict=True))
+        snapshot = Snapshot(head["parts"], LazyParts(self._ask, blobs))
+        sizes = {part: len(blob) for part, blob in blobs.items()}
         for part, tag in head["held"].items():
             live = self._live.pop((tag, part))
             if live is not None:
@@ -256,10 +256,10 @@ class _Calls:
         return SessionRuntime(self._context.codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
 
 
-def _found(found: Any, parts: Iterable[str], conditions: ExecutionPolicy) -> dict[str, Any]:
+def _policy_values(values: Any, parts: Iterable[str], conditions: ExecutionPolicy) -> dict[str, Any]:
     """Check and read what the execution policy computed for the changed parts. Raises as `Transport.read`."""
-    check_answer(isinstance(found, dict) and found.keys() == {*parts})
-    return {part: conditions.found.validate_python(value) for part, value in found.items()}
+    check_answer(isinstance(values, dict) and values.keys() == {*parts})
+    return {part: conditions.found.validate_python(value) for part, value in values.items()}
 
 
 def _counts(counts: Any, volumes: Sequence[Stored]) -> dict[str, int]:
@@ -280,7 +280,7 @@ def _check_result(result: bytes, *, content: bool) -> None:
 
 def _failure(head: Mapping[str, Any], plan: Plan, max_bytes: int) -> CallFailure:
     """Check and read the failure of a call. The executor has cut its texts already."""
-    members, traceback, place = head["failure"], head["traceback"], head["raised_at"]
+    members, traceback, raised_at = head["failure"], head["traceback"], head["raised_at"]
     kind, message, why = members["kind"], members["message"], Failure(members["why"])
     errors, similar = members["errors"], members["similar"]
     check_answer(isinstance(kind, str) and isinstance(message, str) and why in OF_CALLS)
@@ -288,8 +288,8 @@ def _failure(head: Mapping[str, Any], plan: Plan, max_bytes: int) -> CallFailure
     check_answer(errors is None or (isinstance(errors, list) and len(dumps(errors)) <= max_bytes))
     check_answer(similar is None or {*similar} <= plan.runtime.functions.keys())
     check_answer(traceback is None or (isinstance(traceback, str) and len(traceback) <= 2 * MAX_CHARACTERS))
-    check_answer(place is None or (isinstance(place, str) and len(place) <= MAX_PLACE))
-    return CallFailure(kind, message, why, errors, similar, traceback=traceback, raised_at=place)
+    check_answer(raised_at is None or (isinstance(raised_at, str) and len(raised_at) <= MAX_PLACE))
+    return CallFailure(kind, message, why, errors, similar, traceback=traceback, raised_at=raised_at)
 
 
 class _Transports(dict[type[RunnerOperation[Any]], type[Transport[Any]]]):

@@ -28,8 +28,8 @@ def refusals() -> Mapping[str, type[Exception]]:
 
 def write_refusal(error: CallError | RequestError) -> dict[str, Any]:
     """Return the head of an executor's answer for an error."""
-    more = {name: getattr(error, name, None) for name in _parameters(type(error))}
-    return {"refused": type(error).__name__, "text": str(error), "more": _plain(more)}
+    attributes = {name: getattr(error, name, None) for name in _parameters(type(error))}
+    return {"refused": type(error).__name__, "text": str(error), "more": _plain(attributes)}
 
 
 def read_refusal(head: Mapping[str, Any]) -> Exception:
@@ -52,6 +52,6 @@ def _parameters(kind: type[Exception]) -> Mapping[str, inspect.Parameter]:
     return dict([*inspect.signature(kind).parameters.items()][1:])
 
 
-def _plain(more: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of allowed types only, because they may come from untrusted code."""
-    return {name: value for name, value in more.items() if type(value) is _KINDS.get(name, str)}
+    return {name: value for name, value in attributes.items() if type(value) is _KINDS.get(name, str)}

@@ -89,9 +89,9 @@ class ExecutorRunner:
         codec: Codec,
         pool: Pool,
         interruptible: Callable[[], InterruptibleBlock],
-        most: int,
+        max_executors: int,
     ) -> None:
-        self.places = most
+        self.places = max_executors
         self._context = context
         self._codec = codec
         self._pool = pool
@@ -139,10 +139,10 @@ class ExecutorRunner:
         request = transport.write(self._codec, child.number)
         allows = partial(transport.allows, context=self._context)
         trace = running_trace()
-        more = {"trace": trace.told} if trace is not None and trace.told is not None else {}
+        context = {"trace": trace.told} if trace is not None and trace.told is not None else {}
         try:
             with self._interruptible().waiting(child.kill):
-                child.ask({"do": operation.name, **more, **request.head}, request.pieces)
+                child.ask({"do": operation.name, **context, **request.head}, request.pieces)
                 while True:
                     frame = child.answer(allows)
                     if "need" not in frame.head:

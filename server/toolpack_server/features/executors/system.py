@@ -99,14 +99,15 @@ def kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def limit_memory(more: int, size: TextIO) -> None:
-    """Limit the address space of this process to its present size plus `more` bytes; write no core dumps.
+def limit_memory(extra_bytes: int, statm: TextIO) -> None:
+    """Limit the address space of this process to its present size plus `extra_bytes`, and disable core dumps.
 
     Args:
-        size: The file `STATM`, opened before the process entered a sandbox.
+        extra_bytes: 0 sets no limit.
+        statm: The file `STATM`, opened before the process entered a sandbox.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if more:
-        pages = int(size.read().split()[0])
-        limit = pages * resource.getpagesize() + more
+    if extra_bytes:
+        pages = int(statm.read().split()[0])
+        limit = pages * resource.getpagesize() + extra_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

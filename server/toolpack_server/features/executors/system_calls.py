@@ -137,7 +137,10 @@ def _refuse(*names: str) -> list[Rule]:
 
 
 def _refuse_unless(name: str, *conditions: Sequence[bytes]) -> Rule:
-    return name, [*(each for condition in conditions for each in condition), _instruction(_RETURN, _ALLOW)]
+    return name, [
+        *(instruction for condition in conditions for instruction in condition),
+        _instruction(_RETURN, _ALLOW),
+    ]
 
 
 def _is_one_of(argument: int, values: Sequence[int], mask: int = 0xFFFFFFFF) -> list[bytes]:

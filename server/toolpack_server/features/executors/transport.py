@@ -67,9 +67,9 @@ class Transport(Generic[T]):
     def _dump(self, path: str, value: Any, codec: Codec, pieces: list[bytes]) -> Any:
         if isinstance(value, Snapshot):
             self._named[path] = value
-            given = [part for part in value.parts if not is_piece(part)]
-            pieces += [unseal_part(codec, value, part) for part in given]
-            return {"parts": part_ids(value, value.parts), "given": given}
+            whole = [part for part in value.parts if not is_piece(part)]
+            pieces += [unseal_part(codec, value, part) for part in whole]
+            return {"parts": part_ids(value, value.parts), "given": whole}
         if isinstance(value, ExecutionPolicy):
             return dump_policy(value)
         if is_dataclass(value):
@@ -239,8 +239,8 @@ def largest_piece(codec: PlainCodec) -> int:
 class LazyParts(dict[str, bytes]):
     """The bytes of parts in an executor. Missing parts are requested from the worker."""
 
-    def __init__(self, ask: Ask, given: Mapping[str, bytes]) -> None:
-        super().__init__(given)
+    def __init__(self, ask: Ask, blobs: Mapping[str, bytes]) -> None:
+        super().__init__(blobs)
         self._ask = ask
 
     def __missing__(self, part: str) -> bytes:
@@ -272,8 +272,8 @@ def _restore(path: str, kind: Any, value: Any, pieces: Iterator[bytes], ask: Ask
 
 
 def _snapshot(path: str, head: Any, pieces: Iterator[bytes], ask: Ask) -> Snapshot:
-    given = {part: next(pieces) for part in head["given"]}
-    return Snapshot(head["parts"], LazyParts(lambda part: ask([path, part]), given))
+    blobs = {part: next(pieces) for part in head["given"]}
+    return Snapshot(head["parts"], LazyParts(lambda part: ask([path, part]), blobs))
 
 
 def _version(path: str, ask: Ask, version: int) -> Snapshot:

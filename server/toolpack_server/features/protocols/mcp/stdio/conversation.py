@@ -56,7 +56,7 @@ class StdioConversation:
             drain_seconds: How long to wait for them.
             on_timeout: Called to stop requests that run longer.
         """
-        reading = asyncio.ensure_future(self._reader.each(self._take))
+        reading = asyncio.ensure_future(self._reader.for_each(self._take))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError, RuntimeError, ValueError):  # not possible outside the main thread

@@ -43,7 +43,7 @@ class LineReader:
         self._source = source
         self.max_bytes = max_bytes
 
-    async def each(self, take: Callable[[bytes | None], Coroutine[Any, Any, None]]) -> None:
+    async def for_each(self, take: Callable[[bytes | None], Coroutine[Any, Any, None]]) -> None:
         """Await `take` for each line in turn until the input ends. A line that is too long is None."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
