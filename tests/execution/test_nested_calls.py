@@ -131,7 +131,7 @@ def test_too_many_nested_calls_are_refused_before_one_of_them_runs(bench):
     session_id = bench.create()
     many = {f"number {place}": nested("add", amount=1) for place in range(MAX_NESTED_CALLS + 1)}
     text = f"ValidationError: {MAX_NESTED_CALLS + 1} calls are nested in this one; {MAX_NESTED_CALLS} are allowed: "
-    assert bench.call(session_id, "echo", **many)["error"] == text + "make some of them first."
+    assert bench.call(session_id, "echo", **many)["error"] == text + "send some of them first."
     assert bench.call(session_id, "echo", **many)["error"].startswith(text)
     assert "nested" not in last(bench, session_id)
     assert bench.result(session_id, "total") == 0

@@ -62,7 +62,7 @@ def test_from_then_on_it_counts_as_changing(bench, caplog):
     (line,) = [record.getMessage() for record in caplog.records if "promised" in record.getMessage()]
     assert "liars.py:" in line
     assert ": search: it promised read_only=True but changed env.seen: [0] is new" in line
-    assert "From now on it counts as changing" in line
+    assert "The server now treats it as a changing function" in line
 
 
 @serving.in_both

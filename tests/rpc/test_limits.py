@@ -503,7 +503,7 @@ def test_two_that_build_the_same_initial_environment_at_once_share_one():
 
 
 def test_agents_keys_are_remembered_only_up_to_a_number(monkeypatch):
-    monkeypatch.setattr(manager, "AGENTS_REMEMBERED", 3)
+    monkeypatch.setattr(manager, "MAX_CACHED_AGENTS", 3)
     with Bench() as server:
         keys = [server.rpc("create_session", toolpacks=["ledger"])["agent_path"].rpartition("/")[2] for _ in range(8)]
         for key in keys + keys:

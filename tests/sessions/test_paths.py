@@ -100,7 +100,7 @@ def test_a_path_begins_with_those_of_closed_ancestors_too(stored_bench):
 
 
 def test_a_long_path_is_read_in_pages(monkeypatch, make_bench):
-    monkeypatch.setattr(paths, "READ_AT_ONCE", 3)
+    monkeypatch.setattr(paths, "READ_BATCH", 3)
     bench = make_bench(max_list_bytes=1024)
     session_id = bench.create()
     for amount in range(20):

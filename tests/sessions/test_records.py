@@ -126,7 +126,7 @@ def test_more_forks_than_an_answer_can_hold_are_refused_before_they_are_made(ben
     with pytest.raises(RpcError) as refused:
         bench.rpc("fork_session", session_id=session_id, count=20)
     assert refused.value.code == -32007
-    assert "ask for " in refused.value.message
+    assert "request at most " in refused.value.message
     assert bench.store.count() == 1
     assert len(bench.rpc("fork_session", session_id=session_id, count=4)) == 4
 

@@ -167,7 +167,7 @@ def test_sessions_are_listed_newest_first_and_by_parent_in_pages(stored_bench, c
     bench.rpc("close_session", session_id=newest[2])
     error = refused(-32602, listed, order="-created", after=newest[2])
     assert error.data["detail"] == (
-        f"after: no session has the id '{newest[2]}', or no longer: list the newest ones again."
+        f"after: no session has the id '{newest[2]}'; it may have been closed. List the newest sessions again."
     )
     assert "order" in refused(-32602, listed, order="created").data["detail"]
 
@@ -385,7 +385,7 @@ def running(bench):
 
 
 def test_expired_sessions_are_deleted_with_all_that_is_theirs(stored_bench, clock, monkeypatch):
-    monkeypatch.setattr(manager, "SWEEP_AT_ONCE", 2)
+    monkeypatch.setattr(manager, "SWEEP_BATCH", 2)
     monkeypatch.setattr(manager, "SWEEP_SECONDS", 3600)
     short = [stored_bench.create(ttl_seconds=10) for _ in range(5)]
     long = stored_bench.create(ttl_seconds=100)
@@ -428,7 +428,7 @@ def test_listing_sessions_renews_none(stored_bench, clock, pass_time):
 
 
 def test_however_many_sessions_carry_the_labels_all_are_closed(stored_bench, monkeypatch):
-    monkeypatch.setattr(manager, "SWEEP_AT_ONCE", 2)
+    monkeypatch.setattr(manager, "SWEEP_BATCH", 2)
     for _ in range(5):
         stored_bench.create(labels={"run": "a"})
     assert stored_bench.rpc("close_session", labels={"run": "a"}) == 5

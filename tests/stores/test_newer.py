@@ -97,8 +97,8 @@ def test_a_session_with_something_that_only_a_newer_version_knows_is_refused(new
     for params in [{"session_id": session_id}, {"agent_key": key}]:
         error = refused(-32012, bench.rpc, "run_function", **call, **params)
         assert error.message == (
-            "The session has 'weather', which this server doesn't know: use a server of the version that made it, or a "
-            "newer one."
+            "The session has 'weather', which this server doesn't know: use the version of the server that created the "
+            "session, or a newer one, with the same features."
         )
     for method in ("get_session", "get_environment", "fork_session", "reset_session", "replay_session"):
         refused(-32012, bench.rpc, method, session_id=session_id)

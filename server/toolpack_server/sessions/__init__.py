@@ -1,5 +1,5 @@
-"""Sessions: created, called, read, forked, reset and closed.
+"""Sessions: creating, calling, reading, forking, resetting and closing them.
 
-What a session means is decided here; when its operations run is the engine's business, and how requests
-arrive is the business of `rpc` and `web`.
+This package defines the meaning of a session and its operations. The engine schedules the operations; `rpc` and `web`
+receive the requests.
 """

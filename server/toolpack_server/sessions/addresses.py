@@ -1,7 +1,7 @@
-"""The addresses of a session: who has one, and what may be done there.
+"""Addresses of a session: their names, functions, limits and permissions.
 
-Each session has an address of the name `agent`, which by itself has all functions, without a limit. Features
-fill in the rest, and may give a session further addresses; whatever serves an address asks it, and no feature.
+Each session has an address named `agent`. By default it has all functions and no limit. Features set the rest, and may
+add addresses to a session. The code that serves an address reads this module's objects and doesn't know the features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +21,13 @@ class Address:
     """An address of a session.
 
     Attributes:
-        name: Whose it is.
-        functions: The names of the functions that it has; None: all of the session's.
-        max_calls: How many calls it has, nested ones and failed ones too; None: any number.
-        prompt: What whoever has it is asked to do: a text, or messages; None: nothing.
-        answers: It may submit the session's answer.
-        others: The names of the session's other addresses.
-        view: How the functions appear; None: as they are.
+        name: Name of the address, such as `agent` or a participant's name.
+        functions: Names of the functions that the address has. None means all functions of the session.
+        max_calls: Maximum number of calls, including nested and failed ones. None means no limit.
+        prompt: Instructions for the user of the address, a text or messages. None means no instructions.
+        answers: The address may submit the session's answer.
+        others: Names of the session's other addresses.
+        view: Changed appearance of the functions. None means unchanged.
     """
 
     name: str
@@ -39,20 +39,21 @@ class Address:
     view: "View | None" = None
 
     def listed(self, functions: Sequence[PackFunction]) -> list[PackFunction]:
-        """Get those of a session's functions that it has, as they appear there."""
-        found = [each for each in functions if self.functions is None or is_offered(each, self.functions)]
-        return found if self.view is None else self.view.listed(found)
+        """Return the functions of a session that the address has, as they appear there."""
+        allowed = [function for function in functions if self.functions is None or is_offered(function, self.functions)]
+        return allowed if self.view is None else self.view.listed(allowed)
 
     def has(self, function: PackFunction) -> bool:
+        """Return whether the address has a function."""
         return bool(self.listed([function]))
 
 
 class View(NamedTuple):
-    """How functions appear at an address, for a while.
+    """Temporary appearance of functions at an address.
 
     Attributes:
-        listed: Gets functions as they appear.
-        lasts: They appear so whatever is called there.
+        listed: Returns functions as they appear.
+        lasts: Calls at the address don't change the appearance.
     """
 
     listed: Callable[[Sequence[PackFunction]], list[PackFunction]]
@@ -60,10 +61,10 @@ class View(NamedTuple):
 
 
 class AddressTool(Protocol):
-    """What an address offers besides functions, for agents whose protocol has only functions.
+    """Tool that an address offers besides functions, for agents whose protocol has only tools.
 
     Attributes:
-        name: A function of this name is offered instead.
+        name: Name of the tool. If a function has the same name, the address offers the function instead.
     """
 
     name: str
@@ -73,50 +74,50 @@ class AddressTool(Protocol):
     def is_offered(self, address: Address) -> bool: ...
 
     async def use(self, session_id: str, owner: str, by: str, arguments: Any, call_id: str | None) -> Any:
-        """Do it, and get its result as JSON; `arguments` is an instance of `parameters`."""
+        """Run the tool, and return its result as JSON. `arguments` is an instance of `parameters`."""
 
 
 class NamedAddresses:
-    """The addresses of sessions that have others besides that of their agent; by itself no session has.
+    """Additional addresses of sessions besides the agent's. This base class adds none.
 
     Attributes:
-        purpose: What the keys of the others are for: those of another purpose don't open them.
-        member: The member of a session's description that has the paths of each address, by name; "" for none.
+        purpose: Purpose of the additional addresses' keys. Keys derived for different purposes differ.
+        member: Member of a session's description that shows the paths of each address by name. "" shows none.
     """
 
     purpose = "address"
     member = ""
 
     def of(self, kept: Mapping[str, Any]) -> Mapping[str, Address] | None:
-        """Get a session's addresses by name, its agent's included; None if it has no other.
+        """Return a session's addresses by name, including the agent's, or None if it has only the agent's.
 
         Args:
-            kept: What is kept with the session's recipe.
+            kept: Feature data of the session's recipe.
         """
 
 
 class AddressHook:
-    """A feature's part in the addresses of sessions; a subclass overrides what it needs."""
+    """Hook with which a feature changes the addresses of sessions. A subclass overrides the methods that it needs."""
 
     def fill(self, session: StoredSession, address: Address) -> Address:  # noqa: ARG002 - a subclass uses it
-        """Return the address with the functions, limit, prompt and rights that the feature gives it.
+        """Return the address with the functions, limit, prompt and permissions that the feature sets.
 
-        May run a toolpack's code.
+        The method may run a toolpack's code.
         """
         return address
 
     def view(self, session: StoredSession, head: Head, name: str) -> View | None:
-        """Return how functions appear at an address now, or None if they appear as they are."""
+        """Return the current appearance of functions at an address, or None if the feature doesn't change it."""
 
 
 class Addresses:
-    """The addresses of all sessions. `Service` adds what features declare, before the first request.
+    """Addresses of all sessions. `Service` registers the features' declarations before the first request.
 
     Attributes:
-        named: Which others sessions have besides their agent's.
-        paths: Where an address is served, by the member of results that says so: `{key}` stands for its key.
-        hooks: The features' parts in addresses.
-        tools: What addresses offer besides functions.
+        named: Additional addresses of sessions.
+        paths: URL paths of an address, by the member of results that shows them. `{key}` is replaced by the key.
+        hooks: Hooks of features.
+        tools: Tools that addresses offer besides functions.
     """
 
     def __init__(self) -> None:
@@ -127,20 +128,20 @@ class Addresses:
 
     @staticmethod
     def is_plain(session: StoredSession) -> bool:
-        """Whether no feature has anything to say of a session's addresses."""
+        """Return whether no feature changes a session's addresses."""
         return not Recipe.of(session).kept
 
     def of(self, session: StoredSession, name: str) -> Address:
-        """Get an address of a session; may run a toolpack's code.
+        """Return an address of a session. The method may run a toolpack's code.
 
         Raises:
-            ClassesChangedError: What a feature needs for it is not loaded any more.
-            InvalidParamsError: The session has none of this name.
+            ClassesChangedError: An object that a feature needs for the address is no longer loaded.
+            InvalidParamsError: The session has no address of this name.
         """
         kept = Recipe.of(session).kept
         named = self.named.of(kept) or {AGENT: Address(AGENT)}
         if name not in named:
-            raise InvalidParamsError(f"The session has no address of the name {shown(name)!r}.")
+            raise InvalidParamsError(f"The session has no address named {shown(name)!r}.")
         address = named[name]
         if kept:
             for hook in self.hooks:

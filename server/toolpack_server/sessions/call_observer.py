@@ -1,7 +1,7 @@
-"""Count and log the calls that have ended.
+"""Observer that counts and logs ended calls.
 
-The lines of all calls that end in one turn of the event loop are written together, after their answers are on their
-way.
+The log lines of all calls that end in one iteration of the event loop are written together, after their answers are
+sent.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ OUTCOMES = [OK, *Failure, REFUSED]
 
 
 class CallObserver:
-    """Counts and logs calls.
+    """Counter and logger of calls.
 
     Args:
         on_call: Called with each call that wasn't refused, and its outcome.
@@ -36,12 +36,12 @@ class CallObserver:
         self._log = CallLog(settings.log_calls, level=settings.log_level)
         self._has_tracebacks = settings.log_level == "debug"
         self._on_call = on_call
-        self._ended: list[EndedCall] = []  # in this turn of the event loop
+        self._ended: list[EndedCall] = []  # in this iteration of the event loop
 
     def ended(
         self, session_id: str, owner: str, request: CallRequest, outcome: Outcome | None, seconds: float
     ) -> EndedCall:
-        """Note that a call has ended, and return what is counted and logged; without an outcome it was refused."""
+        """Schedule the report of an ended call, and return its log entry. A call without an outcome was refused."""
         if outcome is None:
             function, name, result = ("", ""), REFUSED, None
         else:
@@ -50,22 +50,23 @@ class CallObserver:
             result = failure.text if failure else outcome.result
             if self._on_call is not None:
                 self._on_call(request, outcome)
-        shown = owner if request.by == CLIENT else None
-        ended = EndedCall(
-            *(time.time(), request_id.get(), session_id, shown, request.function, request.sent, name, result, seconds),
+        logged_owner = owner if request.by == CLIENT else None
+        call = EndedCall(
+            *(time.time(), request_id.get(), session_id, logged_owner, request.function, request.sent),
+            *(name, result, seconds),
             trace=trace_context.get(),
             counted_as=function,
         )
         if outcome is not None and outcome.failure:
             trace = outcome.failure.traceback if self._has_tracebacks else None
-            ended = ended._replace(traceback=trace, raised_at=outcome.failure.raised_at)
-        self._ended.append(ended)
+            call = call._replace(traceback=trace, raised_at=outcome.failure.raised_at)
+        self._ended.append(call)
         if len(self._ended) == 1:
             asyncio.get_running_loop().call_soon(self._report)
-        return ended
+        return call
 
     def _report(self) -> None:
-        ended, self._ended = self._ended, []
-        for call in ended:
+        calls, self._ended = self._ended, []
+        for call in calls:
             self._metrics.called(*call.counted_as, call.outcome, call.seconds)
-        self._log.write(ended)
+        self._log.write(calls)

@@ -1,6 +1,6 @@
-"""What a call means to a session: recorded once, and committed together with what it changes.
+"""Calls of functions in a session: the operation, its record, and the kind of that record.
 
-A record and the environment after it are one commit. Whatever is refused before the function starts leaves
+The record of a call and the changed environment are one commit. A call that is refused before its function starts has
 neither.
 """
 
@@ -37,17 +37,17 @@ from toolpack_server.stores.base import Record
 from toolpack_server.volumes.volume import is_piece
 
 LARGE_ARGUMENTS = 4096  # bytes
-COMPARING_SECONDS = 60.0  # that a comparison may take, whatever the call's deadline
+COMPARING_SECONDS = 60.0  # time limit of a read-only check, independent of the call's deadline
 
 
 class CallRequest(NamedTuple):
-    """A call as a client sent it; `rpc.methods.RunFunction` describes each attribute.
+    """A call as the client sent it. `rpc.methods.RunFunction` describes the other attributes.
 
     Attributes:
-        kwargs: The arguments, which the function gets and may change.
-        sent: The same as JSON text, which nobody changes: what is recorded, compared and logged.
-        problem: Why the arguments aren't a JSON object; then the call fails.
-        by: Whose address it came to, whose limits hold for it; or `client`.
+        kwargs: The arguments. The function gets this object and may change it.
+        sent: The arguments as JSON text, which never changes. It is recorded, compared and logged.
+        problem: Why the arguments are invalid, if they are. The call then fails.
+        by: Name of the address that received the call, whose limits apply, or `client`.
     """
 
     function: str
@@ -61,11 +61,11 @@ class CallRequest(NamedTuple):
 
 
 class CallOperation(SessionOperation):
-    """Runs a function in a session.
+    """Operation that runs a function in a session.
 
     Attributes:
-        plan: What is known of it before it runs.
-        outcome: Set by those around the call to what is recorded and answered instead of running the function.
+        plan: The function and its properties, set before the call runs.
+        outcome: Set by a hook to record and answer this outcome instead of running the function.
     """
 
     method = "run_function"
@@ -82,50 +82,50 @@ class CallOperation(SessionOperation):
         self.outcome: Outcome | None = None
         self._toolpacks: tuple[str, ...] = ()
         self._shown_kwargs = b""
-        self._nested: NestedRecord | None = None  # unless there are no nested calls, or none of them runs
-        self._shown_whole: Outcome | None = None  # unless the record has only a part of its result
+        self._nested: NestedRecord | None = None  # None without nested calls, or if none of them runs
+        self._complete: Outcome | None = None  # the outcome, if the record's first line has its complete result
 
     def prepare(self, state: SessionState) -> float:
         request, context, recipe = self.request, self.context, self.facts.recipe
-        # No feature has anything to say of an address if the recipe has nothing of them.
+        # Features can change an address only if the recipe has data of theirs.
         limited = self.by != CLIENT and recipe.kept
         offered = context.addresses.of(state.session, self.by).functions if limited else None
         self._toolpacks = recipe.toolpacks
         runtime = context.runtime(self._toolpacks, offered)
         self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
         self.blobs = PartBytes(context.store, state.parts, state.blobs, state.unstored)
-        most = context.settings.max_record_bytes
+        max_bytes = context.settings.max_record_bytes
         sent = request.sent
-        self._shown_kwargs = sent if len(sent) <= most else cut_arguments(sent, request.kwargs, most)
+        self._shown_kwargs = sent if len(sent) <= max_bytes else cut_arguments(sent, request.kwargs, max_bytes)
         if self.plan.nested:
-            self._take_nested(self.plan.nested, most)
+            self._take_nested(self.plan.nested, max_bytes)
         return self.plan.timeout_seconds
 
     def _take_nested(self, calls: Sequence[NestedCall], max_bytes: int) -> None:
         if len(calls) > MAX_NESTED_CALLS:
             problem = (
-                f"{len(calls)} calls are nested in this one; {MAX_NESTED_CALLS} are allowed: make some of them first."
+                f"{len(calls)} calls are nested in this one; {MAX_NESTED_CALLS} are allowed: send some of them first."
             )
             self.outcome = wrong_arguments(problem, "too_many_calls")
         else:
             self._nested = NestedRecord(calls, max_bytes)
 
     def refuse(self, outcome: Outcome) -> None:
-        """Answer with this instead of running the function; the calls that are nested in it aren't recorded."""
+        """Answer with an outcome instead of running the function. Nested calls aren't recorded."""
         self.outcome, self._nested = outcome, None
 
     def narrow(self, offered: frozenset[str]) -> None:
-        """Plan the call anew, as if there were only the functions of these names."""
+        """Plan the call again with only the functions of these names."""
         self._replan(self.context.runtime(self._toolpacks, offered))
 
     def retarget(self, request: CallRequest) -> None:
-        """Run another call than the one that was sent; that stays the one to which the `call_id` belongs."""
+        """Run another call instead of the one that was sent. The `call_id` still belongs to the call that was sent."""
         self.request, self._nested = request, None
-        most = self.context.settings.max_record_bytes
-        self._shown_kwargs = cut_arguments(request.sent, request.kwargs, most)
+        max_bytes = self.context.settings.max_record_bytes
+        self._shown_kwargs = cut_arguments(request.sent, request.kwargs, max_bytes)
         self._replan(self.plan.runtime)
         if self.plan.nested:
-            self._take_nested(self.plan.nested, most)
+            self._take_nested(self.plan.nested, max_bytes)
 
     def _replan(self, runtime: SessionFunctions) -> None:
         before, request = self.plan, self.request
@@ -151,16 +151,16 @@ class CallOperation(SessionOperation):
         if request.expected_version is not None and request.expected_version != state.version:
             raise VersionConflictError(request.expected_version, state.version)
         live = state.take_live()
-        if plan.conditions:  # its environments are read anew
-            live = {name: place for name, place in live.items() if is_piece(name)}
+        if plan.conditions:  # the environments must be decoded again
+            live = {name: copy for name, copy in live.items() if is_piece(name)}
         snapshot = Snapshot(state.parts, blobs, live)
-        if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # before the function runs in vain
+        if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # checked before the function runs in vain
             try:
                 context.quotas.check_session(state, len(self._shown_kwargs), at_least=True)
             except TooLargeError as error:
                 return Effect(self.too_large(error))
-        # By which the supervisor knows the call when it is sent again; all workers are forked with one hash seed. An
-        # agent could give each a `call_id` of its own, and end one worker after the other.
+        # The supervisor recognizes a retried call by this number, because all workers are forked with one hash seed.
+        # An agent's call_id isn't used: with a new one for each call, an agent could crash one worker after the other.
         call_id = request.call_id if self.by == CLIENT else None
         number = hash((self.session_id, self.by, call_id, plan.toolpack, plan.registered_name)) & sys.maxsize
         suspected = context.running.suspects.times(number)
@@ -178,21 +178,21 @@ class CallOperation(SessionOperation):
             if plan.compares:
                 plan.comparing = lambda: start_clock(COMPARING_SECONDS, COMPARING_SECONDS)
             alone = suspected and context.running.suspects.begin(number, context.settings.queue_timeout_seconds)
-            # The supervisor learns of it from this, should the function end this process.
-            place = context.running.begin(plan.toolpack, plan.registered_name, number)
+            # If the function ends this process, the supervisor reads its name from this slot.
+            slot = context.running.begin(plan.toolpack, plan.registered_name, number)
             try:
                 call = RunCall(plan, self._toolpacks, request.sent, snapshot, start)
                 outcome = yield from context.runner.steps(call)
             finally:
-                plan.comparing = uncompared  # the clock is the job's, which would hold itself
-                context.running.end(place)
+                plan.comparing = uncompared  # breaks a reference cycle: the job holds the plan and the clock
+                context.running.end(slot)
                 if suspected:
                     context.running.suspects.end(number, alone=bool(alone), forget=self.by == CLIENT)
         seconds = time.perf_counter() - began
         outcome.toolpack, outcome.function, outcome.content = plan.toolpack, plan.registered_name, plan.content
         if plan.read_only or outcome.comparison:
             self._count_read_only(outcome.comparison, seconds)
-        change = self._changed(outcome, seconds)
+        change = self._effect(outcome, seconds)
         snapshot.live.update(outcome.live)
         change.blobs, change.live = blobs, snapshot.live
         if outcome.blobs:
@@ -201,25 +201,25 @@ class CallOperation(SessionOperation):
             blobs.update({part: blob for part, (_, blob) in outcome.blobs.items() if not is_piece(part)})
         return change
 
-    def _count_read_only(self, compared: ReadOnlyCheck | None, seconds: float) -> None:
+    def _count_read_only(self, check: ReadOnlyCheck | None, seconds: float) -> None:
         plan, context = self.plan, self.context
         if plan.read_only:
-            took = min(compared.seconds, seconds) if compared else None  # an executor may say anything
-            context.read_only_checks.called(plan.toolpack, plan.registered_name, seconds, took)
-        if compared and compared.broken:
-            context.mark_not_read_only(*compared.broken)
+            check_seconds = min(check.seconds, seconds) if check else None  # an executor may send any number
+            context.read_only_checks.called(plan.toolpack, plan.registered_name, seconds, check_seconds)
+        if check and check.broken:
+            context.mark_not_read_only(*check.broken)
 
-    def _changed(self, outcome: Outcome, seconds: float) -> Effect:
-        """Get what is recorded of an outcome; the trace may have only a part of it."""
+    def _effect(self, outcome: Outcome, seconds: float) -> Effect:
+        """Return the effect of an outcome, with the members of its record. A long result is cut in the record."""
         result = b'""' if outcome.result is None else outcome.result
-        most = self.context.settings.max_record_bytes
+        max_bytes = self.context.settings.max_record_bytes
         failure = outcome.failure
-        self._shown_whole = None if len(result) > most else outcome
+        self._complete = None if len(result) > max_bytes else outcome
         members: dict[str, Any] = {
             "function": self.request.function[:MAX_SHOWN],
             "kwargs": Fragment(self._shown_kwargs),
-            "result": Fragment(result if self._shown_whole else cut_if_longer(result, most)),
-            "error": failure and cut_error(failure.text, most),
+            "result": Fragment(result if self._complete else cut_if_longer(result, max_bytes)),
+            "error": failure and cut_error(failure.text, max_bytes),
             "by": self.by,
         }
         if failure is not None:
@@ -231,31 +231,31 @@ class CallOperation(SessionOperation):
         return Effect(outcome, members, int(outcome.changes), seconds)
 
     def kept(self, change: Effect) -> Mapping[str, Any]:
-        heard: Outcome = change.answer
-        if heard.failure is not None:
-            return {"failure": heard.failure.members()}
-        whole = {} if heard is self._shown_whole else {"result": Fragment(heard.result or b'""')}
-        return {"failure": None, **whole}
+        answer: Outcome = change.answer
+        if answer.failure is not None:
+            return {"failure": answer.failure.members()}
+        result = {} if answer is self._complete else {"result": Fragment(answer.result or b'""')}
+        return {"failure": None, **result}
 
     def too_large(self, error: TooLargeError) -> Outcome:
-        """Answer the agent, who can call for less; there is no room to record it."""
+        """Return a failed outcome, so that the agent can make a smaller call. There is no room to record it."""
         return failed(self.plan, CallFailure.of(error, keep_cause=False))
 
     def on_timeout(self, state: SessionState) -> Effect:
-        if not hasattr(self, "plan"):  # it was still being prepared
+        if not hasattr(self, "plan"):  # the deadline passed during `prepare`
             return super().on_timeout(state)
-        change = self._changed(timed_out(self.plan), self.plan.timeout_seconds)
+        change = self._effect(timed_out(self.plan), self.plan.timeout_seconds)
         change.record = self.record(state, change)
         return change
 
 
 def failed(plan: Plan, failure: CallFailure) -> Outcome:
-    """Get the outcome of a call that has failed without its function."""
+    """Return the outcome of a call that failed although its function didn't raise."""
     return Outcome(failure=failure, toolpack=plan.toolpack, function=plan.registered_name)
 
 
 def timed_out(plan: Plan) -> Outcome:
-    """Get the outcome of a call that has passed its deadline."""
+    """Return the outcome of a call that missed its deadline."""
     error = TimeoutError(
         f"`{plan.function}` took longer than {plan.timeout_seconds:g} s and was given up; nothing has changed."
     )
@@ -263,6 +263,8 @@ def timed_out(plan: Plan) -> Outcome:
 
 
 class CallKind(RecordKind):
+    """Record of a call."""
+
     name = "call"
     shape = results.CallRecord
     title = "{function}"
@@ -271,22 +273,22 @@ class CallKind(RecordKind):
     def check(self, shown: Shown) -> None:
         super().check(shown)
         nested = shown.get("nested", ())
-        # Parents come after the calls that are their arguments, as they ran later.
-        parents = [(place, each["parent"]) for place, each in enumerate(nested) if each.get("parent") is not None]
-        if not all(place < parent < len(nested) for place, parent in parents):
-            raise ValueError("a nested call has no parent")
+        # A parent follows the calls that are its arguments, because it ran later.
+        parents = [(index, call["parent"]) for index, call in enumerate(nested) if call.get("parent") is not None]
+        if not all(index < parent < len(nested) for index, parent in parents):
+            raise ValueError("the parent of a nested call is missing")
 
     def text(self, shown: Shown, width: int) -> str:
         after = f"[version {shown['version']}, {shown['duration_ms']:g} ms]"
-        nested = "".join(f"      {_called(each)}  {_ended(each, width)}\n" for each in shown.get("nested", ()))
-        text = f"{_called(shown)}  {after}\n{nested}      {_ended(shown, width)}"
-        told = self.heard(shown)
-        if told is not shown:
-            text += f"\n      {printable(self.why_heard(shown))}; the agent heard: {_ended(told, width)}"
+        nested = "".join(f"      {_call_text(call)}  {_end_text(call, width)}\n" for call in shown.get("nested", ()))
+        text = f"{_call_text(shown)}  {after}\n{nested}      {_end_text(shown, width)}"
+        answer = self.heard(shown)
+        if answer is not shown:
+            text += f"\n      {printable(self.why_heard(shown))}; the agent heard: {_end_text(answer, width)}"
         return text
 
     def why_heard(self, shown: Shown) -> str:
-        """Say why a caller has heard something else than what happened."""
+        """Return why the answer to the caller differs from the real outcome."""
         raise NotImplementedError
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
@@ -294,7 +296,7 @@ class CallKind(RecordKind):
         call_id = shown.get("call_id") or f"call_{shown['place']}"
         arguments = json.dumps(shown["kwargs"], ensure_ascii=False)
         function = {"name": without_dots(shown["function"]), "arguments": arguments}
-        # What the assistant says just before a call belongs to the same message.
+        # The assistant's text just before a call belongs to the same message.
         if not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
             messages.append({"role": "assistant", "content": None})
         messages[-1]["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
@@ -304,7 +306,7 @@ class CallKind(RecordKind):
 
 
 def _worker_lost(plan: Plan) -> Outcome:
-    """Get the outcome of a call that isn't run again; it isn't recorded, as other code may run it."""
+    """Return the outcome of a call that isn't run again. It isn't recorded, because a corrected function may run it."""
     error = CrashedError(
         f"`{plan.function}` has ended its process {LIMIT} times, and isn't run again until the server runs other code; "
         "nothing has changed."
@@ -312,16 +314,16 @@ def _worker_lost(plan: Plan) -> Outcome:
     return failed(plan, CallFailure.of(error, Failure.CRASHED, keep_cause=False))
 
 
-def _called(shown: Shown) -> str:
+def _call_text(shown: Shown) -> str:
     arguments = ", ".join(f"{name}={short(value, 60)}" for name, value in shown["kwargs"].items())
     return printable(f"{shown['function']}({arguments})")
 
 
-def _ended(shown: Shown, width: int) -> str:
+def _end_text(shown: Shown, width: int) -> str:
     return printable(f"✗ {shown['error']}" if shown["error"] else f"→ {short(shown['result'], width)}")
 
 
 def wrong_arguments(problem: str, kind: str) -> Outcome:
-    """Get the outcome of a call that isn't run because of its arguments, which an agent can correct."""
+    """Return the outcome of a call that doesn't run because its arguments are wrong. The agent can correct them."""
     errors = [{"loc": [], "msg": problem, "type": kind}]
     return Outcome(failure=CallFailure("ValidationError", problem, Failure.ARGUMENTS, errors))

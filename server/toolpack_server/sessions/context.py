@@ -1,6 +1,6 @@
 """Services that operations on sessions share: the store, the environments and the functions.
 
-The server creates one context at its start; features add to it before the first request.
+The server creates one context when it starts. Features extend it before the first request.
 """
 
 from collections.abc import Mapping
@@ -41,10 +41,10 @@ RUNTIMES = 256
 
 
 class SessionContext:
-    """What operations on sessions work with.
+    """Shared services of operations on sessions.
 
     Args:
-        tracebacks: Whether the outcome of a function that raised is to have its traceback.
+        tracebacks: The outcome of a function that raised contains its traceback.
     """
 
     def __init__(
@@ -75,21 +75,21 @@ class SessionContext:
         self.runner = runner
         self.quotas = Quotas(store, settings)
         self.creation_hooks: list[CreationHook] = []
-        self.session_request: type[SessionRequest] = SessionRequest  # with what features add to it
+        self.session_request: type[SessionRequest] = SessionRequest  # with the parameters that features add
         self.filters: list[SessionFilter] = []
         self.operation_hooks: list[SessionHook] = []
         self.initial = InitialEnvironments(
             lambda toolpack, options: self.run(BuildEnvironment(toolpack, options)), INITIAL_BYTES
         )
         self.functions = catalog.spellings()
-        # The order of its toolpacks is the client's choice, so there are more than can be kept.
+        # Clients choose the order of a session's toolpacks, so the number of different runtimes is unlimited.
         self.runtime = lru_cache(maxsize=RUNTIMES)(self._runtime)
 
     def _runtime(self, toolpacks: tuple[str, ...], offered: frozenset[str] | None = None) -> SessionRuntime:
-        """Get the functions of a session with these toolpacks: those that are offered, or all.
+        """Return the functions of a session with these toolpacks, only the offered ones unless `offered` is None.
 
         Raises:
-            ClassesChangedError: One of the toolpacks is not loaded any more.
+            ClassesChangedError: One of the toolpacks is no longer loaded.
         """
         missing = [name for name in toolpacks if name not in self.catalog.toolpacks]
         if missing:
@@ -105,47 +105,48 @@ class SessionContext:
         )
 
     def mark_not_read_only(self, toolpack: str, function: str, change: str) -> None:
-        """Take a falsely read-only function for a changing one from now on, and say so in the log."""
+        """Treat a function that is falsely declared read-only as a changing one from now on, and log it."""
         if self.read_only_checks.mark_not_read_only(toolpack, function):
             self.runtime.cache_clear()
             log.warning(
-                "%s: it promised read_only=True but changed %s. From now on it counts as changing: correct it, or "
-                "omit read_only=True.",
+                "%s: it promised read_only=True but changed %s. The server now treats it as a changing function: "
+                "correct it, or remove read_only=True.",
                 place(self.catalog.toolpacks[toolpack].functions[function].function),
                 change,
             )
 
     @cached_property
-    def _known(self) -> frozenset[str]:
-        """The names of what a session may keep, with its recipe or among its details."""
+    def _supported(self) -> frozenset[str]:
+        """Names of the data that this server supports in a session's recipe and details."""
         return frozenset({FORK}).union(*(hook.keeps for hook in self.creation_hooks))
 
     def unknown(self, *kept: Mapping[str, Any]) -> str | None:
-        """Get the name of something that a session keeps and this server doesn't know; None if it knows everything."""
-        return next((shown(name) for each in kept for name in each if name not in self._known), None)
+        """Return a name in a session's recipe or details that this server doesn't support, or None."""
+        return next((shown(name) for data in kept for name in data if name not in self._supported), None)
 
     def check_session(self, session: StoredSession) -> None:
-        """Check that a stored session is as it was created, and that this server knows everything about it.
+        """Check that a stored session is unchanged since its creation, and that this server supports all its data.
 
         Raises:
-            StateDamagedError: It isn't, or a newer version of the server has made it.
+            StateDamagedError: The session was changed, or a newer version of the server created it.
         """
         self.identities.check(session)
         unknown = self.unknown(Recipe.of(session).kept, details_of(session))
         if unknown is not None:
             raise StateDamagedError(
-                f"The session has {unknown!r}, which this server doesn't know: use a server of the version that made "
-                "it, or a newer one."
+                f"The session has {unknown!r}, which this server doesn't know: use the version of the server that "
+                "created the session, or a newer one, with the same features."
             )
 
     def run(self, operation: RunnerOperation[T]) -> T:
-        """Run an author's code that isn't a function; where it misses its deadline, the error says what it was."""
+        """Run code of a toolpack other than a function. The error of a missed deadline names that code."""
         with labelled(operation.who):
             return self.runner.run(operation)
 
     def initial_conditions(self, details: Mapping[str, Any]) -> ExecutionPolicy | None:
-        found = (hook.conditions(details) for hook in self.creation_hooks) if details else ()
-        return next(filter(None, found), None)
+        """Return the execution policy under which a session's initial environments are built, or None."""
+        policies = (hook.conditions(details) for hook in self.creation_hooks) if details else ()
+        return next(filter(None, policies), None)
 
     def initial_parts(
         self,
@@ -154,12 +155,12 @@ class SessionContext:
         environment: Mapping[str, Any],
         conditions: ExecutionPolicy | None = None,
     ) -> tuple[dict[str, str], dict[str, bytes]]:
-        """Get the blob ids by part, and the blobs, of the environments that a session starts with.
+        """Return the blob ids by part, and the blobs by id, of a session's initial environments.
 
-        Under conditions they are built anew.
+        With conditions the environments are built again, else they may come from the cache.
 
         Raises:
-            InvalidParamsError: The options or the given environments don't fit.
+            InvalidParamsError: The options or the environments of the request are invalid.
         """
         parts, blobs = {}, {}
         for toolpack in toolpacks:

@@ -1,6 +1,7 @@
-"""New sessions: created from toolpacks or forked from a version of another session.
+"""Factory of sessions: it creates them from toolpacks, or forks a version of another session.
 
-A new session costs a row and references to blobs; an owner never has more sessions than allowed.
+A new session takes a row and references to blobs in the store. The factory enforces the owner's maximum number of
+sessions.
 """
 
 import secrets
@@ -38,17 +39,17 @@ from toolpack_server.stores.base import ForkPoint, Head, History, Record, Sessio
 from toolpack_server.volumes.volume import is_piece
 
 RECOUNT_SECONDS = 1.0
-OWN_SESSIONS = 10  # that a worker may add, however few its share of the limit is
-_APART_SECONDS = 1e-6  # by which forks made together differ, so that they are listed in order
+OWN_SESSIONS = 10  # sessions that a worker may add before it counts again, even if the limit is small
+_INTERVAL_SECONDS = 1e-6  # between the creation times of forks from one request, so that lists keep their order
 
 
 class NewSession(NamedTuple):
-    """A session that is to be created.
+    """A prepared request for a new session.
 
     Attributes:
-        kept: What features keep of the request with the recipe.
-        details: What they keep of it with this session alone.
-        creation: Made from the request as it was sent, if that can be repeated.
+        kept: Features' data for the recipe.
+        details: Features' data for this session only.
+        creation: The request as it was sent, if it has a call_id and can be repeated.
     """
 
     owner: str
@@ -59,15 +60,15 @@ class NewSession(NamedTuple):
 
     @property
     def has_default_environments(self) -> bool:
-        """Whether its environments are those that any session of these toolpacks begins with."""
+        """Whether the session starts with the default environments of its toolpacks."""
         return not (self.request.options or self.request.environment or self.details)
 
 
 class ForkSource(NamedTuple):
-    """A version of a session from which forks start.
+    """A version of a session to fork.
 
     Attributes:
-        snapshot: Its environments; None if they are too large to be read with others.
+        snapshot: The environments. None if they are too large for a quick read.
     """
 
     session: StoredSession
@@ -77,22 +78,29 @@ class ForkSource(NamedTuple):
 
 
 def check_recipe(request: SessionRequest) -> None:
-    """Refuse, with an `InvalidParamsError`, what is given for no toolpack of the session, and both for one of them."""
+    """Check the options and environments of a request against its toolpacks.
+
+    Raises:
+        InvalidParamsError: The session doesn't have the toolpack, or the toolpack has both options and an environment.
+    """
     toolpacks = request.toolpacks or ()
-    for given in [*request.options, *request.environment]:
-        if given not in toolpacks:
+    for name in [*request.options, *request.environment]:
+        if name not in toolpacks:
             raise InvalidParamsError(
-                f"Toolpack {shown(given)!r} is not among the session's: {', '.join(toolpacks) or 'none'}."
+                f"options, environment: the session has no toolpack {shown(name)!r}. Its toolpacks: "
+                f"{', '.join(toolpacks) or 'none'}."
             )
     both = request.options.keys() & request.environment.keys()
     if both:
-        raise InvalidParamsError(f"Toolpack {shown(min(both))!r} has options and an environment: give one of them.")
+        raise InvalidParamsError(
+            f"Toolpack {shown(min(both))!r} has options and an environment: pass only one of them."
+        )
 
 
 def session_template(
     owner: str, recipe: bytes, labels: Mapping[str, str], ttl_seconds: float, details: Mapping[str, Any]
 ) -> StoredSession:
-    """Get a session as far as its id, its agent key and its times aren't known."""
+    """Return a session without its id, agent key and times."""
     return StoredSession(
         id="",
         agent_key="",
@@ -107,10 +115,10 @@ def session_template(
 
 
 class SessionFactory:
-    """Creates sessions. Its methods block, so they are called in threads only.
+    """Factory of sessions. Its methods block, so they must run in threads.
 
     Args:
-        cache: What this worker knows of sessions: the first call of a new one needn't read it from the store.
+        cache: This worker's session states. New sessions are added, so their first call needn't read the store.
     """
 
     def __init__(self, context: SessionContext, cache: BoundedCache[str, SessionState], clock: SessionClock) -> None:
@@ -120,21 +128,21 @@ class SessionFactory:
         self._counts: dict[str, tuple[int, float, int]] = {}
 
     def is_brief(self, request: SessionRequest) -> bool:
-        """Whether `prepared` may be called on the event loop for this request."""
-        if request.options or request.environment:  # which can be large
+        """Return whether `prepared` may run on the event loop for this request."""
+        if request.options or request.environment:  # they can be large
             return False
         return not any(hook.concerns(request) and hook.runs_code(request) for hook in self._context.creation_hooks)
 
     def prepared(
         self, owner: str, request: SessionRequest, details: Mapping[str, Any], creation: Creation | None
     ) -> NewSession:
-        """Have the creation hooks prepare a session in turn, and check it.
+        """Prepare a session with all creation hooks, and check the request.
 
         Args:
-            details: What is kept with it besides what features keep.
+            details: Data to store in the session besides that of features.
 
         Raises:
-            InvalidParamsError: Toolpacks, options or environment don't fit.
+            InvalidParamsError: Toolpacks, options or environment are invalid.
         """
         kept, details = dict[str, Any](), {**details}
         for hook in self._context.creation_hooks:
@@ -149,63 +157,63 @@ class SessionFactory:
         return NewSession(owner, request, kept, details, creation)
 
     def create(self, new: NewSession) -> Session:
-        """Create a session, or get the one that the same request has created."""
+        """Create a session, or return the session that the same request created before."""
         created = self.created(new.owner, new.creation, 1)
         return self._view(created[0]) if created else self._create([new])[0]
 
-    def create_batch(self, asked: Sequence[NewSession]) -> list[Session | Exception]:
-        """Create sessions that have neither options nor environments nor details, or get those that exist already.
+    def create_batch(self, requests: Sequence[NewSession]) -> list[Session | Exception]:
+        """Create sessions without options, environments and details, or return those that exist already.
 
-        All of an owner's with the same toolpacks are created in one step of the store, or refused.
+        All sessions of an owner with the same toolpacks are created in one step of the store, or all refused.
         """
-        alike: dict[Hashable, list[int]] = {}
+        groups: dict[Hashable, list[int]] = {}
         answers: dict[int, Session | Exception] = {}
         first: dict[Hashable, int] = {}
-        for place, new in enumerate(asked):
+        for index, new in enumerate(requests):
             call_id = new.creation and new.creation.call_id
-            if call_id is not None and first.setdefault((new.owner, call_id), place) != place:
-                continue  # it finds what the first one has created
+            if call_id is not None and first.setdefault((new.owner, call_id), index) != index:
+                continue  # a repeated request: it is answered after the first one has created the session
             try:
                 created = self.created(new.owner, new.creation, 1)
-            except Exception as error:  # noqa: BLE001 - likewise
-                answers[place] = error
+            except Exception as error:  # noqa: BLE001 - it becomes the answer of this request
+                answers[index] = error
             else:
                 if created:
-                    answers[place] = self._view(created[0])
+                    answers[index] = self._view(created[0])
                 else:
-                    alike.setdefault((new.owner, *(new.request.toolpacks or ())), []).append(place)
-        for places in alike.values():
+                    groups.setdefault((new.owner, *(new.request.toolpacks or ())), []).append(index)
+        for indices in groups.values():
             try:
-                made: Sequence[Session | Exception] = self._create([asked[place] for place in places])
-            except Exception as error:  # noqa: BLE001 - who is refused alone, too, hears why
-                made = [error] * len(places)
-            answers.update(zip(places, made, strict=True))
-        for place in {*range(len(asked))} - answers.keys():
+                sessions: Sequence[Session | Exception] = self._create([requests[index] for index in indices])
+            except Exception as error:  # noqa: BLE001 - it becomes the answer of these requests
+                sessions = [error] * len(indices)
+            answers.update(zip(indices, sessions, strict=True))
+        for index in {*range(len(requests))} - answers.keys():
             try:
-                answers[place] = self.create(asked[place])
-            except Exception as error:  # noqa: BLE001 - likewise
-                answers[place] = error
-        return [answers[place] for place in range(len(asked))]
+                answers[index] = self.create(requests[index])
+            except Exception as error:  # noqa: BLE001 - it becomes the answer of this request
+                answers[index] = error
+        return [answers[index] for index in range(len(requests))]
 
-    def _create(self, alike: Sequence[NewSession]) -> list[Session]:
-        """Create sessions that have the same owner and toolpacks; only a single one may have more than that."""
-        owner, request = alike[0].owner, alike[0].request
-        self._check_quota(owner, len(alike))
+    def _create(self, group: Sequence[NewSession]) -> list[Session]:
+        """Create sessions of the same owner and toolpacks. Options, environments and details need a group of one."""
+        owner, request = group[0].owner, group[0].request
+        self._check_quota(owner, len(group))
         toolpacks, options, environment = tuple(request.toolpacks or ()), request.options, request.environment
-        conditions = self._context.initial_conditions(alike[0].details)
+        conditions = self._context.initial_conditions(group[0].details)
         parts, blobs = self._context.initial_parts(toolpacks, options, environment, conditions)
         is_new = bool(environment or conditions)
-        sessions = [self._sessions(self._template(new), 1, new.creation)[0] for new in alike]
-        size = sum(len(each.recipe) + len(dumps(each.labels)) for each in sessions)
+        sessions = [self._sessions(self._template(new), 1, new.creation)[0] for new in group]
+        size = sum(len(session.recipe) + len(dumps(session.labels)) for session in sessions)
         self._context.quotas.check_owner(owner, size + (sum(map(len, blobs.values())) if is_new else 0))
         try:
-            # Most often the blobs are in the store already, and needn't be sent.
+            # The store usually has these blobs already, so they are sent only if one is missing.
             self._context.store.create(sessions, parts, blobs if is_new else {})
         except MissingBlobError:
             self._context.store.create(sessions, parts, blobs)
-        stored = [self._added([session], new.creation)[0] for session, new in zip(sessions, alike, strict=True)]
-        for session, found in zip(sessions, stored, strict=True):
-            if found.agent_key == session.agent_key:  # otherwise it has existed, and may have records
+        stored = [self._added([session], new.creation)[0] for session, new in zip(sessions, group, strict=True)]
+        for session, stored_session in zip(sessions, stored, strict=True):
+            if stored_session.agent_key == session.agent_key:  # else the session existed before, and may have records
                 self._cache.setdefault(session.id, SessionState(session, Head(-1, 0, parts)))
         return [*map(self._view, stored)]
 
@@ -218,11 +226,11 @@ class SessionFactory:
         return session_template(new.owner, recipe, request.labels, ttl_seconds, new.details)
 
     def forked(self, owner: str, creation: Creation | None, request: ForkRequest) -> list[Session]:
-        """Describe the forks that the same request has made; raises as `created`."""
+        """Describe the forks that the same request created before. Raises the errors of `created`."""
         return [*map(self._view, self.created(owner, creation, request.count))]
 
     def fork_source(self, reader: SessionReader, owner: str, request: ForkRequest) -> ForkSource:
-        """Find the version from which forks are to start, and read it unless it is larger than the reader reads."""
+        """Find the version to fork, and read it unless it is too large for the reader."""
         session, head = reader.find(request.session_id, owner)
         version = head.version if request.version is None else request.version
         try:
@@ -240,22 +248,23 @@ class SessionFactory:
         *,
         again: Mapping[str, Any] | None = None,
     ) -> list[Session]:
-        """Create sessions that start from a version of another.
+        """Create sessions that start from a version of another session.
 
         Args:
-            reader: It reads versions of any size.
-            creation: Made from the request, if that can be repeated.
-            again: They take none of its records, as what it did is to be done again; these are details of their own.
+            reader: A reader without a size limit.
+            creation: The request as it was sent, if it has a call_id and can be repeated.
+            again: Set if the session's operations will be repeated in the forks: they inherit none of its records. The
+                value has the forks' own details.
 
         Raises:
-            StateDamagedError: The version was damaged, so that the forks would be, too.
+            StateDamagedError: The version is damaged.
         """
         parent, head, at, snapshot = source
         count = request.count
         if snapshot is None:
             snapshot = reader.snapshot(parent.id, head, at)
         for part, blob_id in snapshot.parts.items():
-            if is_piece(part):  # it isn't even read
+            if is_piece(part):  # pieces of volumes aren't read here
                 continue
             with suppress(ClassesChangedError):  # the classes may come back
                 self._context.codec.unseal(part, blob_id, snapshot.blobs[part])
@@ -282,7 +291,7 @@ class SessionFactory:
         return [*map(self._view, self._added(forks, creation))]
 
     def identified(self, template: StoredSession, creation: Creation | None) -> StoredSession:
-        """Get a session that is to be created with a history, with its id, agent key and times."""
+        """Return a session with an id, agent key and times, to be created with a history by `restore`."""
         self._check_quota(template.owner, 1)
         (session,) = self._sessions(template, 1, creation)
         return session
@@ -295,15 +304,15 @@ class SessionFactory:
         records: Sequence[Record],
         creation: Creation | None,
     ) -> Session:
-        """Create a session that has a history already.
+        """Create a session with an existing history.
 
         Args:
-            changes: For each version that is kept, the blob id of each part that differs from the one before.
+            changes: For each retained version, the blob ids of the parts that differ from the version before.
         """
         added = sum(map(len, blobs.values())) + sum(len(record.body) for record in records)
-        allowed = self._context.settings.max_session_bytes
-        if added > allowed:
-            raise TooLargeError(f"The session has {added} bytes; {allowed} are allowed.")
+        max_bytes = self._context.settings.max_session_bytes
+        if added > max_bytes:
+            raise TooLargeError(f"The session has {added} bytes; {max_bytes} are allowed.")
         recipe_bytes = len(session.recipe) + len(dumps(session.labels))
         self._context.quotas.check_owner(session.owner, added + recipe_bytes)
         later = {version: parts for version, parts in changes.items() if version > 0}
@@ -312,34 +321,34 @@ class SessionFactory:
         return self._view(stored, max(changes))
 
     def created(self, owner: str, creation: Creation | None, count: int) -> list[StoredSession]:
-        """Get the sessions that exist already because the same request was sent before.
+        """Return the sessions that the same request created before.
 
-        If the first of them is closed, none count: to create them again leaves the others as they are.
+        If the first one is closed, the result is empty. Creating them again then leaves the other ones unchanged.
 
         Raises:
-            CallIdReusedError: Its call_id was sent with another request.
+            CallIdReusedError: Another request was sent with the same call_id.
         """
         if creation is None:
             return []
         store, beginning = self._context.store, creation.beginning
         try:
-            found = store.list(SessionQuery(owner, {}, beginning, 1))
-        except OverloadedError:  # another part of the store may be away than the one in which the session would be
-            found = [(session, head.version) for session, head in filter(None, [store.get(creation.new_id(0))])]
-        first = [session for session, _ in found if session.id.startswith(beginning)]
+            entries = store.list(SessionQuery(owner, {}, beginning, 1))
+        except OverloadedError:  # a shard is unavailable, but perhaps not the shard of this session
+            entries = [(session, head.version) for session, head in filter(None, [store.get(creation.new_id(0))])]
+        first = [session for session, _ in entries if session.id.startswith(beginning)]
         if not all(creation.made(session.id) for session in first):
             raise CallIdReusedError(creation.call_id)
         others = (store.get(creation.new_id(number)) for number in range(1, count if first else 1))
-        created = first + [found[0] for found in others if found]
+        created = first + [entry[0] for entry in others if entry]
         for session in created:
             self._context.identities.check(session)
         return created
 
     def _added(self, sessions: Sequence[StoredSession], creation: Creation | None) -> Sequence[StoredSession]:
-        """Get sessions that are stored now, perhaps by the same request that was sent twice.
+        """Return the stored sessions. If a request was sent twice at once, either copy may have stored them.
 
         Raises:
-            CallIdReusedError: The request was sent before, and its sessions are closed but kept for their forks.
+            CallIdReusedError: The request was sent before, and its sessions are closed but retained for their forks.
         """
         if creation is None:
             return sessions
@@ -349,7 +358,7 @@ class SessionFactory:
         return created
 
     def _sessions(self, template: StoredSession, count: int, creation: Creation | None) -> list[StoredSession]:
-        """Make sessions that differ in their ids and agent keys only."""
+        """Return `count` sessions from a template, each with its own id, agent key and creation time."""
         now = self._clock.now()
         sessions = []
         for number in range(count):
@@ -357,34 +366,35 @@ class SessionFactory:
             session = replace(
                 template,
                 id=in_family(new_id, family_of(template.parent.session_id)) if template.parent else new_id,
-                created_at=now + self._clock.uncounted + number * _APART_SECONDS,
+                created_at=now + self._clock.uncounted + number * _INTERVAL_SECONDS,
                 expires_at=expiry(template.ttl_seconds, now),
             )
             sessions.append(replace(session, agent_key=self._context.identities.agent_key(session)))
         return sessions
 
     def _check_reply(self, fork: StoredSession, count: int) -> None:
-        size, most = len(dumps(self._view(fork))) + 2 * DIGITS, self._context.settings.max_list_bytes
-        if count > 1 and count * size > most:
+        size, max_bytes = len(dumps(self._view(fork))) + 2 * DIGITS, self._context.settings.max_list_bytes
+        if count > 1 and count * size > max_bytes:
             raise TooLargeError(
-                f"The answer would have {count * size} bytes; {most} are allowed: ask for {max(most // size, 1)} forks "
-                "at a time, or give them smaller labels."
+                f"The answer would have {count * size} bytes; {max_bytes} are allowed: request at most "
+                f"{max(max_bytes // size, 1)} forks at a time, or use smaller labels."
             )
 
-    def _check_quota(self, owner: str, more: int) -> None:
-        """Check that an owner may have more sessions.
+    def _check_quota(self, owner: str, added: int) -> None:
+        """Check that an owner may have `added` more sessions.
 
-        They are counted every second, and whenever this worker has added its share, and estimated in between.
+        The store counts the sessions when the last count is a second old, or when this worker has added its share since
+        then. Between counts the number is estimated.
         """
-        allowed = self._context.settings.max_sessions
+        max_sessions = self._context.settings.max_sessions
         count, at, counted = self._counts.get(owner, (0, 0.0, 0))
-        own = count - counted > max(allowed * OWN_SHARE, OWN_SESSIONS)
+        own = count - counted > max(max_sessions * OWN_SHARE, OWN_SESSIONS)
         if own or time.monotonic() - at > RECOUNT_SECONDS:
             count, at = self._context.store.count(owner), time.monotonic()
             counted = count
-        if count + more > allowed:
-            raise TooLargeError(f"This owner has {count} sessions; {allowed} are allowed: close some first.")
-        self._counts[owner] = count + more, at, counted
+        if count + added > max_sessions:
+            raise TooLargeError(f"This owner has {count} sessions; {max_sessions} are allowed: close some first.")
+        self._counts[owner] = count + added, at, counted
 
     def _view(self, session: StoredSession, version: int = 0) -> Session:
         """Describe a session as it was when it was created."""

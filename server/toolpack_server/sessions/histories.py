@@ -1,9 +1,9 @@
-"""How the records of one session follow each other.
+"""Tree of the records of one session.
 
-A reset goes back on the path, so the records of a session are a tree, of which each version's path is one branch.
-Between two resets the records of a path have consecutive indices, so a path is a few ranges, however long it is.
+A reset goes back to an earlier version, so the records form a tree, and the path of a version is one branch. Between
+two resets, the records of a path have consecutive indices, so even a long path is only a few ranges.
 
-It only grows, and what is known of a record never changes. So it can be read while another thread adds to it.
+The tree only grows and its entries never change. Threads can read it while another thread adds records.
 """
 
 import re
@@ -20,25 +20,25 @@ _KIND = re.compile(rb'\{"index":\d+,"kind":"([a-z]+)"')
 
 
 class RecordTree:
-    """The records of one session, which are numbered from 0; the place before the first record is -1."""
+    """Tree of a session's records. Records are numbered from 0; -1 stands for the position before the first record."""
 
     def __init__(self, kinds: RecordKinds) -> None:
         self._kinds = kinds
         self.last_id = ""
         self._count = 0
-        self._ends = array("q", [-1])  # for each version, the last record that has it or one before it
-        self._resets = array("q")  # the indices of resets
-        self._back_to = array("q")  # for each reset, the last record of the path to which it went back
-        self._own = array("q")  # the indices of other records that no fork inherits
-        self._said_at = array("q")  # the indices of what participants have said
-        self._said: list[tuple[str, str | None]] = []  # by whom, and to whom
-        self._listed: tuple[int, Sequence[range]] = -1, ()  # the path that was asked for last, by its end
+        self._ends = array("q", [-1])  # for each version, the last record of it or an earlier version
+        self._resets = array("q")  # indices of resets
+        self._back_to = array("q")  # for each reset, the last record of the path that it restored
+        self._own = array("q")  # indices of other records that forks don't inherit
+        self._said_at = array("q")  # indices of participants' messages
+        self._said: list[tuple[str, str | None]] = []  # sender and recipient of each message
+        self._cached_path: tuple[int, Sequence[range]] = -1, ()  # end and ranges of the path requested last
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, record: Record, text: bytes) -> None:
-        """Add the next record; `text` is what clients see of it."""
+        """Add the next record. `text` is the line that clients see."""
         kind = self._kinds[_kind(text)]
         if not kind.inherited:
             shown = loads(text)
@@ -60,44 +60,49 @@ class RecordTree:
         self._count += 1
 
     def path(self, version: int) -> Sequence[range]:
-        """Get the indices of the records on the path of a version, in order."""
+        """Return the indices of the records on the path of a version, in order."""
         end = self._end(version)
-        if end != self._listed[0]:
-            self._listed = end, self._ranges(end)
-        return self._listed[1]
+        if end != self._cached_path[0]:
+            self._cached_path = end, self._ranges(end)
+        return self._cached_path[1]
 
     def inherited(self, version: int, last: int) -> Sequence[range]:
-        """Get the indices of what a fork inherits that was made when `last` was the last record; not of answers."""
+        """Return the indices of the records that a fork inherits. Answers, for example, aren't inherited.
+
+        Args:
+            version: The version that was forked.
+            last: The session's last record when it was forked.
+        """
         return [*_without(self._own, self._ranges(min(self._end(version), last)))]
 
     def said(self, ranges: Iterable[range]) -> Iterator[tuple[int, str, str | None]]:
-        """Get what participants have said among these records: the index, by whom, and to whom (None: to all)."""
-        for each in ranges:
-            for number in range(bisect_left(self._said_at, each.start), bisect_left(self._said_at, each.stop)):
+        """Yield participants' messages among these records: index, sender and recipient (None: all participants)."""
+        for indices in ranges:
+            for number in range(bisect_left(self._said_at, indices.start), bisect_left(self._said_at, indices.stop)):
                 yield self._said_at[number], *self._said[number]
 
     def _end(self, version: int) -> int:
-        """Get the last record whose version is at most this one."""
+        """Return the last record whose version is at most this one."""
         return self._ends[min(version, len(self._ends) - 1)]
 
     def _ranges(self, end: int) -> Sequence[range]:
-        """Get the path on which a client was after a record."""
-        found: list[range] = []
+        """Return the path that ends with a record."""
+        ranges: list[range] = []
         while end >= 0:
             reset = bisect_right(self._resets, end) - 1
-            found.append(range(self._resets[reset] + 1 if reset >= 0 else 0, end + 1))
+            ranges.append(range(self._resets[reset] + 1 if reset >= 0 else 0, end + 1))
             end = self._back_to[reset] if reset >= 0 else -1
-        return [each for each in reversed(found) if each]
+        return [indices for indices in reversed(ranges) if indices]
 
 
-def _without(left_out: Sequence[int], ranges: Iterable[range]) -> Iterator[range]:
-    for each in ranges:
-        between = left_out[bisect_left(left_out, each.start) : bisect_left(left_out, each.stop)]
-        for before, after in pairwise([each.start - 1, *between, each.stop]):
+def _without(excluded: Sequence[int], ranges: Iterable[range]) -> Iterator[range]:
+    for indices in ranges:
+        between = excluded[bisect_left(excluded, indices.start) : bisect_left(excluded, indices.stop)]
+        for before, after in pairwise([indices.start - 1, *between, indices.stop]):
             if before + 1 < after:
                 yield range(before + 1, after)
 
 
 def _kind(text: bytes) -> str:
-    found = _KIND.match(text)
-    return found[1].decode() if found else str(loads(text)["kind"])
+    match = _KIND.match(text)
+    return match[1].decode() if match else str(loads(text)["kind"])

@@ -1,7 +1,8 @@
-"""What features have to do with sessions besides their operations (`OperationHook`): new ones, lists, what happens.
+"""Hooks with which features take part in creating, listing and watching sessions.
 
-A feature changes what is asked for before anything is built; the core doesn't look at what it keeps. Features
-change a request one after the other, in the order of their parameters. What a request doesn't ask for costs nothing.
+`sessions/operation.py` has the hook for operations. A feature changes a request before the session is built. Features
+change a request one after the other, in loading order. The core stores the data of features but doesn't interpret it.
+A hook that doesn't concern a request costs nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,81 +14,86 @@ from toolpack_server.stores.base import Head, StoredSession
 
 
 class CreationHook:
-    """What one feature makes of requests for sessions, by the parameters that it has added to them.
+    """Hook for requests that create sessions. It handles the parameters that the feature has added.
 
-    What it can't do it refuses with an `InvalidParamsError`.
+    The methods raise `InvalidParamsError` to refuse a request.
 
     Attributes:
-        keeps: The names of all that it keeps with recipes and details. A session that keeps something of another name
-            was made by a newer version of the server, or with a feature that isn't there, and isn't used.
+        keeps: Names of all data that the feature stores in recipes and details. The server doesn't use a session that
+            has data of any other name: a newer version of the server, or a missing feature, created it.
     """
 
     keeps: ClassVar[frozenset[str]]
 
     def concerns(self, request: SessionRequest) -> bool:
-        """Whether the request has anything for it."""
+        """Return whether the request concerns the feature."""
         raise NotImplementedError
 
     def runs_code(self, request: SessionRequest) -> bool:  # noqa: ARG002 - a subclass uses it
-        """Whether `prepare`, `kept` and `details` may run a toolpack's code for this request, or take long.
+        """Return whether `prepare`, `kept` and `details` may run a toolpack's code, or take long, for this request.
 
-        Otherwise they may be called on the event loop.
+        If not, they may be called on the event loop.
         """
         return True
 
     def prepare(self, request: SessionRequest) -> SessionRequest:
-        """Get the request as the feature changes it."""
+        """Return the request with the feature's changes."""
         return request
 
     def kept(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
-        """Get the parameters that are kept with the session's recipe, to begin such a session again."""
+        """Return the parameters to store in the session's recipe, so that the session can be created again."""
         return {}
 
     def check_kept(self, kept: Mapping[str, Any], toolpacks: Sequence[str]) -> None:
-        """Check what a bundle says that its session keeps with the recipe; the toolpacks are loaded."""
+        """Check the recipe data of a bundle's session. The toolpacks are loaded."""
 
     def details(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - likewise
-        """Get what is kept with this session alone; its forks have details of their own."""
+        """Return the data to store in this session only. Forks have their own details."""
         return {}
 
     def details_of_fork(
         self, request: ForkRequest, parent: StoredSession, head: Head, version: int
     ) -> Mapping[str, Any]:
-        """Get what is kept with a fork of a version; asked for each fork, whatever `concerns` says. May block.
+        """Return the details of a fork. It is called for every fork, independently of `concerns`, and may block.
 
-        The last record of `head` is the last one of the parent's that may be on the fork's path.
+        Args:
+            head: Head of the parent. Its last record is the last one that may be on the fork's path.
+            version: The version that is forked.
         """
         del request, parent, head, version
         return {}
 
     def conditions(self, details: Mapping[str, Any]) -> ExecutionPolicy | None:
-        """Get those under which the environments of a session with these details are built; None if there are none."""
+        """Return the execution policy under which the environments of a session with these details are built."""
 
 
 class SessionHook:
-    """What one feature does with some sessions; `OperationHook` derives from it."""
+    """Base class of hooks that concern only some sessions, such as `OperationHook`."""
 
     def concerns(self, session: StoredSession) -> bool:
-        """Whether it has to do with a session at all."""
+        """Return whether the hook concerns a session."""
         raise NotImplementedError
 
 
 class SessionFilter:
-    """Leaves sessions out of lists, by the parameters that its feature has added to the request."""
+    """Filter for lists of sessions. It uses the parameters that its feature has added to the request."""
 
     def predicate(self, request: Parameters) -> Callable[[StoredSession], bool] | None:
-        """Get what says whether a session is wanted, which may block; None if the request asks for nothing of it."""
+        """Return a function that tells whether to list a session, or None if the request doesn't use this filter.
+
+        The function may block.
+        """
         raise NotImplementedError
 
 
 class Watcher:
-    """Is told on the event loop what has happened in a worker's sessions; a subclass overrides what it needs.
+    """Observer of events in a worker's sessions. A subclass overrides the methods that it needs.
 
-    It looks itself at what it is about.
+    The methods run on the event loop. They get only the session's id; the watcher reads what changed.
     """
 
     def changed(self, session_id: str) -> None:
-        """A record that isn't a call's may have been made in a session, or it has ended."""
+        """Handle a session that may have a new record other than a call's, or that has ended."""
 
     def draining(self) -> None:
-        """This worker is about to stop: whatever waits for something to happen should end."""
+        """End everything that waits for an event, because this worker is about to stop."""

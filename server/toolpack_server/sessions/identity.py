@@ -1,14 +1,14 @@
-"""Ids and keys of sessions, and what proves that a stored session is the one that was created.
+"""Ids and keys of sessions, and the check that a stored session is unchanged since its creation.
 
-The agent key is a keyed hash of everything that never changes in a session: its id, owner, recipe, details, labels,
-TTL and parent. So whoever can write to the store, but hasn't the key, can't change
-these without changing the agent key, and can't find out the agent key that would fit.
+The agent key is an HMAC of everything that never changes in a session: its id, owner, recipe, details, labels, TTL,
+creation time and parent. An attacker who can write to the store, but doesn't have the secret key, can't change these
+values: the agent key would no longer match, and the attacker can't compute a new one.
 
-The key of another address has twice as many digits. The first half is a keyed hash of the agent key and the name of the
-address, the second half the session's id, hidden by a keyed hash of the first. So it needn't be stored,
-and whoever has one can neither make another nor learn the id.
+The key of another address has twice as many digits. The first half is an HMAC of the agent key and the name of the
+address. The second half is the session's id, XORed with an HMAC of the first half. The key needn't be stored. Its
+holder can't compute another key and can't learn the id.
 
-A session is used only if its agent key fits.
+The server uses a session only if its agent key matches.
 """
 
 import copy
@@ -28,20 +28,20 @@ from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import FAMILY, StoredSession, family_of
 
 DIGITS = 48
-_BEGINNING = 16  # digits that are the same whatever else was in the request
-_DIGEST = 12  # digits for the parameters of the request
+_BEGINNING = 16  # first digits of an id, which depend only on the owner, the call_id and the number
+_DIGEST = 12  # last digits of an id, a digest of the request's parameters
 _OTHERS_KEY = re.compile(rf"[0-9a-f]{{{2 * DIGITS}}}")
 
 
 def in_family(session_id: str, family: str) -> str:
-    """Get an id as that of a member of a family."""
+    """Return an id changed to belong to a family, the group of a session and its forks."""
     return session_id[: FAMILY.start] + family + session_id[FAMILY.stop :]
 
 
 class Creation:
-    """A request to create sessions that can be repeated: its call_id, and a digest of everything else in it.
+    """A repeatable request to create sessions: its call_id, and a digest of its other parameters.
 
-    The ids of its sessions differ from the first digit on: people and logs go by the first eight.
+    The ids of its sessions differ from the first digit on, because people and logs use the first eight digits.
     """
 
     def __init__(self, keyed: KeyedHash, owner: str, call_id: str, request: list[Any]) -> None:
@@ -50,29 +50,32 @@ class Creation:
         self._owner = owner
         digest = hashlib.blake2b(dumps(request, sort_keys=True), digest_size=_DIGEST // 2)
         self._digest = digest.hexdigest()
-        self.family = ""  # that of their parent, where they are forks
+        self.family = ""  # for forks: the family of their parent
 
     def of_forks(self, session_id: str) -> "Creation":
-        """Get the request as one that creates forks of this session."""
+        """Return the request as one that creates forks of this session."""
         creation = copy.copy(self)
         creation.family = family_of(session_id)
         return creation
 
     @property
     def beginning(self) -> str:
-        """The beginning of the first id that is made from this call_id, whatever else was in the request."""
+        """First digits of the first session's id. They depend on the call_id, but not on the other parameters."""
         return self.new_id(0)[:_BEGINNING]
 
     def new_id(self, number: int) -> str:
-        made = self._keyed.of(self._owner, self.call_id, str(number))[: DIGITS - _DIGEST] + self._digest
-        return in_family(made, self.family) if self.family else made
+        """Return the id of the session with this number."""
+        session_id = self._keyed.of(self._owner, self.call_id, str(number))[: DIGITS - _DIGEST] + self._digest
+        return in_family(session_id, self.family) if self.family else session_id
 
     def made(self, session_id: str) -> bool:
-        """Whether an id was made from the same request, not only from the same call_id."""
+        """Return whether an id comes from the same request, not only from the same call_id."""
         return session_id.endswith(self._digest)
 
 
 class Identities:
+    """Computes and checks ids and keys with the server's secret key."""
+
     def __init__(self, key: bytes, addresses: Addresses) -> None:
         self._key = key
         self._addresses = addresses
@@ -94,7 +97,7 @@ class Identities:
         return self._keyed.of(dumps(facts, sort_keys=True), session.recipe, session.details)[:DIGITS]
 
     def keys(self, session: StoredSession) -> Mapping[str, str] | None:
-        """Get the keys of the addresses of a session with more than one, by name; None if it has only its agent's."""
+        """Return the keys of a session's addresses by name, or None if it has only the agent's address."""
         named = self._addresses.named.of(Recipe.of(session).kept)
         if named is None:
             return None
@@ -105,35 +108,44 @@ class Identities:
         return proof + self._hidden(session.id, proof)
 
     def _hidden(self, session_id: str, proof: str) -> str:
-        """Hide an id, or show the one that is hidden."""
+        """XOR an id with the mask of a proof. A second call restores the id."""
         mask = self._others.of("id", proof)[:DIGITS]
         return f"{int(session_id, 16) ^ int(mask, 16):0{DIGITS}x}"
 
     @staticmethod
     def is_others(key: str) -> bool:
-        """Whether a key has the form of one of another address than the agent's."""
+        """Return whether a key has the form of an additional address's key."""
         return _OTHERS_KEY.fullmatch(key) is not None
 
     def opened(self, key: str) -> str:
-        """Get the id of the session that the key of another address opens, if it opens one: `name_of` says so."""
+        """Return the session id in the key of an additional address. The caller must check the key with `name_of`."""
         return self._hidden(key[DIGITS:], key[:DIGITS])
 
     def name_of(self, session: StoredSession, key: str) -> str:
-        """Get the name of another address than the agent's, whose key this is; or raise `SessionNotFoundError`."""
+        """Return the name of the additional address with this key.
+
+        Raises:
+            SessionNotFoundError: The session has no such address.
+        """
         others = {name: other for name, other in (self.keys(session) or {}).items() if name != AGENT}
-        found = [name for name, other in others.items() if hmac.compare_digest(other, key)]
-        if not found:
+        names = [name for name, other in others.items() if hmac.compare_digest(other, key)]
+        if not names:
             raise SessionNotFoundError
-        return found[0]
+        return names[0]
 
     def fits(self, session: StoredSession) -> bool:
+        """Return whether a stored session matches its agent key."""
         try:
             return hmac.compare_digest(session.agent_key.encode(), self.agent_key(session).encode())
         except (AttributeError, TypeError, ValueError):  # a damaged store has values of other types
             return False
 
     def check(self, session: StoredSession) -> None:
-        """Check that a stored session is as it was created; a `StateDamagedError` says that it isn't."""
+        """Check that a stored session is unchanged since its creation.
+
+        Raises:
+            StateDamagedError: The session was changed.
+        """
         if not self.fits(session):
             raise StateDamagedError(
                 "The stored session fails its keyed hash, because it was changed in the store, or created with another "

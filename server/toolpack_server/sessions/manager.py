@@ -1,7 +1,7 @@
-"""All that can be done with sessions, for the methods of JSON-RPC to call.
+"""Interface of the sessions for JSON-RPC methods and features.
 
-Whatever blocks or runs a toolpack's code is done in a thread, with a deadline; the event loop only waits.
-What is read is what is committed.
+Work that blocks or runs a toolpack's code runs in a thread with a deadline. The event loop only waits. Reads return
+committed data only.
 """
 
 import asyncio
@@ -47,19 +47,20 @@ T = TypeVar("T")
 SWEEP_SECONDS = 1.0
 PING_SECONDS = 1.0
 MAY_BE_CLOSED = "the session may still be closed"
-SWEEP_AT_ONCE = 200
-AGENTS_REMEMBERED = 100_000
-HEAVY_BYTES = 256 * 1024  # of snapshots: to read them takes about 10 ms
+SWEEP_BATCH = 200  # sessions that are deleted in one step
+MAX_CACHED_AGENTS = 100_000
+HEAVY_BYTES = 256 * 1024  # size of snapshots that take about 10 ms to read
 
 
 class SessionManager:
-    """All that can be done with sessions.
+    """Operations on all sessions of the server.
 
-    An `owner` is the name whose token a request carries, "" if there are no tokens. Nobody sees another owner's
-    sessions. None, for the server itself and an agent's address, sees all.
+    An `owner` is the name of the request's token, or "" if the server has no tokens. An owner can't access the sessions
+    of other owners. The server itself and agents' addresses pass None, which gives access to all sessions.
 
     Attributes:
-        tracer: Of the feature that traces calls, if there is one.
+        heavy_reader: A reader without a size limit, for work in `compute`.
+        tracer: The tracer of calls, if a feature has one.
     """
 
     def __init__(self, context: SessionContext, observer: CallObserver, measure: Measure) -> None:
@@ -69,7 +70,7 @@ class SessionManager:
         self._store = context.store
         self._settings = context.settings
         self._agents: dict[str, tuple[str, str, str]] = {}
-        self._agent_keys: dict[str, list[str]] = {}  # by session, of those in `_agents`
+        self._agent_keys: dict[str, list[str]] = {}  # keys in `_agents` by session
         self.queues = Queues(context.store, context.settings, measure, context.runner.places)
         cache, clock = self.queues.cache, self.queues.clock
         self._reader = SessionReader(context, cache, clock, HEAVY_BYTES)
@@ -93,14 +94,14 @@ class SessionManager:
         creation: Creation | None = None,
         details: Mapping[str, Any] = MappingProxyType({}),
     ) -> Session:
-        """Create a session; with the call_id of an earlier request, get the session that it has created.
+        """Create a session. With the call_id of an earlier request, return the session that it created.
 
         Args:
-            creation: Made from the client's request, if that isn't this one; then this one has no call_id.
-            details: What is kept with the session besides what features keep.
+            creation: The client's request, if `request` is derived from it. `request` then has no call_id.
+            details: Data to store in the session besides that of features.
 
         Raises:
-            InvalidParamsError: Toolpacks, options or environment don't fit.
+            InvalidParamsError: Toolpacks, options or environment are invalid.
         """
         repeatable = (creation or request.call_id) is not None
         known = may_be_created(repeatable=repeatable)
@@ -110,16 +111,16 @@ class SessionManager:
 
         def prepare_and_create() -> Session:
             new = prepared()
-            errand.begin_change(known)
+            job.begin_change(known)
             return self.factory.create(new)
 
         if not self.factory.is_brief(request):
-            errand = ThreadJob(prepare_and_create, self._settings.timeout_seconds, "authors", "create", owner)
-            return cast("Session", await self.queues.do(errand))
+            job = ThreadJob(prepare_and_create, self._settings.timeout_seconds, "authors", "create", owner)
+            return cast("Session", await self.queues.do(job))
         new = prepared()
         if not new.has_default_environments:
             return await self.run_authors(lambda: self.factory.create(new), owner, "create", known=known)
-        # To build an environment may take long; most often it has been built already.
+        # Building an environment may take long, but usually the environments are in the cache.
         if all(map(self._context.initial.has, new.request.toolpacks or ())):
             return cast("Session", await self._created[repeatable].do(new))
         return await self._do(lambda: self.factory.create(new), known)
@@ -132,11 +133,11 @@ class SessionManager:
         *,
         again: Mapping[str, Any] | None = None,
     ) -> list[Session]:
-        """Create sessions that start from a version of one, or get those that were created with this call_id.
+        """Create forks of a version. With the call_id of an earlier request, return the forks that it created.
 
         Args:
-            creation: Made from the client's request, if that isn't this one; then this one has no call_id.
-            again: As of `SessionFactory.fork`.
+            creation: The client's request, if `request` is derived from it. `request` then has no call_id.
+            again: See `SessionFactory.fork`.
         """
         creation = creation or self._creation(owner, request)
         creation = creation and creation.of_forks(request.session_id)
@@ -156,19 +157,19 @@ class SessionManager:
             return await self.compute(partial(fork, forks), owner, "fork", known)
         return forks
 
-    def _creation(self, owner: str, asked: SessionRequest | ForkRequest) -> Creation | None:
-        if asked.call_id is None:
+    def _creation(self, owner: str, request: SessionRequest | ForkRequest) -> Creation | None:
+        if request.call_id is None:
             return None
-        parameters = asked.model_dump(exclude={"call_id"})
-        return self._context.identities.creation(owner, asked.call_id, [type(asked).__name__, parameters])
+        parameters = request.model_dump(exclude={"call_id"})
+        return self._context.identities.creation(owner, request.call_id, [type(request).__name__, parameters])
 
-    # Operations, which wait for their turn
+    # Operations, which wait in a queue
 
     async def call(self, session_id: str, owner: str, request: CallRequest) -> Outcome:
-        """Run a function in a session; the call is counted, logged and traced.
+        """Run a function in a session. The call is counted, logged and traced.
 
         Raises:
-            RequestError: It was refused, and nothing has changed.
+            RequestError: The call was refused, and nothing has changed.
         """
         began = time.perf_counter()
         tracer, trace = self.tracer, None
@@ -186,10 +187,12 @@ class SessionManager:
         return outcome
 
     async def run(self, operation: SessionOperation) -> Any:
-        """Do an operation, and get its answer. Cancelled, it changes nothing and leaves no record unless committed.
+        """Run an operation, and return its answer.
+
+        If the coroutine is cancelled before the commit, the operation changes nothing and leaves no record.
 
         Raises:
-            RequestError: It was refused, and nothing has changed.
+            RequestError: The operation was refused, and nothing has changed.
         """
         try:
             return await self.queues.run(operation)
@@ -201,23 +204,24 @@ class SessionManager:
             raise
         finally:
             if operation.is_told:
-                self._tell([operation.session_id])
+                self._notify([operation.session_id])
 
-    def _tell(self, session_ids: Iterable[str]) -> None:
+    def _notify(self, session_ids: Iterable[str]) -> None:
         for watcher in self.watchers:
             for session_id in session_ids:
                 watcher.changed(session_id)
 
     async def reset(self, session_id: str, owner: str, version: int, call_id: str | None) -> Session:
+        """Reset a session to a version, and describe it."""
         reset = await self.run(ResetOperation(self._context, session_id, owner, version, call_id))
         return await self.read(lambda reader: reader.describe(session_id, owner, version=reset))
 
     # Reading sessions
 
     async def read(self, read: Callable[[SessionReader], T], owner: str = "", known: str = NOTHING_CHANGED) -> T:
-        """Read sessions, in a thread: `await sessions.read(lambda reader: reader.describe(session_id, owner), owner)`.
+        """Read sessions in a thread: `await sessions.read(lambda reader: reader.describe(session_id, owner), owner)`.
 
-        What takes much of the processor is done two at a time, one of each owner; owners take turns.
+        A read of much data goes through `compute`: two such reads run at once, one per owner, and owners take turns.
         """
         try:
             return await self._do(lambda: read(self._reader), known)
@@ -225,12 +229,14 @@ class SessionManager:
             return await self.compute(lambda: read(self.heavy_reader), owner, "read", known)
 
     async def compute(self, work: Callable[[], T], owner: str, kind: str, known: str = NOTHING_CHANGED) -> T:
-        """Do work of the server's own that takes much of the processor, in a thread; work of one kind takes as long.
+        """Run CPU-bound work of the server in a thread.
 
-        `known` is what is known when it has missed its deadline, for the end of that sentence.
+        Args:
+            kind: Work of one kind takes about the same time.
+            known: What the error says about the state of the work if it misses its deadline.
         """
-        errand = ThreadJob(work, self._settings.timeout_seconds, "reads", kind, owner, known=known)
-        return cast("T", await self.queues.do(errand))
+        job = ThreadJob(work, self._settings.timeout_seconds, "reads", kind, owner, known=known)
+        return cast("T", await self.queues.do(job))
 
     async def run_authors(
         self,
@@ -240,19 +246,23 @@ class SessionManager:
         timeout_seconds: float | None = None,
         known: str = NOTHING_CHANGED,
     ) -> T:
-        """Run an author's code that isn't a function, such as an evaluator, in a thread, in turns by owner.
+        """Run code of a toolpack other than a function, such as an evaluator, in a thread. Owners take turns.
 
         Args:
             kind: Work of one kind takes about the same time.
-            timeout_seconds: Its deadline; None: that of a call.
-            known: What is known if it is missed, at the end of a sentence.
+            timeout_seconds: Deadline of the work. Default: that of a call.
+            known: What the error says about the state of the work if it misses its deadline.
         """
         seconds = self._settings.timeout_seconds if timeout_seconds is None else timeout_seconds
-        errand = ThreadJob(work, seconds, "authors", kind, owner, known)
-        return cast("T", await self.queues.do(errand))
+        job = ThreadJob(work, seconds, "authors", kind, owner, known)
+        return cast("T", await self.queues.do(job))
 
     async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
-        """Get the names of a session's toolpacks, all of which are loaded."""
+        """Return the names of a session's toolpacks.
+
+        Raises:
+            ClassesChangedError: One of them is no longer loaded.
+        """
         try:
             session, _ = await self.read(lambda reader: reader.find(session_id, owner))
         except SessionNotFoundError:
@@ -263,22 +273,22 @@ class SessionManager:
         return toolpacks
 
     async def agent_session(self, agent_key: str) -> tuple[str, str, str]:
-        """Get what `SessionReader.agent_session` does."""
-        found = self._agents.get(agent_key)
-        if found is None:
-            found = await self.read(lambda reader: reader.agent_session(agent_key))
-            if len(self._agents) >= AGENTS_REMEMBERED:
+        """Return the result of `SessionReader.agent_session`, with a cache."""
+        entry = self._agents.get(agent_key)
+        if entry is None:
+            entry = await self.read(lambda reader: reader.agent_session(agent_key))
+            if len(self._agents) >= MAX_CACHED_AGENTS:
                 self._agents.clear()
                 self._agent_keys.clear()
-            self._agents[agent_key] = found
-            self._agent_keys.setdefault(found[0], []).append(agent_key)
-        return found
+            self._agents[agent_key] = entry
+            self._agent_keys.setdefault(entry[0], []).append(agent_key)
+        return entry
 
     async def address(self, session_id: str, owner: str, name: str) -> Address:
-        """Get an address of a session, for whoever has come to it.
+        """Return an address of a session, for a request to that address.
 
         Raises:
-            DeadlineError: A loader took too long; the text doesn't say which, since agents needn't know its name.
+            DeadlineError: A loader took too long. The message doesn't name the loader, because agents needn't know it.
         """
         session, head = await self.read(lambda reader: reader.find(session_id, owner))
         addresses = self._context.addresses
@@ -301,62 +311,65 @@ class SessionManager:
     # Ending sessions
 
     async def close(self, session_id: str, owner: str) -> None:
+        """Close a session."""
         await self._closed.do((session_id, owner))
-        self._tell([session_id])
+        self._notify([session_id])
 
-    def _close_batch(self, asked: Sequence[tuple[str, str]]) -> list[SessionNotFoundError | None]:
-        owners = {session_id: self._owner(session_id) for session_id, _ in asked}
-        closed = {*self._delete([session_id for session_id, owner in {*asked} if owners[session_id] == owner])}
+    def _close_batch(self, requests: Sequence[tuple[str, str]]) -> list[SessionNotFoundError | None]:
+        owners = {session_id: self._owner(session_id) for session_id, _ in requests}
+        closed = {*self._delete([session_id for session_id, owner in {*requests} if owners[session_id] == owner])}
         answers: list[SessionNotFoundError | None] = []
-        for session_id, owner in asked:
+        for session_id, owner in requests:
             if owners[session_id] == owner and session_id in closed:
-                closed.remove(session_id)  # closed once: whoever asks for it again finds no session
+                closed.remove(session_id)  # a second request in the batch for this session must fail
                 answers.append(None)
             else:
                 answers.append(SessionNotFoundError())
         return answers
 
     def _owner(self, session_id: str) -> str | None:
-        """Get a session's owner, who never changes; None if there is no session."""
+        """Return a session's owner, which never changes, or None if there is no session."""
         state = self.queues.cache.get(session_id)
         if state is not None:
             return state.session.owner
-        # Not `find`: a session that was changed in the store, or has another key, can be closed too.
-        found = self._store.get(session_id)
-        return found and found[0].owner
+        # Not `find`: it must be possible to close a session that was changed in the store or has another key.
+        entry = self._store.get(session_id)
+        return entry and entry[0].owner
 
     async def close_all(self, owner: str, labels: Mapping[str, str]) -> int:
-        def close_some() -> Sequence[str]:
-            found = self._store.list(SessionQuery(owner, labels, "", SWEEP_AT_ONCE))
-            return self._delete([session.id for session, _ in found])
+        """Close all sessions of an owner that have these labels, and return their number."""
 
-        closed = 0
-        while some := await self._do(close_some, "sessions may still be closed"):
-            self._tell(some)
-            closed += len(some)
-        return closed
+        def close_some() -> Sequence[str]:
+            entries = self._store.list(SessionQuery(owner, labels, "", SWEEP_BATCH))
+            return self._delete([session.id for session, _ in entries])
+
+        count = 0
+        while closed := await self._do(close_some, "sessions may still be closed"):
+            self._notify(closed)
+            count += len(closed)
+        return count
 
     async def sweep(self) -> None:
-        """Delete expired sessions, and what is still stored of those that were closed, every second, until cancelled.
+        """Delete expired sessions and the remaining data of closed ones every second, until cancelled.
 
-        Nothing else ends a session for its age, and nothing but the store counts that.
+        Sessions expire only here, and only the store measures their age.
         """
 
         def sweep_some() -> Sequence[str]:
             counted = self._store.count_time()
             self.queues.clock.look(counted)
-            expired = self._store.delete_expired(counted.now, SWEEP_AT_ONCE, self.queues.busy())
+            expired = self._store.delete_expired(counted.now, SWEEP_BATCH, self.queues.busy())
             self.queues.forget(expired)
             self._store.clean_up()
             return expired
 
-        with contextlib.suppress(InternalError, RequestError):  # the store may be away
+        with contextlib.suppress(InternalError, RequestError):  # the store may be unavailable
             await self._do(self.heavy_reader.check_key)
         while True:
-            # Failures are logged; the next round deletes what this one should have.
+            # Failures are logged, and the next round retries.
             with contextlib.suppress(InternalError, RequestError):
                 while expired := await self._do(sweep_some):
-                    self._tell(expired)
+                    self._notify(expired)
             await asyncio.sleep(SWEEP_SECONDS)
 
     def _delete(self, session_ids: list[str]) -> Sequence[str]:
@@ -369,28 +382,29 @@ class SessionManager:
     # The worker as a whole
 
     async def count(self, owner: str | None = None) -> int:
+        """Return the number of an owner's sessions, or of all sessions."""
         return await self._do(lambda: self._store.count(owner))
 
     async def ping_store(self) -> tuple[bool, str]:
-        """Get whether anything can be stored now, and what can't, or why nothing can; "" if all is well."""
+        """Return whether the store works, and a message about what doesn't, or "" if everything works."""
         try:
             return True, await asyncio.wait_for(self._do(self._store.ping), PING_SECONDS) or ""
         except RequestError as error:
             return False, str(error)
-        except Exception:  # noqa: BLE001 - whatever it is, the store doesn't answer
+        except Exception:  # noqa: BLE001 - any other error means that the store doesn't answer
             return False, "The store doesn't answer."
 
     def load(self) -> tuple[int, int, int]:
-        """Count the calls that wait, the stuck threads, and the sessions in the cache."""
+        """Return the numbers of waiting calls, stuck threads, and sessions in the cache."""
         return self.queues.waiting(), self.queues.threads.stuck_threads(), len(self.queues.cache)
 
     def begin_draining(self) -> None:
-        """Let whatever waits for something to happen end; what runs goes on."""
+        """End the waits of all watchers. Running work continues."""
         for watcher in self.watchers:
             watcher.draining()
 
     async def drain(self) -> None:
-        """Wait until nothing runs any more, for as long as the settings allow, then stop the threads."""
+        """Wait until all work has ended, at most `drain_seconds` of the settings, then stop the threads."""
         self.begin_draining()
         deadline = time.monotonic() + self._settings.drain_seconds
         while not self.queues.is_idle() and time.monotonic() < deadline:  # noqa: ASYNC110 - threads end it
@@ -398,11 +412,15 @@ class SessionManager:
         self.queues.stop()
 
     async def _do(self, work: Callable[[], T], known: str = NOTHING_CHANGED) -> T:
-        """Do work that blocks but is quick, in a thread; see `compute`."""
+        """Run quick blocking work in a thread. See `compute`."""
         return cast("T", await self.queues.do(ThreadJob(work, self._settings.timeout_seconds, known=known)))
 
 
 def may_be_created(*, repeatable: bool) -> str:
-    """Say what is known when a request to create a session, which has a call_id or none, has missed its deadline."""
-    again = ": send the request again, with its call_id" if repeatable else ""
-    return f"a session may still be created{again}"
+    """Return the end of the error message for a request to create a session that missed its deadline.
+
+    Args:
+        repeatable: The request has a call_id.
+    """
+    advice = ": send the request again, with its call_id" if repeatable else ""
+    return f"a session may still be created{advice}"

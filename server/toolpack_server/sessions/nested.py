@@ -1,7 +1,7 @@
-"""What the record of a call says of the calls that were nested in it.
+"""Nested calls in the record of a call.
 
-Every nested call stands there, whatever was cut of it. One that hasn't returned has the error with which the
-whole call has ended.
+The record lists every nested call, but may cut its arguments and result. A nested call that didn't return has the error
+of the whole call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,11 @@ MAX_NESTED_CALLS = 100
 
 
 class NestedRecord:
-    """The nested calls of one call, for its record.
+    """Nested calls of one call, for its record.
 
     Args:
-        max_bytes: How long their arguments, and their results, may be together; else those that aren't small are cut.
+        max_bytes: Maximum size of all arguments together, and of all results together. If they are larger, each long
+            one is cut.
     """
 
     def __init__(self, calls: Sequence[NestedCall], max_bytes: int) -> None:
@@ -29,23 +30,23 @@ class NestedRecord:
         self._arguments = _cut_together([dumps(call.arguments) for call in calls], max_bytes)
 
     def members(self, results: Sequence[bytes], error: str | None) -> list[Mapping[str, Any]]:
-        """Get what the record shows of them.
+        """Return the nested calls as JSON objects for the record.
 
         Args:
-            results: Those of the calls that have returned, in order.
-            error: The error of the whole call, if it has failed.
+            results: Results of the calls that returned, in order.
+            error: Error of the whole call, if it failed.
         """
         texts = _cut_together(results, self._max_bytes)
         short = error and cut_error(error, SMALL_BYTES)
         return [
             {
                 "function": call.function[:MAX_SHOWN],
-                "kwargs": Fragment(self._arguments[place]),
-                "result": Fragment(texts[place]) if place < len(texts) else "",
-                "error": None if place < len(texts) else short,
+                "kwargs": Fragment(self._arguments[index]),
+                "result": Fragment(texts[index]) if index < len(texts) else "",
+                "error": None if index < len(texts) else short,
                 **({} if call.parent is None else {"parent": call.parent}),
             }
-            for place, call in enumerate(self._calls)
+            for index, call in enumerate(self._calls)
         ]
 
 

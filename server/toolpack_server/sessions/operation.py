@@ -1,8 +1,8 @@
-"""What happens for every operation on a session, whatever it does.
+"""Base class of operations on a session, and of the hooks around them.
 
-The clock, the answer to a repeated call_id, the record, the quotas and the result are
-here and nowhere else. A subclass says what is its own, and features hang on both sides of it. A record and what the
-operation has changed are one commit; what is refused leaves neither.
+The base class handles the deadline, repeated call_ids, the record, the quotas and the result. A subclass implements the
+change itself. Hooks of features run before and after it. The record and the change are one commit; a refused operation
+has neither.
 """
 
 import time
@@ -25,10 +25,10 @@ from toolpack_server.stores.base import Record, StoredSession
 
 
 class SessionFacts(NamedTuple):
-    """What operations know of a session that has proved to be as it was created.
+    """Checked facts about a session, which all its operations share.
 
     Attributes:
-        hooks: Those that have to do with the session.
+        hooks: The operation hooks that concern the session.
     """
 
     recipe: Recipe
@@ -36,33 +36,33 @@ class SessionFacts(NamedTuple):
 
 
 def check_facts(context: SessionContext, session: StoredSession) -> SessionFacts:
-    """Check a session that is used for the first time since it was read; raise as `SessionContext.check_session`."""
+    """Check a session at its first use after it was read. Raises the errors of `SessionContext.check_session`."""
     context.check_session(session)
-    hooks = (each for each in context.operation_hooks if isinstance(each, OperationHook) and each.concerns(session))
+    hooks = (hook for hook in context.operation_hooks if isinstance(hook, OperationHook) and hook.concerns(session))
     return SessionFacts(Recipe.of(session), tuple(hooks))
 
 
 class SessionOperation:
-    """An operation on a session; the engine's `Operation` says when its methods are called.
+    """Operation on a session. The engine's `Operation` documents when each method is called.
 
-    To refuse it, `prepare` and `change` raise a `RequestError`; then nothing has changed.
+    `prepare` and `change` raise a `RequestError` to refuse the operation. Nothing has changed then.
 
     Args:
-        owner: The owner that the session must have.
-        call_id: The idempotency key of the request, if it has one.
+        owner: Required owner of the session.
+        call_id: Idempotency key of the request, if it has one.
 
     Attributes:
-        method: The method of JSON-RPC that asks for it.
-        kind: Operations of one kind take about the same time; by default those of one method.
-        lane: The lane that limits it, unless its kind is known to be quick.
-        record_kind: The name of the kind of its record.
-        starts_clock: It starts its clock itself, later than others do.
-        by: Whose address it came to, or `client`.
-        facts: What is known of the session, from `prepare` on.
-        trace: What is noted of it; None if nobody wants to know.
-        notes: What each of those around the operation keeps between `before` and `after`.
-        is_told: Watchers are told of it.
-        late: The error text of a missed deadline, of so many seconds.
+        method: JSON-RPC method of the operation.
+        kind: Operations of one kind take about the same time. Default: the method.
+        lane: Lane that limits slow operations.
+        record_kind: Name of the kind of its record.
+        starts_clock: The operation starts its clock itself, later than the base class would.
+        by: Name of the address that received the request, or `client`.
+        facts: Facts about the session. `steps` sets them before it calls `prepare`.
+        trace: Trace of the call. None if no feature traces it.
+        notes: Data of hooks between `before` and `after`, by hook.
+        is_told: Watchers are notified after the operation.
+        late: Error message of a missed deadline. `{:g}` is replaced by the seconds.
     """
 
     after_commits = False
@@ -83,7 +83,7 @@ class SessionOperation:
         self.session_id = session_id
         self.owner = owner
         self.call_id = call_id
-        self.recorded_call_id = call_id  # by which the record has it
+        self.recorded_call_id = call_id  # the form of the call_id in the record
         self.context = context
         self._trace_context = trace_context.get()
         self._started_at = 0.0
@@ -92,43 +92,43 @@ class SessionOperation:
     def __init_subclass__(cls) -> None:
         cls.kind = cls.kind or cls.method
 
-    # What a subclass says
+    # Methods for subclasses to implement
 
     def prepare(self, state: SessionState) -> float:  # noqa: ARG002 - a subclass uses it
-        """Check the request itself, and get its deadline in seconds."""
+        """Check the request, and return its deadline in seconds."""
         return self.context.settings.timeout_seconds
 
     def asked(self) -> Sequence[Any]:
-        """Get what a repeated request must have in common with the first one."""
+        """Return the parameters that a repeated request must have in common with the first one."""
         raise NotImplementedError
 
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> Any:
-        """Get the answer from the record of the same request.
+        """Return the answer to a repeated request from the record of the first one.
 
         Args:
-            shown: What clients see of the record.
-            private: What only the server reads of it, `kept` included.
+            shown: The members of the record that clients see.
+            private: The members that only the server reads, including those of `kept`.
         """
         raise NotImplementedError
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
-        """Do it, in a thread; may block."""
+        """Run the operation in a thread. The method may block."""
         raise NotImplementedError
 
     def kept(self, change: Effect) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
-        """Get what the answer to a repeated request needs besides the record."""
+        """Return private data for the record, which the answer to a repeated request needs."""
         return {}
 
     def too_large(self, error: TooLargeError) -> Any:
-        """Get the answer where the quotas have no room for the record, or raise."""
+        """Return the answer if the quotas have no room for the record, or raise the error."""
         raise error
 
-    # What all have in common
+    # Common behaviour
 
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        """Do what `change` does, but let somebody else await the coroutines."""
+        """Run `change` as a generator, whose driver awaits the coroutines that it yields."""
         return self.change(state, start_clock)
-        yield  # which makes it a generator
+        yield  # makes the method a generator
 
     def steps(self, state: SessionState[SessionFacts], start_clock: StartClock) -> Steps[Effect]:
         context, facts = self.context, state.facts
@@ -137,7 +137,7 @@ class SessionOperation:
         self.facts = facts
         kept = facts.recipe.kept
         limited = self.by != CLIENT and kept
-        if limited:  # what the address has may be for a loader to say
+        if limited:  # a toolpack's loader may determine the address's functions, so a deadline is needed
             start_clock(context.settings.timeout_seconds, context.settings.timeout_seconds)
         seconds = self.prepare(state)
         if limited:
@@ -148,15 +148,15 @@ class SessionOperation:
         if self.recorded_call_id is not None:
             self._digest = request_digest(self.method, *self.asked())
             if limited and context.addresses.named.of(kept):
-                self.recorded_call_id = f"{self.by}/{self.call_id}"  # each address has its own
-            # An operation that doesn't wait for the commits before it finds their records in the state.
+                self.recorded_call_id = f"{self.by}/{self.call_id}"  # each address has its own call_ids
+            # The operation may run before earlier commits are stored. Their records are in the state.
             stored = stored_call_id(self.recorded_call_id, self.by)
             record = state.uncommitted.get(stored) or context.store.record_of_call(self.session_id, stored)
             if record is not None:
                 lines = context.records.read_repeated(self.session_id, record, self._digest)
                 return Effect(self.repeated(record, *lines))
-        for each in facts.hooks:
-            answer = each.before(self, state, start_clock)
+        for hook in facts.hooks:
+            answer = hook.before(self, state, start_clock)
             if answer is not None:
                 return Effect(answer)
         change = yield from self.changing(state, start_clock)
@@ -170,9 +170,9 @@ class SessionOperation:
         return change
 
     def record(self, state: SessionState, change: Effect) -> Record:
-        """Write the record, with what those around the operation add to it."""
-        for each in self.facts.hooks:
-            each.after(self, state, change)
+        """Return the operation's record, after the hooks have extended it."""
+        for hook in self.facts.hooks:
+            hook.after(self, state, change)
         private = change.private
         if self._digest is not None:
             private = {"digest": self._digest, **self.kept(change), **private}
@@ -188,31 +188,30 @@ class SessionOperation:
         return self.context.records.write(self.session_id, shown, private or None)
 
     def on_timeout(self, state: SessionState) -> Effect:  # noqa: ARG002 - a subclass uses it
+        """Return the effect of a missed deadline, or raise an error."""
         raise DeadlineError(self.late.format(self.context.settings.timeout_seconds))
 
 
 class OperationHook(SessionHook):
-    """What one feature does around the operations on sessions; a subclass overrides what it needs.
+    """Hook of a feature around the operations on sessions. A subclass overrides the methods that it needs.
 
-    To refuse an operation, `before` raises a `RequestError`.
+    `before` raises a `RequestError` to refuse an operation. Hooks aren't called for sessions that don't concern them.
 
-    A session with which no feature has to do costs nothing.
-
-    `state.memo[self]` is what it remembers of a session as of its last record. It is gone whenever the session was read
-    from the store anew.
+    `state.memo[self]` caches the hook's state of a session as of its last record. It is lost when the session is read
+    from the store again.
     """
 
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> Any:
-        """Prepare an operation, in its thread, after a repeated request has got its answer; may block.
+        """Prepare an operation in its thread. The method may block. Repeated requests are answered before it is called.
 
-        Anything but None is the answer at once: nothing is done, and nothing recorded. To have a call answered and
-        recorded without running its function, set `CallOperation.outcome`.
+        Return None to continue. Any other value is the answer: the operation doesn't run and isn't recorded. To record
+        a call without running its function, set `CallOperation.outcome`.
         """
 
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
-        """Look at what an operation has done before that is recorded.
+        """Process the effect of an operation before it is recorded.
 
-        It may add to `change.members`, `change.private` and `change.memo`, and replace `change.answer`: the agent, and
-        the repeat of its request, then hear that instead. After a missed deadline it must be brief, as it is called
-        under a lock.
+        The method may add to `change.members`, `change.private` and `change.memo`. It may replace `change.answer`: the
+        agent and a repeated request then get the new answer. After a missed deadline the method must be quick, because
+        it is called under a lock.
         """

@@ -1,6 +1,6 @@
-"""The bytes of a version's parts, read from the store as far as nobody has them.
+"""Bytes of a version's parts, read from the store on demand.
 
-Whoever needs the bytes of a part asks here, so nothing depends on what this worker happens to remember.
+All code gets the bytes of parts from here, so no result depends on the contents of this worker's cache.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,14 @@ from toolpack_server.volumes.volume import is_piece
 
 
 class PartBytes(dict[str, bytes]):
-    """The bytes of parts with these blob ids, of which some are known already.
+    """Mapping from parts to their bytes. Missing bytes are read from the store and then kept.
 
-    Those of pieces of volumes are read each time: of volumes the working copies are kept.
+    Pieces of volumes are read each time, because the server keeps working copies of volumes instead.
 
     Args:
-        unstored: Blobs that the store may not have yet, by id; they may go when it has them.
+        parts: Blob ids by part.
+        known: Bytes by part that are in memory already.
+        unstored: Blobs by id that the store may not have yet. An entry may disappear after it is stored.
     """
 
     def __init__(
@@ -33,7 +35,7 @@ class PartBytes(dict[str, bytes]):
 
     def __missing__(self, part: str) -> bytes:
         blob_id = self._parts[part]
-        blob = self._unstored.get(blob_id)  # asked first: it goes from there once it is in the store
+        blob = self._unstored.get(blob_id)  # before the store: the entry disappears only after it is stored
         if blob is None:
             blob = self._store.blobs([blob_id])[blob_id]
         if not is_piece(part):

@@ -1,13 +1,13 @@
-"""The path of a session: the records that led to its present version, its ancestors' among them.
+"""Paths of sessions: the records that led to a version, including those of its ancestors.
 
-A reset goes back on the path: what came after the version that it names is no longer on it. Calls that change nothing
-belong to the version that they read. A fork's path begins with its parent's, up to the version that was forked, but
-without the answer, as each fork gives its own. The fork only refers to that: it names its parent, the version, and the
-last record that its parent had. The store keeps what forks refer to, also when the parent is closed.
+A reset goes back on the path: records after the version that it names leave the path. A call that changes nothing
+belongs to the version that it read. A fork's path begins with its parent's path up to the forked version, but without
+the answer, because each fork gives its own. The fork stores only a reference: its parent, the version, and the parent's
+last record at that time. The store retains the referenced records even if the parent is closed.
 
-What is here follows from what has keyed hashes: records, and what never changes in a session. So a fork can't
-be given another past, neither by whoever can write to the store, nor by a store that has lost its newest records: the
-record that it names would be missing, or be another one.
+Paths depend only on data with an HMAC: records, and the parts of a session that never change. An attacker who can
+write to the store can't give a fork another past. A store that lost its newest records can't, either: the referenced
+record would be missing or have another id.
 """
 
 import threading
@@ -27,30 +27,30 @@ from toolpack_server.sessions.record_kinds import RecordKinds
 from toolpack_server.sessions.records import Records
 from toolpack_server.stores.base import ForkPoint, SessionStore, StoredSession
 
-READ_AT_ONCE = 64
-REMEMBERED = 256  # sessions of which a server knows how their records follow each other
-POINTS_REMEMBERED = 4096  # at which sessions were forked
+READ_BATCH = 64  # records that are read in one step
+MAX_CACHED_TREES = 256  # sessions with a cached record tree
+MAX_CACHED_POINTS = 4096  # fork points with a cached path
 
 Line = tuple[str, bytes]
-"""A record of a path: its session, and the JSON that clients see."""
+"""A record on a path: its session's id, and the JSON that clients see."""
 
 
-class _Known:
-    """What is known of a session's records, and the lock of whoever reads more of them."""
+class _CachedTree:
+    """Record tree of a session, and the lock for extending it."""
 
     def __init__(self, kinds: RecordKinds) -> None:
         self.lock = threading.Lock()
-        self.history = RecordTree(kinds)
+        self.tree = RecordTree(kinds)
 
 
 class _PathSegment(NamedTuple):
-    """The part of a path that is one session's own.
+    """The records on a path that belong to one session.
 
     Attributes:
-        before: The part before it, which is another session's; None at the beginning.
-        point: Where it was forked, after which nothing of it is on the path; None if the path ends in it.
-        start: The place of the first of them on the path.
-        stop: The place after the last.
+        before: The segment before, of the parent. None for the first segment.
+        point: The fork point that ends the segment. None for the last segment.
+        start: Position of the first record on the path.
+        stop: Position after the last record.
     """
 
     before: "_PathSegment | None"
@@ -61,7 +61,7 @@ class _PathSegment(NamedTuple):
     stop: int
 
 
-def _stretch(
+def _segment(
     before: _PathSegment | None, session_id: str, point: ForkPoint | None, ranges: Sequence[range]
 ) -> _PathSegment:
     start = before.stop if before else 0
@@ -69,7 +69,7 @@ def _stretch(
 
 
 class _Piece(NamedTuple):
-    """Records of a stretch that are read in one step."""
+    """Records of a segment that are read in one step."""
 
     session_id: str
     point: ForkPoint | None
@@ -77,7 +77,7 @@ class _Piece(NamedTuple):
 
 
 class PathMessage(NamedTuple):
-    """What a participant has said, by the place of its record; `to` is None if it was said to all."""
+    """Reference to the record of a participant's message. `to` is None if the message is for all participants."""
 
     session_id: str
     point: ForkPoint | None
@@ -91,7 +91,8 @@ class PathRecord:
     """A record on the path that led to a version.
 
     Attributes:
-        own: It is the session's own, not one of a parent.
+        shown: The members that clients see.
+        own: The record belongs to the session itself, not to an ancestor.
     """
 
     shown: Mapping[str, Any]
@@ -99,22 +100,24 @@ class PathRecord:
 
 
 class Paths:
+    """Reads paths, and caches record trees and the paths of fork points."""
+
     def __init__(self, store: SessionStore, records: Records, identities: Identities, kinds: RecordKinds) -> None:
         self._kinds = kinds
         self._store = store
         self._records = records
         self._identities = identities
-        self._known = lru_cache(maxsize=REMEMBERED)(lambda _session_id: _Known(kinds))
-        self._pasts = BoundedCache[ForkPoint, _PathSegment](POINTS_REMEMBERED)
-        self.before = lru_cache(maxsize=POINTS_REMEMBERED)(self._before)
+        self._trees = lru_cache(maxsize=MAX_CACHED_TREES)(lambda _session_id: _CachedTree(kinds))
+        self._pasts = BoundedCache[ForkPoint, _PathSegment](MAX_CACHED_POINTS)
+        self.before = lru_cache(maxsize=MAX_CACHED_POINTS)(self._before)
 
     # Whole paths
 
     def lines(self, session: StoredSession, version: int, start: int = 0, limit: int | None = None) -> Iterator[Line]:
-        """Read the path of a version from a place on: for each record the session, and the JSON that clients see.
+        """Yield the records on the path of a version, from position `start` on.
 
         Raises:
-            StateDamagedError: A record, or a session on the way, was damaged or forged, or is missing.
+            StateDamagedError: A record or an ancestor is missing, damaged or forged.
             SessionNotFoundError: The session was closed meanwhile.
         """
         with self._unless_closed(session):
@@ -125,7 +128,7 @@ class Paths:
                     break
                 indices = piece.indices if limit is None else piece.indices[:limit]
                 limit = None if limit is None else limit - len(indices)
-                if batch and size + len(indices) > READ_AT_ONCE:
+                if batch and size + len(indices) > READ_BATCH:
                     yield from self._read(batch)
                     batch, size = [], 0
                 batch.append(piece._replace(indices=indices))
@@ -134,49 +137,49 @@ class Paths:
                 yield from self._read(batch)
 
     def said(self, session: StoredSession, version: int) -> list[PathMessage]:
-        """Get what participants have said on the path of a version, in order; no record is read again."""
+        """Return the participants' messages on the path of a version, in order, without reading records again."""
         with self._unless_closed(session):
             return [
-                PathMessage(stretch.session_id, stretch.point, *each)
-                for stretch in self._stretches(session, version, 0)
-                for each in self._history(stretch.session_id).said(stretch.ranges)
+                PathMessage(segment.session_id, segment.point, *message)
+                for segment in self._segments(session, version, 0)
+                for message in self._tree(segment.session_id).said(segment.ranges)
             ]
 
     def said_lines(self, session: StoredSession, said: Sequence[PathMessage]) -> Iterator[bytes]:
-        """Read what clients see of these records; raises as `lines`."""
+        """Yield the JSON of these messages' records that clients see. Raises the errors of `lines`."""
         pieces = [_Piece(each.session_id, each.point, range(each.record, each.record + 1)) for each in said]
         with self._unless_closed(session):
-            for start in range(0, len(pieces), READ_AT_ONCE):
-                for _, text in self._read(pieces[start : start + READ_AT_ONCE]):
+            for start in range(0, len(pieces), READ_BATCH):
+                for _, text in self._read(pieces[start : start + READ_BATCH]):
                     yield text
 
-    def _stretches(self, session: StoredSession, version: int, start: int) -> list[_PathSegment]:
-        """Get the stretches of a path, in order, from that of a place on."""
-        path: _PathSegment | None = _stretch(
-            self._past(session), session.id, None, self._history(session.id).path(version)
+    def _segments(self, session: StoredSession, version: int, start: int) -> list[_PathSegment]:
+        """Return the segments of a path that end after position `start`, in order."""
+        segment: _PathSegment | None = _segment(
+            self._past(session), session.id, None, self._tree(session.id).path(version)
         )
-        found = []
-        while path is not None and path.stop > start:
-            found.append(path)
-            path = path.before
-        return found[::-1]
+        segments = []
+        while segment is not None and segment.stop > start:
+            segments.append(segment)
+            segment = segment.before
+        return segments[::-1]
 
     def _pieces(self, session: StoredSession, version: int, start: int) -> Iterator[_Piece]:
-        for stretch in self._stretches(session, version, start):
-            for indices in _after(stretch.ranges, start - stretch.start):
-                for first in range(indices.start, indices.stop, READ_AT_ONCE):
-                    some = range(first, min(first + READ_AT_ONCE, indices.stop))
-                    yield _Piece(stretch.session_id, stretch.point, some)
+        for segment in self._segments(session, version, start):
+            for indices in _after(segment.ranges, start - segment.start):
+                for first in range(indices.start, indices.stop, READ_BATCH):
+                    batch = range(first, min(first + READ_BATCH, indices.stop))
+                    yield _Piece(segment.session_id, segment.point, batch)
 
     def _read(self, pieces: Sequence[_Piece]) -> Iterator[Line]:
-        """Read records as clients see them, if the last one to which a fork refers is there too."""
+        """Yield records as clients see them, after checking that the records at the fork points are unchanged."""
         points = {piece.point for piece in pieces if piece.point is not None}
         beyond = {piece.point for piece in pieces if piece.point and piece.point.last not in piece.indices}
-        wanted = [(piece.session_id, piece.indices) for piece in pieces]
-        wanted += [(point.session_id, range(point.last, point.last + 1)) for point in beyond]
-        found = zip(wanted, self._store.records_at(wanted), strict=True)
-        records = {(of, record.index): record for (of, _), some in found for record in some}
-        if any((of, index) not in records for of, indices in wanted for index in indices):
+        queries = [(piece.session_id, piece.indices) for piece in pieces]
+        queries += [(point.session_id, range(point.last, point.last + 1)) for point in beyond]
+        results = zip(queries, self._store.records_at(queries), strict=True)
+        records = {(of, record.index): record for (of, _), result in results for record in result}
+        if any((of, index) not in records for of, indices in queries for index in indices):
             raise _missing()
         for point in beyond:
             self._records.read(point.session_id, records[point.session_id, point.last])
@@ -187,9 +190,9 @@ class Paths:
                 yield of, self._records.read(of, records[of, index])[0]
 
     def evidence(self, session: StoredSession, version: int) -> tuple[Mapping[str, str], list[PathRecord]]:
-        """Get the first parts and the path of a version for an evaluator; raises as `lines`.
+        """Return the first parts and the path of a version, for an evaluator. Raises the errors of `lines`.
 
-        The first parts are those of the environments with which the session's family began.
+        The first parts are the initial environments of the session's oldest ancestor.
         """
         path = [PathRecord(loads(line), own=of == session.id) for of, line in self.lines(session, version)]
         root, point = session.id, session.parent
@@ -200,7 +203,7 @@ class Paths:
 
     @contextmanager
     def _unless_closed(self, session: StoredSession) -> Iterator[None]:
-        """Say that a session was closed meanwhile if that is why a part of its path is missing."""
+        """Raise `SessionNotFoundError` if a part of the path is missing because the session was closed meanwhile."""
         try:
             yield
         except StateDamagedError:
@@ -209,34 +212,34 @@ class Paths:
             raise
 
     def _past(self, session: StoredSession) -> _PathSegment | None:
-        """Get what a session inherits of its path; None if it is no fork."""
+        """Return the last inherited segment of a session's path, or None if the session isn't a fork."""
         points, point, past = [], session.parent, None
         while point is not None and (past := self._pasts.get(point)) is None:
             points.append(point)
             point = self.before(point)
         for point in reversed(points):
-            ranges = self._history(point.session_id).inherited(point.version, point.last)
-            past = _stretch(past, point.session_id, point, ranges)
+            ranges = self._tree(point.session_id).inherited(point.version, point.last)
+            past = _segment(past, point.session_id, point, ranges)
             self._pasts.put(point, past)
         return past
 
     def _before(self, point: ForkPoint) -> ForkPoint | None:
-        """Check that a fork's past is there, and get where the session that was forked was forked itself, if it was."""
+        """Check that the parent and the record of a fork point exist, and return the parent's own fork point."""
         parent = self._store.ancestor(point.session_id)
-        found = self._store.records(point.session_id, point.last - 1, 1) if point.last >= 0 else []
-        if parent is None or (point.last >= 0 and [record.id for record in found] != [point.record]):
+        records = self._store.records(point.session_id, point.last - 1, 1) if point.last >= 0 else []
+        if parent is None or (point.last >= 0 and [record.id for record in records] != [point.record]):
             raise _missing()
         self._identities.check(parent)
-        for record in found:
+        for record in records:
             self._records.read(point.session_id, record)
         return parent.parent
 
     # One session's own records
 
     def end(self, session_id: str, version: int, last: int) -> int:
-        """Get the last record of a version, or one before it, that isn't after `last`; -1 if there is none.
+        """Return the index of the last record up to `last` whose version is at most `version`, or -1.
 
-        It is known from a few records, however many there are.
+        A binary search reads only a few records.
 
         Raises:
             SessionNotFoundError: The session was closed meanwhile.
@@ -252,40 +255,42 @@ class Paths:
         return bisect_right(range(last + 1), version, key=version_of) - 1
 
     def private(self, session_id: str, index: int) -> bytes:
-        """Get the line of a record that only the server reads; raises as `lines`."""
+        """Return the private line of a record. Raises the errors of `lines`."""
         for record in self._store.records(session_id, index - 1, 1):
             return self._records.read(session_id, record)[1]
         raise SessionNotFoundError
 
-    def _history(self, session_id: str) -> RecordTree:
-        """Read the records that came since the last time."""
-        known = self._known(session_id)
-        with known.lock:
-            history = known.history
-            count = len(history)
-            found = self._store.records(session_id, count - 2, READ_AT_ONCE)
-            if count and not (found and found[0].id == history.last_id):
-                # A store has lost its newest records, and got others.
-                known.history = history = RecordTree(self._kinds)
+    def _tree(self, session_id: str) -> RecordTree:
+        """Return the record tree of a session, extended by the records that were added since the last call."""
+        cached = self._trees(session_id)
+        with cached.lock:
+            tree = cached.tree
+            count = len(tree)
+            records = self._store.records(session_id, count - 2, READ_BATCH)
+            if count and not (records and records[0].id == tree.last_id):
+                # The store has lost its newest records, and may have got other ones.
+                cached.tree = tree = RecordTree(self._kinds)
                 count = 0
-                found = self._store.records(session_id, -1, READ_AT_ONCE)
-            found = found[1:] if count else found
-            more = len(found) >= READ_AT_ONCE - 1
-            while found:
-                for record in found:
-                    if record.index != len(history):
+                records = self._store.records(session_id, -1, READ_BATCH)
+            records = records[1:] if count else records
+            more = len(records) >= READ_BATCH - 1
+            while records:
+                for record in records:
+                    if record.index != len(tree):
                         raise _missing()
-                    history.add(record, self._records.read(session_id, record)[0])
-                found = self._store.records(session_id, len(history) - 1, READ_AT_ONCE) if more else []
-            return history
+                    tree.add(record, self._records.read(session_id, record)[0])
+                records = self._store.records(session_id, len(tree) - 1, READ_BATCH) if more else []
+            return tree
 
 
 def _missing() -> StateDamagedError:
-    return StateDamagedError("A part of the session's past is missing from the store: restore a backup, or close it.")
+    return StateDamagedError(
+        "Records on the session's path are missing from the store: restore a backup, or close the session."
+    )
 
 
 def _after(ranges: Sequence[range], count: int) -> Iterator[range]:
-    """Omit the first `count` indices."""
+    """Yield the ranges without their first `count` indices."""
     for indices in ranges:
         if count < len(indices):
             yield indices[max(count, 0) :]

@@ -1,7 +1,7 @@
-"""Reading sessions: descriptions, environments as JSON, differences, traces, exact snapshots.
+"""Reader of sessions: descriptions, environments as JSON, differences, traces and exact snapshots.
 
-All of this blocks and may run a toolpack's code, so it is called in threads only. What is read is what is
-committed. Whoever reads a session renews it.
+The methods block and may run a toolpack's code, so they must run in threads. They read committed data only. Reading a
+session extends its expiry.
 """
 
 import base64
@@ -51,25 +51,25 @@ from toolpack_server.volumes.volume import is_piece
 
 __all__ = ["SessionQuery", "SessionReader"]
 
-RECORDS_AT_ONCE = 16  # read from the store; each can be large
-SESSIONS_AT_ONCE = 100
-SESSIONS_FOR_KEY = 20  # that a starting server looks at
+RECORDS_BATCH = 16  # records that are read in one step; each can be large
+SESSIONS_BATCH = 100
+SESSIONS_FOR_KEY = 20  # sessions that a starting server checks against its key
 
 
-def foreign(left_out: int, stored: int) -> str:
-    """Return what to say of stored sessions that fail their keyed hash."""
+def foreign(invalid: int, stored: int) -> str:
+    """Return the message about stored sessions that fail their keyed hash."""
     return (
-        f"{left_out} of {stored} stored sessions fail their keyed hash, because they were created with another secret "
+        f"{invalid} of {stored} stored sessions fail their keyed hash, because they were created with another secret "
         "key, or changed in the store: start the server with that key, or close them"
     )
 
 
 class SessionReader:
-    """Reads sessions for their owner; None, for the server itself and an agent's address, reads anybody's.
+    """Reader of an owner's sessions. The server itself and agents' addresses pass None as owner to read any session.
 
     Args:
-        cache: What this worker knows of sessions; it learns of renewals.
-        max_bytes: The most bytes of snapshots that it reads; None for any number.
+        cache: This worker's session states. Their expiry is updated.
+        max_bytes: Maximum size of a snapshot. A larger one raises `HeavyReadError`. None means no limit.
     """
 
     def __init__(
@@ -88,28 +88,28 @@ class SessionReader:
         self._max_list_bytes = context.settings.max_list_bytes
 
     def get(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
-        """Get a session and its head, as they are stored.
+        """Return a session and its head as they are stored, without checks.
 
         Raises:
-            SessionNotFoundError: It is unknown, closed, expired and deleted, or another's.
+            SessionNotFoundError: The session is unknown, closed, deleted after it expired, or another owner's.
         """
-        found = self._store.get(session_id)
-        if found is None or owner not in {None, found[0].owner}:
+        entry = self._store.get(session_id)
+        if entry is None or owner not in {None, entry[0].owner}:
             raise SessionNotFoundError
-        return found
+        return entry
 
     def find(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
-        """Get a session and its head, and renew it; raises as `get`.
+        """Return a checked session and its head, and extend its expiry. Raises the errors of `get`, too.
 
         Raises:
-            StateDamagedError: It isn't as it was created, or this server doesn't know everything about it.
+            StateDamagedError: The session was changed, or a newer version of the server created it.
         """
         session, head = self.get(session_id, owner)
         self._context.check_session(session)
         now = self._clock.now()
         if session.expires_at < now + session.ttl_seconds:
             session = replace(session, expires_at=expiry(session.ttl_seconds, now))
-            with suppress(OverloadedError):  # what can't be written, as on a full disk, can still be read
+            with suppress(OverloadedError):  # if writing fails, as on a full disk, reading still works
                 self._store.renew(session_id, session.expires_at)
             cached = self._cache.get(session_id)
             if cached is not None:
@@ -117,29 +117,30 @@ class SessionReader:
         return session, head
 
     def parts(self, session_id: str, head: Head, version: int) -> Mapping[str, str]:
-        """Get the blob id of each part of a version.
+        """Return the blob id of each part of a version.
 
         Raises:
-            VersionNotRetainedError: The version is gone, or hasn't come yet.
+            VersionNotRetainedError: The version was deleted, or doesn't exist yet.
         """
         return head.parts if version == head.version else self._store.parts_at(session_id, version)
 
     def agent_session(self, agent_key: str) -> tuple[str, str, str]:
-        """Get the id and the owner of the session that the key of an address opens, and whose address it is.
+        """Return the id and owner of the session with this address key, and the name of the address.
 
         Raises:
             SessionNotFoundError: No session has this key.
-            StateDamagedError: The session isn't the one for which the key was made.
+            StateDamagedError: The key was created for another session than the stored one.
         """
         others = self._context.identities.is_others(agent_key)
         session_id = self._context.identities.opened(agent_key) if others else self._store.find_agent(agent_key)
-        found = session_id and self._store.get(session_id)
-        if not found:
+        entry = session_id and self._store.get(session_id)
+        if not entry:
             raise SessionNotFoundError
-        session, _ = found
+        session, _ = entry
         if not others and session.agent_key != agent_key:
             raise StateDamagedError(
-                "The stored session isn't the one for which this agent path was made: restore a backup, or close it."
+                "The stored session isn't the one for which this agent path was made: restore a backup, or close the "
+                "session."
             )
         self._context.check_session(session)
         return session.id, session.owner, self._context.identities.name_of(session, agent_key) if others else AGENT
@@ -147,57 +148,63 @@ class SessionReader:
     def describe(
         self, session_id: str, owner: str | None, *, version: int | None = None, as_created: bool = False
     ) -> Session:
-        """Describe a session; `as_created`: as if nobody had used it since, so that a repeated answer is the same."""
+        """Return the description of a session.
+
+        Args:
+            version: The version to show. Default: the current one.
+            as_created: Show the expiry as of the creation, so that the answer to a repeated request is the same.
+        """
         session, head = self.find(session_id, owner)
         at = head.version if version is None else version
         called_at = session.created_at if as_created else None
         return self._context.session_views.of(session, at, called_at=called_at)
 
     def list_sessions(
-        self, query: SessionQuery, wanted: Sequence[Callable[[StoredSession], bool]] = ()
+        self, query: SessionQuery, predicates: Sequence[Callable[[StoredSession], bool]] = ()
     ) -> list[Session]:
-        """Describe the sessions that a query asks for and all of `wanted` say yes to, in its order.
+        """Return the descriptions of the sessions that match a query and all predicates, in the query's order.
 
-        Sessions that aren't as they were created are left out.
+        Sessions that fail their keyed hash are omitted.
 
         Raises:
-            InvalidParamsError: Newest first, and there is no session `after`.
-            StateDamagedError: None of them is as it was created: the server has another key.
+            InvalidParamsError: The query lists the newest first, and the session `after` doesn't exist.
+            StateDamagedError: All sessions fail their keyed hash, so the server probably has another key.
         """
-        left_out = kept = 0
+        invalid = valid = 0
 
         def views() -> Iterator[Session]:
-            nonlocal left_out, kept
-            page = replace(query, limit=min(query.limit, SESSIONS_AT_ONCE))
+            nonlocal invalid, valid
+            page = replace(query, limit=min(query.limit, SESSIONS_BATCH))
             while True:
                 try:
-                    found = self._store.list(page)
+                    entries = self._store.list(page)
                 except SessionNotFoundError:
                     raise InvalidParamsError(
-                        f"after: no session has the id {shown(page.after)!r}, or no longer: list the newest ones again."
+                        f"after: no session has the id {shown(page.after)!r}; it may have been closed. List the newest "
+                        "sessions again."
                     ) from None
-                for session, version in found:
+                for session, version in entries:
                     fits = self._context.identities.fits(session)
-                    left_out, kept = left_out + (not fits), kept + fits
-                    if fits and all(each(session) for each in wanted):
-                        # Listing a session doesn't renew it: it was called last when its expiry was written.
+                    invalid, valid = invalid + (not fits), valid + fits
+                    if fits and all(predicate(session) for predicate in predicates):
+                        # Listing a session doesn't extend its expiry: that shows when the session was last called.
                         called_at = session.expires_at - expiry(session.ttl_seconds, 0) + self._clock.uncounted
                         yield self._context.session_views.of(session, version, called_at=called_at)
-                if len(found) < page.limit:
+                if len(entries) < page.limit:
                     return
-                page = replace(page, after=found[-1][0].id)
+                page = replace(page, after=entries[-1][0].id)
 
         shown_views = fitting(islice(views(), query.limit), lambda view: len(dumps(view)), self._max_list_bytes)
-        if left_out and not kept and not query.after:
-            raise StateDamagedError(f"{foreign(left_out, left_out)}.")
+        if invalid and not valid and not query.after:
+            raise StateDamagedError(f"{foreign(invalid, invalid)}.")
         return shown_views
 
     def check_key(self) -> None:
-        """Log it if stored sessions were created with another secret key than this server's."""
-        found = self._store.list(SessionQuery(None, {}, "", SESSIONS_FOR_KEY))
-        left_out = sum(not self._context.identities.fits(session) for session, _ in found)
-        if left_out:
-            log.error("%s.", foreign(left_out, len(found)))
+        """Log an error if stored sessions were created with another secret key than this server's."""
+        entries = self._store.list(SessionQuery(None, {}, "", SESSIONS_FOR_KEY))
+        invalid = sum(not self._context.identities.fits(session) for session, _ in entries)
+        if invalid:
+            log.error("%s.", foreign(invalid, len(entries)))
 
     def environment(
         self,
@@ -208,46 +215,47 @@ class SessionReader:
         after: str | None = None,
         limit: int | None = None,
     ) -> Fragment:
-        """Get the JSON of a version's environments, or of what a JSON Pointer (RFC 6901) names in it.
+        """Return the JSON of a version's environments, or of the value that a JSON Pointer (RFC 6901) names.
 
         Args:
-            after: Begin after this key of a table.
-            limit: Get so many of its rows.
+            after: Return the rows after this key of a table.
+            limit: Maximum number of rows of a table.
 
         Raises:
-            InvalidParamsError: The pointer names nothing, or a page is wanted of something that has none.
+            InvalidParamsError: The pointer names nothing, or `after` or `limit` is set and it doesn't name a table.
         """
         snapshot = self._at(session_id, owner, version)
-        found = self._in_volume(snapshot, pointer, after, limit)
-        if found is not None:
-            return Fragment(found)
+        volume_json = self._in_volume(snapshot, pointer, after, limit)
+        if volume_json is not None:
+            return Fragment(volume_json)
         if volume_pointers(snapshot.parts):
-            self._check_is_heavy()
+            self._require_heavy()
         text = self._runner.run(ViewEnvironments(snapshot))
         if not pointer:
             return Fragment(text)
         try:
-            found = jsonpointer.resolve_pointer(loads(text), pointer)
+            value = jsonpointer.resolve_pointer(loads(text), pointer)
         except jsonpointer.JsonPointerException:
             raise InvalidParamsError(f"The pointer {shown(pointer)!r} names nothing in this environment.") from None
-        if isinstance(found, jsonpointer.EndOfList):
-            raise InvalidParamsError(f"The pointer {shown(pointer)!r} names the place after the last element.")
-        return Fragment(dumps(found))
+        if isinstance(value, jsonpointer.EndOfList):
+            raise InvalidParamsError(f"The pointer {shown(pointer)!r} names the position after the last element.")
+        return Fragment(dumps(value))
 
     def _in_volume(self, snapshot: Snapshot, pointer: str, after: str | None, limit: int | None) -> bytes | None:
-        """Get what a pointer names in a volume; None if it doesn't lead into one."""
+        """Return the JSON that a pointer names in a volume, or None if it doesn't lead into a volume."""
         for name, path in volume_pointers(snapshot.parts).items():
             if pointer == path or pointer.startswith(f"{path}/"):
-                self._check_is_heavy()
+                self._require_heavy()
                 steps = [jsonpointer.unescape(step) for step in pointer.removeprefix(path).split("/")[1:]]
-                found = self._runner.run(ViewVolume(snapshot, name, steps, after, limit))
-                if found:
-                    return found
+                volume_json = self._runner.run(ViewVolume(snapshot, name, steps, after, limit))
+                if volume_json:
+                    return volume_json
                 if after is None and limit is None:
                     raise InvalidParamsError(f"The pointer {shown(pointer)!r} names nothing in this environment.")
         if after is not None or limit is not None:
             raise InvalidParamsError(
-                f"after, limit: only what names a table has pages, such as /shop/db/orders, but not {shown(pointer)!r}."
+                "after, limit: use them only with a pointer to a table of a database, such as /shop/db/orders, not "
+                f"with {shown(pointer)!r}."
             )
         return None
 
@@ -261,6 +269,7 @@ class SessionReader:
         *,
         text_diffs: bool = False,
     ) -> list[dict[str, Json]]:
+        """Return the JSON Patch between two versions, of one session or two. `DiffEnvironment` has the parameters."""
         if from_version is None and to_session_id is None:
             from_version = 0
         before = self._at(session_id, owner, from_version)
@@ -268,39 +277,40 @@ class SessionReader:
         olds, news = volume_pointers(before.parts), volume_pointers(after.parts)
         if not olds and not news:
             return json_patch(*(loads(self._runner.run(ViewEnvironments(each))) for each in (before, after)))
-        self._check_is_heavy()
-        found = json_patch(*(loads(self._runner.run(ViewWithoutVolumes(each))) for each in (before, after)))
-        if any(not each["path"] for each in found):
+        self._require_heavy()
+        patch = json_patch(*(loads(self._runner.run(ViewWithoutVolumes(each))) for each in (before, after)))
+        if any(not change["path"] for change in patch):
             return [{"op": "replace", "path": "", "value": loads(self._runner.run(ViewEnvironments(after)))}]
         toolpacks = {*map(toolpack_of, after.parts)}
         paths = {name: path for name, path in {**olds, **news}.items() if toolpack_of(name) in toolpacks}
-        return found + self._runner.run(PatchVolumes(before, after, paths, text_diffs))
+        return patch + self._runner.run(PatchVolumes(before, after, paths, text_diffs))
 
     def trace(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
-        """Get the records after an index, as many as fit into an answer, but at least one."""
+        """Return the records after an index, as many as fit into an answer, but at least one."""
         self.find(session_id, owner)
         return [*map(Fragment, fitting(self._lines(session_id, after, limit), len, self._max_list_bytes))]
 
     def _lines(self, session_id: str, after: int, limit: int) -> Iterator[bytes]:
         while limit > 0:
-            page = min(limit, RECORDS_AT_ONCE)
-            found = self._store.records(session_id, after, page)
-            for record in found:
+            page = min(limit, RECORDS_BATCH)
+            records = self._store.records(session_id, after, page)
+            for record in records:
                 yield self._context.records.read(session_id, record)[0]
                 after = record.index
-            limit = limit - page if len(found) == page else 0
+            limit = limit - page if len(records) == page else 0
 
     def path(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
-        """Get the records after a place on the path of the current version, as many as fit into an answer."""
+        """Return the records after a position on the current version's path, as many as fit into an answer."""
         session, head = self.find(session_id, owner)
         lines = self._context.paths.lines(session, head.version, after + 1, limit)
-        found = fitting(lines, lambda line: len(line[1]), self._max_list_bytes)
+        page = fitting(lines, lambda line: len(line[1]), self._max_list_bytes)
         return [
             Fragment(b'%b,"place":%d,"session_id":%b}' % (text[:-1], place, dumps(of)))
-            for place, (of, text) in enumerate(found, after + 1)
+            for place, (of, text) in enumerate(page, after + 1)
         ]
 
     def export(self, session_id: str, owner: str | None, version: int | None) -> Export:
+        """Return a version's exact environments as bytes, for a client with the same classes."""
         session, head = self.find(session_id, owner)
         toolpacks = Recipe.of(session).toolpacks
         at = head.version if version is None else version
@@ -308,7 +318,7 @@ class SessionReader:
         exported = self._runner.run(ExportEnvironments(snapshot))
         contents: dict[str, str] = {}
         if volume_pointers(snapshot.parts):
-            self._check_is_heavy()
+            self._require_heavy()
             contents = self._runner.run(ExportVolumes(snapshot))
         return {
             "format": FORMAT,
@@ -320,13 +330,13 @@ class SessionReader:
         }
 
     def snapshot(self, session_id: str, head: Head, version: int) -> Snapshot:
-        """Get a version's environments, as bytes.
+        """Return a version's environments as bytes.
 
         Raises:
-            VersionNotRetainedError: The version is gone, or hasn't come yet.
-            HeavyReadError: It is larger than this reader reads.
+            VersionNotRetainedError: The version was deleted, or doesn't exist yet.
+            HeavyReadError: The version exceeds the size limit of this reader.
             SessionNotFoundError: The session was closed meanwhile.
-            OverloadedError: It has changed meanwhile.
+            OverloadedError: The session has changed meanwhile.
             MissingBlobError: A part is not in the store.
         """
         parts = self.parts(session_id, head, version)
@@ -337,18 +347,18 @@ class SessionReader:
             raise
 
     def check_unchanged(self, session_id: str, head: Head, version: int, parts: Mapping[str, str]) -> None:
-        """Check, where a part is missing, that this isn't because of what has happened meanwhile; raises as `snapshot`.
+        """Check that a missing part isn't the result of a change meanwhile. Raises the errors of `snapshot`.
 
-        The newest version may be an old one by now, which nobody asked for.
+        A version that was the newest when it was read may be an old one by now, and may have been deleted.
         """
         _, now = self.get(session_id, None)
         if (version == head.version and now.last != head.last) or self.parts(session_id, now, version) != parts:
             raise OverloadedError("The session has changed meanwhile. Send the request again.")
 
     def read_parts(self, session_id: str, parts: Mapping[str, str]) -> Snapshot:
-        """Get environments of a session or of its family, as bytes; raises as `snapshot`.
+        """Return environments of a session or of its family as bytes. Raises the errors of `snapshot`.
 
-        Pieces of volumes are read when they are needed.
+        Pieces of volumes are read on demand.
         """
         opened = [part for part in parts if not is_piece(part)]
         try:
@@ -364,7 +374,7 @@ class SessionReader:
         _, head = self.find(session_id, owner)
         return self.snapshot(session_id, head, head.version if version is None else version)
 
-    def _check_is_heavy(self) -> None:
-        """Have a volume read by a reader that waits for its turn: nobody knows how large it is."""
+    def _require_heavy(self) -> None:
+        """Raise `HeavyReadError` if this reader has a size limit, because the size of a volume isn't known."""
         if self._max_bytes is not None:
             raise HeavyReadError

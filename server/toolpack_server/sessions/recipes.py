@@ -1,11 +1,11 @@
-"""What a session is made from: its recipe, which all its forks share, and its details, which are its own.
+"""Recipes of sessions, which forks share, and details, which belong to one session.
 
-Stores keep both as bytes that only this module understands. A recipe is two lines of JSON: the toolpacks and what
-features keep, which every call needs, and the options and environments, which may be large and are read only to begin
-again. The versions of the toolpacks are written among what features keep, as servers that don't know of them ignore
-what is there.
+Stores keep both as bytes that only this module reads and writes. A recipe is two lines of JSON. The first line has the
+toolpacks and the features' data, and every call reads it. The second line has the options and environments. It may be
+large, and is read only to build the initial environments again. The toolpacks' versions are stored among the features'
+data, because older servers ignore unknown entries there.
 
-A recipe is read only after the session's agent key was checked.
+A recipe must be read only after the session's agent key was checked.
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,19 @@ from typing import Any, NamedTuple
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.stores.base import StoredSession
 
-FORK = "fork"  # among the details of a session that was imported, and began as a fork
+FORK = "fork"  # name in the details of an imported session that began as a fork
 VERSIONS = "toolpack_versions"
-REMEMBERED, LONG_REMEMBERED = 1000, 50  # first lines
+CACHED_LINES, CACHED_LONG_LINES = 1000, 50  # parsed first lines
 SHORT_BYTES = 4096
 
 
 class Recipe(NamedTuple):
-    """What a session is made from.
+    """Everything from which a session was created.
 
     Attributes:
-        kept: What features keep of the request for it: parameters of theirs, by name.
-        versions: Those of the distributions that the toolpacks came with, by toolpack.
+        kept: Features' data: their parameters of the request, by name.
+        versions: Versions of the toolpacks' distributions, by toolpack.
+        stored: The recipe as the store keeps it.
     """
 
     toolpacks: tuple[str, ...]
@@ -43,42 +44,47 @@ class Recipe(NamedTuple):
         environment: Mapping[str, Any],
         versions: Mapping[str, str],
     ) -> "Recipe":
-        """Make a recipe; options and environments are JSON values by toolpack."""
+        """Create a recipe. Options and environments are JSON values by toolpack."""
         first = dumps([toolpacks, {**kept, VERSIONS: versions} if versions else kept])
         return cls(toolpacks, kept, versions, first + b"\n" + dumps([options, environment]))
 
     @classmethod
     def of(cls, session: StoredSession) -> "Recipe":
+        """Return the recipe of a stored session."""
         stored = session.recipe
         line = stored[: stored.index(b"\n")]
         return cls(*(_first(line) if len(line) <= SHORT_BYTES else _long_first(line)), stored)
 
     def given(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Get the options and the environments that were given, by toolpack."""
+        """Return the options and the environments of the request, each by toolpack."""
         options, environment = loads(self.stored.partition(b"\n")[2])
         return options, environment
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_LINES)
 def _first(line: bytes) -> tuple[tuple[str, ...], Mapping[str, Any], Mapping[str, str]]:
     toolpacks, kept = loads(line)
     versions = kept.pop(VERSIONS, {})
     return tuple(toolpacks), kept, versions
 
 
-_long_first = lru_cache(LONG_REMEMBERED)(_first.__wrapped__)
+_long_first = lru_cache(CACHED_LONG_LINES)(_first.__wrapped__)
 
 
 def stored_details(details: Mapping[str, Any]) -> bytes:
-    """Get details, which are JSON values by name, as stores keep them."""
+    """Return details, JSON values by name, in the form that stores keep."""
     return dumps(details) if details else b""
 
 
 def details_of(session: StoredSession) -> Mapping[str, Any]:
+    """Return the details of a stored session."""
     details: Mapping[str, Any] = loads(session.details) if session.details else {}
     return details
 
 
 def began_as_fork(session: StoredSession) -> bool:
-    """Whether only a snapshot shows how a session began; also one that was imported, and has no parent here."""
+    """Return whether a session began as a fork, so its recipe can't rebuild its first version.
+
+    An imported session may have begun as a fork and have no parent in this store.
+    """
     return session.parent is not None or FORK in details_of(session)

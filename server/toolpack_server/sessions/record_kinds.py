@@ -1,7 +1,7 @@
-"""What is to be known of a kind of record: how it is shown, and what it means to the path.
+"""Record kinds: how each is displayed and replayed, and how it affects the path.
 
-Whoever reads records asks their kind, and knows none by its name. A kind that nobody has registered, such as
-that of a feature which was taken out, is a note that changes nothing.
+Code that reads records uses the methods of their kind, and doesn't compare names of kinds. A record of an unregistered
+kind, such as that of a removed feature, is a note: it has no effect.
 """
 
 import json
@@ -17,21 +17,21 @@ from toolpack_server.protocol.omission import Omit, omission
 from toolpack_server.protocol.results import PartFailure, SaidMessage
 
 Shown = Mapping[str, Any]
-"""What clients see of a record."""
+"""The members of a record that clients see."""
 
 
 class RecordKind:
-    """A kind of record; what is here fits a note that changes nothing, of which a replay makes a copy.
+    """Kind of record. The defaults fit a note: it has no effect, and a replay copies it.
 
     Attributes:
-        name: Its name, the `kind` of such a record.
-        shape: A `TypedDict`, what clients see of such a record; one in a bundle must have this form. Members that all
-            records have may be left out.
-        inherited: A fork's path has such records of its ancestors, too.
-        title: What the console calls such a record; members of the record stand in braces.
-        content: The member with its text, which the console shows; "" if there is none.
-        is_message: Participants may say such records to each other: then they have `by` and `to`.
-        is_call: It has the members of a call's record: evaluators see it as a call, and a replay runs it again.
+        name: Name of the kind, which records have as `kind`.
+        shape: `TypedDict` of the members that clients see. A record in a bundle must match it. Members that all records
+            have may be omitted.
+        inherited: A fork's path includes records of this kind from its ancestors.
+        title: Title of such a record in the console. Names in braces are replaced by members of the record.
+        content: Member with the text that the console shows, or "".
+        is_message: Participants may send each other such records, which then have `by` and `to`.
+        is_call: The record has the members of a call's record. Evaluators see a call, and a replay runs it again.
     """
 
     name: ClassVar[str] = ""
@@ -43,7 +43,11 @@ class RecordKind:
     is_call: ClassVar[bool] = False
 
     def check(self, shown: Shown) -> None:
-        """Check a record that came in a bundle; a `ValueError` if it can't be shown or repeated."""
+        """Check a record from a bundle.
+
+        Raises:
+            ValueError: The record can't be shown or replayed.
+        """
         self._adapter.validate_python(self._omit(shown), strict=True)
 
     @cached_property
@@ -52,47 +56,47 @@ class RecordKind:
 
     @cached_property
     def _omit(self) -> Omit:
-        """Get what takes a record as records once were, with null for what isn't set."""
+        """Return a function that removes null members, because old records have null for a missing value."""
         return omission(self.shape) or (lambda shown: shown)
 
     def heard(self, shown: Shown) -> Shown:
-        """Get a record as whoever made it knows it: the same object, unless that isn't what has happened."""
+        """Return the record as the caller saw it: the same object, or a copy with the changed answer it got."""
         return shown
 
     def goes_back_to(self, shown: Shown) -> int | None:
-        """Get the version to which the path goes back with this record; None if it goes on."""
+        """Return the version to which this record resets the path, or None."""
 
     def message(self, shown: Shown) -> SaidMessage | None:
-        """Get the message of the conversation that it records; None if it records none."""
+        """Return the message of the conversation in this record, or None."""
 
     def answer(self, shown: Shown) -> str | None:
-        """Get the answer that it records, which ends the agent's part; None if it records none."""
+        """Return the answer in this record, or None. An answer ends the agent's part."""
 
     def failure(self, shown: Shown) -> PartFailure | None:
-        """Get whose part has failed, if it records that: it ends the session for all, and no verdict is valid."""
+        """Return the participant's failure in this record, or None. It ends the session and makes verdicts invalid."""
 
     def ends(self, shown: Shown) -> bool:
-        """Whether it ends the session for all addresses: nothing is called or said after it."""
+        """Return whether the record ends the session for all addresses: no call or message follows it."""
         return self.answer(shown) is not None or self.failure(shown) is not None
 
     def text(self, shown: Shown, width: int) -> str:
-        """Describe it in a line or two for the command; a long value is cut after so many characters."""
+        """Return one or two lines of text for the command line. Values are cut to `width` characters."""
         others = {name: value for name, value in shown.items() if name not in {"index", "kind", "place"}}
         return f"{printable(shown['kind'])} {short(others, width)}"
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
-        """Add what the agent has seen of it to the messages of a chat completion; nothing by default."""
+        """Add the messages of a chat completion that the agent saw for this record. The default adds none."""
 
 
 class RecordKinds(dict[str, RecordKind]):
-    """The kinds by name; any other one is a note."""
+    """Kinds by name. Any other name is a note."""
 
     def __missing__(self, _name: str) -> RecordKind:
         return _NOTE
 
     @property
     def shape(self) -> Any:
-        """The type of a record: of one of these kinds, or any object, of one that says no more or isn't there now."""
+        """Type of a record: the shape of any of these kinds, or any object for other kinds."""
         shapes = [kind.shape for kind in self.values() if is_typeddict(kind.shape)]
         return Union[(*shapes, RecordKind.shape)]
 
@@ -100,7 +104,7 @@ class RecordKinds(dict[str, RecordKind]):
 _NOTE = RecordKind()
 
 
-def short(value: Any, most: int) -> str:
-    """Get a value as printable JSON text, cut after so many characters."""
+def short(value: Any, max_length: int) -> str:
+    """Return a value as printable JSON text of at most `max_length` characters."""
     text = printable(json.dumps(value, ensure_ascii=False))
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"

@@ -1,10 +1,13 @@
-"""The records of a session's trace: written, cut to their limit, and checked when they are read.
+"""Format of the records of a session's trace: they are cut to a limit when written, and checked when read.
 
-A record has three lines. The first is what clients see. The second is what only the repeat of its call_id needs: a
-digest of the request, why a call failed, and the whole answer if the first line has only a part of it. The third is a
-keyed hash of the other two and of the record's session, index, version, id and call_id, which also says whose it is.
+A record has three lines:
 
-A record that fails its hash isn't used.
+1. The line that clients see.
+2. The private line, for a repeated call_id: a digest of the request, the failure of a call, and the complete answer if
+   the first line has only a part of it.
+3. An HMAC of the other two lines and of the record's session, index, version, id and call_id.
+
+The server doesn't use a record whose HMAC doesn't match.
 """
 
 import hashlib
@@ -18,25 +21,28 @@ from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import Record, new_record_id
 
-# With which stored call_ids begin: one that came to an address, and a client's if it must.
+# Prefixes of stored call_ids: of agents' call_ids always, of a client's only if it begins with one of them.
 _ADDRESSES, _CLIENTS = "agent:", "client:"
-SMALL_BYTES = 1000  # of a value that is kept whole where several together must be cut
+SMALL_BYTES = 1000  # a value of this size isn't cut when several values together are too large
 
 
 def request_digest(method: str, *parameters: Any) -> str:
-    """Get a digest by which a repeated request is known; the order of an object's members makes no difference."""
+    """Return a digest that identifies a repeated request. The order of an object's members makes no difference."""
     return hashlib.blake2b(dumps([method, *parameters], sort_keys=True), digest_size=16).hexdigest()
 
 
 def stored_call_id(call_id: str, by: str) -> str:
-    """Get what a store knows a call_id by: an agent must neither read nor block what a client has done with one."""
+    """Return a call_id as the store keeps it. Agents and clients have separate ones: an agent must not read a client's.
+
+    An agent must not be able to block a client's call_id by using it first, either.
+    """
     if by != CLIENT:
         return _ADDRESSES + call_id
     return _CLIENTS + call_id if call_id.startswith((_ADDRESSES, _CLIENTS)) else call_id
 
 
 def cut_arguments(sent: bytes, kwargs: Mapping[str, Any], max_bytes: int) -> bytes:
-    """Get the arguments of a call for the trace: the large ones are cut if all together are too long."""
+    """Return the arguments of a call for the trace. If they are too long together, the large ones are cut."""
     if len(sent) <= max_bytes:
         return sent
     texts = {name: dumps(value) for name, value in kwargs.items()}
@@ -45,6 +51,8 @@ def cut_arguments(sent: bytes, kwargs: Mapping[str, Any], max_bytes: int) -> byt
 
 
 class Records:
+    """Writes and reads records with the server's secret key."""
+
     def __init__(self, key: bytes) -> None:
         self._keyed = KeyedHash(key, "record")
 
@@ -54,26 +62,26 @@ class Records:
         shown: Mapping[str, Any],
         private: Mapping[str, Any] | None,
     ) -> Record:
-        """Write a record; `shown` has its `index`, `version` and, if there is one, `call_id`."""
+        """Return a record to store. `shown` must have `index` and `version`, and may have `call_id`."""
         body = dumps(shown) + b"\n" + (b"null" if private is None else dumps(private))
         call_id = shown.get("call_id")
         if call_id is not None:
             call_id = stored_call_id(call_id, shown.get("by", CLIENT))
-        place = shown["index"], shown["version"], call_id
+        key = shown["index"], shown["version"], call_id
         record_id = new_record_id()
-        return Record(*place, body + b"\n" + self._hash(session_id, *place, record_id, body), record_id)
+        return Record(*key, body + b"\n" + self._hash(session_id, *key, record_id, body), record_id)
 
     def read(self, session_id: str, record: Record) -> tuple[bytes, bytes]:
-        """Get the lines of a record: what clients see, and what only the repeat of its call_id needs.
+        """Return the line of a record that clients see, and the private line.
 
         Raises:
-            StateDamagedError: It was damaged or forged.
+            StateDamagedError: The record was damaged or forged.
         """
-        # SQLite keeps text as text if somebody has written that instead of bytes.
+        # SQLite returns text instead of bytes if text was written to the column.
         lines = record.body.split(b"\n") if isinstance(record.body, bytes) else []
         if len(lines) == 3:  # noqa: PLR2004 - see the module's docstring
-            place = record.index, record.version, record.call_id
-            expected = self._hash(session_id, *place, record.id, b"\n".join(lines[:2]))
+            key = record.index, record.version, record.call_id
+            expected = self._hash(session_id, *key, record.id, b"\n".join(lines[:2]))
             if hmac.compare_digest(lines[2], expected):
                 return lines[0], lines[1]
         raise StateDamagedError(
@@ -82,11 +90,11 @@ class Records:
         )
 
     def read_repeated(self, session_id: str, record: Record, digest: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Get both lines, as JSON, of the record of a call_id that was sent again.
+        """Return both lines of a record, parsed, to answer a repeated call_id.
 
         Raises:
             StateDamagedError: The record was damaged or forged.
-            CallIdReusedError: It is the record of another request.
+            CallIdReusedError: The record belongs to another request.
         """
         shown, private = map(loads, self.read(session_id, record))
         private = private or {}
@@ -97,5 +105,5 @@ class Records:
     def _hash(
         self, session_id: str, index: int, version: int, call_id: str | None, record_id: str, body: bytes
     ) -> bytes:
-        place = f"{session_id} {index} {version} {record_id} {call_id or ''}"
-        return self._keyed.of(place, body).encode()
+        header = f"{session_id} {index} {version} {record_id} {call_id or ''}"
+        return self._keyed.of(header, body).encode()

@@ -1,6 +1,7 @@
-"""Kinds of records that a replay makes anew by an operation, instead of a copy of the record.
+"""Base class of record kinds that a replay repeats as an operation instead of copying the record.
 
-A copy may say anything; an operation checks what it is given. A replay itself repeats calls and resets.
+An operation checks its input; a copied record isn't checked. Calls and resets don't need this class, because a replay
+repeats them itself.
 """
 
 from toolpack_server.sessions.context import SessionContext
@@ -14,5 +15,5 @@ class RepeatableKind(RecordKind):
     def repeat(
         self, context: SessionContext, session_id: str, owner: str, shown: Shown, call_id: str | None
     ) -> SessionOperation:
-        """Return the operation that makes such a record, as its method does."""
+        """Return the operation that creates such a record, as the record's JSON-RPC method does."""
         raise NotImplementedError

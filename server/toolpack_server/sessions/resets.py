@@ -1,6 +1,6 @@
-"""What a reset means to a session: a new version whose content is that of an older one.
+"""Reset of a session: a new version with the content of an older one.
 
-Records and call_ids stay; nothing of the history is rewritten.
+Records and call_ids remain, and the history isn't rewritten.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,8 @@ from toolpack_server.volumes.volume import VOID, is_piece
 
 
 class ResetOperation(SessionOperation):
+    """Operation that resets a session to an older version. Its answer is the new version."""
+
     after_commits = True
     is_told = True
     method = "reset_session"
@@ -37,10 +39,7 @@ class ResetOperation(SessionOperation):
         return record.version
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
-        """Find the older version's parts; if its classes have changed, build version 0 again.
-
-        The answer is the new version.
-        """
+        """Return the older version's parts as a new version. If the classes have changed, version 0 is built again."""
         context = self.context
         state.take_live()
         parts = context.store.parts_at(self.session_id, self.to_version)
@@ -48,7 +47,7 @@ class ResetOperation(SessionOperation):
         try:
             blobs: Mapping[str, bytes] = context.store.blobs([parts[part] for part in opened])
         except MissingBlobError:
-            context.store.parts_at(self.session_id, self.to_version)  # says if the version was deleted meanwhile
+            context.store.parts_at(self.session_id, self.to_version)  # raises if the version was deleted meanwhile
             raise
         new_blobs: Mapping[str, bytes] = {}
         try:
@@ -58,7 +57,7 @@ class ResetOperation(SessionOperation):
             loaded = context.catalog.toolpacks
             if self.to_version != 0 or any(toolpack not in loaded for toolpack in self.facts.recipe.toolpacks):
                 raise
-            parts, blobs = self._built_again(state.session, parts)
+            parts, blobs = self._rebuild(state.session, parts)
             new_blobs = blobs
         parts, new_blobs = self._without_newer_pieces(state, parts, new_blobs)
         by_part = {part: blobs[parts[part]] for part in opened if part in parts}
@@ -68,26 +67,24 @@ class ResetOperation(SessionOperation):
     def _without_newer_pieces(
         self, state: SessionState, parts: Mapping[str, str], new_blobs: Mapping[str, bytes]
     ) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
-        """Empty the slots of volumes that the older version hasn't: a store forgets no part."""
+        """Empty the pieces of volumes that the older version doesn't have, because a store can't remove a part."""
         newer = [part for part in state.parts if is_piece(part) and part not in parts]
-        emptied = {part: self.context.codec.seal(part, VOID) for part in newer}
+        empty_pieces = {part: self.context.codec.seal(part, VOID) for part in newer}
         return (
-            {**parts, **{part: blob_id for part, (blob_id, _) in emptied.items()}},
-            {**new_blobs, **dict(emptied.values())},
+            {**parts, **{part: blob_id for part, (blob_id, _) in empty_pieces.items()}},
+            {**new_blobs, **dict(empty_pieces.values())},
         )
 
-    def _built_again(
-        self, session: StoredSession, old: Mapping[str, str]
-    ) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
-        """Build the initial environments with the classes of today."""
+    def _rebuild(self, session: StoredSession, old: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
+        """Build the initial environments with the current classes."""
         context = self.context
         recipe = Recipe.of(session)
         parts, blobs = context.initial_parts(
             recipe.toolpacks, *recipe.given(), context.initial_conditions(details_of(session))
         )
-        # A store forgets no part; a part that the new classes don't have is left empty.
+        # A store can't remove a part, so a part that the new classes don't have becomes empty.
         for part in old.keys() - parts.keys():
-            if is_piece(part):  # it is emptied like those of newer versions
+            if is_piece(part):  # `_without_newer_pieces` empties it
                 continue
             empty = emptied(context.catalog.toolpacks[toolpack_of(part)].environment_class)
             parts[part], blob = context.codec.encode(part, empty)
@@ -96,6 +93,8 @@ class ResetOperation(SessionOperation):
 
 
 class ResetKind(RecordKind):
+    """Record of a reset."""
+
     name = "reset"
     shape = ResetRecord
     title = "reset to version {to_version}"

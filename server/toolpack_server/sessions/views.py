@@ -1,6 +1,6 @@
-"""Sessions and environments as clients see them: plain JSON values.
+"""Descriptions of sessions, and JSON Patches, as clients get them.
 
-What is here reads no store. A feature adds members to the description of a session by the type of its result.
+This module doesn't read the store. A feature adds members to the description of a session by extending its result type.
 """
 
 import time
@@ -19,11 +19,11 @@ from toolpack_server.stores.base import StoredSession
 
 
 class SessionViews:
-    """Describes sessions.
+    """Creates descriptions of sessions.
 
     Attributes:
-        shape: The type of a description. Members that features have added to it are shown as the session keeps them, by
-            the same name, but for the paths of named addresses.
+        shape: The type of a description. A member that a feature has added shows the session's stored data of the same
+            name. The member with the paths of additional addresses is the exception.
     """
 
     def __init__(self, addresses: Addresses, identities: Identities) -> None:
@@ -32,7 +32,7 @@ class SessionViews:
         self._identities = identities
 
     def of(self, session: StoredSession, version: int, *, called_at: float | None = None) -> Session:
-        """Describe a session; it expires its TTL after `called_at`, which is by default now."""
+        """Return the description of a session. It expires its TTL after `called_at`. Default: now."""
         called_at = time.time() if called_at is None else called_at
         recipe, parent = Recipe.of(session), session.parent
         own: dict[str, Any] = {
@@ -55,24 +55,24 @@ class SessionViews:
         return cast("Session", own | rest)
 
     def paths(self, key: str) -> dict[str, str]:
-        """Get the paths of the address that a key opens, by their names in results."""
+        """Return the paths of the address with this key, by member of results."""
         return {name: path.replace("{key}", key) for name, path in self._addresses.paths.items()}
 
 
 def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
-    """Get a JSON Patch (RFC 6902) that leads from one JSON value to another."""
+    """Return a JSON Patch (RFC 6902) that changes one JSON value into another."""
     left, right = _without_equal_members(before, after)
     patch: list[dict[str, Any]] = jsonpatch.make_patch(left, right).patch
     try:
         exact = dumps(jsonpatch.apply_patch(left, patch), sort_keys=True) == dumps(right, sort_keys=True)
     except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException):
         exact = False
-    # The library takes 1, 1.0 and true for equal; then the whole value is replaced.
+    # The library treats 1, 1.0 and true as equal. If that makes the patch wrong, it replaces the whole value.
     return patch if exact else [{"op": "replace", "path": "", "value": after}]
 
 
 def _without_equal_members(before: Any, after: Any) -> tuple[Any, Any]:
-    """Leave out the members of objects that are the same: the library walks and copies whatever it gets."""
+    """Remove members that are equal in both objects, because the library walks and copies everything it gets."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return before, after
     left, right = {**before}, {**after}

@@ -332,7 +332,7 @@ def test_views(bench):
     text = "The pointer '/stall/db/one/b' names nothing in this environment."
     assert text in detail(-32602, get, pointer="/stall/db/one/b")
     for pointer in ("", "/stall", "/stall/notes", "/stall/db", "/stall/db/one/~0"):
-        assert "only what names a table has pages" in detail(-32602, get, pointer=pointer, limit=5)
+        assert "only with a pointer to a table of a database" in detail(-32602, get, pointer=pointer, limit=5)
     exported = bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]
     assert base64.b64decode(exported["stall/db"]).startswith(b"SQLite format 3\0\x08\0\1\1")
 

@@ -406,7 +406,7 @@ def test_a_replay_of_a_strangers_bundle_gives_nobody_rights(market):
     played.call("buyer", "bid", amount=1)
     stranger = other_bundle(played.bundle(), _first_record(shown={"by": "thief"}))
     error = refused(-32602, market.rpc, "import_bundle", bundle=stranger, mode="replay")
-    assert error.data["detail"] == "The session has no address of the name 'thief'."
+    assert error.data["detail"] == "The session has no address named 'thief'."
     wrong = other_bundle(played.bundle(), _rights(buyer={**WHOLE, "functions": 3}))
     error = refused(-32602, market.rpc, "import_bundle", bundle=wrong, mode="replay")
     assert error.data["detail"] == "Participant 'buyer': functions must be a list of strings."

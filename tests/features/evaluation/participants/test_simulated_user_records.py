@@ -68,7 +68,7 @@ def test_no_participant_records_it_and_nobody_else_s(bench):
     for name in ("agent", "buyer"):
         refused(-32601, played.send, name, "fail_participant", participant="buyer", reason="x")
         refused(-32601, played.send, name, "add_turn", participant="buyer")
-    assert "no address of the name 'x'" in refused(-32602, fail, played, participant="x").data["detail"]
+    assert "no address named 'x'" in refused(-32602, fail, played, participant="x").data["detail"]
     assert "no other participant" in refused(-32602, fail, alone, participant="agent").data["detail"]
     refused(-32602, fail, played, reason="")
     refused(-32007, fail, played, message="x" * (bench.settings.max_record_bytes + 1))
