@@ -119,9 +119,9 @@ def test_a_result_that_can_be_read_once_is_left_to_the_outer_function(bench):
 
 
 def test_results_take_no_more_memory_together_than_one_may(bench):
-    world = World(None, Snapshot({}, {}), ExecutionContext(bench.service.codec, 100), None, room=100)
+    world = World(None, Snapshot({}, {}), ExecutionContext(bench.service.codec, 100), None, nested_bytes_left=100)
     for _ in range(3):
-        world.returned("x" * 60)
+        world.add_nested_result("x" * 60)
     whole, *others = map(json.loads, world.nested)
     assert whole == "x" * 60
     assert [each.keys() for each in others] == [{"$cut"}] * 2

@@ -1,5 +1,5 @@
-"""One call: from an environment as bytes and a function call to an outcome and the next bytes.
+"""Execution of one call: restores the environments from bytes, runs the function, and encodes the new bytes.
 
-No I/O and no thread. What a call needs is handed in, and nothing has happened until somebody commits its
-outcome.
+This package does no I/O and starts no threads. The caller passes in everything that a call needs. A call takes effect
+only when the caller commits its outcome.
 """

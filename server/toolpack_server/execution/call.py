@@ -1,7 +1,7 @@
-"""Run one call, as a pure function of a plan and a snapshot.
+"""Execution of a call, as a pure function of a plan and a snapshot.
 
-No I/O, no lock, and no clock but the one that measures comparisons. Whatever a function does, the answer is
-an `Outcome`; the call has no effect until that is committed.
+It does no I/O, takes no lock, and reads the clock only to measure read-only checks. The result is an `Outcome`, even if
+the function fails. The call has no effect until the outcome is committed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,51 +28,50 @@ class Outcome:
 
     result: bytes | None = None  # the result as JSON text; None after an error
     failure: CallFailure | None = None
-    changes: bool = False  # the call may have changed the environment, so the version increases
-    # The new blob id and bytes of each part that it may have changed.
+    changes: bool = False  # True if the call may have changed the environment, so that the version increases
+    # The new blob id and bytes of each part that the call may have changed.
     blobs: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    # The objects of the parts that it used, equal to their bytes, or where an executor holds them.
+    # The live object of each part that the call used, equal to its bytes, or a reference to it in an executor.
     live: dict[str, Any] = field(default_factory=dict)
     toolpack: str = ""  # the toolpack of the function; "" if there is no such function
     function: str = ""  # the function's name in the toolpack
-    # What came out when read-only functions were compared with their promise; None if none was.
-    comparison: ReadOnlyCheck | None = None
-    content: bool = False  # the result is a list of MCP's content blocks
-    # For each part that it may have changed, what the conditions under which it ran have found there.
-    found: dict[str, Any] = field(default_factory=dict)
-    nested: Sequence[bytes] = ()  # the results, as JSON, of those nested calls that have returned
-    changed: Mapping[str, int] | None = None  # for each volume that it has changed, how many pages or files
+    comparison: ReadOnlyCheck | None = None  # the check of the read-only functions; None if it wasn't due
+    content: bool = False  # the result is a list of MCP content blocks
+    # The digests that the execution policy computed, by part that the call may have changed.
+    digests: dict[str, Any] = field(default_factory=dict)
+    nested: Sequence[bytes] = ()  # the results, as JSON, of the nested calls that returned
+    changed: Mapping[str, int] | None = None  # number of changed pages or files, by volume that the call changed
 
 
 def call(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Outcome:
-    """Run a function on this thread, in context variables of its own, and freeze the parts that it may have changed.
+    """Run a function on this thread, in a new `contextvars` context, and encode the parts that it may have changed.
 
     Raises:
-        RequestError: The stored environment can't be used; the call had no effect.
-        MissingBlobError: A part of it is missing from the store; likewise.
+        RequestError: The stored environment can't be used. The call had no effect.
+        MissingBlobError: A part of the environment is missing from the store. The call had no effect.
     """
     return Context().run(run_steps, call_steps(plan, snapshot, context), context.interruptible)
 
 
 def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Steps[Outcome]:
-    """Do what `call` does, but let somebody else await the coroutines, unless it runs under conditions."""
+    """Run a call like `call`, but yield its coroutines to the caller. With an execution policy, await them here."""
     world = World(plan, snapshot, context, ReadOnlyCheck() if plan.compares else None, context.max_result_bytes)
     live: dict[str, Any] = {}
     try:
-        if plan.conditions is None:
+        if plan.policy is None:
             outcome = yield from _run(world)
         else:
-            with plan.conditions.hold():
+            with plan.policy.hold():
                 outcome = yield from _run(world)
         if world.volumes is not None:
             live = _end_volumes(world.volumes, outcome, world)
     finally:
         if world.volumes is not None:
-            world.volumes.abandon(keep=False)  # where it was given up or refused; else nothing is left to do
-    if plan.conditions is not None and outcome.failure is None:
+            world.volumes.abandon(keep=False)  # after an exception; otherwise the volumes were released already
+    if plan.policy is not None and outcome.failure is None:
         classes = context.codec.catalog.classes
-        outcome.found |= {part: plan.conditions.find(outcome.live[part], classes) for part in world.dirty}
-        outcome.live = {}  # the next call reads everything anew: the order of a set depends on how it was filled
+        outcome.digests |= {part: plan.policy.digest_part(outcome.live[part], classes) for part in world.dirty}
+        outcome.live = {}  # the next call must decode everything: the order of a set depends on how it was filled
     if live:
         outcome.live = {**outcome.live, **live}
     outcome.comparison = world.check
@@ -81,12 +80,12 @@ def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Ste
 
 
 def _run(world: World) -> Steps[Outcome]:
-    plan, codec, most = world.plan, world.context.codec, world.context.max_result_bytes
+    plan, codec, max_bytes = world.plan, world.context.codec, world.context.max_result_bytes
     try:
         value = yield from plan.runtime.steps(world, plan.function, plan.arguments)
         result = to_json(value, codec.catalog.plain)
-        if len(result) > most:
-            raise TooLargeError(f"the result has {len(result)} bytes as JSON; {most} are allowed.")
+        if len(result) > max_bytes:
+            raise TooLargeError(f"the result has {len(result)} bytes as JSON; {max_bytes} are allowed.")
         if plan.content:
             check_content(result)
         if world.volumes is not None:
@@ -95,9 +94,9 @@ def _run(world: World) -> Steps[Outcome]:
         for part in world.dirty:
             outcome.blobs[part] = codec.encode(part, world.touched[part])
         return outcome  # noqa: TRY300 - every line above can raise
-    # BaseException: if a function raises SystemExit or KeyboardInterrupt, that is its failure, not the server's.
+    # BaseException: a function that raises SystemExit or KeyboardInterrupt has failed; the server must go on.
     except BaseException as error:
-        # A `GeneratorExit` that no function has raised closes the steps of a call that was given up.
+        # A `GeneratorExit` that no function raised closes the steps of an abandoned call.
         if isinstance(error, RequestError | InternalSignal | GeneratorExit) and not world.raised:
             raise
         if isinstance(error, WrappedStopIteration):
@@ -106,26 +105,26 @@ def _run(world: World) -> Steps[Outcome]:
 
 
 def _failure(world: World, error: BaseException, why: Failure | None) -> CallFailure:
-    """Describe why a call has failed, or refuse it: because of a volume that can't be used, or of the machine."""
+    """Return the failure of a call. Raise instead if an unusable volume or the host caused the error."""
     if world.volumes is not None:
         explained = world.volumes.explain(error)
         if explained is not error or world.volumes.failed is not None:
             raise explained from None
-    trouble = host_error(error)
-    if trouble is not None:
-        raise OverloadedError(trouble) from None
+    message = host_error(error)
+    if message is not None:
+        raise OverloadedError(message) from None
     return CallFailure.of(error, why, world.context.max_result_bytes, keep_cause=world.plan.tracebacks)
 
 
 def _end_volumes(volumes: Volumes, outcome: Outcome, world: World) -> dict[str, Any]:
-    """Add to an outcome what the call has changed in volumes; get where their working copies are."""
+    """Add the changes of volumes to an outcome, and return the handles of their working copies."""
     try:
         if outcome.failure is None:
             changes = volumes.finish()
             outcome.blobs |= changes.blobs
-            outcome.changed, outcome.found = changes.counts, changes.found
+            outcome.changed, outcome.digests = changes.counts, changes.digests
             return changes.live
-    except BaseException as error:  # noqa: BLE001 - it is the call's failure, whatever it is
+    except BaseException as error:  # noqa: BLE001 - any exception is the call's failure
         outcome.failure = _failure(world, error, Failure.RAISED)
         outcome.result, outcome.changes, outcome.blobs, outcome.live = None, False, {}, {}
     return volumes.abandon()

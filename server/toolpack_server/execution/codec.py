@@ -1,7 +1,7 @@
-"""Convert environments of the loaded toolpacks to blobs and back, part by part.
+"""Codecs: convert environments of the loaded toolpacks to blobs and back, part by part.
 
-Only this module combines classes, fingerprints and the key. `Codec` decodes nothing before its keyed hash is
-checked; `PlainCodec` is for bytes that come from the same server and never leave it.
+Only this module combines classes, fingerprints and the key. `Codec` checks the keyed hash of a blob before it decodes
+the blob. `PlainCodec` uses no hash; it is for bytes that never leave the server.
 """
 
 import itertools
@@ -25,43 +25,43 @@ KNOWN_EXACT = 256
 
 
 class PlainCodec:
-    """Converts environments of the loaded toolpacks to blobs without a seal, and back."""
+    """Converts environments of the loaded toolpacks to blobs without a keyed hash, and back."""
 
     def __init__(self, catalog: Catalog, max_bytes: int, volumes: VolumeContext) -> None:
         self.catalog = catalog
         self.max_bytes = max_bytes
         self.volumes = volumes
-        # The digests of snapshots that were seen to restore an environment exactly.
+        # Cache of digests of snapshots that are known to restore their environment exactly.
         self.exact = BoundedCache[tuple[tuple[str, bytes], ...], bool](KNOWN_EXACT)
 
     def encode(self, part: str, environment: BaseModel) -> tuple[str, bytes]:
-        """Freeze a part of a toolpack's environment, and get its new blob id and its bytes.
+        """Freeze a part of a toolpack's environment, and return its new blob id and its bytes.
 
         Raises:
-            SnapshotError: It holds something that can't be stored exactly.
-            TooLargeError: It is too large.
+            SnapshotError: The part holds an object that can't be stored exactly.
+            TooLargeError: The part is too large.
         """
         return self.seal(part, self._freeze(part, environment))
 
     def decode(self, part: str, blob_id: str, blob: bytes) -> BaseModel:
-        """Check and thaw a part of a toolpack's environment.
+        """Check the hash of a part of a toolpack's environment, and thaw the part.
 
         Raises:
-            ClassesChangedError: It was written by other classes than those that are loaded.
-            StateDamagedError: Its hash is wrong, or it can't be read.
+            ClassesChangedError: The part was written with other classes than the loaded ones.
+            StateDamagedError: The hash is wrong, or the part can't be read.
         """
-        return self.thawed(self.unseal(part, blob_id, blob))
+        return self.thaw(self.unseal(part, blob_id, blob))
 
     def copy(self, environment: BaseModel) -> BaseModel:
-        """Get what an environment would be if it were stored and restored; raises as `encode`."""
-        return self.thawed(freeze(environment, self.catalog.classes))
+        """Return a copy of an environment, as storing and restoring would make it; raises as `encode`."""
+        return self.thaw(freeze(environment, self.catalog.classes))
 
-    def thawed(self, payload: bytes) -> BaseModel:
+    def thaw(self, payload: bytes) -> BaseModel:
         environment: BaseModel = thaw(payload, self.catalog.classes)
         return environment
 
-    def frozen(self, environment: BaseModel) -> bytes | None:
-        """Get the bytes that an environment would be stored as; None if it can't be."""
+    def try_freeze(self, environment: BaseModel) -> bytes | None:
+        """Return the bytes that an environment would be stored as, or None if it can't be stored."""
         try:
             return freeze(environment, self.catalog.classes)
         except SnapshotError:
@@ -70,16 +70,16 @@ class PlainCodec:
     def freeze_parts(
         self, toolpack: str, environment: BaseModel, interruptible: AbstractContextManager[object]
     ) -> dict[str, bytes]:
-        """Divide a whole environment, out of which its volumes are taken, and freeze each part; raises as `encode`.
+        """Take the volumes out of an environment, divide the rest into parts, and freeze each; raises as `encode`.
 
-        To build a volume is `interruptible`: it may run an author's code, or a client's SQL.
+        Volumes are built within `interruptible`, because that may run an author's code or a client's SQL.
         """
         pack = self.catalog.toolpacks[toolpack]
         volumes = take_out(environment, of_instances=pack.holds_instances)
         parts = divide(pack, environment, frozenset(volumes))
         payloads = {part: self._freeze(part, piece) for part, piece in parts.items()}
         for path, volume in volumes.items():
-            self.volumes.kinds[volume.kind]  # raises if nobody could read it again
+            self.volumes.kinds[volume.kind]  # raises KeyError for an unknown kind, which couldn't be read again
             part = part_name(f"{toolpack}{PART_SEPARATOR}{path}", volume.kind, 0)
             with interruptible:
                 body = volume.build(self.volumes.limits)
@@ -99,36 +99,37 @@ class PlainCodec:
         return {part: self.seal(part, payload) for part, payload in payloads.items()}
 
     def seal(self, part: str, payload: bytes) -> tuple[str, bytes]:  # noqa: ARG002 - `Codec` uses it
-        """Get the id and the bytes of the blob for a frozen part."""
+        """Return the id and the bytes of the blob for a frozen part."""
         return "", payload
 
     def unseal(self, part: str, blob_id: str, blob: bytes) -> bytes:  # noqa: ARG002 - as above
-        """Get the frozen part that a blob holds; see `decode`."""
+        """Return the frozen part that a blob holds; raises as `decode`."""
         return blob
 
 
 class Codec(PlainCodec):
-    """Converts environments of the loaded toolpacks to sealed blobs and back."""
+    """Converts environments of the loaded toolpacks to blobs with a keyed hash, and back."""
 
     def __init__(self, catalog: Catalog, key: bytes, max_bytes: int, volumes: VolumeContext) -> None:
         super().__init__(catalog, max_bytes, volumes)
         self._key = key
-        # What blob ids begin with: they increase with time, which keeps a store's index compact. Drawn here, not on
-        # import: workers are forked after that and must not share it.
-        self._ids = f"{int(time.time()):08x}{secrets.token_hex(6)}"
+        # Prefix of blob ids. Ids increase with time, which keeps a store's index compact. The prefix is drawn here and
+        # not on import, because workers are forked after the import and must not share it.
+        self._id_prefix = f"{int(time.time()):08x}{secrets.token_hex(6)}"
         self._serial = itertools.count()
 
     def seal(self, part: str, payload: bytes) -> tuple[str, bytes]:
-        blob_id = f"{self._ids}{next(self._serial):010x}"
-        return blob_id, seal(payload, self.catalog.fingerprints[toolpack_of(part)], self._key, _place(part, blob_id))
+        blob_id = f"{self._id_prefix}{next(self._serial):010x}"
+        label = _seal_label(part, blob_id)
+        return blob_id, seal(payload, self.catalog.fingerprints[toolpack_of(part)], self._key, label)
 
     def unseal(self, part: str, blob_id: str, blob: bytes) -> bytes:
         toolpack = toolpack_of(part)
         fingerprint = self.catalog.fingerprints.get(toolpack)
         if fingerprint is None:
             raise ClassesChangedError(f"Toolpack {toolpack!r} is not loaded any more: load it, or close the session.")
-        return unseal(blob, fingerprint, self._key, _place(part, blob_id))
+        return unseal(blob, fingerprint, self._key, _seal_label(part, blob_id))
 
 
-def _place(part: str, blob_id: str) -> str:
+def _seal_label(part: str, blob_id: str) -> str:
     return f"{blob_id} {part}"

@@ -1,7 +1,7 @@
-"""Why a call has failed.
+"""Failures of calls.
 
-A failure is this object wherever it travels: out of the function, out of an executor, in a record. Only what
-people and agents read is text, and nothing reads that text again.
+A failure stays an object on its way from the function, through an executor, to the record. It becomes text only for
+people and agents. No code parses that text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 class Failure(StrEnum):
-    """What has made a call fail, for programs: the class of an exception doesn't say who raised it."""
+    """Cause of a failure, for programs. An exception's class isn't enough, as it doesn't tell who raised it."""
 
     NOT_FOUND = "not_found"
     ARGUMENTS = "arguments"
@@ -32,30 +32,30 @@ class Failure(StrEnum):
 
 
 OF_CALLS = frozenset({Failure.NOT_FOUND, Failure.ARGUMENTS, Failure.RAISED, Failure.TOO_LARGE})
-"""What can come out of running a call; the others are for those who have it run."""
+"""The causes that `execution.call` can return. Its callers add the others."""
 
 _WHY: Mapping[type[BaseException], Failure] = {
     ToolNotFoundError: Failure.NOT_FOUND,
     ValidationError: Failure.ARGUMENTS,
     TooLargeError: Failure.TOO_LARGE,
 }
-"""What exceptions mean where no code of a toolpack has raised them."""
+"""The causes by exception class, for exceptions that the server raised and not a toolpack's code."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """Why a call has failed."""
+    """Description of a failed call."""
 
     kind: str  # the name of the exception's class
     message: str
     why: Failure
-    errors: list[Json] | None = None  # what is wrong with the arguments, each {loc, msg, type}
-    similar: Sequence[str] | None = None  # names of functions that may have been meant, if there is no such function
-    # The exception, if it is at hand; it stays in this process.
+    errors: list[Json] | None = None  # the errors of the arguments, each {loc, msg, type}
+    similar: Sequence[str] | None = None  # names of similar functions, if the function doesn't exist
+    # The exception. It never leaves this process.
     cause: BaseException | None = field(default=None, compare=False, repr=False)
-    # Where the function raised, for the log and the author; never part of a reply or a record.
+    # The traceback, for the log and the author. It is never part of a reply or a record.
     traceback: str | None = None
-    raised_at: str | None = None  # its file, line and function; likewise
+    raised_at: str | None = None  # file, line and function that raised; never part of a reply or a record
 
     @classmethod
     def of(
@@ -66,12 +66,12 @@ class CallFailure:
         *,
         keep_cause: bool = True,
     ) -> Self:
-        """Describe the exception that has ended a call.
+        """Create the failure for an exception that ended a call.
 
         Args:
-            why: What has made the call fail; None if the exception's class says it.
-            max_bytes: How long the text, and the list of what is wrong with the arguments, may be.
-            keep_cause: Keep it, and with its traceback all that its frames hold; describe that, too.
+            why: The cause. None: derive it from the exception's class.
+            max_bytes: Maximum length of the text, and of the list of argument errors as JSON.
+            keep_cause: Keep the exception, with all objects in the frames of its traceback, and the traceback's text.
         """
         kind, message = type(error).__name__, error_message(error)
         errors = similar = None
@@ -85,18 +85,18 @@ class CallFailure:
             message = cut_error(message, max(max_bytes - len(kind) - len(": "), 0))
             if errors and len(dumps(errors)) > max_bytes:
                 errors = []
-        place = raised_at(error)
+        location = raised_at(error)
         if not keep_cause:
-            return cls(kind, message, why, errors, similar, raised_at=place)
-        return cls(kind, message, why, errors, similar, error, traceback_text(error), place)
+            return cls(kind, message, why, errors, similar, raised_at=location)
+        return cls(kind, message, why, errors, similar, error, traceback_text(error), location)
 
     @property
     def text(self) -> str:
-        """`ErrorType: message`, as it stands in the envelope; without a kind, the message."""
+        """The text of the error in the envelope: `ErrorType: message`, or the message alone without a kind."""
         return f"{self.kind}: {self.message}" if self.kind else self.message
 
     def members(self) -> Json:
-        """Get it as JSON, without the exception and where it was raised."""
+        """Return the failure as JSON, without the exception, its traceback and its location."""
         return {
             "kind": self.kind,
             "message": self.message,
@@ -110,9 +110,9 @@ class CallFailure:
         return cls(**{**members, "why": Failure(members["why"])})
 
 
-def cut_error(error: str, most: int) -> str:
-    """Get an error's text, cut after so many characters."""
-    return error if len(error) <= most else f"{error[:most]}… ({len(error) - most} more characters)"
+def cut_error(error: str, max_length: int) -> str:
+    """Return an error's text, cut to a maximum number of characters, with a note about the rest."""
+    return error if len(error) <= max_length else f"{error[:max_length]}… ({len(error) - max_length} more characters)"
 
 
 def _argument_errors(error: ValidationError) -> list[Json]:

@@ -1,7 +1,8 @@
-"""What fails because of the machine, and is no fact about a function or the agent that has called it.
+"""Errors caused by the host (memory, file descriptors), not by the function.
 
-It is decided by what the system says, and, where a function may have used something up itself, by what there
-is after it has let go of that. Such a call is refused: nothing is recorded, and the same request can come again.
+The operating system's error code decides. A function may also have used up the memory or the descriptors itself. So
+they are tried again after its frames are cleared: only a lasting shortage is the host's. Such a call is refused and not
+recorded, and the caller can retry it.
 """
 
 import errno
@@ -12,22 +13,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-FILES = "The server can open no more files; nothing was changed. Send it again, or raise its limit of open files."
-MEMORY = "The server can get no more memory; nothing was changed. Send it again, or give it more."
+FILES = "The server has reached its limit of open files; nothing was changed. Retry, or raise that limit."
+MEMORY = "The server is out of memory; nothing was changed. Retry, or give the server more memory."
 
-_FILES = 8  # descriptors; with fewer free ones, a database can't be opened
-_SQLITE_CANTOPEN = 14  # what SQLite says of a file that it can't open, whatever the reason
-_MEMORY_BYTES = 2**24
-_CAUSES = 10  # of an error, at most
+_FILES = 8  # descriptors that must be free; a database can't be opened with fewer
+_SQLITE_CANTOPEN = 14  # SQLite's code for a file that it can't open, for any reason
+_MEMORY_BYTES = 2**24  # that must be free
+_MAX_CAUSES = 10  # of an error that are examined
 
 
 def host_error(error: BaseException) -> str | None:
-    """Say what the machine lacks, if that is why a call has failed; else None."""
-    for each in _causes(error):
-        number = each.errno if isinstance(each, OSError) else None
-        if number in {errno.EMFILE, errno.ENFILE} or (_cannot_open(each) and not _can_open_files()):
+    """Return the message for a shortage on the host, or None if the error has another cause."""
+    for cause in _causes(error):
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number in {errno.EMFILE, errno.ENFILE} or (_cannot_open(cause) and not _can_open_files()):
             return FILES
-        if isinstance(each, MemoryError) or number == errno.ENOMEM:
+        if isinstance(cause, MemoryError) or number == errno.ENOMEM:
             traceback.clear_frames(error.__traceback__)
             if not _can_get_memory():
                 return MEMORY
@@ -35,13 +36,13 @@ def host_error(error: BaseException) -> str | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Get an error, and what it was raised from or while handling."""
-    found: BaseException | None = error
-    for _ in range(_CAUSES):
-        if found is None:
+    """Yield an error, then its chain of causes and contexts."""
+    cause: BaseException | None = error
+    for _ in range(_MAX_CAUSES):
+        if cause is None:
             return
-        yield found
-        found = found.__cause__ or found.__context__
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _cannot_open(error: BaseException) -> bool:

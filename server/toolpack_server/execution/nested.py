@@ -1,7 +1,8 @@
-"""Nested calls: an argument that is exactly `{"$call": {"function": …, "args": {…}}}` is a call of its own.
+"""Nested calls: an argument that is exactly `{"$call": {"function": …, "args": {…}}}` is itself a call.
 
-Nested calls run one after the other, each after those among its own arguments and before the call that it is
-an argument of. They are always listed in that order, so the results of those that have run are the first ones.
+Nested calls run one after the other. Each runs after the calls in its own arguments, and before the call that takes its
+result. They are always listed in that order. So if a call stops early, the existing results belong to the first
+nested calls of the list.
 """
 
 from collections.abc import Mapping
@@ -11,11 +12,11 @@ from toolpack_server.functions_runtime import MAX_CALL_DEPTH, FunctionCall
 
 
 class NestedCall(NamedTuple):
-    """A call that is an argument of another one.
+    """A call that is an argument of another call.
 
     Attributes:
-        arguments: As they were sent, as JSON values.
-        parent: The place, in the list of nested calls, of the one that it is an argument of; None: the outermost call.
+        arguments: The arguments as the client sent them, as JSON values.
+        parent: Index, in the list of nested calls, of the call that takes the result. None: the outermost call.
     """
 
     function: str
@@ -24,36 +25,39 @@ class NestedCall(NamedTuple):
 
 
 def has_nested(arguments: Mapping[str, Any]) -> bool:
-    """Whether there may be nested calls among arguments; brief, as it is asked for every call."""
-    for value in arguments.values():  # noqa: SIM110 - a generator would take longer than the look
+    """Return whether arguments may contain nested calls. This runs for every call, so it must be fast."""
+    for value in arguments.values():  # noqa: SIM110 - a generator would take longer than the loop
         if type(value) is dict and "$call" in value:
             return True
     return False
 
 
 def read_nested(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[NestedCall]]:
-    """Replace each nested call by a `FunctionCall`, and list those that aren't nested too deeply to run."""
-    found: list[NestedCall] = []
-    return _replaced(arguments, found, 1), found
+    """Return the arguments with a `FunctionCall` in place of each nested call, and the list of nested calls.
+
+    The list leaves out calls that are nested too deeply to run.
+    """
+    calls: list[NestedCall] = []
+    return _replace(arguments, calls, 1), calls
 
 
-def _replaced(arguments: Mapping[str, Any], found: list[NestedCall], depth: int) -> dict[str, Any]:
+def _replace(arguments: Mapping[str, Any], calls: list[NestedCall], depth: int) -> dict[str, Any]:
     return {
-        name: _read(value, found, depth) if type(value) is dict and "$call" in value else value
+        name: _read(value, calls, depth) if type(value) is dict and "$call" in value else value
         for name, value in arguments.items()
     }
 
 
-def _read(value: dict[str, Any], found: list[NestedCall], depth: int) -> Any:
+def _read(value: dict[str, Any], calls: list[NestedCall], depth: int) -> Any:
     call = value["$call"]
     if len(value) != 1 or type(call) is not dict or call.keys() != {"function", "args"}:
         return value
     if not isinstance(call["function"], str) or not isinstance(call["args"], dict):
         return value
-    first = len(found)
-    arguments = _replaced(call["args"], found, depth + 1)
+    first = len(calls)
+    arguments = _replace(call["args"], calls, depth + 1)
     if depth <= MAX_CALL_DEPTH:
-        place = len(found)
-        found[first:] = [each if each.parent is not None else each._replace(parent=place) for each in found[first:]]
-        found.append(NestedCall(call["function"], call["args"]))
+        index = len(calls)
+        calls[first:] = [inner if inner.parent is not None else inner._replace(parent=index) for inner in calls[first:]]
+        calls.append(NestedCall(call["function"], call["args"]))
     return FunctionCall.model_construct(function=call["function"], args=arguments)

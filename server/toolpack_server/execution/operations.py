@@ -1,6 +1,6 @@
-"""The operations of the core: running a function, and making, showing and exporting environments.
+"""Runner operations of the core: run a function; build, show, export and compare environments.
 
-Each is one class here and one entry of `OPERATIONS`; features add theirs.
+Each operation is one class here and one entry of `OPERATIONS`. Features add their own.
 """
 
 import base64
@@ -13,13 +13,13 @@ from typing_extensions import override
 
 from toolpack_server.base.errors import CrashedError
 from toolpack_server.execution.call import Outcome, call_steps
-from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.execution.initial import Built, build, parse
 from toolpack_server.execution.plan import Plan
+from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.execution.snapshot import Snapshot
-from toolpack_server.execution.views import as_json, bound, reading, thawed, view
+from toolpack_server.execution.views import bind_volumes, dump_environments, reading, thawed, view
 from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.functions.leftovers import Watch
 from toolpack_server.functions.steps import Steps, run_steps
@@ -29,7 +29,13 @@ from toolpack_server.volumes.volume import Volume, is_piece
 
 
 class RunCall(RunnerOperation[Outcome]):
-    """Run a function, sent with its arguments as JSON text; `start` is called when it is about to start."""
+    """Run a function.
+
+    Args:
+        toolpacks: The toolpacks of the session.
+        sent: The call as JSON text, with its arguments.
+        start: Called when the function is about to start.
+    """
 
     name = "call"
     leaves_traces = True
@@ -65,20 +71,20 @@ class RunCall(RunnerOperation[Outcome]):
 
 @dataclass(eq=False)
 class MakeEnvironment(RunnerOperation[Built]):
-    """Make the environment of a toolpack."""
+    """Base class of the operations that create a toolpack's environment."""
 
     toolpack: str
     source: Any
-    conditions: ExecutionPolicy | None = None
+    policy: ExecutionPolicy | None = None
     _make: ClassVar["staticmethod[[ExecutionContext, str, Any, ExecutionPolicy | None], Built]"]
-    _author: ClassVar[str]  # whose code it is
+    _author: ClassVar[str]  # the code that runs, for error messages
 
     def __post_init__(self) -> None:
         self.who = f"{self._author} of toolpack {self.toolpack!r}"
 
     @override
     def run(self, context: ExecutionContext) -> Built:
-        return self._make(context, self.toolpack, self.source, self.conditions)
+        return self._make(context, self.toolpack, self.source, self.policy)
 
 
 @dataclass(eq=False)
@@ -101,7 +107,7 @@ class ParseEnvironment(MakeEnvironment):
 
 @dataclass(eq=False)
 class ExportEnvironments(RunnerOperation[bytes]):
-    """Get all environments, by toolpack, as one exact snapshot."""
+    """Export all environments, by toolpack, as one exact snapshot."""
 
     snapshot: Snapshot
     name = "export"
@@ -114,13 +120,13 @@ class ExportEnvironments(RunnerOperation[bytes]):
 class _JsonText(RunnerOperation[bytes]):
     @override
     def fits(self, result: Any) -> bool:
-        loads(result)  # it becomes a part of an answer, which must stay JSON
+        loads(result)  # raises if the text isn't JSON; it is copied into an answer
         return True
 
 
 @dataclass(eq=False)
 class ViewEnvironments(_JsonText):
-    """Get the JSON of all environments, by toolpack."""
+    """Convert all environments to JSON, by toolpack."""
 
     snapshot: Snapshot
     name = "view"
@@ -132,23 +138,23 @@ class ViewEnvironments(_JsonText):
 
 @dataclass(eq=False)
 class ViewWithoutVolumes(_JsonText):
-    """Get the JSON of all environments, by toolpack, but for what is in volumes."""
+    """Convert all environments to JSON, by toolpack, without their volumes."""
 
     snapshot: Snapshot
     name = "view-rest"
 
     @override
     def run(self, context: ExecutionContext) -> bytes:
-        return as_json(context.codec, thawed(context.codec, self.snapshot))
+        return dump_environments(context.codec, thawed(context.codec, self.snapshot))
 
 
 @dataclass(eq=False)
 class ViewVolume(_JsonText):
-    """Get the JSON of what a pointer leads to in a volume, or of a page of that; no text if it leads to nothing."""
+    """Convert the value at a JSON Pointer in a volume, or a page of it, to JSON. No value gives an empty text."""
 
     snapshot: Snapshot
     volume: str
-    within: Sequence[str]  # the steps of the pointer, behind the volume's own
+    within: Sequence[str]  # the steps of the pointer inside the volume
     after: str | None
     limit: int | None
     name = "view-volume"
@@ -157,7 +163,7 @@ class ViewVolume(_JsonText):
     def run(self, context: ExecutionContext) -> bytes:
         try:
             with reading(context.codec) as volumes:
-                return dumps(bound(self.snapshot, volumes)[self.volume].at(self.within, self.after, self.limit))
+                return dumps(bind_volumes(self.snapshot, volumes)[self.volume].at(self.within, self.after, self.limit))
         except LookupError:
             return b""
 
@@ -168,7 +174,7 @@ class ViewVolume(_JsonText):
 
 @dataclass(eq=False)
 class ExportVolumes(RunnerOperation[dict[str, str]]):
-    """Get the volumes by name, each as a file that other programs read, in base64."""
+    """Export the volumes by name, each in base64, in a file format that other programs read."""
 
     snapshot: Snapshot
     name = "export-volumes"
@@ -177,20 +183,20 @@ class ExportVolumes(RunnerOperation[dict[str, str]]):
     @override
     def run(self, context: ExecutionContext) -> dict[str, str]:
         with reading(context.codec) as volumes:
-            found = bound(self.snapshot, volumes)
-            return {name: base64.b64encode(volume.export()).decode() for name, volume in found.items()}
+            by_name = bind_volumes(self.snapshot, volumes)
+            return {name: base64.b64encode(volume.export()).decode() for name, volume in by_name.items()}
 
 
 @dataclass(eq=False)
 class PatchVolumes(RunnerOperation[list[dict[str, Any]]]):
-    """Get the operations of a JSON Patch from the volumes of one snapshot to those of another.
+    """Compute the JSON Patch operations that turn the volumes of one snapshot into those of another.
 
-    One that only the other has is added, or removed, as a whole.
+    A volume that only one of the snapshots has is added or removed as a whole.
     """
 
     before: Snapshot
     after: Snapshot
-    paths: Mapping[str, str]  # their JSON Pointers by name
+    paths: Mapping[str, str]  # the JSON Pointers of the volumes, by name
     text_diffs: bool
     name = "patch-volumes"
     shape = TypeAdapter(list[dict[str, Any]])
@@ -200,18 +206,18 @@ class PatchVolumes(RunnerOperation[list[dict[str, Any]]]):
 
     @override
     def run(self, context: ExecutionContext) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        patch: list[dict[str, Any]] = []
         with reading(context.codec) as old, reading(context.codec) as new:
-            lefts, rights = bound(self.before, old), bound(self.after, new)
+            lefts, rights = bind_volumes(self.before, old), bind_volumes(self.after, new)
             for name, path in self.paths.items():
                 left, right = lefts.get(name), rights.get(name)
                 if left is None and right is not None:
-                    found.append({"op": "add", "path": path, "value": right.view()})
+                    patch.append({"op": "add", "path": path, "value": right.view()})
                 elif right is None:
-                    found.append({"op": "remove", "path": path})
+                    patch.append({"op": "remove", "path": path})
                 elif left is not None and not _is_same(left, right):
-                    found += left.patch(right, path, text_diffs=self.text_diffs)
-        return found
+                    patch += left.patch(right, path, text_diffs=self.text_diffs)
+        return patch
 
 
 OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (
@@ -228,7 +234,7 @@ OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (
 
 
 def _is_same(left: Volume, right: Volume) -> bool:
-    """Whether two volumes consist of the same pieces."""
+    """Return whether two volumes consist of the same pieces."""
     keys = [volume.mount and volume.mount.chain.key for volume in (left, right)]
     return keys[0] is not None and keys[0] == keys[1]
 

@@ -1,12 +1,12 @@
-"""Divide an environment into parts, so that a call costs only as much as the parts that it uses.
+"""Parts of an environment: groups of fields that are stored separately, so that a call loads only the parts it uses.
 
-The footprint of a call is known before it runs: the fields that its function depends on. So an environment is divided
-when it is created. Fields stay together if they share a mutable object or if one function uses both. No function can
-connect two parts later, as it never gets both.
+A call's *footprint* is known before it runs: the fields that its function depends on. So an environment is divided when
+it is created. Two fields stay together if they share a mutable object or if one function uses both. No function can
+connect two parts later, because no function gets both.
 
-If in doubt (a dependency that is a callable or no field, an object that refers back to the environment, a
-class with state of its own kind), the environment stays in one part. A part is an environment of the same class that
-has only some of the fields.
+In doubtful cases the environment stays in one part: a dependency is a callable or isn't a field, an object refers back
+to the environment, or the class keeps state outside its fields. A part is an environment of the same class that has
+only some of the fields.
 """
 
 import datetime as dt
@@ -25,13 +25,13 @@ from toolpack_server.volumes.volume import is_piece, volume_of
 
 SEPARATOR = "/"
 
-# Two parts may share immutable objects.
+# Types of objects that two parts may share.
 _IMMUTABLE = (
     str, int, float, complex, bytes, type(None), enum.Enum, dt.date, dt.time, dt.timedelta, dt.tzinfo,
     decimal.Decimal, uuid.UUID, type,
 )  # fmt: skip
 
-# Marks the group of what no function depends on: the private attributes and the other fields.
+# The name, among the fields, of everything that no function depends on: private attributes and extra fields.
 _REST = ""
 
 
@@ -40,13 +40,13 @@ def toolpack_of(part: str) -> str:
 
 
 def holds(part: str, field: str) -> bool:
-    """Return whether a part was created for a field; one that is named like its toolpack was created for all."""
+    """Return whether a part holds a field. A part with the name of its toolpack holds all fields."""
     _, divided, fields = part.partition(SEPARATOR)
     return not divided or field in fields.split(",")
 
 
 def footprint(function: Any) -> frozenset[str] | None:
-    """Get the attributes of the environment that a function uses; None if that is unknown."""
+    """Return the attributes of the environment that a function uses, or None if they are unknown."""
     names = {getattr(dependency, "env_dependency", None) for dependency in function.dependencies.values()}
     return frozenset(names) if all(isinstance(name, str) for name in names) else None  # type: ignore[arg-type]
 
@@ -54,30 +54,31 @@ def footprint(function: Any) -> frozenset[str] | None:
 def divide(toolpack: Toolpack, environment: BaseModel, volumes: frozenset[str] = frozenset()) -> dict[str, BaseModel]:
     """Divide an initial environment into parts, as far as its toolpack's functions allow.
 
-    Its volumes, which are known by these names, were taken out of it.
+    Args:
+        volumes: The names of the environment's volumes, which the caller has taken out of it.
     """
     footprints = [footprint(function.function) for function in toolpack.functions.values()]
     if volumes:
-        footprints = [each and each - volumes for each in footprints]
+        footprints = [names and names - volumes for names in footprints]
     fields = list(environment.__dict__)
     if None in footprints or not _is_divisible(environment, fields):
         return {toolpack.name: environment}
     groups = _Groups([*fields, _REST])
-    for together in footprints:
-        if not together <= environment.__dict__.keys():  # type: ignore[operator]
+    for names in footprints:
+        if not names <= environment.__dict__.keys():  # type: ignore[operator]
             return {toolpack.name: environment}
-        groups.unite(sorted(together))  # type: ignore[arg-type]
-    reachable = {field for together in footprints for field in together}  # type: ignore[union-attr]
+        groups.unite(sorted(names))  # type: ignore[arg-type]
+    reachable = {field for names in footprints for field in names}  # type: ignore[union-attr]
     groups.unite([_REST, *(field for field in fields if field not in reachable)])
-    # What is shared unites groups, so one group needn't be searched for it.
-    if len(_needed(groups, environment)) <= 1 or not _unite_sharing(groups, environment):
+    # Shared objects only unite groups, so a single group needn't be searched for them.
+    if len(_nonempty(groups, environment)) <= 1 or not _unite_sharing(groups, environment):
         return {toolpack.name: environment}
-    divided = _needed(groups, environment)
-    if len(divided) <= 1:
+    nonempty = _nonempty(groups, environment)
+    if len(nonempty) <= 1:
         return {toolpack.name: environment}
     return {
         f"{toolpack.name}{SEPARATOR}{','.join(field for field in group if field)}": _make_part(environment, group)
-        for group in divided
+        for group in nonempty
     }
 
 
@@ -87,8 +88,8 @@ def merge(parts: Iterable[BaseModel]) -> BaseModel:
     if len(parts) == 1:
         return parts[0]
     values = {name: value for part in parts for name, value in part.__dict__.items()}
-    # An emptied part may be of a base class.
-    kind: type[BaseModel] = max(map(type, parts), key=lambda each: len(each.__mro__))
+    # An empty part may have a base class of the environment's class: take the most derived class.
+    kind: type[BaseModel] = max(map(type, parts), key=lambda cls: len(cls.__mro__))
     whole = _new(kind, {name: values.pop(name) for name in [*kind.model_fields, *values] if name in values})
     for part in parts:
         object.__setattr__(whole, "__pydantic_fields_set__", whole.model_fields_set | part.model_fields_set)
@@ -99,45 +100,46 @@ def merge(parts: Iterable[BaseModel]) -> BaseModel:
 
 
 def environments(parts: Mapping[str, BaseModel]) -> dict[str, BaseModel]:
-    """Combine all parts of all toolpacks to one environment for each toolpack."""
+    """Return the environment of each toolpack, combined from its parts."""
     by_toolpack: dict[str, list[BaseModel]] = {}
     for part, environment in parts.items():
         by_toolpack.setdefault(toolpack_of(part), []).append(environment)
-    return {toolpack: merge(found) for toolpack, found in by_toolpack.items()}
+    return {toolpack: merge(pieces) for toolpack, pieces in by_toolpack.items()}
 
 
 def emptied(kind: type[BaseModel]) -> BaseModel:
+    """Return an environment without any field."""
     return _new(kind, {})
 
 
-@lru_cache(maxsize=1024)  # the parts are the same at every call, and those of sessions mostly have the same names
+@lru_cache(maxsize=1024)  # the parts are the same at every call, and mostly have the same names in all sessions
 def parts_of(parts: tuple[str, ...], toolpack: str) -> tuple[str, ...]:
-    """Get those of a session's parts that belong to a toolpack's environment, and aren't pieces of volumes, sorted."""
+    """Return the parts of a toolpack's environment among a session's parts, sorted, without pieces of volumes."""
     return tuple(sorted(part for part in parts if toolpack_of(part) == toolpack and not is_piece(part)))
 
 
 @lru_cache(maxsize=1024)
-def besides_volumes(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str]) -> frozenset[str]:
-    """Get the attributes that a call uses besides a toolpack's volumes, none of which is in a part."""
+def without_volumes(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str]) -> frozenset[str]:
+    """Return a footprint without the names of the toolpack's volumes, because no part holds a volume."""
     return footprint - {
         volume_of(part).partition(SEPARATOR)[2] for part in parts if toolpack_of(part) == toolpack and is_piece(part)
     }
 
 
 @lru_cache(maxsize=1024)
-def wanted(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str] | None) -> tuple[str, ...]:
-    """Choose those of a session's parts that a call most probably uses of a toolpack; see `footprint`."""
-    found = parts_of(parts, toolpack)
-    if footprint is not None and len(parts) > len(found):
-        rest = besides_volumes(parts, toolpack, footprint)
+def parts_in_use(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str] | None) -> tuple[str, ...]:
+    """Return the parts of a toolpack that a call with this footprint most probably uses, of a session's parts."""
+    candidates = parts_of(parts, toolpack)
+    if footprint is not None and len(parts) > len(candidates):
+        rest = without_volumes(parts, toolpack, footprint)
         if footprint and not rest:
             return ()
         footprint = rest
-    if footprint is not None and len(found) > 1:
-        holding = tuple(part for part in found if any(holds(part, name) for name in footprint))
+    if footprint is not None and len(candidates) > 1:
+        holding = tuple(part for part in candidates if any(holds(part, name) for name in footprint))
         if len(holding) == 1:
             return holding
-    return found
+    return candidates
 
 
 def _make_part(environment: BaseModel, group: list[str]) -> BaseModel:
@@ -159,15 +161,15 @@ def _new(kind: type[BaseModel], values: dict[str, Any]) -> BaseModel:
 
 
 def _is_divisible(environment: BaseModel, fields: list[str]) -> bool:
-    """Return whether an environment holds only its fields, in their declared order, and pydantic's own state."""
+    """Return whether an environment has only its fields, in their declared order, and pydantic's own state."""
     kind = type(environment)
     slots = [base for base in kind.__mro__ if base is not BaseModel and vars(base).get("__slots__")]
     declared = [name for name in kind.model_fields if name in environment.__dict__]
     return not slots and fields == declared and environment.model_fields_set <= set(fields)
 
 
-def _needed(groups: "_Groups", environment: BaseModel) -> list[list[str]]:
-    """Get the groups that hold something."""
+def _nonempty(groups: "_Groups", environment: BaseModel) -> list[list[str]]:
+    """Return the groups that hold at least one value."""
     return [group for group in groups.all() if group != [_REST] or _has_rest(environment)]
 
 
@@ -181,19 +183,19 @@ def _unite_sharing(groups: "_Groups", environment: BaseModel) -> bool:
     owners: dict[int, str] = {}
     seen = []  # keeps the ids from being reused
     for field, value in [*environment.__dict__.items(), (_REST, rest)]:
-        for found in holders(value):
-            if found is environment:
+        for holder in holders(value):
+            if holder is environment:
                 return False
-            if not isinstance(found, _IMMUTABLE):
-                seen.append(found)
-                owner = owners.setdefault(id(found), field)
+            if not isinstance(holder, _IMMUTABLE):
+                seen.append(holder)
+                owner = owners.setdefault(id(holder), field)
                 if owner != field:
                     groups.unite([field, owner])
     return True
 
 
 class _Groups:
-    """Names that are united step by step (union-find)."""
+    """Disjoint sets of names (union-find)."""
 
     def __init__(self, names: list[str]) -> None:
         self._root = {name: name for name in names}

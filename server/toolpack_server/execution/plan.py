@@ -1,14 +1,14 @@
-"""The plan of a call: what is known of it before it runs.
+"""Plan of a call: everything that the server determines before the call runs.
 
-A plan is made once per call, and all code that runs or stores the call uses that plan.
+A plan is created once per call. All code that runs or stores the call uses that plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.nested import NestedCall
+from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.functions.steps import Steps
 
 Footprint = Mapping[str, frozenset[str] | None]
@@ -16,48 +16,48 @@ Footprint = Mapping[str, frozenset[str] | None]
 
 
 def uncompared() -> None:
-    """Take no notice of that comparing begins."""
+    """Ignore the start of a read-only check."""
 
 
 class SessionFunctions(Protocol):
-    """The functions of a session, of which one is called."""
+    """The functions of a session, as plans and calls use them."""
 
-    functions: dict[str, Any]  # by what they are called in the session
-    offered: frozenset[str] | None  # the names of those that there are; None: all
-    distrusted: tuple[str, ...]  # those that have broken their promise to be read-only
+    functions: dict[str, Any]  # by name in the session
+    offered: frozenset[str] | None  # the names of the functions that the session offers; None: all
+    distrusted: tuple[str, ...]  # the functions that are declared read-only but changed an environment
 
     def plan(self, name: str, kwargs: Mapping[str, Any], timeout_seconds: float | None = None) -> "Plan":
-        """Make the plan of a call."""
+        """Create the plan of a call."""
 
     def steps(self, env: Any, name: str, kwargs: Mapping[str, Any]) -> Steps[Any]:
         """Run a function on the environments of a `World`."""
 
     def registered_as(self, name: str) -> tuple[str, str]:
-        """Get the toolpack that a function belongs to, and its name there."""
+        """Return the toolpack of a function, and the function's name in the toolpack."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """What is known of a call before it runs."""
+    """The plan of a call."""
 
     runtime: SessionFunctions
     function: str
-    arguments: Mapping[str, Any]  # its arguments, with a `FunctionCall` for each nested call
+    arguments: Mapping[str, Any]  # with a `FunctionCall` in place of each nested call
     toolpack: str  # the toolpack of the function; "" if there is no such function
-    registered_name: str  # the function's name in the toolpack; in the session it may be called otherwise
-    footprint: Footprint  # the attributes of each toolpack's environment that the call and its nested calls use
-    content: bool  # its result is a list of MCP's content blocks
-    read_only: bool  # the call and its nested calls promise to leave the environments unchanged
+    registered_name: str  # the function's name in the toolpack; its name in the session may differ
+    footprint: Footprint  # of the call and its nested calls
+    content: bool  # the result is a list of MCP content blocks
+    read_only: bool  # the call and its nested calls are declared read-only
     timeout_seconds: float
-    own_timeout_seconds: float  # the function's own deadline, or the default
+    own_timeout_seconds: float  # the function's own timeout, or the default
     trusted: frozenset[str]  # the functions of the session that count as read-only
-    compares: bool = False  # whether to compare what its read-only functions leave behind with what they were given
-    comparing: Callable[[], None] = uncompared  # called when comparing begins, which its deadline doesn't count
-    tracebacks: bool = False  # whether the outcome of a function that raised is to have its traceback
-    conditions: ExecutionPolicy | None = None  # under which it runs; None if a feature sets none
-    nested: Sequence[NestedCall] = ()  # its nested calls, in the order in which they run
+    compares: bool = False  # check that the read-only functions leave the environments unchanged
+    comparing: Callable[[], None] = uncompared  # called when the check starts; the deadline excludes its time
+    tracebacks: bool = False  # add the traceback to the outcome of a function that raised
+    policy: ExecutionPolicy | None = None  # None: no feature has set one
+    nested: Sequence[NestedCall] = ()  # the nested calls, in the order in which they run
 
     def read_only_functions(self) -> set[tuple[str, str]]:
-        """Return the toolpack of each function of the call that is declared read-only, and its name there."""
+        """Return the toolpack and registered name of each read-only function of the call."""
         names = {self.function, *(call.function for call in self.nested)}
         return {self.runtime.registered_as(name) for name in names & self.trusted}

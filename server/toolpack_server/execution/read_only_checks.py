@@ -1,10 +1,11 @@
 """Checks that functions declared read-only leave their environments unchanged.
 
-A read-only call isn't frozen. If it changes the environment all the same, the live objects differ from the snapshot:
-the next call sees a change that was never committed. Only a comparison of the two finds that.
+The server doesn't store the environment after a read-only call. If such a call changes the environment all the same,
+the live objects differ from the snapshot, and the next call sees a change that was never committed. Only a comparison
+of the two finds this.
 
-Comparing costs little. The first calls of each function are compared, then as many as fit into a share of the
-time that its calls take and of the time that passes. A setting has all of them compared.
+Checks have a budget: the first calls of each function are checked. Later calls are checked as long as checks take less
+than a fixed share of the function's time and of the total time. A setting turns on the check of every call.
 """
 
 import time
@@ -23,16 +24,16 @@ from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import Volumes
 from toolpack_server.snapshots.comparison import first_difference
 
-FIRST_CALLS = 3
-SHARE = 0.02
+FIRST_CALLS = 3  # of each function that are always checked
+SHARE = 0.02  # maximum share of the time that checks may take
 
 Key = tuple[str, str]
-"""A toolpack and one of its functions."""
+"""The names of a toolpack and of one of its functions."""
 
 
 @dataclass(slots=True)
 class _Tally:
-    """The read-only calls of one function: how many were compared, and the seconds of calling and of comparing."""
+    """Counters of one read-only function: number of checked calls, seconds of all calls and of all checks."""
 
     compared: int = 0
     called_seconds: float = 0.0
@@ -40,7 +41,11 @@ class _Tally:
 
 
 class ReadOnlyChecks:
-    """Decides which calls of read-only functions are compared, and keeps which functions were falsely read-only."""
+    """Decides which calls of read-only functions are checked, and stores which functions were falsely read-only.
+
+    Args:
+        always: Check every call.
+    """
 
     def __init__(self, *, always: bool = False) -> None:
         self._always = always
@@ -53,23 +58,26 @@ class ReadOnlyChecks:
         return (toolpack, function) not in self._changing
 
     def is_due(self, toolpack: str, function: str) -> bool:
-        """Whether the next call of a read-only function is to be compared."""
+        """Return whether to check the next call of a read-only function."""
         if self._always:
             return True
         tally = self._tallies.get((toolpack, function))
         if tally is None or tally.compared < FIRST_CALLS:
             return True
-        one = tally.compared_seconds / tally.compared
-        if tally.compared_seconds + one > SHARE * tally.called_seconds:
+        mean = tally.compared_seconds / tally.compared
+        if tally.compared_seconds + mean > SHARE * tally.called_seconds:
             return False
-        # Functions may wait at the same time, but comparing takes the processor.
-        return self._compared_seconds + one <= SHARE * (time.monotonic() - self._began)
+        # Functions may wait at the same time, but each check takes the processor.
+        return self._compared_seconds + mean <= SHARE * (time.monotonic() - self._began)
 
     def called(self, toolpack: str, function: str, seconds: float, compared_seconds: float | None) -> None:
-        """Note a call of a read-only function.
+        """Count a call of a read-only function.
 
-        Threads may call this at the same time: what one of them overwrites makes no difference to the share.
-        Of `seconds`, `compared_seconds` were for comparing; None if it wasn't compared.
+        There is no lock: an update that is lost between threads doesn't matter to the share.
+
+        Args:
+            seconds: Duration of the call, including the check.
+            compared_seconds: Duration of the check; None if the call wasn't checked.
         """
         tally = self._tallies.get((toolpack, function))
         if tally is None:
@@ -81,10 +89,10 @@ class ReadOnlyChecks:
             self._compared_seconds += compared_seconds
 
     def mark_not_read_only(self, toolpack: str, function: str) -> bool:
-        """Take a function for a changing one from now on; return whether that is new."""
-        known = (toolpack, function) in self._changing
+        """Treat a function as changing from now on. Return whether it counted as read-only before."""
+        is_new = (toolpack, function) not in self._changing
         self._changing.add((toolpack, function))
-        return not known
+        return is_new
 
 
 class CheckedWorld(Protocol):
@@ -105,23 +113,23 @@ class CheckedWorld(Protocol):
 
 @dataclass(slots=True)
 class ReadOnlyCheck:
-    """The comparison of the environments of one call with what its read-only functions were given."""
+    """Check of one call: compares the environments before and after its read-only functions."""
 
-    seconds: float = 0.0
-    # The toolpack of a falsely read-only function, its name there, and its change.
+    seconds: float = 0.0  # duration of the check so far
+    # The toolpack of a falsely read-only function, its name in the toolpack, and the change.
     broken: tuple[str, str, str] | None = None
     _restored: dict[str, bytes | None] = field(default_factory=dict)
 
     def restored(self, codec: PlainCodec, part: str, environment: BaseModel) -> None:
-        """Note which bytes a part that was restored would be stored as: the order of its sets may be another one."""
+        """Store the bytes of a restored part. They can differ from the snapshot's in the order of its sets."""
         began = time.perf_counter()
-        self._restored[part] = codec.frozen(environment)
+        self._restored[part] = codec.try_freeze(environment)
         self.seconds += time.perf_counter() - began
 
     def before(self, world: CheckedWorld, toolpack: str) -> BaseModel | None:
-        """Return a copy of an environment that the call may have changed already.
+        """Return a copy of an environment, if the call may have changed it already.
 
-        None if its snapshot will do, or if it can't be stored, so that the call fails.
+        None: the snapshot still equals the environment, or the environment can't be stored and the call will fail.
         """
         began = time.perf_counter()
         try:
@@ -136,7 +144,7 @@ class ReadOnlyCheck:
             self.seconds += time.perf_counter() - began
 
     def after(self, world: CheckedWorld, function: str, key: Key, before: BaseModel | None) -> None:
-        """Raise `ReadOnlyError` if a function has changed its environment, of which there may be a copy from before."""
+        """Raise `ReadOnlyError` if a function has changed its environment. `before` is the result of `before()`."""
         world.plan.comparing()
         began = time.perf_counter()
         try:
@@ -145,7 +153,7 @@ class ReadOnlyCheck:
             self.seconds += time.perf_counter() - began
         if change:
             path, reason = change
-            # An agent may read the message: it names the path, and no value.
+            # Agents may read the message, so it names the path but no value.
             where = f"env{'' if path.startswith('[') or not path else '.'}{path}"
             self.broken = *key, f"{where}: {reason}"
             raise ReadOnlyError(f"{function} promised read_only=True but changed {where}", *self.broken)
@@ -153,7 +161,7 @@ class ReadOnlyCheck:
     def change(self, world: CheckedWorld, toolpack: str, before: BaseModel | None) -> tuple[str, str] | None:
         """Return the path and the reason of an environment's change since `before`, or since its snapshot."""
         environment, parts = world.loaded(toolpack) or (None, ())
-        if environment is None or not parts:  # only volumes, into which a read-only call can't write
+        if environment is None or not parts:  # only volumes, and a read-only call can't write to volumes
             return None
         with _without_volumes(world, environment):
             return self._changed(world, environment, parts, before)
@@ -162,25 +170,25 @@ class ReadOnlyCheck:
         self, world: CheckedWorld, environment: BaseModel, parts: Sequence[str], before: BaseModel | None
     ) -> tuple[str, str] | None:
         codec = world.codec
-        now = codec.frozen(environment)
+        now = codec.try_freeze(environment)
         if before is None:
             if not world.dirty.isdisjoint(parts) or (now is not None and self._is_as_it_was(world, parts, now)):
                 return None
             before = merge(world.decode(part) for part in parts)
-        was = codec.frozen(before)
+        was = codec.try_freeze(before)
         if now is None or was is None:
             change = first_difference(before, environment)
         elif now == was:
             return None
         else:
-            # Only a snapshot of it shows what a snapshot would lose anyway: nobody is accused of that.
-            change = first_difference(codec.thawed(was), codec.thawed(now))
-        if change and isinstance(environment, RootModel):  # its only field is all of the environment
+            # Compare restored copies, so that a difference that storing loses anyway isn't reported.
+            change = first_difference(codec.thaw(was), codec.thaw(now))
+        if change and isinstance(environment, RootModel):  # its only field is the environment: leave it out
             change = change[0].removeprefix("root").removeprefix("."), change[1]
         return change
 
     def _is_as_it_was(self, world: CheckedWorld, parts: Sequence[str], now: bytes) -> bool:
-        """Return whether these are the bytes of an environment's only part; if not, it may still hold the same."""
+        """Return whether bytes equal an environment's only part. If not, the environment may still be the same."""
         if len(parts) > 1:
             return False
         snapshot, part = world.snapshot, parts[0]

@@ -1,7 +1,7 @@
-"""Where toolpacks' code runs after its import: in this process, or in one of its own.
+"""Runners: execute operations that run toolpacks' code, in this process or in another.
 
-Whatever runs it is a `RunnerOperation`, which says what it does and what comes of it. A `Runner` does any,
-wherever; one with processes of its own also knows how each kind travels there and back.
+A `RunnerOperation` states the work and the form of its result. A `Runner` executes any operation. A runner with its own
+processes also sends the operation to a process and reads the result.
 """
 
 from contextvars import Context
@@ -19,71 +19,72 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class RunnerOperation(Generic[T_co]):
-    """One thing to be done by toolpacks' code; the class is what kind of thing.
+    """Base class of operations that run toolpacks' code; a subclass is a kind of operation.
 
-    A feature's is a dataclass: its fields are JSON, snapshots, `Versions`, and named tuples and dataclasses of these.
+    An operation of a feature is a dataclass. Its fields are JSON values, snapshots, `Versions`, and named tuples and
+    dataclasses of these.
 
     Attributes:
-        shape: What its result looks like as JSON; None if it is bytes.
+        shape: The type of the result as JSON; None if the result is bytes.
     """
 
     name: ClassVar[str]
     shape: ClassVar[TypeAdapter[Any] | None] = None
-    # It runs a function as an agent wants it, which may leave anything in its process. What builds, judges and shows
-    # environments gets a process in which no such operation has run.
+    # The operation runs a function that an agent called, which may leave changes in its process. Operations that build,
+    # judge or show environments run in a process that hasn't run such an operation.
     leaves_traces: ClassVar[bool] = False
-    who = "A toolpack"  # whose code it runs, at the beginning of an error's text
+    who = "A toolpack"  # the subject of error messages: the author of the code that runs
 
     def run(self, context: ExecutionContext) -> T_co:
-        """Do it in this process, on the thread that asks."""
+        """Execute the operation in this process, on this thread."""
         raise NotImplementedError
 
     def steps(self, context: ExecutionContext) -> Steps[T_co]:
-        """Do what `run` does, but let somebody else await the coroutines."""
+        """Execute the operation like `run`, but yield coroutines to the caller, which awaits them."""
         return self.run(context)
-        yield  # which makes it a generator
+        yield  # makes this function a generator
 
     def fits(self, result: Any) -> bool:  # noqa: ARG002 - a subclass uses it
-        """Whether a result of the right shape can be its own; a process that isn't trusted may have made it.
+        """Return whether a result of the right type is valid. It may come from an untrusted process.
 
-        A `ValueError` says that it can't, too.
+        A `ValueError` also means that the result is invalid.
         """
         return True
 
     def crashed(self, error: CrashedError) -> T_co:
-        """Get the result when the process that did it has ended meanwhile."""
+        """Return the result, or raise, when the process that executed the operation has ended."""
         raise error
 
 
 class Runner(Protocol):
-    """Runs operations.
+    """Executes operations.
 
     Attributes:
-        places: How many functions it runs at once in other processes, besides those that are always quick; None if they
-            run on the threads of this one.
+        places: Maximum number of functions that run at once in other processes, not counting functions that are always
+            quick. None: functions run on threads of this process.
     """
 
     @property
     def places(self) -> int | None: ...
 
     def run(self, operation: RunnerOperation[T]) -> T:
-        """Do an operation, in a thread: this blocks. An `OverloadedError` says that nothing has run."""
+        """Execute an operation. This blocks, so call it in a thread. After an `OverloadedError` nothing has run."""
 
     def steps(self, operation: RunnerOperation[T]) -> Steps[T]:
-        """Do what `run` does, but let somebody else await the coroutines, if they run in this process."""
+        """Execute an operation like `run`. If it runs in this process, yield its coroutines to the caller."""
 
     def end_unused(self) -> None:
-        """End what it has started and nobody has needed for a while, and measure the rest. Brief."""
+        """End the processes that were idle for a while, and measure the others. Must be fast."""
 
     def close(self) -> None:
-        """End all that it has started."""
+        """End all processes of this runner."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRunner:
-    """Runs operations in this process, on the thread that asks, each in context variables of its own.
+    """Executes operations in this process, on the caller's thread, each in a new `contextvars` context.
 
-    `steps` is for calls: their job has a context, in which all of their steps run.
+    `steps` makes no context: a call's job has one, and all steps of the call run in it.
     """
 
     context: ExecutionContext
@@ -96,7 +97,7 @@ class LocalRunner:
         return operation.steps(self.context)
 
     def end_unused(self) -> None:
-        pass  # it starts nothing
+        pass  # this runner starts no processes
 
     def close(self) -> None:
         pass

@@ -1,6 +1,6 @@
-"""The functions of a session.
+"""Runtime of a session: plans calls of its functions and runs them.
 
-What depends on the functions alone is computed once, when the runtime is created.
+Values that depend only on the functions are computed once, when the runtime is created.
 """
 
 import copy
@@ -23,8 +23,10 @@ class SessionRuntime(FunctionsRuntime):
     """The functions of a session's toolpacks, each acting on its own toolpack's environment in a `World`.
 
     Args:
-        functions: The functions, by what they are called in the session; see `Catalog.functions`.
-        offered: The names of the functions that there are; None: all.
+        functions: The functions by their names in the session; see `Catalog.functions`.
+        timeout_seconds: Timeout of functions that have none of their own.
+        tracebacks: Add the traceback to the outcome of a function that raised.
+        offered: The names of the functions that the session offers; None: all.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class SessionRuntime(FunctionsRuntime):
             for name, function in functions.items()
             if function.read_only and read_only_checks.is_trusted(function.toolpack, function.registered_name)
         )
-        self.distrusted = tuple(  # those that have broken their promise
+        self.distrusted = tuple(  # declared read-only, but found to change their environment
             name for name, function in functions.items() if function.read_only and name not in self._trusted
         )
         self._timeout_seconds = timeout_seconds
@@ -57,10 +59,14 @@ class SessionRuntime(FunctionsRuntime):
             name: {function.toolpack: footprint(function.function)} if function.function.dependencies else {}
             for name, function in functions.items()
         }
-        self._content = {name for name, known in functions.items() if is_content(known.function.return_type)}
+        self._content = {name for name, function in functions.items() if is_content(function.function.return_type)}
 
     def plan(self, name: str, kwargs: Mapping[str, Any], timeout_seconds: float | None = None) -> Plan:
-        """Make the plan of a call, whose function may not exist; `timeout_seconds` can only shorten its deadline."""
+        """Create the plan of a call. Its function may not exist.
+
+        Args:
+            timeout_seconds: A timeout of this call; it can only shorten the function's own.
+        """
         function = self._registered.get(name)
         own = (function and function.timeout_seconds) or self._timeout_seconds
         plan = Plan(
@@ -100,36 +106,40 @@ class SessionRuntime(FunctionsRuntime):
                 self._include_nested(plan, argument.args)
 
     def dependencies(self, env: World, function: Any) -> dict[str, Any]:
-        """Get a function's dependencies from its own toolpack's environment."""
+        """Return a function's dependencies, taken from its own toolpack's environment."""
         registered = self._registered[function.name]
         if not function.dependencies:
             return {}
         environment = env.environment(registered.toolpack)
         if function.name not in env.plan.trusted:
             env.may_change(registered.toolpack)
-        found = {}
+        values = {}
         try:
             for name, dependency in function.dependencies.items():
-                found[name] = dependency.extract_dep_from_env(environment)
+                values[name] = dependency.extract_dep_from_env(environment)
         except BaseException:
-            env.raised = True  # a callable in `Depends` is the toolpack's code too
+            env.raised = True  # a callable in `Depends` is the toolpack's code, too
             raise
-        return found
+        return values
 
     def nested_result(self, env: World, outer: str, call: FunctionCall, depth: int) -> Steps[Any]:
-        """Run a nested call; a result from another toolpack is copied, as two toolpacks share nothing."""
+        """Run a nested call. A result from another toolpack is copied, because toolpacks share no objects."""
         result = yield from super().nested_result(env, outer, call, depth)
-        env.returned(result)
+        env.add_nested_result(result)
         toolpack = self._registered[outer].toolpack
         if toolpack != self._registered[call.function].toolpack:
             return copy.deepcopy(result)
-        # The result may belong to the environment, so the outer function can change that without a `Depends`.
+        # The result may be an object of the environment, which the outer function can then change without a `Depends`.
         if outer not in env.plan.trusted:
             env.may_change(toolpack)
         return result
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Steps[Any]:
-        """Run the plain function, and note if its own code raised; `ReadOnlyError` if it broke its promise."""
+        """Run the plain function and return its result. Set `env.raised` if the function's own code raised.
+
+        Raises:
+            ReadOnlyError: The function is declared read-only but has changed its environment.
+        """
         check = env.check if env.check is not None and function.name in env.plan.trusted else None
         before = check.before(env, self._registered[function.name].toolpack) if check is not None else None
         try:
@@ -154,7 +164,7 @@ class SessionRuntime(FunctionsRuntime):
 
 def _united(footprint: Footprint, other: Footprint) -> Footprint:
     united = dict(footprint)
-    for toolpack, more in other.items():
-        known = united.get(toolpack, frozenset())
-        united[toolpack] = None if known is None or more is None else known | more
+    for toolpack, names in other.items():
+        own_names = united.get(toolpack, frozenset())
+        united[toolpack] = None if own_names is None or names is None else own_names | names
     return united

@@ -1,6 +1,6 @@
-"""All environments of a session, as JSON for readers or as one exact snapshot.
+"""Views of a session: all its environments as objects or as JSON.
 
-Nothing of the session changes; its environments are thawed for this and then dropped.
+The session doesn't change. Its environments are decoded for the view and dropped after it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,53 +20,57 @@ from toolpack_server.volumes.volume import Volume, is_piece
 
 
 def thawed(codec: PlainCodec, snapshot: Snapshot, volumes: Volumes | None = None) -> dict[str, BaseModel]:
-    """Thaw all environments, by toolpack; raises as `PlainCodec.decode`.
+    """Return all environments, by toolpack; raises as `PlainCodec.decode`.
 
     Args:
-        volumes: Gets their volumes, and puts them in; without it they are left out.
+        volumes: Puts the volumes into the environments. None: the volumes are left out.
     """
     parts, blobs = snapshot.parts, snapshot.blobs
-    found = environments(
+    by_toolpack = environments(
         {part: codec.decode(part, blob_id, blobs[part]) for part, blob_id in parts.items() if not is_piece(part)}
     )
     if volumes is not None:
-        for toolpack, environment in found.items():
+        for toolpack, environment in by_toolpack.items():
             if stored_volumes(tuple(parts), toolpack):
                 volumes.bind(toolpack, environment, snapshot)
-    return found
+    return by_toolpack
 
 
 @contextmanager
 def reading(codec: PlainCodec) -> Iterator[Volumes]:
-    """Have a block in which volumes can be read."""
+    """Yield an object that binds volumes for reading, and release the volumes after the block.
+
+    Raises:
+        OverloadedError: The host lacks memory or file descriptors.
+    """
     volumes = Volumes(codec, read_only=READING)
     try:
         yield volumes
     except Exception as error:
         if volumes.failed is not None:
             raise volumes.failed from None
-        trouble = host_error(error)
-        if trouble is not None:
-            raise OverloadedError(trouble) from None
+        message = host_error(error)
+        if message is not None:
+            raise OverloadedError(message) from None
         raise
     finally:
         volumes.abandon()
 
 
 def view(codec: PlainCodec, snapshot: Snapshot) -> bytes:
-    """Get the JSON of all environments, by toolpack; raises as `thawed`, and `ResultError`."""
+    """Return the JSON of all environments, by toolpack; raises as `thawed`, and `ResultError`."""
     with reading(codec) as volumes:
-        return as_json(codec, thawed(codec, snapshot, volumes))
+        return dump_environments(codec, thawed(codec, snapshot, volumes))
 
 
-def as_json(codec: PlainCodec, thawed: Mapping[str, BaseModel]) -> bytes:
-    """Get the JSON of environments, by toolpack; without their volumes, if these were left out; or `ResultError`."""
+def dump_environments(codec: PlainCodec, thawed: Mapping[str, BaseModel]) -> bytes:
+    """Return the JSON of environments, by toolpack; raises `ResultError`. Volumes that were left out are missing."""
 
     def shown(toolpack: str, environment: BaseModel) -> Fragment:
         def explain(why: str) -> str:
             return (
-                f"The environment of {toolpack!r} can't be shown: {why}: its author can keep that in a private "
-                "attribute, and get_environment gives all as a snapshot."
+                f"The environment of {toolpack!r} can't be shown: {why}. Its author can move the value to a private "
+                'attribute. get_environment with format="snapshot" returns everything.'
             )
 
         return Fragment(to_json(environment, codec.catalog.plain, explain))
@@ -74,8 +78,8 @@ def as_json(codec: PlainCodec, thawed: Mapping[str, BaseModel]) -> bytes:
     return dumps({toolpack: shown(toolpack, environment) for toolpack, environment in thawed.items()})
 
 
-def bound(snapshot: Snapshot, volumes: Volumes) -> Mapping[str, Volume]:
-    """Get the volumes of a snapshot by name, without its environments."""
+def bind_volumes(snapshot: Snapshot, volumes: Volumes) -> Mapping[str, Volume]:
+    """Return the volumes of a snapshot by name, without decoding its environments."""
     for toolpack in dict.fromkeys(map(toolpack_of, snapshot.parts)):
         volumes.bind(toolpack, None, snapshot)
     return volumes.bound

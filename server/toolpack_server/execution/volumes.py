@@ -1,8 +1,8 @@
-"""The volumes of the environments that one call sees, and those that something reads.
+"""Volumes in the environments of one call or one reader.
 
-Each is put into its environment as an object that belongs to this call alone, which does nothing until it is
-used, and is taken out before the environment is written. What it has changed becomes pieces, which are committed as
-ordinary parts of the session, together with all the others.
+A volume is put into its environment as an object for this call alone, and opens its working copy at first use. It is
+taken out before the environment is encoded. The changes of a volume become *pieces*, which are committed together with
+the other changed parts of the session.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from toolpack_server.base.errors import SnapshotError
 from toolpack_server.execution.codec import PlainCodec
-from toolpack_server.execution.conditions import ExecutionPolicy
+from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.volumes.scratch import CopyHandle
 from toolpack_server.volumes.volume import (
@@ -33,79 +33,79 @@ from toolpack_server.volumes.volume import (
 )
 
 READ_ONLY = "the function is registered with read_only=True"
-READING = "an environment that is only read can't be changed"
+READING = "the environment is open for reading only"
 
 
 class Stored(NamedTuple):
-    """A volume of a session, as the names of its parts show."""
+    """Description of a stored volume, derived from the names of its parts."""
 
     name: str
-    path: str  # of its attribute in the environment
+    path: str  # of the volume's attribute in the environment
     kind: str
     parts: tuple[str, ...]  # by slot
-    live: str  # the name under which the place of its working copy is kept; no part has such a name
+    live: str  # key of the working copy's handle in `Snapshot.live`; no part has such a name
 
     @property
     def possible(self) -> list[str]:
-        """The names of all parts that it may have, by slot."""
+        """The names of all parts that the volume may have, by slot."""
         return [part_name(self.name, self.kind, slot) for slot in range(SLOTS)]
 
 
 @lru_cache(maxsize=1024)
 def stored_volumes(parts: tuple[str, ...], toolpack: str) -> tuple[Stored, ...]:
-    """Get the volumes of a toolpack in a session with these parts."""
-    found: dict[str, list[str]] = {}
+    """Return the volumes of a toolpack in a session with these parts."""
+    by_name: dict[str, list[str]] = {}
     for part in sorted(parts):
         if is_piece(part) and part.startswith(f"{toolpack}/"):
-            found.setdefault(volume_of(part), []).append(part)
+            by_name.setdefault(volume_of(part), []).append(part)
     return tuple(
         Stored(name, name.partition("/")[2], kind_of(pieces[0]), tuple(pieces), live_name(pieces[0]))
-        for name, pieces in found.items()
+        for name, pieces in by_name.items()
     )
 
 
 def volume_pointers(parts: Iterable[str]) -> dict[str, str]:
-    """Get the JSON Pointers to the volumes of a session with these parts, by their names."""
+    """Return the JSON Pointers to the volumes of a session with these parts, by volume name."""
     names = dict.fromkeys(volume_of(part) for part in parts if is_piece(part))
-    found = {}
+    pointers = {}
     for name in names:
         toolpack, _, path = name.partition("/")
-        found[name] = f"/{toolpack}/{path.replace('.', '/')}"
-    return found
+        pointers[name] = f"/{toolpack}/{path.replace('.', '/')}"
+    return pointers
 
 
 class Changes(NamedTuple):
-    """What a call has changed in volumes."""
+    """The changes of volumes by one call."""
 
     blobs: dict[str, tuple[str, bytes]]  # the new blob id and bytes of each piece
-    live: dict[str, CopyHandle]  # the places of working copies
-    counts: dict[str, int]  # for each volume that has changed, how many keys
-    found: dict[str, Any]  # what the conditions under which it runs have found in each piece
+    live: dict[str, CopyHandle]  # the handles of working copies, by `Stored.live`
+    counts: dict[str, int]  # the number of changed keys, by changed volume
+    digests: dict[str, Any]  # the digests that the execution policy computed, by piece
 
 
 class Volumes:
-    """The volumes that one call, or one reader, sees.
+    """The volumes of one call or one reader.
 
     Args:
-        read_only: Why nothing may be written; "" if it may.
-        conditions: Under which the call runs.
+        read_only: The reason why writing is forbidden; "" if it is allowed.
+        policy: The execution policy of the call.
 
     Attributes:
         bound: The volumes by name.
     """
 
-    def __init__(self, codec: PlainCodec, *, read_only: str, conditions: ExecutionPolicy | None = None) -> None:
+    def __init__(self, codec: PlainCodec, *, read_only: str, policy: ExecutionPolicy | None = None) -> None:
         self._codec = codec
         self._read_only = read_only
-        self._conditions = conditions
+        self._policy = policy
         self.bound: dict[str, Volume] = {}
         self._stored: dict[str, Stored] = {}
-        # The environments with the volumes that they hold, by path, and whether they are of instances.
+        # The environments with their volumes, by path, and whether their toolpack holds instances.
         self._inside: list[tuple[BaseModel, dict[str, Volume], bool]] = []
-        self._asked_to_finish = False  # from then on no working copy is known to be as it was
+        self._finish_began = False  # from then on, any working copy may differ from the committed state
 
     def bind(self, toolpack: str, environment: BaseModel | None, snapshot: Snapshot) -> None:
-        """Get the volumes of a session's toolpack, and put them into its environment, if there is one."""
+        """Create the volumes of a session's toolpack, and put them into its environment, if one is passed."""
         context, of_instances = self._codec.volumes, self._codec.catalog.toolpacks[toolpack].holds_instances
         placed: dict[str, Volume] = {}
         for stored in stored_volumes(tuple(snapshot.parts), toolpack):
@@ -121,7 +121,7 @@ class Volumes:
                 )
                 volume = self.bound[stored.name] = kind.__new__(kind)
                 handle = snapshot.live.pop(stored.live, None)
-                volume.mount = Mount(chain, kind, context, self._read_only, self._conditions is not None, handle)
+                volume.mount = Mount(chain, kind, context, self._read_only, self._policy is not None, handle)
                 self._stored[stored.name] = stored
             if environment is not None and put_in(environment, stored.path, volume, of_instances=of_instances):
                 placed[stored.path] = volume
@@ -129,49 +129,49 @@ class Volumes:
             self._inside.append((environment, placed, of_instances))
 
     def take_out(self) -> None:
-        """Take all volumes out of the environments, which are to be written.
+        """Take all volumes out of the environments, so that these can be encoded.
 
         Raises:
-            SnapshotError: There are others than before.
+            SnapshotError: An environment holds other volumes than before the call.
         """
         inside, self._inside = self._inside, []
         for environment, placed, of_instances in inside:
-            found = take_out(environment, of_instances=of_instances)
-            for path in [*placed, *(path for path in found if path not in placed)]:
-                if found.get(path) is not placed.get(path):
-                    kind = type(found.get(path) or placed[path]).__name__
+            removed = take_out(environment, of_instances=of_instances)
+            for path in [*placed, *(path for path in removed if path not in placed)]:
+                if removed.get(path) is not placed.get(path):
+                    kind = type(removed.get(path) or placed[path]).__name__
                     raise SnapshotError(
                         f"`{path}` holds another {kind} than before: change what it holds instead of replacing it."
                     )
 
     @contextmanager
     def outside(self, environment: BaseModel) -> Iterator[None]:
-        """Have an environment without its volumes for a block."""
+        """Take the volumes out of an environment for a block, and put them back after it."""
         for inside, _, of_instances in self._inside:
             if inside is environment:
-                found = take_out(environment, of_instances=of_instances)
+                removed = take_out(environment, of_instances=of_instances)
                 try:
                     yield
                 finally:
-                    for path, volume in found.items():
+                    for path, volume in removed.items():
                         put_in(environment, path, volume, of_instances=of_instances)
                 return
         yield
 
     def finish(self) -> Changes:
-        """End the use by a call that has succeeded.
+        """Release the volumes after a successful call, and return its changes.
 
         Raises:
-            Exception: What one of them holds can't be kept; then nothing of the call is.
+            Exception: The content of a volume can't be stored. Then no change of the call may be committed.
         """
         if self.failed is not None:
             raise self.failed
-        self._asked_to_finish = True
+        self._finish_began = True
         finished: dict[str, Mapping[Any, int]] = {}
         for name, volume in self.bound.items():
             if volume.mount and volume.mount.working_copy is not None and not volume.mount.read_only:
                 finished[name] = volume.finish()
-        # All have finished; what follows makes the pieces, and as long as one is missing nothing is kept either.
+        # All volumes have finished. Create all pieces before any working copy is kept: creating one may fail.
         changes = Changes({}, {}, {}, {})
         keys: dict[str, tuple[str, ...] | None] = {}
         for name, changed in finished.items():
@@ -191,18 +191,18 @@ class Volumes:
         return changes
 
     def abandon(self, *, keep: bool = True) -> dict[str, CopyHandle]:
-        """End the use by a call that has failed, or by a reader; get the places of working copies.
+        """Release the volumes after a failed call or a reader, and return the handles of their working copies.
 
         Args:
-            keep: Keep those that can be changed, as far as they are as they were; nobody else will know their places.
+            keep: Keep unchanged working copies of calls that may write. Their handles are only in the result.
         """
         live: dict[str, CopyHandle] = {}
         for name in [*self.bound]:
-            self._end(live, name, keep=keep and not self._asked_to_finish)
-        return {} if self._asked_to_finish else live
+            self._end(live, name, keep=keep and not self._finish_began)
+        return {} if self._finish_began else live
 
     def explain(self, error: BaseException) -> BaseException:
-        """Get what an error means: see `Volume.explain`; a volume that couldn't be used is the reason for all else."""
+        """Return the error to report: that of a volume that couldn't be used, or the result of `Volume.explain`."""
         failed = self.failed
         if failed is not None:
             return failed
@@ -212,29 +212,29 @@ class Volumes:
 
     @property
     def failed(self) -> Exception | None:
-        """Why one of them can't be used."""
+        """The error of the first volume that can't be used, if any."""
         return next((volume.mount.error for volume in self.bound.values() if volume.mount and volume.mount.error), None)
 
     def _add(
         self, changes: Changes, stored: Stored, volume: Volume, changed: Mapping[Any, int]
     ) -> tuple[str, ...] | None:
-        """Add what a volume has changed; get the key of its working copy, if that is known."""
+        """Add the changes of a volume to `changes`. Return the key of its working copy, or None if it is unknown."""
         mount, codec = _mount(volume), self._codec
         working_copy = mount.copy()
         payloads, working_copy.pieces = extend_chain(mount.chain, volume, working_copy.pieces, changed)
         sealed = {part: codec.seal(part, payload) for part, payload in payloads.items()}
         changes.blobs.update(sealed)
         changes.counts[stored.name] = len(changed)
-        if self._conditions is not None:
-            find, context = self._conditions.digest_piece, codec.volumes
-            changes.found.update({part: find(part, payload, context) for part, payload in payloads.items()})
+        if self._policy is not None:
+            digest, context = self._policy.digest_piece, codec.volumes
+            changes.digests.update({part: digest(part, payload, context) for part, payload in payloads.items()})
         ids = {} if mount.chain.key is None else dict(zip(stored.parts, mount.chain.key[1:], strict=True))
         ids |= {part: blob_id for part, (blob_id, _) in sealed.items()}
-        known = len(ids) >= len(stored.parts) and all(ids.values())
-        return (stored.name, *map(ids.__getitem__, sorted(ids))) if known else None
+        is_known = len(ids) >= len(stored.parts) and all(ids.values())
+        return (stored.name, *map(ids.__getitem__, sorted(ids))) if is_known else None
 
     def _end(self, live: dict[str, CopyHandle], name: str, *, keep: bool) -> None:
-        """End the use of a volume; its working copy is kept if it proves to be as it was."""
+        """Release a volume. Keep its working copy only if the volume confirms that it is unchanged."""
         volume = self.bound[name]
         mount = _mount(volume)
         mount.ended = True
@@ -261,5 +261,5 @@ def _payload(codec: PlainCodec, snapshot: Snapshot, part: str) -> bytes:
 
 def _mount(volume: Volume) -> Mount:
     if volume.mount is None:
-        raise TypeError("a volume that nobody has given to a call")
+        raise TypeError("this volume isn't bound to a call")
     return volume.mount

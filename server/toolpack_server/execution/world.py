@@ -1,7 +1,7 @@
-"""The environments that one call sees.
+"""World: the environments of a session, as one call sees and changes them.
 
-The snapshot is the truth, the live object a cache. A call gets its environments here. If it fails they are
-dropped; only a commit stores what it has changed.
+The snapshot is authoritative; a live object is only a cache of it. If the call fails, its environments are dropped.
+Only a commit stores the changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from toolpack_server.base.errors import ResultError
 from toolpack_server.execution.codec import PlainCodec
-from toolpack_server.execution.parts import besides_volumes, emptied, merge, parts_of, wanted
+from toolpack_server.execution.parts import emptied, merge, parts_in_use, parts_of, without_volumes
 from toolpack_server.execution.plan import Plan
 from toolpack_server.execution.read_only_checks import ReadOnlyCheck
 from toolpack_server.execution.snapshot import Snapshot
@@ -24,27 +24,27 @@ from toolpack_server.jsonio.view import to_json, without_json
 
 @dataclass(slots=True)
 class ExecutionContext:
-    """What a call, or another operation, needs in the process where it runs."""
+    """The process's resources for calls and other operations."""
 
     codec: PlainCodec
     max_result_bytes: int
-    # Surrounds an author's code: a passed deadline interrupts that alone.
+    # Context manager around an author's code. A missed deadline interrupts only code within it.
     interruptible: AbstractContextManager[object] = field(default_factory=nullcontext)
 
 
 @dataclass(slots=True)
 class World:
-    """The environments that one call sees; the parts in its footprint are thawed at first use."""
+    """The environments of one call. The parts in its footprint are decoded at first use."""
 
     plan: Plan
     snapshot: Snapshot
     context: ExecutionContext
-    check: ReadOnlyCheck | None  # of its read-only functions; None if nothing is compared
-    room: int  # how many bytes the results of nested calls may have as JSON; what is longer is cut
+    check: ReadOnlyCheck | None  # check of the read-only functions; None if it isn't due
+    nested_bytes_left: int  # remaining size of results of nested calls, as JSON; longer results are cut
     touched: dict[str, BaseModel] = field(default_factory=dict)  # the parts that the call has used
-    dirty: set[str] = field(default_factory=set)  # the names of the parts that it may have changed
-    raised: bool = False  # the toolpack's own code raised an exception, not the code around it
-    volumes: Volumes | None = None  # those of the environments that the call has used, if they have any
+    dirty: set[str] = field(default_factory=set)  # the names of the parts that the call may have changed
+    raised: bool = False  # the toolpack's own code raised an exception, not the server's code around it
+    volumes: Volumes | None = None  # the volumes of the environments in use; None if these have no volumes
     nested: list[bytes] = field(default_factory=list)  # the results of nested calls as JSON, in the order of the calls
     _loaded: dict[str, tuple[BaseModel, Sequence[str]]] = field(default_factory=dict)
 
@@ -53,46 +53,46 @@ class World:
         return self.context.codec
 
     def environment(self, toolpack: str) -> BaseModel:
-        """Get the environment of a toolpack, with at least the attributes in the call's footprint."""
+        """Return the environment of a toolpack, with at least the attributes in the call's footprint."""
         if toolpack not in self._loaded:
             self._loaded[toolpack] = self._load(toolpack, self.plan.footprint[toolpack])
         return self._loaded[toolpack][0]
 
     def may_change(self, toolpack: str) -> None:
-        """Note that the call may have changed the parts that it has used of a toolpack's environment."""
+        """Mark the used parts of a toolpack's environment as dirty."""
         if toolpack in self._loaded:
             self.dirty.update(self._loaded[toolpack][1])
 
-    def returned(self, result: Any) -> None:
-        """Note what a nested call has returned, as it is now: the outer function may change it."""
+    def add_nested_result(self, result: Any) -> None:
+        """Store the JSON of a nested call's result now, before the outer function can change the result."""
         try:
-            if isinstance(result, Iterator):  # to show what it gives would use it up
+            if isinstance(result, Iterator):  # reading its values would consume them
                 raise ResultError
             text = to_json(result, self.context.codec.catalog.plain)
         except ResultError:
             text = dumps(without_json(result))
-        self.nested.append(cut_if_longer(text, self.room))
-        self.room -= len(self.nested[-1])
+        self.nested.append(cut_if_longer(text, self.nested_bytes_left))
+        self.nested_bytes_left -= len(self.nested[-1])
 
     def loaded(self, toolpack: str) -> tuple[BaseModel, Sequence[str]] | None:
-        """Return a toolpack's environment, if the call has used it, and the parts that it is made of."""
+        """Return a toolpack's environment and the names of its parts, or None if the call hasn't used it."""
         return self._loaded.get(toolpack)
 
     def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, Sequence[str]]:
         names = tuple(self.snapshot.parts)
         if not stored_volumes(names, toolpack):
             return self._load_parts(toolpack, names, footprint)
-        rest = footprint and besides_volumes(names, toolpack, footprint)
-        if footprint and not rest:
+        attributes = footprint and without_volumes(names, toolpack, footprint)
+        if footprint and not attributes:
             environment: BaseModel = emptied(self.context.codec.catalog.toolpacks[toolpack].environment_class)
             parts: Sequence[str] = ()
         else:
-            environment, parts = self._load_parts(toolpack, names, rest)
+            environment, parts = self._load_parts(toolpack, names, attributes)
         if self.volumes is None:
             self.volumes = Volumes(
                 self.context.codec,
                 read_only=READ_ONLY if self.plan.read_only else "",
-                conditions=self.plan.conditions,
+                policy=self.plan.policy,
             )
         self.volumes.bind(toolpack, environment, self.snapshot)
         return environment, parts
@@ -100,13 +100,13 @@ class World:
     def _load_parts(
         self, toolpack: str, names: tuple[str, ...], footprint: frozenset[str] | None
     ) -> tuple[BaseModel, Sequence[str]]:
-        parts, chosen = parts_of(names, toolpack), wanted(names, toolpack, footprint)
+        parts, chosen = parts_of(names, toolpack), parts_in_use(names, toolpack, footprint)
         if len(chosen) == 1:
             environment = self._take(chosen[0])
             if len(parts) == 1 or (footprint is not None and footprint <= environment.__dict__.keys()):
                 return environment, chosen
-        # The call uses several parts: a function was edited, or calls are nested. It may connect them, so they become
-        # one part, unless the call is read-only.
+        # The call uses several parts, because a function was edited or calls are nested. It may create references
+        # between them, so the parts are merged into one, unless the call is read-only.
         whole = merge(self._take(part) for part in parts)
         if not self.plan.read_only:
             self.touched.update({part: whole if part == parts[0] else emptied(type(whole)) for part in parts})
@@ -125,6 +125,6 @@ class World:
         return environment
 
     def decode(self, part: str) -> BaseModel:
-        """Return a part as its snapshot has it."""
+        """Return a new copy of a part, decoded from the snapshot."""
         snapshot = self.snapshot
         return self.context.codec.decode(part, snapshot.parts[part], snapshot.blobs[part])

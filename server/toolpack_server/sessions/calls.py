@@ -130,8 +130,8 @@ class CallOperation(SessionOperation):
     def _replan(self, runtime: SessionFunctions) -> None:
         before, request = self.plan, self.request
         self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
-        self.plan.conditions = before.conditions
-        self.plan.compares &= before.conditions is None
+        self.plan.policy = before.policy
+        self.plan.compares &= before.policy is None
 
     def asked(self) -> Sequence[Any]:
         return self.request.function, self.request.kwargs
@@ -151,7 +151,7 @@ class CallOperation(SessionOperation):
         if request.expected_version is not None and request.expected_version != state.version:
             raise VersionConflictError(request.expected_version, state.version)
         live = state.take_live()
-        if plan.conditions:  # the environments must be decoded again
+        if plan.policy:  # the environments must be decoded again
             live = {name: copy for name, copy in live.items() if is_piece(name)}
         snapshot = Snapshot(state.parts, blobs, live)
         if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # checked before the function runs in vain

@@ -12,9 +12,9 @@ from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
 from toolpack_server.base.thread_labels import labelled
 from toolpack_server.execution.codec import Codec
-from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.initial import InitialEnvironments
 from toolpack_server.execution.operations import BuildEnvironment, ParseEnvironment
+from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.execution.read_only_checks import ReadOnlyChecks
 from toolpack_server.execution.runner import Runner, RunnerOperation
 from toolpack_server.execution.runtime import SessionRuntime

@@ -8,7 +8,7 @@ A hook that doesn't concern a request costs nothing.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from toolpack_server.execution.conditions import ExecutionPolicy
+from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.protocol.parameters import ForkRequest, Parameters, SessionRequest
 from toolpack_server.stores.base import Head, StoredSession
 

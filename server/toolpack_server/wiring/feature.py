@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from toolpack_server.base.settings import FeatureSettings, Settings
-from toolpack_server.execution.conditions import ExecutionPolicy
+from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.observability.metrics import MetricFamily
 from toolpack_server.observability.tracing import Tracer

@@ -347,7 +347,7 @@ class Trials:
         if most is not None and used > most:
             return replace(stage, refused=True)
         if self._pinned:
-            plan.conditions = _pin(made, stage.path)
+            plan.policy = _pin(made, stage.path)
         plan.compares = False
         self._phase(f"`{function}`", plan.timeout_seconds)
         with deadline(plan.timeout_seconds) as watched:

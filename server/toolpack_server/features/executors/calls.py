@@ -17,7 +17,6 @@ from toolpack_server.base.errors import MAX_SHOWN, ResultError, shown
 from toolpack_server.base.terminal import printable
 from toolpack_server.execution.call import Outcome, call_steps
 from toolpack_server.execution.codec import Codec
-from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.failure import OF_CALLS, CallFailure, Failure
 from toolpack_server.execution.operations import (
     BuildEnvironment,
@@ -26,8 +25,9 @@ from toolpack_server.execution.operations import (
     PatchVolumes,
     RunCall,
 )
-from toolpack_server.execution.parts import toolpack_of, wanted
+from toolpack_server.execution.parts import parts_in_use, toolpack_of
 from toolpack_server.execution.plan import Plan
+from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.execution.read_only_checks import ReadOnlyCheck
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.execution.runtime import SessionRuntime
@@ -86,7 +86,9 @@ class CallTransport(Transport[Outcome]):
         self._comparisons = 0
         snapshot, footprint = operation.snapshot, operation.plan.footprint
         self._parts = tuple(part for part in snapshot.parts if toolpack_of(part) in footprint)
-        self._used = [part for toolpack, fields in footprint.items() for part in wanted(self._parts, toolpack, fields)]
+        self._used = [
+            part for toolpack, fields in footprint.items() for part in parts_in_use(self._parts, toolpack, fields)
+        ]
         references = {part: snapshot.live.pop(part, None) for part in self._used}
         self._live: dict[str, ProcessReference] = {part: ref for part, ref in references.items() if ref is not None}
         self._volumes = [stored for toolpack in footprint for stored in stored_volumes(self._parts, toolpack)]
@@ -118,7 +120,7 @@ class CallTransport(Transport[Outcome]):
             "held": held,
             "tag": self._tag,
             # As text: a time after the year 2554 has more than 64 bits, which isn't allowed beside fragments.
-            "conditions": plan.conditions and Fragment(dumps(dump_policy(plan.conditions))),
+            "conditions": plan.policy and Fragment(dumps(dump_policy(plan.policy))),
         }
         pieces = [unseal_part(codec, self._snapshot, part) for part in missing]
         self._operation.start()
@@ -172,8 +174,8 @@ class CallTransport(Transport[Outcome]):
             sealed = zip(changed, payloads, strict=True)
             outcome.blobs = {part: context.codec.seal(part, payload) for part, payload in sealed}
             outcome.live = dict.fromkeys(live, ProcessReference(process, self._tag))
-            if plan.conditions is not None:
-                outcome.found = _policy_values(head["found"], changed, plan.conditions)
+            if plan.policy is not None:
+                outcome.digests = _policy_values(head["found"], changed, plan.policy)
             outcome.changed = _counts(head["changed"], self._volumes)
         else:
             outcome.failure = _failure(head, plan, context.max_result_bytes)
@@ -221,7 +223,7 @@ class _Calls:
         plan.trusted -= frozenset(head["distrusted"])
         plan.read_only, plan.compares, plan.tracebacks = head["read_only"], head["compares"], head["tracebacks"]
         plan.comparing = self._report_comparison
-        plan.conditions = head["conditions"] and load_policy(head["conditions"])
+        plan.policy = head["conditions"] and load_policy(head["conditions"])
         blobs = dict(zip(head["given"], request.pieces, strict=True))
         snapshot = Snapshot(head["parts"], LazyParts(self._ask, blobs))
         sizes = {part: len(blob) for part, blob in blobs.items()}
@@ -244,7 +246,7 @@ class _Calls:
             "nested": len(outcome.nested),
             "blobs": [*outcome.blobs],
             "live": [*outcome.live],
-            "found": outcome.found,
+            "found": outcome.digests,
             "changed": outcome.changed or {},
         }
         return Frame(answer, [outcome.result or b"", *outcome.nested, *(blob for _, blob in outcome.blobs.values())])
@@ -256,10 +258,10 @@ class _Calls:
         return SessionRuntime(self._context.codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
 
 
-def _policy_values(values: Any, parts: Iterable[str], conditions: ExecutionPolicy) -> dict[str, Any]:
+def _policy_values(values: Any, parts: Iterable[str], policy: ExecutionPolicy) -> dict[str, Any]:
     """Check and read what the execution policy computed for the changed parts. Raises as `Transport.read`."""
     check_answer(isinstance(values, dict) and values.keys() == {*parts})
-    return {part: conditions.found.validate_python(value) for part, value in values.items()}
+    return {part: policy.digest_type.validate_python(value) for part, value in values.items()}
 
 
 def _counts(counts: Any, volumes: Sequence[Stored]) -> dict[str, int]:

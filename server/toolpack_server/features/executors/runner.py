@@ -15,7 +15,7 @@ from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
 from toolpack_server.base.terminal import printable
 from toolpack_server.execution.codec import Codec
-from toolpack_server.execution.conditions import ExecutionPolicy
+from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.executors.calls import TRANSPORTS

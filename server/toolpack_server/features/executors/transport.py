@@ -20,10 +20,10 @@ from typing_extensions import override
 
 from toolpack_server.base.errors import RequestError
 from toolpack_server.execution.codec import Codec, PlainCodec
-from toolpack_server.execution.conditions import ExecutionPolicy
 from toolpack_server.execution.initial import Built
 from toolpack_server.execution.operations import MakeEnvironment
 from toolpack_server.execution.parts import toolpack_of
+from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.execution.snapshot import Snapshot, Versions
 from toolpack_server.execution.world import ExecutionContext

@@ -24,7 +24,7 @@ from pydantic import BaseModel, TypeAdapter
 from typing_extensions import override
 
 from toolpack_server.base.module_rngs import module_rngs
-from toolpack_server.execution.conditions import ExecutionPolicy
+from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.features.replay.world_digest import Entries, part_entries, piece_entries
 from toolpack_server.snapshots.classes import ClassTable
 from toolpack_server.volumes.volume import VolumeContext
@@ -45,7 +45,7 @@ class PinnedClock(ExecutionPolicy):
     tick: int  # the number of the call; 0 while an initial environment is built
     seed: str | None = None  # what chance is drawn from, together with the tick; None leaves it real
     now_ns: int | None = None  # the time at which the call starts, in nanoseconds since the epoch; None leaves it real
-    found = TypeAdapter(Entries | None)
+    digest_type = TypeAdapter(Entries | None)
 
     @classmethod
     @override
@@ -69,7 +69,7 @@ class PinnedClock(ExecutionPolicy):
         return self if self.now_ns is None else replace(self, now_ns=self.now_ns + round(seconds * SECOND_NS))
 
     @override
-    def find(self, environment: BaseModel, classes: ClassTable) -> Entries | None:
+    def digest_part(self, environment: BaseModel, classes: ClassTable) -> Entries | None:
         return part_entries(environment, classes)
 
     @override

@@ -41,7 +41,7 @@ class SeedHook(OperationHook):
             return
         seeds = Seeds.of(state.session)
         seeds.check(self._settings)
-        operation.plan.conditions = seeds.pin(state.index + 2)
+        operation.plan.policy = seeds.pin(state.index + 2)
         operation.plan.compares = False  # which is done now and then, and the same call is to give the same
 
         def digest() -> str | None:
@@ -55,7 +55,7 @@ class SeedHook(OperationHook):
         if change.parts or is_reset:
             if isinstance(operation, CallOperation):
                 for part, blob_id in change.parts.items():
-                    self._digests.note(blob_id, change.answer.found[part])
+                    self._digests.note(blob_id, change.answer.digests[part])
             new = {part: change.new_blobs[id_] for part, id_ in change.parts.items() if id_ in change.new_blobs}
             change.memo[self] = self._digests.digest({**state.parts, **change.parts}, {**change.blobs, **new})
         elif self in state.memo:

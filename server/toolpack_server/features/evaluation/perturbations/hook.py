@@ -119,9 +119,9 @@ class PerturbationHook(OperationHook):
             matched = self._decide(operation, state, start_clock, memo)
             decision = matched.decision
             operation.notes = {**operation.notes, self: matched}
-        conditions, delay = operation.plan.conditions, memo.counts.delay + decision.delay
-        if conditions is not None and delay:
-            operation.plan.conditions = conditions.later(delay)
+        policy, delay = operation.plan.policy, memo.counts.delay + decision.delay
+        if policy is not None and delay:
+            operation.plan.policy = policy.later(delay)
 
     def _decide(
         self, operation: CallOperation, state: SessionState, start_clock: StartClock, memo: _Memo
