@@ -1,4 +1,4 @@
-"""Stores of sessions: the protocol of all (`base`), what those that last have in common, and the one in memory.
+"""Session stores: the protocol (`base`), rules that all stores share (`history`, `blob_stubs`), and the memory store.
 
-No store knows another, and all pass one contract test. Whoever opens one asks `wiring.stores`.
+Stores don't depend on each other, and all pass one contract test. `wiring.stores` opens a store by its URL.
 """

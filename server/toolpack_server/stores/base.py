@@ -1,19 +1,19 @@
-"""The protocol of a session store: its rows and its methods.
+"""Protocol of a session store: its rows and its methods.
 
-A store keeps rows and bytes. It doesn't know what a snapshot or a call means, it is called from several
-threads and may block, and each method is one atomic step. All stores pass one contract test.
+A store holds rows and bytes and doesn't know what a snapshot or a call means. Its methods are called from several
+threads, may block, and are atomic. All stores pass one contract test.
 
-A session's environment is stored in *parts*. The content of a part is a *blob*, which is written once and then only
-referred to: version *v* of a part is the newest blob that a commit gave it at or before *v*. So a commit costs only
-what it changed, and a fork or a new session only references. A blob is deleted with the last reference to it.
+A session's environment is stored in *parts*. The content of a part is a *blob*. A blob is written once, and everything
+else refers to it. Version *v* of a part is the newest blob that a commit gave it at or before *v*. So a commit stores
+only its changes, and a fork stores only references. A blob is deleted with the last reference to it.
 
-A fork refers to its past: its parent's records up to the last one at that time, and what the parent itself refers to.
-So a session that is deleted while it has forks is *kept* for them, unseen: `ancestor`, `records` and `parts_at` still
-answer, and its bytes still count for its owner. It goes with the last of these forks. What none of them needs is
-deleted at once: later records, and all versions, but for the first one of a session that isn't a fork itself.
+A fork refers to its parent's records up to the fork point, and to everything that the parent itself refers to. So a
+session that is deleted while it has forks is *kept* for them. It is hidden, but `ancestor`, `records` and `parts_at`
+still return it, and its bytes still count for its owner. It is deleted with the last of these forks. Data that no fork
+needs is deleted at once: later records and all versions. Only version 0 stays, and only if the session isn't a fork.
 
-Numbers come back when a store loses its newest data, as after the failover of a Redis: then another record gets the
-same index, and another lease the same epoch. So each record has a random id, and a commit names the record before it.
+A store that loses its newest data, as a Redis may in a failover, gives the same record index or lease epoch a second
+time. So each record has a random id, and a commit names the id of the record before it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ from toolpack_server.base.after_fork import id_numbers
 
 
 def new_record_id() -> str:
-    """Make an id that no other record has."""
+    """Return a new random id for a record."""
     return f"{id_numbers.getrandbits(64):016x}"
 
 
@@ -39,21 +39,21 @@ def family_of(session_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of a session's trace."""
+    """One entry of a session's trace."""
 
-    index: int  # its position in the trace, from 0, without gaps
-    version: int  # the session's version after it: the one before or the next
+    index: int  # position in the trace, from 0, without gaps
+    version: int  # the session's version after this record: the same as before, or one more
     call_id: str | None
     body: bytes  # JSON text; opaque to the store
-    id: str = field(default_factory=new_record_id)  # by which the next commit names it
+    id: str = field(default_factory=new_record_id)  # the next commit refers to it
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a session has gone through elsewhere.
+    """Past of a session that is copied from another store.
 
-    The changes are, for each version above 0 that is kept, in order and without gaps, the blob id of each part that
-    differs from the version kept before it. The last one is the current version.
+    `changes` has an entry for each stored version above 0, in order and without gaps: the blob ids of the parts that
+    differ from the stored version before it. The last entry is the current version.
     """
 
     changes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class History:
         return min(self.changes, default=1)
 
     def rows(self) -> list[tuple[int, str, str]]:
-        """Get the changes as version, part and blob, in order."""
+        """Return the changes as rows of version, part and blob id, in version order."""
         return [(version, *change) for version in sorted(self.changes) for change in self.changes[version].items()]
 
 
@@ -76,89 +76,88 @@ NO_HISTORY = History()
 
 
 class ForkPoint(NamedTuple):
-    """Where a session was forked from another one."""
+    """Session, version and record from which a session was forked."""
 
     session_id: str
     version: int
-    last: int = -1  # index of the last of its records to which the fork refers; -1 if it refers to none
+    last: int = -1  # index of the parent's last record that belongs to the fork's history; -1 if none does
     record: str = ""  # that record's id; "" if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """A session as it was created; only `expires_at` ever changes.
+    """A session as it was created. Only `expires_at` ever changes.
 
-    The recipe and the details are opaque. The labels must not be changed: a store may keep the objects that it was
-    given, and return them again.
+    The recipe and the details are opaque. Callers must not modify the labels: a store may return the same object again.
     """
 
-    id: str  # also the order in which sessions are listed; of a fork, in the family of its parent
-    agent_key: str  # the secret part of its agents' address
-    owner: str  # whose token created it; "" where there are no tokens
-    recipe: bytes  # what it is made from; may be large. All forks of a session have the same, which is stored once
+    id: str  # sessions are listed in the order of their ids
+    agent_key: str  # the secret part of its agents' URL
+    owner: str  # the name of the token that created it; "" without tokens
+    recipe: bytes  # how its environments are built; may be large. A session and its forks share it; it is stored once
     labels: Mapping[str, str]
     ttl_seconds: float  # after its last call
-    created_at: float  # since the epoch, in seconds
-    expires_at: float  # likewise, but by the time by which sessions live: see `SessionStore.count_time`
+    created_at: float  # seconds since the epoch
+    expires_at: float  # the same, but in store time; see `SessionStore.count_time`
     parent: ForkPoint | None = None
-    details: bytes = b""  # what else is its own; few bytes
+    details: bytes = b""  # further data of this session; few bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SessionQuery:
-    """Which sessions a list has, and in what order."""
+    """Filter and order of a list of sessions."""
 
-    owner: str | None  # None: of all
-    labels: Mapping[str, str]  # all of which a session has
-    after: str  # the id of the session before the first one; "" to begin with the first
+    owner: str | None  # None: all owners
+    labels: Mapping[str, str]  # a session must have all of them
+    after: str  # list the sessions after this id; "" to start at the beginning
     limit: int
-    parent: str | None = None  # forks of this session only, which needn't exist any more
-    newest_first: bool = False  # by time of creation, and by id where that is the same, both descending; else by id
+    parent: str | None = None  # only forks of this session, which may have been deleted
+    newest_first: bool = False  # sort by creation time, then by id, both descending. False: by id, ascending
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """The current state of a session."""
 
-    index: int  # of its last record; -1 before the first
+    index: int  # of its last record; -1 if it has no record
     version: int
-    parts: Mapping[str, str]  # the blob id of each part of its current version
-    epoch: int = 0  # how often its lease has been taken; a commit must name the current one
-    last: str = ""  # the id of its last record; "" before the first
-    size: int = field(default=0, compare=False)  # about the bytes of its records, and of blobs after version 0
+    parts: Mapping[str, str]  # the blob id of each part of the current version
+    epoch: int = 0  # how many times its lease was granted; a commit must name the current epoch
+    last: str = ""  # the id of its last record; "" if it has no record
+    size: int = field(default=0, compare=False)  # approximate bytes of its records and of the blobs after version 0
 
 
 class Commit(NamedTuple):
-    """A record and the changes of its call, to be committed together or not at all."""
+    """A record and the changes of its call. They are stored together or not at all."""
 
     session_id: str
     epoch: int  # of the lease under which the call ran
-    record: Record  # its index must follow the session's last one
-    parts: Mapping[str, str] = MappingProxyType({})  # blob ids of what the call changed; empty: same version
-    blobs: Mapping[str, bytes] = MappingProxyType({})  # the new ones; one that is stored stays as it is
-    expires_at: float | None = None  # the new time of expiry; None leaves it
-    release: bool = False  # the lease, with this commit
-    after: str = ""  # the id of the session's record before this one; "" if it is the first
+    record: Record  # its index must be one more than that of the session's last record
+    parts: Mapping[str, str] = MappingProxyType({})  # blob ids of the changed parts; empty if no part changed
+    blobs: Mapping[str, bytes] = MappingProxyType({})  # new blobs by id; a stored blob is left unchanged
+    expires_at: float | None = None  # the new expiry time; None leaves it unchanged
+    release: bool = False  # also release the lease
+    after: str = ""  # the id of the session's record before this one; "" if this is the first
     holder: str | None = None  # of the lease; None in a store that isn't shared
 
 
 HELD_SECONDS = 86_400.0
-"""How long a session outlives its TTL at most while a worker holds its lease: one that has died unseen does, too."""
+"""Longest time that an expired session is kept for a lease; its worker may have died unnoticed."""
 
 
 class StoreClock(NamedTuple):
-    """The time by which sessions live, as counted at one moment, and by how many seconds the clock is ahead of it."""
+    """A reading of store time, by which sessions expire."""
 
-    now: float
-    uncounted: float
+    now: float  # store time, in seconds since the epoch
+    uncounted: float  # seconds that the clock is ahead of store time
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The holder of a session's lease, who alone may commit to it, as read at one moment.
+    """The holder of a session's lease at one moment. Only the holder may commit to the session.
 
-    A worker that waits for the lease watches how many heartbeats its holder has sent: if the number doesn't change for
-    long enough by the waiter's clock, the holder is dead. No two clocks are compared.
+    A worker that waits for the lease watches the holder's heartbeat count. If the count doesn't change for long enough,
+    measured by the waiter's own clock, the holder is dead. So clocks of different machines are never compared.
     """
 
     holder: str
@@ -166,15 +165,15 @@ class Lease:
 
 
 class SessionStore(Protocol):
-    """Keeps sessions, their records and their snapshots; see the module's docstring for the rule.
+    """Store of sessions, their records and their snapshots; see the module's docstring.
 
-    The caller ensures that texts can be encoded as UTF-8 and that integers fit 53 bits. Every method may also raise
-    `OverloadedError`, if the store can't be used for now (the outcome of a commit is then unknown until it is sent
-    again), and `StateDamagedError`, if stored data can't be read.
+    The caller ensures that texts can be encoded as UTF-8 and that integers fit in 53 bits. Every method may also raise
+    `OverloadedError` if the store can't be used now, and `StateDamagedError` if stored data can't be read. After an
+    `OverloadedError` the outcome of a commit is unknown until it is sent again.
 
     Attributes:
-        shared: Other processes may commit to the same sessions, so every commit needs a lease: it is a `SharedStore`. A
-            store that isn't shared has locked its data for this process alone, and epochs stay 0.
+        shared: True if other processes may commit to the same sessions. Then it is a `SharedStore`, and every commit
+            needs a lease. A store that isn't shared has locked its data for this process, and epochs stay 0.
     """
 
     shared: bool
@@ -186,127 +185,135 @@ class SessionStore(Protocol):
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
-        """Add sessions, which have the same parent, if any, each at version 0 with these parts; then with this history.
+        """Add sessions. All have the same parent, if any, the same parts at version 0, and the same history after it.
 
-        `blobs` holds the blobs among those that may be new. Idempotent: blobs and sessions that are stored already, if
-        only for their forks, are left unchanged.
+        Idempotent: stored blobs are left unchanged, and so are stored sessions, also those that are kept for forks.
+
+        Args:
+            sessions: The new sessions.
+            parts: Blob ids of version 0, by part.
+            blobs: Blobs by id: all that `parts` and `history` refer to and that may not be stored yet.
+            history: Changes and records after version 0.
 
         Raises:
-            SessionNotFoundError: The parent of new sessions doesn't exist; nothing was added.
-            MissingBlobError: One of all these refers to a blob that is neither in the store nor in `blobs`; nothing was
-                added.
+            SessionNotFoundError: The parent of new sessions doesn't exist. Nothing was added.
+            MissingBlobError: A blob is neither in the store nor in `blobs`. Nothing was added.
         """
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
-        """Get a session, expired or not, and its head; None if there is none."""
+        """Return a session, expired or not, and its head. Return None if it doesn't exist."""
 
     def ancestor(self, session_id: str) -> StoredSession | None:
-        """Get a session that exists or is kept for its forks, as it was created; its time of expiry means nothing."""
+        """Return a session that exists or is kept for its forks. Its `expires_at` has no meaning."""
 
     def find_agent(self, agent_key: str) -> str | None:
-        """Get the id of the session with this agent key."""
+        """Return the id of the session with this agent key."""
 
     def commit(self, commits: Sequence[Commit]) -> Sequence[bool | None]:
-        """Apply commits in order, in one transaction; return for each whether it was committed.
+        """Apply commits in order, in one transaction. Return for each whether it is stored.
 
-        A store of several parts, of which one can't be used for now, has a transaction in each: where nobody knows
-        whether a commit was stored, the answer is None.
+        A refused commit changes nothing and doesn't affect the others. A commit is refused if:
 
-        A commit is refused as a whole, without affecting the others, if its session doesn't exist, its epoch or its
-        holder is not the session's, the session's last record isn't the one with the index and the id before it, its
-        call_id is recorded already, or a part refers to a missing blob. Idempotent: if the same record is stored
-        already, the answer is True and nothing changes.
+        - its session doesn't exist,
+        - its epoch or holder isn't the session's,
+        - its index isn't one more than that of the session's last record, or `after` isn't that record's id,
+        - its call_id is already recorded, or
+        - a part refers to a missing blob.
+
+        Idempotent: if the same record is already stored, the answer is True and nothing changes.
         """
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """Get blobs by id.
+        """Return blobs by id.
 
         Raises:
             MissingBlobError: A blob isn't stored.
         """
 
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
-        """Get the blob id of each part of a version.
+        """Return the blob id of each part of a version.
 
-        Of a session that is kept for its forks, and isn't a fork itself, there is version 0.
+        A session that is kept for its forks has only version 0, or none if it is itself a fork.
 
         Raises:
-            VersionNotRetainedError: The version is no longer stored, or has never existed.
+            VersionNotRetainedError: The version is no longer stored, or never existed.
             SessionNotFoundError: The session doesn't exist, or has no version any more.
         """
 
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
-        """Get the record of a call_id, if the session has one."""
+        """Return the record of a call_id, if the session has one."""
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
-        """Get up to `limit` records whose index is above `after`, in order.
+        """Return up to `limit` records whose index is above `after`, in order.
 
-        They end before the one with which their bodies would have more than `max_bytes` bytes, but after the first. Of
-        a session that is kept for its forks there are those that they refer to.
+        With `max_bytes`, stop before the bodies exceed that many bytes in total, but return at least one record. A
+        session that is kept for its forks has only the records that its forks refer to.
         """
 
-    def records_at(self, wanted: Sequence[tuple[str, range]]) -> list[list[Record]]:
-        """Get the records of sessions at these indices, for each session and range, as far as they exist, in order."""
+    def records_at(self, ranges: Sequence[tuple[str, range]]) -> list[list[Record]]:
+        """Return the existing records in each range of indices of a session, in order: one list for each range."""
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
         """Delete old versions, but never records.
 
-        Version 0 and the current one always stay. Of the others the newest stay: at most `keep_versions`, and only as
-        long as the blobs that they need beyond those two have at most `keep_bytes` bytes in all.
+        Version 0 and the current version always stay. Of the others, the newest `keep_versions` stay, as long as the
+        blobs that only they need take at most `keep_bytes` bytes.
         """
 
     def renew(self, session_id: str, expires_at: float) -> None:
-        """Set a session's time of expiry."""
+        """Set a session's expiry time."""
 
     def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
-        """Get the sessions that a query asks for, with their versions, in its order.
+        """Return the sessions that match a query, with their versions, in the query's order.
 
         Raises:
-            SessionNotFoundError: Newest first, and there is no session `after`.
+            SessionNotFoundError: The order is newest first, and the session `after` doesn't exist.
         """
 
     def count(self, owner: str | None = None) -> int:
-        """Count the sessions of an owner, or all."""
+        """Return the number of sessions of an owner, or of all."""
 
     def stored_bytes(self, owner: str) -> int:
-        """Get about how many bytes are stored for an owner: records, recipes, labels and blobs.
+        """Return the approximate bytes that are stored for an owner: records, recipes, labels and blobs.
 
-        What several of the owner's sessions share counts once, and so does what is kept for forks.
+        Data that several of the owner's sessions share counts once. Data that is kept for forks counts, too.
         """
 
     def count_time(self, clock: float | None = None) -> StoreClock:
-        """Get the time by which sessions live: what the clock says, without the seconds that nobody has counted.
+        """Return the store time, by which sessions expire: the clock without the gaps in which no server ran.
 
-        A store notes when it was asked last. If that is more than `history.GAP_SECONDS` away, in either direction, the
-        clock was set or nobody counted, and the difference doesn't count.
+        A store remembers the last reading. If the next one differs by more than `history.GAP_SECONDS`, in either
+        direction, the clock was set or no server ran. Such a gap doesn't count.
 
         Args:
-            clock: What the clock says; None to look at the store's own, in the same step, as all servers have that one.
+            clock: Time in seconds since the epoch. None: the store reads its own clock, which all servers share, in the
+                same step.
         """
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
-        """Delete up to `limit` sessions whose time of expiry is at or before `now`, and get their ids.
+        """Delete up to `limit` sessions whose expiry time is at or before `now`, and return their ids.
 
-        Those stay in which something runs, for up to `HELD_SECONDS`: they are `busy`, or a worker that has sent a
-        heartbeat, and isn't known to have ended, holds their lease.
+        A session in use stays for up to `HELD_SECONDS`. It is in use if it is in `busy`, or if its lease is held by a
+        worker that has sent a heartbeat and isn't known to have ended.
         """
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
-        """Delete sessions with everything that belongs to them and that no fork needs; get the ids of those there were.
+        """Delete sessions with all their data that no fork needs. Return the ids of the sessions that existed.
 
-        Works in a store that is full, too.
+        This must also work in a full store.
         """
 
     def clean_up(self) -> None:
-        """Delete what is still stored of deleted sessions; called every second.
+        """Delete remaining data of deleted sessions. The server calls this every second.
 
-        `delete` and `delete_expired` may leave that to it, as long as nobody can see it and it counts for no owner.
+        `delete` and `delete_expired` may leave data behind that no method returns and that counts for no owner.
         """
 
     def ping(self) -> str | None:
-        """Raise `OverloadedError` if nothing can be stored now; its text says why.
+        """Check that the store can be written.
 
-        Where only a part of the store can't be used, get a sentence that says which.
+        Raises:
+            OverloadedError: Nothing can be stored now; the message says why.
         """
 
     def close(self) -> None:
@@ -314,26 +321,34 @@ class SessionStore(Protocol):
 
 
 class SharedStore(SessionStore, Protocol):
-    """A store that several processes may share: each commits to a session only while it holds the session's lease."""
+    """A store that several processes may share. A process commits to a session only while it holds its lease."""
 
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
-        """Take the leases of sessions; get for each its head, another holder's lease, or None if it doesn't exist.
+        """Acquire the leases of sessions.
 
-        A lease is granted if nobody holds it, if `holder` itself or one that has ended does, or if it still equals one
-        of `dead`: leases that the caller has watched for long enough to know that their holders are dead. Each grant
-        adds 1 to the epoch.
+        A lease is granted if it is free, if its holder is `holder` or has ended, or if it equals one in `dead`. Each
+        grant adds 1 to the epoch.
+
+        Args:
+            session_ids: The sessions.
+            holder: The worker that acquires the leases.
+            dead: Leases whose holders the caller has watched for long enough to know that they are dead.
+
+        Returns:
+            For each session its head if the lease was granted, otherwise the lease of another holder. None if the
+            session doesn't exist.
         """
 
     def release(self, session_id: str, holder: str, epoch: int) -> None:
-        """Release a lease without a commit; does nothing if it isn't this holder's lease of this epoch."""
+        """Release a lease without a commit. Does nothing if it isn't this holder's lease of this epoch."""
 
     def ask(self, session_id: str, holder: str) -> None:
-        """Ask the holder of a lease to release it if it doesn't use it; it hears of it with its next heartbeat."""
+        """Ask the holder of a lease to release it when unused. The holder learns of it with its next heartbeat."""
 
     def heartbeat(self, holder: str) -> Collection[str]:
-        """Show that a worker is alive: add 1 to its heartbeat count. Get the sessions that it was asked for."""
+        """Add 1 to a worker's heartbeat count. Return the sessions whose leases others have asked it to release."""
 
     def holder_ended(self, holder: str) -> None:
-        """Note that a worker has ended: its leases are free, and nothing else is kept of it for long."""
+        """Record that a worker has ended. Its leases become free, and its other data is deleted soon after."""

@@ -1,43 +1,43 @@
-"""Blobs that are kept outside a store: what stands in their place, and how large they are.
+"""Stubs of blobs that are kept outside a store, and the size of a blob or stub.
 
-Whoever has put a blob elsewhere stores a *stub* for it, which says its size and its name there. A store
-counts the bytes of the blob, not those of its stub, and notes the stub of each blob that it deletes.
+A *stub* takes the place of a blob in the store. It has the blob's size and the name of the outside object. A store
+counts the bytes of the blob, not those of the stub, and lists the stub of each blob that it deletes.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 MARK = b"\0outside:"
-"""What each stub begins with, and no other blob."""
-DIGITS = 16
+"""Prefix of each stub. No blob begins with it."""
+DIGITS = 16  # of the size in a stub
 MAX_STUB_BYTES = 400
 
 
 def stub(size: int, name: str) -> bytes:
-    """Make what stands for a blob of so many bytes that is elsewhere under this name."""
+    """Return the stub of a blob of this size in bytes. `name` is the name of the object that has the blob."""
     return b"%b%016d:%b" % (MARK, size, name.encode())
 
 
 def size_of(body: bytes) -> int:
-    """Get how many bytes a blob has, of which this is the body or the stub."""
+    """Return the size of a blob in bytes, given its body or its stub."""
     if body.startswith(MARK):
         return int(body[len(MARK) : len(MARK) + DIGITS])
     return len(body)
 
 
 def name_of(body: bytes) -> str | None:
-    """Get the name in a stub; None if it is a whole blob."""
+    """Return the object's name in a stub, or None if `body` is the blob itself."""
     return body[len(MARK) + DIGITS + 1 :].decode() if body.startswith(MARK) else None
 
 
 class OutsideStore(Protocol):
-    """A `SessionStore` of which large blobs may be kept outside has these methods, too."""
+    """Further methods of a `SessionStore` whose large blobs may be kept outside it."""
 
     def outside_name(self, new: str) -> str:
-        """Get the name under which blobs are kept outside, the same for ever; `new` if there is none yet.
+        """Return the name under which this store's blobs are kept outside; it never changes once set.
 
-        With "" for `new` nothing is noted, and the answer is "" if nothing was kept outside so far.
+        If no name is set, set it to `new`. If `new` is "", nothing is set and the answer is "".
         """
 
     def take_dropped(self, limit: int) -> Sequence[bytes]:
-        """Get up to `limit` stubs of blobs that were deleted, each once: they were noted in the step that deleted."""
+        """Remove and return up to `limit` stubs of deleted blobs. Each was listed in the step that deleted its blob."""

@@ -1,7 +1,7 @@
-"""Whether a commit follows, a session's versions from its changes, which of them to keep, what fits, which time counts.
+"""Rules that all stores share: valid commits, versions, trimming, size limits and store time.
 
-Nothing here touches a store. Each store keeps one `Change` for each part that a commit changed and calls
-these functions, so that all stores agree.
+These functions don't access a store. Each store keeps one `Change` for each part that a commit changed and calls
+them, so all stores behave the same.
 """
 
 from collections import defaultdict
@@ -14,33 +14,33 @@ from toolpack_server.stores.base import Commit
 T = TypeVar("T")
 
 GAP_SECONDS = 60.0
-"""How long nobody may look for expired sessions before that time no longer counts for their TTL."""
+"""Longest time between two readings of the clock that still counts for sessions' TTLs."""
 NOTE_SECONDS = 10.0
-"""How often the time of looking is noted in the store."""
+"""Interval at which a store saves its last reading of the clock."""
 
 
 @dataclass(slots=True)
 class SessionHead:
-    """Where a session is, as its next commit must know it."""
+    """Lease and last record of a session, which its next commit must match."""
 
     epoch: int
     holder: str | None
-    place: int  # the index of its last record; -1 before the first
-    last: str
+    place: int  # the index of its last record; -1 if it has no record
+    last: str  # the id of its last record; "" if it has no record
 
 
-def follows(tip: SessionHead, commit: Commit) -> bool:
-    """Whether a commit was made under the session's lease and after its last record. `script.lua` says the same."""
+def follows(head: SessionHead, commit: Commit) -> bool:
+    """Return whether a commit has the session's lease and follows its last record. `script.lua` has the same rule."""
     return (
-        commit.epoch == tip.epoch
-        and (commit.holder is None or commit.holder == tip.holder)
-        and commit.record.index == tip.place + 1
-        and commit.after == tip.last
+        commit.epoch == head.epoch
+        and (commit.holder is None or commit.holder == head.holder)
+        and commit.record.index == head.place + 1
+        and commit.after == head.last
     )
 
 
 class Change(NamedTuple):
-    """At `version`, `part` got the content `blob`."""
+    """A new content of a part: `part` has the content `blob` from `version` on."""
 
     version: int
     part: str
@@ -48,26 +48,28 @@ class Change(NamedTuple):
 
 
 def parts_at(changes: Iterable[Change], version: int) -> dict[str, str]:
-    """Get the blob id of each part of a version from changes in version order."""
+    """Return the blob id of each part of a version. `changes` must be in version order."""
     return {change.part: change.blob for change in changes if change.version <= version}
 
 
 def trim(
     changes: Sequence[Change], kept: range, sizes: Mapping[str, int], keep_versions: int, keep_bytes: int
 ) -> tuple[int, list[Change]]:
-    """Compute what `SessionStore.trim` keeps.
+    """Compute the versions that `SessionStore.trim` keeps.
 
     Args:
-        changes: The changes that are stored now, in version order.
-        kept: The versions that are stored now, except version 0; the last one is the current one.
-        keep_bytes: How many bytes the blobs that only those versions need may have in all.
+        changes: The stored changes, in version order.
+        kept: The stored versions, except version 0. The last one is the current version.
+        sizes: Sizes of the blobs in bytes, by blob id.
+        keep_versions: Maximum number of versions to keep, besides version 0 and the current version.
+        keep_bytes: Maximum total size of the blobs that only those versions need.
 
     Returns:
         The oldest version to keep, except version 0, and the changes that no kept version needs.
     """
     if not kept:
         return kept.start, []
-    # Keeping one more version adds only the blobs that the version after it replaced.
+    # One more version needs only the blobs that the version after it has replaced.
     replaced: dict[int, list[str]] = defaultdict(list)
     newest: dict[str, str] = {}
     for version, part, blob in changes:
@@ -97,26 +99,26 @@ def trim(
     return oldest, unneeded
 
 
-def to_note(noted: float | None, uncounted: float, clock: float) -> tuple[float, float] | None:
-    """Get what to note in place of when the time was counted last, and of the seconds that didn't count.
+def to_note(last_reading: float | None, uncounted: float, clock: float) -> tuple[float, float] | None:
+    """Return the new last reading of the clock and the new total of uncounted seconds.
 
-    None if nothing is to be noted yet. `script.lua` says the same.
+    Return None if the reading needn't be saved yet. `script.lua` has the same rule.
     """
-    if noted is None:
+    if last_reading is None:
         return clock, uncounted
-    if noted <= clock < noted + NOTE_SECONDS:
+    if last_reading <= clock < last_reading + NOTE_SECONDS:
         return None
-    gap = clock - noted
+    gap = clock - last_reading
     return clock, uncounted + (gap if abs(gap) > GAP_SECONDS else 0.0)
 
 
 def fitting(items: Iterable[T], size: Callable[[T], int], max_bytes: int | None) -> list[T]:
-    """Get the first items that have at most `max_bytes` bytes together, but at least one if there is one."""
-    found: list[T] = []
+    """Return the first items whose total size is at most `max_bytes` bytes, but at least the first item."""
+    selected: list[T] = []
     total = 0
     for item in items:
         total += size(item)
-        if found and max_bytes is not None and total > max_bytes:
+        if selected and max_bytes is not None and total > max_bytes:
             break
-        found.append(item)
-    return found
+        selected.append(item)
+    return selected

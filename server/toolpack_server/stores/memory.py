@@ -1,7 +1,6 @@
-"""A store in the memory of this process, lost when the process ends.
+"""Store in the memory of this process. Its sessions are lost when the process ends.
 
-Plain dictionaries behind one lock, exactly as the protocol says, so that tests can compare the other stores
-with this one.
+It uses plain dictionaries behind one lock and follows the protocol exactly. Tests compare the other stores with it.
 """
 
 import dataclasses
@@ -41,13 +40,13 @@ class Row:
     changes: list[Change]
     version: int = 0
     oldest: int = 1  # the oldest stored version, except version 0
-    recorded: int = 0
+    recorded: int = 0  # bytes of the records
     records: list[Record] = field(default_factory=list)
-    calls: dict[str, Record] = field(default_factory=dict)
-    forks: dict[str, int] = field(default_factory=dict)  # how many records each fork, also one that is kept, needs
+    calls: dict[str, Record] = field(default_factory=dict)  # by call_id
+    forks: dict[str, int] = field(default_factory=dict)  # number of records that each fork needs, by its id
 
-    def begin(self, history: History) -> None:
-        """Take over what the session has gone through elsewhere; its changes are there already."""
+    def load_history(self, history: History) -> None:
+        """Set the version and the records from a history whose changes are already in `changes`."""
         if history.changes:
             self.version, self.oldest = history.version, history.oldest
             self.parts = parts_at(self.changes, self.version)
@@ -55,19 +54,19 @@ class Row:
         self.recorded = sum(len(record.body) for record in self.records)
         self.calls = {record.call_id: record for record in self.records if record.call_id is not None}
 
-    def current(self) -> StoredSession:
+    def stored_session(self) -> StoredSession:
         if self.session.expires_at != self.expires_at:
             self.session = dataclasses.replace(self.session, expires_at=self.expires_at)
         return self.session
 
-    def head(self, tip: SessionHead, blobs: Mapping[str, bytes]) -> Head:
+    def head(self, position: SessionHead, blobs: Mapping[str, bytes]) -> Head:
         added = {change.blob for change in self.changes if change.version > 0}
         size = self.recorded + sum(size_of(blobs[blob]) for blob in added)
-        return Head(tip.place, self.version, self.parts, tip.epoch, tip.last, size)
+        return Head(position.place, self.version, self.parts, position.epoch, position.last, size)
 
 
 class SortedIndex:
-    """Ids of sessions, sorted by id and by time of creation, and those of each session's forks."""
+    """Sorted ids of sessions, by id and by creation time, and the ids of each session's forks."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -95,10 +94,10 @@ class SortedIndex:
                     del self._forks[session.parent.session_id]
         if sessions:
             self._ids = [id_ for id_ in self._ids if id_ in self._times]
-            self._created = [each for each in self._created if each[1] in self._times]
+            self._created = [entry for entry in self._created if entry[1] in self._times]
 
     def following(self, query: SessionQuery) -> Iterator[str]:
-        """Get the ids after one in an order, of all sessions or of the forks of one, whoever owns them."""
+        """Return the ids after `query.after` in the query's order and with its parent. Owner and labels are ignored."""
         after, parent = query.after, query.parent
         if not query.newest_first:
             ids = self._ids if parent is None else sorted(self._forks.get(parent, ()))
@@ -113,22 +112,22 @@ class SortedIndex:
 
 
 class MemoryStore:
-    """Keeps sessions in dictionaries; `SessionStore` documents the methods."""
+    """Session store in dictionaries; `SessionStore` documents the methods."""
 
     shared = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: dict[str, Row] = {}
-        self._kept: dict[str, Row] = {}  # of deleted sessions, for their forks
-        self._orders = SortedIndex()
-        self._agents: dict[str, str] = {}
-        self._owners: Counter[str] = Counter()
+        self._kept: dict[str, Row] = {}  # deleted sessions that are kept for their forks
+        self._sorted = SortedIndex()
+        self._agents: dict[str, str] = {}  # session ids, by agent key
+        self._owners: Counter[str] = Counter()  # number of sessions, by owner
         self._blobs: dict[str, bytes] = {}
-        self._references: Counter[str] = Counter()
-        self._noted: tuple[float | None, float] = None, 0.0
+        self._references: Counter[str] = Counter()  # by blob id
+        self._clock: tuple[float | None, float] = None, 0.0  # the last reading, and the uncounted seconds
         self._outside_name = ""
-        self._dropped: list[bytes] = []  # stubs
+        self._dropped: list[bytes] = []  # stubs of deleted blobs
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool) -> "MemoryStore":  # noqa: ARG003 - as each store is opened
@@ -141,33 +140,33 @@ class MemoryStore:
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
-        parts = dict(parts)  # one copy, shared by all of them until they change something
+        parts = dict(parts)  # one copy, which the sessions share until they change something
         changes = [Change(0, part, blob) for part, blob in parts.items()]
         changes += [Change(*row) for row in history.rows()]
         with self._lock:
-            new = [each for each in sessions if each.id not in self._rows and each.id not in self._kept]
+            new = [item for item in sessions if item.id not in self._rows and item.id not in self._kept]
             if any(session.parent and session.parent.session_id not in self._rows for session in new):
                 raise SessionNotFoundError
             if any(change.blob not in blobs and change.blob not in self._blobs for change in changes):
                 raise MissingBlobError
             for session in new:
                 self._rows[session.id] = row = Row(session, session.expires_at, parts, changes.copy())
-                row.begin(history)
+                row.load_history(history)
                 self._agents[session.agent_key] = session.id
                 self._owners[session.owner] += 1
                 self._add_references(changes, blobs)
                 if session.parent is not None:
                     self._rows[session.parent.session_id].forks[session.id] = session.parent.last + 1
-            self._orders.add(new)
+            self._sorted.add(new)
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         with self._lock:
             row = self._rows.get(session_id)
-            return (row.current(), self._head(row)) if row else None
+            return (row.stored_session(), self._head(row)) if row else None
 
     def ancestor(self, session_id: str) -> StoredSession | None:
         with self._lock:
-            row = self._found(session_id)
+            row = self._find(session_id)
             return row.session if row else None
 
     def find_agent(self, agent_key: str) -> str | None:
@@ -185,7 +184,7 @@ class MemoryStore:
         if record.index < len(row.records):
             return row.records[record.index] == record
         if (
-            not follows(self._tip(row), commit)
+            not follows(self._position(row), commit)
             or record.call_id in row.calls
             or any(blob not in commit.blobs and blob not in self._blobs for blob in commit.parts.values())
         ):
@@ -213,7 +212,7 @@ class MemoryStore:
 
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
         with self._lock:
-            row = self._found(session_id)
+            row = self._find(session_id)
             if row is None or (row.session.id in self._kept and row.session.parent):
                 raise SessionNotFoundError
             if version != 0 and not row.oldest <= version <= row.version:
@@ -228,13 +227,13 @@ class MemoryStore:
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
         first = max(after + 1, 0)
         with self._lock:
-            row = self._found(session_id)
-            found = row.records[first : first + limit] if row else []
-        return fitting(found, lambda record: len(record.body), max_bytes)
+            row = self._find(session_id)
+            records = row.records[first : first + limit] if row else []
+        return fitting(records, lambda record: len(record.body), max_bytes)
 
-    def records_at(self, wanted: Sequence[tuple[str, range]]) -> list[list[Record]]:
+    def records_at(self, ranges: Sequence[tuple[str, range]]) -> list[list[Record]]:
         with self._lock:
-            rows = [(self._found(session_id), indices) for session_id, indices in wanted]
+            rows = [(self._find(session_id), indices) for session_id, indices in ranges]
             return [row.records[indices.start : indices.stop] if row else [] for row, indices in rows]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
@@ -256,12 +255,12 @@ class MemoryStore:
 
     def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
         with self._lock:
-            found = (
-                (row.current(), row.version)
-                for row in map(self._rows.__getitem__, self._orders.following(query))
+            matches = (
+                (row.stored_session(), row.version)
+                for row in map(self._rows.__getitem__, self._sorted.following(query))
                 if query.owner in {None, row.session.owner} and query.labels.items() <= row.session.labels.items()
             )
-            return list(islice(found, query.limit))
+            return list(islice(matches, query.limit))
 
     def count(self, owner: str | None = None) -> int:
         with self._lock:
@@ -280,18 +279,18 @@ class MemoryStore:
     def count_time(self, clock: float | None = None) -> StoreClock:
         with self._lock:
             now = time.time() if clock is None else clock
-            self._noted = to_note(*self._noted, now) or self._noted
-            return StoreClock(now - self._noted[1], self._noted[1])
+            self._clock = to_note(*self._clock, now) or self._clock
+            return StoreClock(now - self._clock[1], self._clock[1])
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
         with self._lock:
-            found = (id_ for id_, row in self._rows.items() if row.expires_at <= now)
-            expired = list(islice((id_ for id_ in found if not self._is_kept(id_, now, busy)), limit))
+            ids = (id_ for id_, row in self._rows.items() if row.expires_at <= now)
+            expired = list(islice((id_ for id_ in ids if not self._is_in_use(id_, now, busy)), limit))
             self._delete(expired)
             return expired
 
-    def _is_kept(self, session_id: str, now: float, busy: Collection[str]) -> bool:
-        """Whether an expired session stays, as something runs in it."""
+    def _is_in_use(self, session_id: str, now: float, busy: Collection[str]) -> bool:
+        """Return whether an expired session must stay because it is in use."""
         return session_id in busy and self._rows[session_id].expires_at > now - HELD_SECONDS
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
@@ -299,7 +298,7 @@ class MemoryStore:
             return self._delete(session_ids)
 
     def clean_up(self) -> None:
-        """Nothing is left of deleted sessions."""
+        """Do nothing: `delete` removes all data at once."""
 
     def _delete(self, session_ids: Sequence[str]) -> Sequence[str]:
         deleted = [row for session_id in session_ids if (row := self._rows.pop(session_id, None))]
@@ -310,11 +309,11 @@ class MemoryStore:
                 self._keep(row)
             else:
                 self._remove(row)
-        self._orders.remove([row.session for row in deleted])
+        self._sorted.remove([row.session for row in deleted])
         return [row.session.id for row in deleted]
 
     def _keep(self, row: Row) -> None:
-        """Keep of a deleted session what its forks need."""
+        """Keep the part of a deleted session that its forks need."""
         self._kept[row.session.id] = row
         needed = [change for change in row.changes if change.version == 0 and row.session.parent is None]
         self._remove_references(change for change in row.changes if change not in needed)
@@ -323,11 +322,11 @@ class MemoryStore:
         row.recorded = sum(len(record.body) for record in row.records)
 
     def _remove(self, row: Row | None) -> None:
-        """Remove a session that has no forks, and its ancestors as far as they were kept for it alone."""
+        """Remove a session without forks, and those of its ancestors that were kept only for it."""
         while row is not None:
             self._remove_references(row.changes)
             fork, row = row.session, None
-            parent = self._found(fork.parent.session_id) if fork.parent else None
+            parent = self._find(fork.parent.session_id) if fork.parent else None
             if parent is not None:
                 del parent.forks[fork.id]
                 row = None if parent.forks else self._kept.pop(parent.session.id, None)
@@ -343,18 +342,18 @@ class MemoryStore:
             return taken
 
     def ping(self) -> None:
-        """Memory is always there."""
+        """Do nothing: memory can always be written."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
-    def _tip(self, row: Row) -> SessionHead:
+    def _position(self, row: Row) -> SessionHead:
         return SessionHead(0, None, len(row.records) - 1, row.records[-1].id if row.records else "")
 
     def _head(self, row: Row) -> Head:
-        return row.head(self._tip(row), self._blobs)
+        return row.head(self._position(row), self._blobs)
 
-    def _found(self, session_id: str) -> Row | None:
+    def _find(self, session_id: str) -> Row | None:
         return self._rows.get(session_id) or self._kept.get(session_id)
 
     def _add_references(self, changes: Iterable[Change], blobs: Mapping[str, bytes]) -> None:

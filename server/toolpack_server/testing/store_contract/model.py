@@ -16,9 +16,9 @@ class SharedMemory(MemoryStore):
         self._heartbeats = defaultdict(int)
         self._asked = defaultdict(set)
 
-    def _tip(self, row):
+    def _position(self, row):
         epoch, holder = self._leases.get(row.session.id, (0, None))
-        return replace(super()._tip(row), epoch=epoch, holder=holder)
+        return replace(super()._position(row), epoch=epoch, holder=holder)
 
     def _commit(self, commit):
         before = self._rows.get(commit.session_id)
@@ -28,9 +28,9 @@ class SharedMemory(MemoryStore):
             self._leases[commit.session_id] = commit.epoch, None
         return committed
 
-    def _is_kept(self, session_id, now, busy):
+    def _is_in_use(self, session_id, now, busy):
         holder = self._leases.get(session_id, (0, None))[1]
-        return super()._is_kept(session_id, now, {session_id} if holder in self._heartbeats else busy)
+        return super()._is_in_use(session_id, now, {session_id} if holder in self._heartbeats else busy)
 
     def _delete(self, session_ids):
         for session_id in session_ids:
