@@ -30,21 +30,19 @@ class Committer:
         self._keep_versions, self._keep_bytes = settings.keep_versions, settings.keep_bytes
         self._measure = measure
 
-    def commit(self, changes: Sequence[tuple[SessionState, Commit]]) -> Sequence[bool | None]:
+    def commit(self, changes: Sequence[tuple[SessionState, Commit]]) -> Sequence[bool]:
         """Commit changes of sessions, in their order; get for each whether it is in the store."""
         _, commits = zip(*changes, strict=True)
         kept, why = self._commit(commits)
         for (state, commit), is_kept in zip(changes, kept, strict=True):
-            if is_kept is None:
-                state.invalid = UNKNOWN
-            elif not is_kept:
+            if not is_kept:
                 state.invalid = CLOSED if why == REFUSED and self._is_closed(commit.session_id) else why
             elif commit.record.index % TRIM_EVERY == TRIM_EVERY - 1 or state.untrimmed > self._keep_bytes:
                 state.untrimmed = 0
                 self._trim(commit.session_id)
         return kept
 
-    def _commit(self, commits: Sequence[Commit]) -> tuple[Sequence[bool | None], str]:
+    def _commit(self, commits: Sequence[Commit]) -> tuple[Sequence[bool], str]:
         """Commit; say which commits were kept, and why the others were not."""
         began = time.perf_counter()
         try:

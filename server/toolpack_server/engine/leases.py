@@ -154,20 +154,13 @@ class Leases:
     def _release(self, is_busy: Callable[[str], bool]) -> None:
         with self._lock:
             unreleased = list(self._unreleased.items())
-        began = time.monotonic()
         for session_id, epoch in unreleased:
             if epoch is None and is_busy(session_id):
                 continue
-            try:
-                if epoch is None:
-                    self._release_if_held(session_id)
-                else:
-                    self._store.release(session_id, self.holder, epoch)
-            except OverloadedError:
-                # A part of the store that is away says so at once, and holds up no leases elsewhere.
-                if time.monotonic() - began > HEARTBEAT_SECONDS:
-                    raise
-                continue
+            if epoch is None:
+                self._release_if_held(session_id)
+            else:
+                self._store.release(session_id, self.holder, epoch)
             with self._lock:
                 if self._unreleased.get(session_id, -1) == epoch:
                     del self._unreleased[session_id]

@@ -66,7 +66,7 @@ class SessionJob(Job):
         self.trace = operation.trace
         self.state: SessionState | None = None
         self.commit: Commit | None = None
-        self.committed: bool | None = False
+        self.committed = False
         self._steps: Steps[Effect] | None = None  # those that are still to be done
         self._left_work = False
 
@@ -470,7 +470,7 @@ class Queues:
         """Put the state of a session back whose jobs are all committed; release its lease unless more jobs wait."""
         state = queue.state
         if self.leases.required and state is not None and (queue.closing or state.invalid or not queue.jobs):
-            released = last.committed is True and last.commit is not None and last.commit.release
+            released = last.committed and last.commit is not None and last.commit.release
             self.leases.release(state, committed=released)
         if state is not None and state.invalid:
             self.cache.pop(last.operation.session_id)

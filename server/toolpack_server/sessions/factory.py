@@ -31,11 +31,11 @@ from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.parameters import ForkRequest, SessionRequest
 from toolpack_server.protocol.results import Session
 from toolpack_server.sessions.context import SessionContext
-from toolpack_server.sessions.identity import DIGITS, Creation, in_family
+from toolpack_server.sessions.identity import DIGITS, Creation
 from toolpack_server.sessions.quotas import OWN_SHARE
 from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.sessions.recipes import Recipe, stored_details
-from toolpack_server.stores.base import ForkPoint, Head, History, Record, SessionQuery, StoredSession, family_of
+from toolpack_server.stores.base import ForkPoint, Head, History, Record, SessionQuery, StoredSession
 from toolpack_server.volumes.volume import is_piece
 
 RECOUNT_SECONDS = 1.0
@@ -362,10 +362,9 @@ class SessionFactory:
         now = self._clock.now()
         sessions = []
         for number in range(count):
-            new_id = creation.new_id(number) if creation else secrets.token_hex(DIGITS // 2)
             session = replace(
                 template,
-                id=in_family(new_id, family_of(template.parent.session_id)) if template.parent else new_id,
+                id=creation.new_id(number) if creation else secrets.token_hex(DIGITS // 2),
                 created_at=now + self._clock.uncounted + number * _INTERVAL_SECONDS,
                 expires_at=expiry(template.ttl_seconds, now),
             )

@@ -11,7 +11,6 @@ holder can't compute another key and can't learn the id.
 The server uses a session only if its agent key matches.
 """
 
-import copy
 import hashlib
 import hmac
 import re
@@ -25,17 +24,12 @@ from toolpack_server.protocol.senders import AGENT
 from toolpack_server.sessions.addresses import Addresses
 from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.snapshots.seal import KeyedHash
-from toolpack_server.stores.base import FAMILY, StoredSession, family_of
+from toolpack_server.stores.base import StoredSession
 
 DIGITS = 48
 _BEGINNING = 16  # first digits of an id, which depend only on the owner, the call_id and the number
 _DIGEST = 12  # last digits of an id, a digest of the request's parameters
 _OTHERS_KEY = re.compile(rf"[0-9a-f]{{{2 * DIGITS}}}")
-
-
-def in_family(session_id: str, family: str) -> str:
-    """Return an id changed to belong to a family, the group of a session and its forks."""
-    return session_id[: FAMILY.start] + family + session_id[FAMILY.stop :]
 
 
 class Creation:
@@ -50,13 +44,6 @@ class Creation:
         self._owner = owner
         digest = hashlib.blake2b(dumps(request, sort_keys=True), digest_size=_DIGEST // 2)
         self._digest = digest.hexdigest()
-        self.family = ""  # for forks: the family of their parent
-
-    def of_forks(self, session_id: str) -> "Creation":
-        """Return the request as one that creates forks of this session."""
-        creation = copy.copy(self)
-        creation.family = family_of(session_id)
-        return creation
 
     @property
     def beginning(self) -> str:
@@ -65,8 +52,7 @@ class Creation:
 
     def new_id(self, number: int) -> str:
         """Return the id of the session with this number."""
-        session_id = self._keyed.of(self._owner, self.call_id, str(number))[: DIGITS - _DIGEST] + self._digest
-        return in_family(session_id, self.family) if self.family else session_id
+        return self._keyed.of(self._owner, self.call_id, str(number))[: DIGITS - _DIGEST] + self._digest
 
     def made(self, session_id: str) -> bool:
         """Return whether an id comes from the same request, not only from the same call_id."""

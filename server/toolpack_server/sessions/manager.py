@@ -140,7 +140,6 @@ class SessionManager:
             again: See `SessionFactory.fork`.
         """
         creation = creation or self._creation(owner, request)
-        creation = creation and creation.of_forks(request.session_id)
 
         known = may_be_created(repeatable=creation is not None)
         fork = partial(self.factory.fork, self.heavy_reader, request=request, creation=creation, again=again)
@@ -386,13 +385,14 @@ class SessionManager:
         return await self._do(lambda: self._store.count(owner))
 
     async def ping_store(self) -> tuple[bool, str]:
-        """Return whether the store works, and a message about what doesn't, or "" if everything works."""
+        """Return whether the store can be written now, and if not, why."""
         try:
-            return True, await asyncio.wait_for(self._do(self._store.ping), PING_SECONDS) or ""
+            await asyncio.wait_for(self._do(self._store.ping), PING_SECONDS)
         except RequestError as error:
             return False, str(error)
         except Exception:  # noqa: BLE001 - any other error means that the store doesn't answer
             return False, "The store doesn't answer."
+        return True, ""
 
     def load(self) -> tuple[int, int, int]:
         """Return the numbers of waiting calls, stuck threads, and sessions in the cache."""

@@ -29,14 +29,6 @@ def new_record_id() -> str:
     return f"{id_numbers.getrandbits(64):016x}"
 
 
-FAMILY = slice(28, 36)
-
-
-def family_of(session_id: str) -> str:
-    """Get what the ids of a session and of all its forks have in common, by which a store may keep them together."""
-    return session_id[FAMILY]
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     """One entry of a session's trace."""
@@ -209,7 +201,7 @@ class SessionStore(Protocol):
     def find_agent(self, agent_key: str) -> str | None:
         """Return the id of the session with this agent key."""
 
-    def commit(self, commits: Sequence[Commit]) -> Sequence[bool | None]:
+    def commit(self, commits: Sequence[Commit]) -> Sequence[bool]:
         """Apply commits in order, in one transaction. Return for each whether it is stored.
 
         A refused commit changes nothing and doesn't affect the others. A commit is refused if:
@@ -309,7 +301,7 @@ class SessionStore(Protocol):
         `delete` and `delete_expired` may leave data behind that no method returns and that counts for no owner.
         """
 
-    def ping(self) -> str | None:
+    def ping(self) -> None:
         """Check that the store can be written.
 
         Raises:

@@ -30,7 +30,7 @@ def status_routes(gateway: Gateway) -> list[Route]:
     async def readyz(_request: Request) -> Response:
         is_serving = gateway.ready and not gateway.leaving
         ready, problem = await service.sessions.ping_store() if is_serving else (False, NOT_READY)
-        return _answer(f"ready {problem}".strip().encode(), "text/plain") if ready else refusal_response(503, problem)
+        return _answer(b"ready", "text/plain") if ready else refusal_response(503, problem)
 
     async def metrics(request: Request) -> Response:
         owner(request)

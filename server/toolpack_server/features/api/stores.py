@@ -30,7 +30,6 @@ from toolpack_server.stores.base import (
     SharedStore,
     StoreClock,
     StoredSession,
-    family_of,
 )
 from toolpack_server.stores.blob_stubs import DIGITS, MARK, MAX_STUB_BYTES, name_of, size_of, stub
 from toolpack_server.stores.history import (
@@ -78,7 +77,6 @@ __all__ = [
     "decoder",
     "detach",
     "digest",
-    "family_of",
     "fitting",
     "follows",
     "labels_match",

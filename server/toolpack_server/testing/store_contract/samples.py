@@ -6,17 +6,15 @@ from itertools import count
 import pytest
 
 from toolpack_server.base.errors import MissingBlobError
-from toolpack_server.stores.base import Commit, ForkPoint, Record, StoredSession, family_of
+from toolpack_server.stores.base import Commit, ForkPoint, Record, StoredSession
 
 numbers = count()
 
 
 def session(**changes):
     number = next(numbers)
-    parent = changes.get("parent")
-    family = family_of(parent.session_id) if parent else f"{number:08}"
     plain = StoredSession(
-        id=f"s{number:027}{family:8}",
+        id=f"s{number:035}",
         agent_key=f"key{number}",
         owner="alice",
         recipe=b'[["bank","mail"],null]\n[{},{}]',

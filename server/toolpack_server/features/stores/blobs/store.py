@@ -138,10 +138,9 @@ class OutsideBlobs:
             with contextlib.suppress(RuntimeError):  # closed
                 self._tidying = self._background.submit(self._tidy)
 
-    def ping(self) -> str | None:
-        problem: str | None = self._inner.ping()
+    def ping(self) -> None:
+        self._inner.ping()
         self._objects.ping()
-        return problem
 
     def close(self) -> None:
         self._closed.set()
