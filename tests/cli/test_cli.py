@@ -344,8 +344,8 @@ def holding():
     ("prepare", "arguments", "said"),
     [
         (a_file_as_data, [], "can't be opened: its folder is a file. Choose another --store."),
-        (no_database, [], "sessions.db can't be opened: file is not a database. Name another file."),
-        (two_workers_without_a_database, [], "can't be opened: file is not a database. Name another file."),
+        (no_database, [], "sessions.db can't be opened: file is not a database. Choose another file."),
+        (two_workers_without_a_database, [], "can't be opened: file is not a database. Choose another file."),
         (a_store_in_use, [], "is in use by another toolpack-server, process "),
         (a_port_in_use, [], "Address already in use. Stop what listens there, such as another toolpack-server, or "),
         (nothing, ["--port", "many"], "Invalid value for '--port': 'many' is not a valid integer."),

@@ -38,7 +38,7 @@ def test_a_store_of_a_newer_number_is_refused_and_not_changed(kind, store_url, m
         assert ended.returncode == 1
         assert ended.stdout == ""
         (sentence,) = ended.stderr.splitlines()
-        assert "has schema 2, this toolpack-server reads 1: run the version that wrote it, or name another" in sentence
+        assert "has schema 2, but this toolpack-server needs schema 1: run the version that wrote it" in sentence
     assert database.dumped() == before
 
 

@@ -1,1 +1,1 @@
-"""Stores that last: SQLite, Postgres, Redis, and blobs outside of them."""
+"""Durable stores (SQLite, Postgres, Redis), and storage of large blobs outside them."""

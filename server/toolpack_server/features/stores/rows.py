@@ -1,4 +1,4 @@
-"""The columns of a session that the stores in files and servers have in common: recipes, and JSON that may be damaged.
+"""Session columns that all durable stores share: recipes, and JSON that may be damaged.
 
 All forks of a session have the same recipe, so a store keeps it once, under its digest.
 """
@@ -17,18 +17,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
-RECIPE_CACHE_BYTES = 8 * 2**20  # of recipes, which never change; sessions that are listed together share them
+RECIPE_CACHE_BYTES = 8 * 2**20  # recipes never change, and sessions that are listed together often share one
 
 DAMAGED = "A stored session can't be read: it was damaged. Close it."
 
 
 def digest(recipe: bytes) -> bytes:
-    """Get what a recipe is stored under."""
+    """Return the key under which a recipe is stored."""
     return hashlib.blake2b(recipe, digest_size=16).digest()
 
 
 def decoder(decode: Callable[P, T]) -> Callable[P, T]:
-    """Have a function that decodes what is stored raise `StateDamagedError` where that is damaged."""
+    """Wrap a function that decodes stored data, so that it raises `StateDamagedError` if the data is damaged."""
 
     @wraps(decode)
     def decoded(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -41,7 +41,7 @@ def decoder(decode: Callable[P, T]) -> Callable[P, T]:
 
 
 def load(text: bytes) -> Any:
-    """Read JSON from a store."""
+    """Parse stored JSON. Raise `StateDamagedError` if it is damaged."""
     try:
         return orjson.loads(text)
     except ValueError as error:
@@ -49,7 +49,7 @@ def load(text: bytes) -> Any:
 
 
 def labels_match(labels: bytes, wanted: Mapping[str, str]) -> bool:
-    """Return whether a session, whose labels may be damaged, has all of these labels."""
+    """Return whether a session has all the wanted labels. Damaged labels have none."""
     with suppress(StateDamagedError):
         return not wanted or _has(load(labels), wanted)
     return False
@@ -61,7 +61,7 @@ def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 def undamaged(decode: Callable[[R], T], rows: Iterable[R]) -> Iterator[T]:
-    """Yield what was decoded from rows, without those that are damaged: a list has all others."""
+    """Decode rows and skip damaged ones, so that a list has all other sessions."""
     for row in rows:
         with suppress(StateDamagedError):
             yield decode(row)

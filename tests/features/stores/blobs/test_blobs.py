@@ -156,7 +156,7 @@ def test_a_blob_that_goes_between_looking_and_writing_is_written_after_all(store
         store.create([session()], {"bank": "b0"}, body)
     store._cache.pop("b0")
     store.clean_up()
-    wait_until(store._tidying.done)
+    wait_until(store._cleanup.done)
     assert store.blobs(["b0"]) == body
 
 
@@ -224,7 +224,7 @@ def test_a_deletion_that_fails_is_done_by_the_next_round(store, one, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(Bucket, "delete", fail)
         store.clean_up()
-        wait_until(store._tidying.done)
+        wait_until(store._cleanup.done)
     assert len(store.listed()) == 1
     wait_until(lambda: store.clean_up() or store.listed() == [])
 
@@ -302,9 +302,9 @@ def test_a_folder_unmounted_while_an_object_is_written_is_noticed(store, one, tm
 def test_while_a_folder_is_unmounted_nothing_counts_as_deleted_or_swept(store, one, unmounted):
     store.delete([one.id])
     with unmounted():
-        store._look_at = 0
+        store._next_check = 0
         store.clean_up()
-        wait_until(store._tidying.done)
+        wait_until(store._cleanup.done)
         with pytest.raises(OverloadedError):
             store.sweep()
     wait_until(lambda: store.clean_up() or store.listed() == [])
@@ -317,7 +317,7 @@ def test_a_server_with_a_wrong_clock_deletes_nothing_young(store, days, monkeypa
     now = time.time() + days * 24 * 3600
     monkeypatch.setattr(time, "time", lambda: now)
     store.clean_up()
-    wait_until(store._tidying.done)
+    wait_until(store._cleanup.done)
     assert store.sweep() == 0
     assert len(store.listed()) == 2
 
@@ -440,7 +440,7 @@ def test_the_command_counts_what_is_named_missing_and_unnamed(tmp_path, monkeypa
         outside_store.create([fork_of(kept, 2, 1)], {"bank": "b2"}, {})
         outside_store.delete([kept.id])  # its first version is kept for the fork
         outside_store.clean_up()
-        wait_until(outside_store._tidying.done)
+        wait_until(outside_store._cleanup.done)
         outside_store.upload_before_commit({"b9": b"9" * LARGE})
     assert invoke("blobs", "--check", "--store", store).output == "2 named, 0 missing, 1 unnamed\n"
     next(Path(tmp_path, "blobs").rglob("b0.*")).unlink()

@@ -38,7 +38,7 @@ def test_a_request_ended_anywhere_leaves_no_answers(postgres_url, monkeypatch, s
     try:
         for _ in range(10):
             with pytest.raises(Ended):
-                (connections.transaction if transaction else connections._insist)(work)
+                (connections.transaction if transaction else connections._retry)(work)
             monkeypatch.undo()
             assert [ask(connections, number) for number in range(3)] == [[(number,)] for number in range(3)]
     finally:
@@ -52,7 +52,7 @@ def test_a_transaction_that_is_not_ended_reaches_no_other_request(postgres_url):
         connection.run([("BEGIN", ())])
 
     try:
-        connections._insist(begin)
+        connections._retry(begin)
         assert not connections._idle
         assert ask(connections, 1) == [(1,)]
     finally:

@@ -164,7 +164,7 @@ def test_servers_that_start_together_make_the_tables_once(url):
 def test_a_postgres_of_another_layout_is_not_opened(store, url):
     store.ping()
     postgres_server.ask(url, "UPDATE toolpack.format SET number = 99")
-    with pytest.raises(SettingsError, match="has schema 99, this toolpack-server reads 1"):
+    with pytest.raises(SettingsError, match="has schema 99, but this toolpack-server needs schema 1"):
         open_store(url)
 
 
@@ -231,8 +231,8 @@ def test_what_somebody_cancels_is_sent_again_and_then_given_up(url, monkeypatch)
 def test_who_gets_no_connection_is_told_so(url, monkeypatch):
     connection = pytest.importorskip("toolpack_server.features.stores.postgres.connection")
     with contextlib.closing(connection.PostgresConnections(url)) as connections, contextlib.ExitStack() as lent:
-        for _ in range(connection.CONNECTIONS):
-            lent.enter_context(connections._lent())
+        for _ in range(connection.MAX_CONNECTIONS):
+            lent.enter_context(connections._connection())
         monkeypatch.setattr(connection, "GIVE_UP_SECONDS", 0.01)
         with pytest.raises(OverloadedError, match="in use"):
             connections.run(("SELECT 1::bigint", ()))

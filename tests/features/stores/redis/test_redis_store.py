@@ -177,7 +177,7 @@ def opened_on(monkeypatch, client):
 def test_a_redis_of_another_layout_is_not_opened(tmp_path):
     with redis_server.start(tmp_path) as (url, _), contextlib.closing(open_store(url)) as store:
         store._redis._client.set("toolpack:schema", "99")
-        with pytest.raises(SettingsError, match="has schema 99, this toolpack-server reads 1"):
+        with pytest.raises(SettingsError, match="has schema 99, but this toolpack-server needs schema 1"):
             open_store(url)
 
 
@@ -234,8 +234,8 @@ def test_an_option_that_no_redis_has_is_refused_before_any_request():
 @pytest.mark.parametrize(
     ("info", "says"),
     [
-        ({"redis_version": "6.0.16"}, "Redis 6.0.16 is too old: 6.2 is needed."),
-        ({"redis_version": "5.9"}, "Redis 5.9 is too old: 6.2 is needed."),
+        ({"redis_version": "6.0.16"}, "Redis 6.0.16 is too old: 6.2 or newer is needed."),
+        ({"redis_version": "5.9"}, "Redis 5.9 is too old: 6.2 or newer is needed."),
         ({"cluster_enabled": 1}, "Redis Cluster isn't supported"),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_redis_that_does_not_do_is_refused_at_the_start(monkeypatch, info, say
 
 @pytest.mark.parametrize("url", ["redis://first,redis://second", "redis://first,", "rediss://:a,b@host"])
 def test_a_redis_url_with_a_comma_is_refused(url):
-    with pytest.raises(SettingsError, match=r"names one Redis.* no comma .*postgresql://") as caught:
+    with pytest.raises(SettingsError, match=r"the URL of one Redis.* no comma .*postgresql://") as caught:
         open_store(url)
     assert "a,b" not in str(caught.value)
 

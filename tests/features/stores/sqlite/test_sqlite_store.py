@@ -328,7 +328,7 @@ def make_newer(path):
     ("make", "reason"),
     [
         pytest.param(make_foreign, "belongs to another program", id="foreign"),
-        pytest.param(make_newer, "has schema 99, this toolpack-server reads 1", id="newer"),
+        pytest.param(make_newer, "has schema 99, but this toolpack-server needs schema 1", id="newer"),
         pytest.param(lambda path: path.write_bytes(b"no database " * 1000), "not a database", id="no database"),
         pytest.param(lambda path: path.mkdir(), "can't be opened", id="folder"),
     ],
@@ -444,7 +444,7 @@ def test_sqlite_deletes_leftovers_of_a_killed_process(tmp_path):
 
 def test_a_restored_file_that_cannot_shrink_is_used_nevertheless(tmp_path, monkeypatch):
     path = tmp_path / "restored.db"
-    monkeypatch.setattr("toolpack_server.features.stores.sqlite.file.FREE_PAGES", 10)
+    monkeypatch.setattr("toolpack_server.features.stores.sqlite.file.MAX_FREE_PAGES", 10)
     store = open_store(f"sqlite:///{path}")
     kept = session()
     store.create([kept], {"bank": "b"}, {"b": bytes(4_000_000)})

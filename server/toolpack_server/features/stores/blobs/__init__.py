@@ -1,1 +1,1 @@
-"""Large blobs outside the store: in a folder, or in an object store."""
+"""Storage of large blobs outside the store, in a folder or an object store."""

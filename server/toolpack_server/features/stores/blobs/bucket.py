@@ -1,10 +1,10 @@
-"""A folder or an object store, by obstore, in which each blob is an object.
+"""Objects in a folder or an object store, through obstore. Each blob is one object.
 
-An object is written once, under a name that nobody has used or will use, and acknowledged by the object store
-before anything refers to it. Each request has a deadline, then it ends with `OverloadedError`. Several go at once.
+An object is written once, under a unique name. The object store acknowledges it before anything refers to it. Requests
+run in parallel. Each has a timeout, after which it raises `OverloadedError`.
 
-A folder may be unmounted while the server runs, and then takes and lacks everything. So an object counts as written, or
-as missing, only where the store's marker is.
+A folder may be unmounted while the server runs. Then writes succeed in the wrong place, and all objects seem to be
+missing. So an object counts as written or as missing only if the store's marker object is there.
 """
 
 import datetime as dt
@@ -30,31 +30,31 @@ except ImportError:
 T = TypeVar("T")
 
 SCHEMES = "file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
-ANSWER_SECONDS = 5  # for one request
-GIVE_UP_SECONDS = 5  # after which none is sent again
-AT_ONCE = 8  # requests
-LISTED_AT_ONCE = 1000
-MARKER = "swept"  # the object that shows where a store's blobs are; its age says when they were looked through
+ANSWER_SECONDS = 5  # timeout of one request
+GIVE_UP_SECONDS = 5  # timeout of all attempts
+MAX_REQUESTS = 8  # in parallel
+PAGE_SIZE = 1000  # objects of a list
+MARKER = "swept"  # the object that marks the location of a store's blobs; its date is that of the last sweep
 NOT_FOUND = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 MISPLACED = "This store's blobs aren't where TOOLPACK_BLOBS_URL says"
-AGAIN = "send the request again, with the same call_id."
+RETRY = "send the request again, with the same call_id."
 
 
 class Bucket:
     """The objects of one store in a folder or a bucket.
 
     Args:
-        url: Of the folder or the bucket; others may use it, too.
-        name: Of the store: all of its objects are in a folder of that name.
+        url: URL of the folder or the bucket. Other stores may use it, too.
+        name: Name of the store. All of its objects are in a folder of that name.
 
     Raises:
-        SettingsError: The URL is wrong, or it can't be used.
+        SettingsError: The URL is wrong or can't be used.
     """
 
     def __init__(self, url: str, name: str) -> None:
         self._name = name
         self._folder: Path | None = None
-        self._is_misplaced = self._is_away = False  # as the last request has shown
+        self._is_misplaced = self._is_away = False  # after the last request
         scheme, _, rest = url.partition("://")
         try:
             if scheme == "file" and rest.startswith("/"):
@@ -66,7 +66,7 @@ class Bucket:
                 slower = dt.timedelta(seconds=1)
                 self._store = from_url(
                     url,
-                    # Without TLS only if the endpoint that the environment names is so.
+                    # This allows http:// only for an endpoint that an environment variable sets.
                     client_options={"timeout": f"{ANSWER_SECONDS}s", "connect_timeout": "2s", "allow_http": True},
                     retry_config={
                         "max_retries": 10,
@@ -75,28 +75,29 @@ class Bucket:
                     },
                 )
             else:
-                raise SettingsError(f"TOOLPACK_BLOBS_URL names no place for blobs: use {SCHEMES}.")
+                raise SettingsError(f"TOOLPACK_BLOBS_URL isn't a URL of a folder or a bucket: use {SCHEMES}.")
         except (BaseError, OSError, ValueError) as error:
             raise SettingsError(
-                f"The place that TOOLPACK_BLOBS_URL names can't be used: {_first_line(error)}."
+                f"The folder or bucket of TOOLPACK_BLOBS_URL can't be used: {_first_line(error)}."
             ) from None
-        self._threads = ThreadPoolExecutor(AT_ONCE, "blobs")
+        self._threads = ThreadPoolExecutor(MAX_REQUESTS, "blobs")
 
     def check(self, *, new: bool) -> None:
         """Check that objects can be written, and that the store's blobs are here.
 
         Args:
-            new: No store has the name yet: write the marker. Otherwise an object store that can't be used now is only
-                logged, as calls that need no object go on.
+            new: The store has no objects yet: write the marker. If False, an object store that can't be used now is
+                only logged, because calls that need no object still work.
 
         Raises:
-            SettingsError: This is another place, or a new store's objects can't be written.
+            SettingsError: The store's blobs aren't here, or a new store's objects can't be written.
         """
         name, marker = f"{self._name}/check", f"{self._name}/{MARKER}"
         try:
             if not new and self._marker() is None:
                 raise SettingsError(
-                    f"{MISPLACED}: there is no {marker}. Name the place where they are, or bring that folder back."
+                    f"{MISPLACED}: there is no {marker}. Set TOOLPACK_BLOBS_URL to their location, or restore that "
+                    "folder."
                 )
             obstore.put(self._store, name, b"check", use_multipart=False)
             obstore.delete(self._store, name)
@@ -109,15 +110,16 @@ class Bucket:
             raise SettingsError(f"Blobs can't be kept where TOOLPACK_BLOBS_URL says: {_first_line(error)}.") from None
 
     def ping(self) -> None:
-        """Raise `OverloadedError` if the store's blobs aren't here; an object store that is away is no such case.
+        """Raise `OverloadedError` if the store's blobs aren't here.
 
-        Only a folder is looked at each time; an object store that has answered so before is asked again.
+        A folder is checked each time. An object store is checked only if its marker was missing before; one that can't
+        be reached isn't an error here, because calls that need no object still work.
         """
         if self._folder is not None or self._is_misplaced:
             self._do(self._require_marker)
 
     def put(self, bodies: Mapping[str, bytes]) -> None:
-        """Write objects; all of them are there then.
+        """Write objects. When this returns, all of them are stored.
 
         Raises:
             OverloadedError: They can't be written now.
@@ -135,12 +137,15 @@ class Bucket:
             else:
                 self._require_marker()
                 self._each(put, [*bodies])
-                self._require_marker()  # not unmounted in between
+                self._require_marker()  # again: the folder may have been unmounted meanwhile
 
         self._do(put_all)
 
     def get(self, sizes: Mapping[str, int]) -> dict[str, bytes]:
-        """Read objects of these sizes; those that don't exist, or have another size, are left out.
+        """Return the bodies of objects, by name. Omit objects that don't exist or have another size.
+
+        Args:
+            sizes: The expected sizes in bytes, by name.
 
         Raises:
             OverloadedError: They can't be read now.
@@ -151,14 +156,14 @@ class Bucket:
             if not self._may_exist(path):
                 return None
             try:
-                found = obstore.get(self._store, path)
-                return bytes(found.bytes()) if found.meta["size"] == sizes[name] else None
+                result = obstore.get(self._store, path)
+                return bytes(result.bytes()) if result.meta["size"] == sizes[name] else None
             except (NotFoundError, FileNotFoundError):
                 return None
 
         def get_all() -> dict[str, bytes]:
-            found = zip(sizes, self._each(get, [*sizes]), strict=True)
-            bodies = {name: body for name, body in found if body is not None}
+            pairs = zip(sizes, self._each(get, [*sizes]), strict=True)
+            bodies = {name: body for name, body in pairs if body is not None}
             if len(bodies) < len(sizes):
                 self._require_marker()
             return bodies
@@ -166,7 +171,7 @@ class Bucket:
         return self._do(get_all)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects, as many in one request as the object store lets; one that doesn't exist is no error.
+        """Delete objects, in as few requests as the object store allows. Ignore objects that don't exist.
 
         Raises:
             OverloadedError: They can't be deleted now.
@@ -187,7 +192,7 @@ class Bucket:
         self._do(delete_all)
 
     def pages(self) -> Iterator[Sequence[tuple[str, float]]]:
-        """Yield the names of all objects, and when each was written, in seconds since the epoch, some at a time.
+        """Yield pages of all objects: the name and the write time, in seconds since the epoch.
 
         Raises:
             OverloadedError: They can't be listed now.
@@ -197,25 +202,25 @@ class Bucket:
             if self._folder is not None:
                 yield from _files(self._folder / self._name)
                 return
-            for page in obstore.list(self._store, self._name, chunk_size=LISTED_AT_ONCE):
-                listed = [(each["path"][begin:], each["last_modified"].timestamp()) for each in page]
-                yield [each for each in listed if "." in each[0]]
+            for page in obstore.list(self._store, self._name, chunk_size=PAGE_SIZE):
+                listed = [(entry["path"][begin:], entry["last_modified"].timestamp()) for entry in page]
+                yield [pair for pair in listed if "." in pair[0]]  # the marker and the check have no dot
         except (BaseError, OSError) as error:
             raise self._unreachable(error) from error
 
     def swept_at(self) -> float:
-        """Return when a server last looked through the objects, by the clock that dates the objects."""
+        """Return the time of the last sweep by any server, by the clock that dates the objects."""
         return self._do(self._require_marker)
 
     def note_sweep(self) -> float:
-        """Date the marker anew, and return its time: now, by the clock that dates the objects."""
+        """Write the marker again. Return its time, which is now, by the clock that dates the objects."""
 
         def note() -> float:
             if self._folder is None:
                 self._require_marker()
                 obstore.put(self._store, f"{self._name}/{MARKER}", b"", use_multipart=False)
             else:
-                with (self._folder / self._name / MARKER).open("r+b") as marker:  # creates none elsewhere
+                with (self._folder / self._name / MARKER).open("r+b") as marker:  # doesn't create a missing file
                     marker.write(b"\n")
             return self._require_marker()
 
@@ -228,18 +233,18 @@ class Bucket:
         return [do(names[0])] if len(names) == 1 else [*self._threads.map(do, names)]
 
     def _do(self, work: Callable[[], T]) -> T:
-        """Do work on the objects; raise `OverloadedError` if they can't be used now."""
+        """Call `work` and return its result. Raise `OverloadedError` if the objects can't be used now."""
         try:
-            done = work()
+            result = work()
         except (BaseError, OSError) as error:
             raise self._unreachable(error) from error
         if self._is_away:
             self._is_away = False
             log.info("The blobs' object store can be used again")
-        return done
+        return result
 
     def _marker(self) -> float | None:
-        """Return when the marker was written; None if there is none."""
+        """Return the write time of the marker, or None if it is missing."""
         path = f"{self._name}/{MARKER}"
         if not self._may_exist(path):
             return None
@@ -249,48 +254,50 @@ class Bucket:
             return None
 
     def _require_marker(self) -> float:
+        """Return the write time of the marker. Raise `OverloadedError` if it is missing."""
         written = self._marker()
         if (written is None) != self._is_misplaced:
             self._is_misplaced = written is None
             if written is None:
-                log.error("%s: there is no %s/%s. Bring that folder back.", MISPLACED, self._name, MARKER)
+                log.error("%s: there is no %s/%s. Restore that folder.", MISPLACED, self._name, MARKER)
             else:
-                log.info("The store's blobs are where TOOLPACK_BLOBS_URL says again")
+                log.info("The store's blobs are again where TOOLPACK_BLOBS_URL says")
         if written is None:
-            raise OverloadedError(f"{MISPLACED}: {AGAIN}")
+            raise OverloadedError(f"{MISPLACED}: {RETRY}")
         return written
 
     def _may_exist(self, path: str) -> bool:
-        """Return whether obstore may open an object: anything but a file in a folder can keep it waiting for ever."""
+        """Return whether obstore may open an object. In a folder, anything but a regular file might block forever."""
         return self._folder is None or _written_at(self._folder / path) is not None
 
     def _unreachable(self, error: Exception) -> OverloadedError:
         if not self._is_away:
             self._is_away = True
             log.warning("The blobs' object store can't be used now: %s", _first_line(error))
-        # The error names hosts and buckets, which aren't a client's to know.
-        return OverloadedError(f"The blobs' object store can't be used now: {AGAIN}")
+        # The cause contains names of hosts and buckets, which clients mustn't see.
+        return OverloadedError(f"The blobs' object store can't be used now: {RETRY}")
 
 
 def _files(folder: Path) -> Iterator[list[tuple[str, float]]]:
-    """Yield the names of the files in the folders of a folder, and when each was written, some at a time."""
-    for each in [*folder.iterdir()] if folder.is_dir() else []:
-        if each.is_dir():
-            with os.scandir(each) as entries:
-                for page in iter(lambda: [*islice(entries, LISTED_AT_ONCE)], []):
-                    dated = [(f"{each.name}/{entry.name}", _written_at(entry)) for entry in page if "." in entry.name]
+    """Yield pages of the files in the subfolders of a folder: the name and the write time."""
+    for subfolder in [*folder.iterdir()] if folder.is_dir() else []:
+        if subfolder.is_dir():
+            with os.scandir(subfolder) as entries:
+                for page in iter(lambda: [*islice(entries, PAGE_SIZE)], []):
+                    names = [(f"{subfolder.name}/{entry.name}", entry) for entry in page if "." in entry.name]
+                    dated = [(name, _written_at(entry)) for name, entry in names]
                     yield [(name, written) for name, written in dated if written is not None]
 
 
 def _written_at(path: Path | os.DirEntry[str]) -> float | None:
-    """Return when a file was written; None if there is none, or something else."""
+    """Return the write time of a regular file, or None if the path is missing or something else."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         if error.errno in NOT_FOUND:
             return None
         raise
-    return found.st_mtime if stat.S_ISREG(found.st_mode) else None
+    return status.st_mtime if stat.S_ISREG(status.st_mode) else None
 
 
 def _first_line(error: Exception) -> str:

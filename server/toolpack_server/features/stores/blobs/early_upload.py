@@ -1,6 +1,6 @@
-"""Large blobs are written in the thread of the call that has made them.
+"""Upload of large blobs before the commit, in the thread of the call that created them.
 
-A commit is for many calls, so it waits for no object store if it needn't.
+A commit contains many calls, so it shouldn't wait for the object store.
 """
 
 from toolpack_server.engine.state import Effect
@@ -13,7 +13,7 @@ class UploadBeforeCommit(OperationHook):
     def __init__(self, context: SessionContext) -> None:
         self._write = getattr(context.store, "upload_before_commit", None)
 
-    def concerns(self, session: StoredSession) -> bool:  # noqa: ARG002 - of all sessions, or of none
+    def concerns(self, session: StoredSession) -> bool:  # noqa: ARG002 - all sessions or none
         return self._write is not None
 
     def after(self, operation: SessionOperation, state: object, change: Effect) -> None:  # noqa: ARG002

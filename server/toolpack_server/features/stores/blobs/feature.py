@@ -1,4 +1,4 @@
-"""What blobs outside the store add to the server."""
+"""Feature that keeps large blobs outside the store."""
 
 from typing import Any
 
@@ -11,7 +11,11 @@ from toolpack_server.wiring.feature import Feature
 
 
 def outside(store: SessionStore, settings: Settings) -> SessionStore:
-    """Keep large blobs of a store where the settings say; the store as it is, if they say nothing."""
+    """Return the store with its large blobs kept at `TOOLPACK_BLOBS_URL`, or the unchanged store if that isn't set.
+
+    Raises:
+        SettingsError: The URL can't be used, or it isn't set although the store has blobs outside it.
+    """
     own = settings.of(BlobsSettings)
     if own.url:
         from toolpack_server.features.stores.blobs.store import opened  # noqa: PLC0415 - needs a library that may not be there
@@ -20,7 +24,7 @@ def outside(store: SessionStore, settings: Settings) -> SessionStore:
         return wrapped  # type: ignore[no-any-return]
     if hasattr(store, "outside_name") and store.outside_name(""):
         store.close()
-        raise SettingsError("This store has blobs outside it: set TOOLPACK_BLOBS_URL to where they are.")
+        raise SettingsError("This store has blobs outside it: set TOOLPACK_BLOBS_URL to their location.")
     return store
 
 

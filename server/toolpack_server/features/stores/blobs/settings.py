@@ -1,4 +1,4 @@
-"""The settings of blobs outside the store."""
+"""Settings of blobs outside the store."""
 
 from pydantic import Field
 

@@ -1,10 +1,10 @@
-"""A store around another one, of which the large blobs are objects elsewhere.
+"""Wrapper of a store that keeps large blobs as objects outside it.
 
-The store stays what says which blobs there are. In the place of a large one it has a stub, with the name of
-an object that was written before. Each object has a name of its own, never used again, also if it has the same content:
-so an object whose stub was dropped can be deleted, whatever others write meanwhile. The name ends with a checksum: what
-was read wrong isn't kept, so it is right as soon as the object is. An object to which no stub leads, as after a crash
-between its writing and the commit, is found by its age.
+The store decides which blobs exist. For a large blob it has a stub with the name of an object that was written before.
+Each object has a unique name, even if two have the same content. So an object whose stub was deleted can be deleted,
+even if the same blob is written again meanwhile. The name ends with a checksum: a body that doesn't match isn't cached,
+so it is read again next time. After a crash between an upload and its commit, an object has no stub. A sweep deletes
+such unnamed objects when they are old.
 """
 
 import contextlib
@@ -26,25 +26,29 @@ from toolpack_server.features.stores.blobs.bucket import Bucket
 from toolpack_server.stores.base import NO_HISTORY, Commit, History, SessionStore, StoredSession
 from toolpack_server.stores.blob_stubs import MARK, name_of, size_of, stub
 
-MIN_BYTES = 32 * 1024  # of a blob outside; a smaller one costs an object more than a row
-CACHE_BYTES = 64 * 2**20  # of blobs, which never change; beside the states of sessions
-AHEAD = 4096  # objects that were written for calls whose commits haven't come yet
-DELETED_AT_ONCE = 256
-SWEEP_EVERY_SECONDS = 6 * 3600.0  # among all servers
-LOOK_EVERY_SECONDS = 600.0  # whether it is time to
-UNNAMED_SECONDS = 24 * 3600.0  # that an object lives without a stub: its commit may still come
-NAMED_AT_ONCE = 50
-_PLAIN = re.compile(r"[A-Za-z0-9_-]{2,100}")  # an id that can be a part of an object's name, as those of the server can
+MIN_BYTES = 32 * 1024  # of a blob outside the store; for a smaller one, an object costs more than a row
+CACHE_BYTES = 64 * 2**20  # of blobs, which never change; in addition to the cache of sessions
+MAX_UPLOADED = 4096  # stubs of uploaded blobs whose commits haven't come yet
+DELETION_BATCH_SIZE = 256  # objects
+SWEEP_SECONDS = 6 * 3600.0  # interval of sweeps, of all servers together
+SWEEP_CHECK_SECONDS = 600.0  # interval of checks whether a sweep is due
+UNNAMED_SECONDS = 24 * 3600.0  # minimum age of an unnamed object that a sweep deletes; its commit may still come
+LOOKUP_BATCH_SIZE = 50  # blobs
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{2,100}")  # ids that may be part of an object's name; the server's ids are
 
 
 def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "OutsideBlobs":
-    """Keep the large blobs of a store elsewhere; raises `SettingsError` if that isn't possible."""
+    """Return a store whose large blobs are kept at a URL.
+
+    Raises:
+        SettingsError: The store doesn't support it, or the URL can't be used.
+    """
     if not hasattr(inner, "outside_name"):
-        raise SettingsError("TOOLPACK_BLOBS_URL: this store can't keep blobs outside: unset it, or use another store.")
+        raise SettingsError("This store can't keep blobs outside it: unset TOOLPACK_BLOBS_URL, or use another store.")
     name = inner.outside_name("")
     if not name:
         new = secrets.token_hex(8)
-        Bucket(url, new).check(new=True)  # before the store has the name, so each name has its place
+        Bucket(url, new).check(new=True)  # first: once the store has the name, the marker must exist
         name = inner.outside_name(new)
     objects = Bucket(url, name)
     objects.check(new=False)
@@ -52,10 +56,12 @@ def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "Outsid
 
 
 class OutsideBlobs:
-    """A store whose large blobs are objects; what isn't here the store itself does.
+    """A store whose large blobs are objects. All methods that aren't defined here are those of the inner store.
 
     Args:
-        min_bytes: The size from which on a blob is large.
+        inner: The inner store.
+        objects: The bucket of the objects.
+        min_bytes: Minimum size of a large blob.
     """
 
     def __init__(self, inner: Any, objects: Bucket, min_bytes: int) -> None:
@@ -63,11 +69,11 @@ class OutsideBlobs:
         self._objects = objects
         self._min_bytes = min_bytes
         self._cache = BoundedCache[str, bytes](CACHE_BYTES, len)  # by blob id
-        self._ahead = BoundedCache[str, bytes](AHEAD)  # stubs, by blob id
-        self._dropped: deque[str] = deque()  # names of objects to be deleted
+        self._uploaded = BoundedCache[str, bytes](MAX_UPLOADED)  # stubs, by blob id
+        self._dropped: deque[str] = deque()  # names of objects to delete
         self._background = ThreadPoolExecutor(1, "blobs")
-        self._tidying: Future[None] | None = None
-        self._look_at = time.monotonic()
+        self._cleanup: Future[None] | None = None
+        self._next_check = time.monotonic()  # whether a sweep is due
         self._closed = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -87,8 +93,8 @@ class OutsideBlobs:
         except MissingBlobError:
             if len(stubs) == len(large):
                 raise
-            # One that was stored a moment ago was deleted meanwhile.
-            stubs = self._written(large)
+            # A blob that was stored when `_stubs` looked was deleted meanwhile.
+            stubs = self._upload(large)
             self._inner.create(sessions, parts, {**_without(blobs, large), **stubs}, history)
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
@@ -101,42 +107,42 @@ class OutsideBlobs:
             return answers
         stubs = self._stubs(large)
         answers = self._inner.commit(_with_stubs(commits, large, stubs))
-        if len(stubs) < len(large) and not all(answers):  # as above; those that are stored are answered as such
-            answers = self._inner.commit(_with_stubs(commits, large, self._written(large)))
+        if len(stubs) < len(large) and not all(answers):  # as in `create`; commits that are stored are confirmed again
+            answers = self._inner.commit(_with_stubs(commits, large, self._upload(large)))
         return answers
 
     def upload_before_commit(self, blobs: Mapping[str, bytes]) -> None:
-        """Write the objects of blobs that are to be committed soon, so that the commit needn't wait for that.
+        """Upload the large ones of blobs that will soon be committed, so that the commit needn't wait for it.
 
         Raises:
             OverloadedError: They can't be written now.
         """
         large = self._large(blobs)
-        new = _without(large, [blob for blob in large if self._ahead.get(blob) is not None])
-        for blob, written in self._written(new).items():
-            self._ahead.put(blob, written)
+        new = _without(large, [blob for blob in large if self._uploaded.get(blob) is not None])
+        for blob, stub_ in self._upload(new).items():
+            self._uploaded.put(blob, stub_)
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = self._inner.blobs(ids)
-        outside = {blob: body for blob, body in found.items() if name_of(body) is not None}
-        if not outside:
-            return found
-        missing = self._fill(found, outside)
+        bodies: dict[str, bytes] = self._inner.blobs(ids)
+        stubs = {blob: body for blob, body in bodies.items() if name_of(body) is not None}
+        if not stubs:
+            return bodies
+        missing = self._fill(bodies, stubs)
         if missing:
-            # They may have been deleted after the store was asked, and even have come back since.
+            # The blobs may have been deleted after the store was read, and even stored again under other names.
             again = self._inner.blobs(missing)
-            moved = {blob: body for blob, body in again.items() if name_of(body) not in {None, name_of(outside[blob])}}
-            missing = [*{*missing} - {*moved}, *self._fill(found, moved)]
+            moved = {blob: body for blob, body in again.items() if name_of(body) not in {None, name_of(stubs[blob])}}
+            missing = [*{*missing} - {*moved}, *self._fill(bodies, moved)]
             if missing:
-                log.error("%d blobs are missing where TOOLPACK_BLOBS_URL says, such as %s", len(missing), missing[0])
+                log.error("%d blobs are missing at TOOLPACK_BLOBS_URL, for example %s", len(missing), missing[0])
                 raise MissingBlobError(*missing)
-        return found
+        return bodies
 
     def clean_up(self) -> None:
         self._inner.clean_up()
-        if self._tidying is None or self._tidying.done():
-            with contextlib.suppress(RuntimeError):  # closed
-                self._tidying = self._background.submit(self._tidy)
+        if self._cleanup is None or self._cleanup.done():
+            with contextlib.suppress(RuntimeError):  # the store is closed
+                self._cleanup = self._background.submit(self._delete_objects)
 
     def ping(self) -> None:
         self._inner.ping()
@@ -148,10 +154,10 @@ class OutsideBlobs:
         self._objects.close()
         self._inner.close()
 
-    # Bucket
+    # Objects
 
     def _large(self, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
-        # A small one that looks like a stub would be taken for one.
+        # A small blob that begins like a stub is kept outside, too: in the store it would be read as a stub.
         return {
             blob: body
             for blob, body in blobs.items()
@@ -159,13 +165,13 @@ class OutsideBlobs:
         }
 
     def _stubs(self, large: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Get stubs for blobs, but those that the store has already; each stub is given once."""
-        stubs = {blob: ahead for blob in large if (ahead := self._ahead.pop(blob)) is not None}
+        """Return stubs of those blobs that the store doesn't have, and upload them if needed. A stub is used once."""
+        stubs = {blob: uploaded for blob in large if (uploaded := self._uploaded.pop(blob)) is not None}
         rest = _without(large, stubs)
-        return stubs | self._written(_without(rest, _named(self._inner, rest)))
+        return stubs | self._upload(_without(rest, _named(self._inner, rest)))
 
-    def _written(self, large: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Write objects for blobs, and get their stubs."""
+    def _upload(self, large: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Write objects for blobs. Return their stubs."""
         if not large:
             return {}
         names = {blob: f"{blob[:2]}/{blob}.{secrets.token_hex(8)}{_checksum(body)}" for blob, body in large.items()}
@@ -174,40 +180,41 @@ class OutsideBlobs:
             self._cache.put(blob, body)
         return {blob: stub(len(large[blob]), name) for blob, name in names.items()}
 
-    def _fill(self, found: dict[str, bytes], outside: Mapping[str, bytes]) -> list[str]:
-        """Put the bytes of objects in the place of their stubs; return the ids of those that don't exist."""
-        kept = {blob: body for blob in outside if (body := self._cache.get(blob)) is not None}
-        names = {blob: name for blob, body in outside.items() if blob not in kept and (name := name_of(body))}
-        read = self._objects.get({name: size_of(outside[blob]) for blob, name in names.items()}) if names else {}
+    def _fill(self, bodies: dict[str, bytes], stubs: Mapping[str, bytes]) -> list[str]:
+        """Replace stubs in `bodies` by the bytes of their objects. Return the ids of the missing blobs."""
+        filled = {blob: body for blob in stubs if (body := self._cache.get(blob)) is not None}
+        names = {blob: name for blob, body in stubs.items() if blob not in filled and (name := name_of(body))}
+        read = self._objects.get({name: size_of(stubs[blob]) for blob, name in names.items()}) if names else {}
         for blob, name in names.items():
             if name in read:
-                kept[blob] = read[name]
+                filled[blob] = read[name]
                 if name.endswith(_checksum(read[name])):
                     self._cache.put(blob, read[name])
-        found |= kept
-        return [blob for blob in outside if blob not in kept]
+        bodies |= filled
+        return [blob for blob in stubs if blob not in filled]
 
-    # What is left over
+    # Deletion
 
-    def _tidy(self) -> None:
+    def _delete_objects(self) -> None:
+        """Delete objects whose stubs were deleted, and sweep if that is due."""
         try:
             self._delete_dropped()
-            if time.monotonic() >= self._look_at:
-                self._look_at = time.monotonic() + LOOK_EVERY_SECONDS
-                if abs(time.time() - self._objects.swept_at()) > SWEEP_EVERY_SECONDS:  # or this clock is wrong
-                    self._look_at = time.monotonic() + SWEEP_EVERY_SECONDS
+            if time.monotonic() >= self._next_check:
+                self._next_check = time.monotonic() + SWEEP_CHECK_SECONDS
+                if abs(time.time() - self._objects.swept_at()) > SWEEP_SECONDS:  # also if this machine's clock is wrong
+                    self._next_check = time.monotonic() + SWEEP_SECONDS
                     self.sweep()
-        except OverloadedError:  # the next round does it
+        except OverloadedError:  # the next call tries again
             log.debug("Blobs could not be deleted now")
         except Exception:
             log.exception("Blobs could not be deleted")
 
     def _delete_dropped(self) -> None:
         while not self._closed.is_set():
-            if len(self._dropped) < DELETED_AT_ONCE:
-                taken = map(name_of, self._inner.take_dropped(DELETED_AT_ONCE))
+            if len(self._dropped) < DELETION_BATCH_SIZE:
+                taken = map(name_of, self._inner.take_dropped(DELETION_BATCH_SIZE))
                 self._dropped += (name for name in taken if name is not None)
-            names = [*islice(self._dropped, DELETED_AT_ONCE)]
+            names = [*islice(self._dropped, DELETION_BATCH_SIZE)]
             if not names:
                 return
             self._objects.delete(names)
@@ -215,9 +222,10 @@ class OutsideBlobs:
                 self._dropped.popleft()
 
     def sweep(self, age: float = UNNAMED_SECONDS) -> int:
-        """Delete objects of this age, in seconds, to which no stub leads; return how many.
+        """Delete unnamed objects that are older than `age` seconds. Return their number.
 
-        Several servers may do so at once. Their clocks don't count, only the one that dates the objects.
+        Several servers may sweep at the same time. Ages are measured by the clock that dates the objects, not by the
+        servers' clocks.
         """
         deleted, now = 0, self._objects.note_sweep()
         for page in self._objects.pages():
@@ -231,32 +239,32 @@ class OutsideBlobs:
         return deleted
 
     def unnamed(self, names: Sequence[str]) -> list[str]:
-        """Get those of these objects to which no stub leads."""
+        """Return those of the objects that no stub names."""
         named = self.named({name.partition("/")[2].partition(".")[0] for name in names})
         return [name for name in names if name not in named]
 
     def listed(self) -> list[str]:
-        """Get the names of all objects."""
+        """Return the names of all objects."""
         return [name for page in self._objects.pages() for name, _ in page]
 
     def named(self, ids: Collection[str]) -> set[str]:
-        """Get the names of the objects of these blobs, as the store has them."""
+        """Return the names of the objects that the store's stubs of these blobs have."""
         return {name for name in _named(self._inner, ids).values() if name is not None}
 
 
 def _named(store: Any, ids: Collection[str]) -> dict[str, str | None]:
-    """Get those of these blobs that a store has, and for each the name of its object, if it has one."""
+    """Return the object's name, or None if it has no object, for each of these blobs that the store has."""
     named: dict[str, str | None] = {}
     left = deque(ids)
     while left:
-        some = [left.popleft() for _ in range(min(NAMED_AT_ONCE, len(left)))]
-        while some:
+        batch = [left.popleft() for _ in range(min(LOOKUP_BATCH_SIZE, len(left)))]
+        while batch:
             try:
-                named |= {blob: name_of(body) for blob, body in store.blobs(some).items()}
+                named |= {blob: name_of(body) for blob, body in store.blobs(batch).items()}
                 break
             except MissingBlobError as error:
-                missing = {*error.args} & {*some} or {some[0]}
-                some = [blob for blob in some if blob not in missing]
+                missing = {*error.args} & {*batch} or {batch[0]}
+                batch = [blob for blob in batch if blob not in missing]
     return named
 
 

@@ -1,1 +1,1 @@
-"""The Postgres store."""
+"""Session store in Postgres."""

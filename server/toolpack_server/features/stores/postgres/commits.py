@@ -1,6 +1,7 @@
-"""Batches of commits: mostly one statement, so one round trip and one write of Postgres' log for all of them.
+"""Batches of commits to the Postgres store.
 
-Whether a commit follows is checked by the statement that writes it. `history.follows` says the same.
+A batch is mostly one statement, so it takes one round trip and one write of Postgres' log. The statement that writes a
+commit also checks it, by the rule of `history.follows`.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from toolpack_server.stores.blob_stubs import size_of
 
 
 def apply(connections: PostgresConnections, commits: Sequence[Commit]) -> list[bool]:
-    """Store those commits that can be; say for each whether it is stored now."""
+    """Apply commits in order. Return for each whether it is stored."""
     if not commits:
         return []
     if len({commit.session_id for commit in commits}) == len(commits) and all(
@@ -32,11 +33,11 @@ def apply(connections: PostgresConnections, commits: Sequence[Commit]) -> list[b
 
 
 def _one_by_one(connection: PostgresConnection, commits: Sequence[Commit]) -> set[int]:
-    """Store commits of which one may need what another one brings, or what is stored already; get their places."""
+    """Apply commits that may need blobs or records of each other, or stored blobs. Return the places of the stored."""
     referred = sorted({blob for commit in commits for blob in commit.parts.values()})
     sessions = sorted({commit.session_id for commit in commits})
-    _, found = connection.run([(sql.LOCK_HEADS, (sessions,)), (sql.SIZES, (referred,))])
-    sizes: dict[str, int] = {blob.decode(): size for blob, size in found}
+    _, rows = connection.run([(sql.LOCK_HEADS, (sessions,)), (sql.SIZES, (referred,))])
+    sizes: dict[str, int] = {blob.decode(): size for blob, size in rows}
     stored = set()
     for place, commit in enumerate(commits):
         has_all = all(blob in commit.blobs or blob in sizes for blob in commit.parts.values())
@@ -44,15 +45,20 @@ def _one_by_one(connection: PostgresConnection, commits: Sequence[Commit]) -> se
         if moved or connection.run([_same([commit])])[0]:
             stored.add(place)
         if moved:
-            more = Counter(blob for blob in commit.parts.values() if blob not in commit.blobs)
-            connection.run([(sql.ADD_REFERENCES, ([*more], [*more.values()]))])
+            references = Counter(blob for blob in commit.parts.values() if blob not in commit.blobs)
+            connection.run([(sql.ADD_REFERENCES, ([*references], [*references.values()]))])
             for blob in commit.parts.values():
                 sizes.setdefault(blob, size_of(commit.blobs.get(blob, b"")))
     return stored
 
 
 def _statement(commits: Sequence[Commit], sizes: Mapping[str, int]) -> Statement:
-    """Get the statement that stores commits of different sessions."""
+    """Return the statement that applies commits of different sessions.
+
+    Args:
+        commits: The commits.
+        sizes: Sizes of the stored blobs that they refer to, by blob id.
+    """
     rows: list[tuple[Any, ...]] = []
     changes: list[tuple[Any, ...]] = []
     blobs: dict[str, bytes] = {}
@@ -71,7 +77,8 @@ def _statement(commits: Sequence[Commit], sizes: Mapping[str, int]) -> Statement
 
 
 def _same(commits: Sequence[Commit]) -> Statement:
+    """Return the statement that finds the commits whose records are already stored."""
     records = [commit.record for commit in commits]
-    rows = [(each.index, each.version, each.call_id, each.id, each.body) for each in records]
+    rows = [(record.index, record.version, record.call_id, record.id, record.body) for record in records]
     columns = map(list, zip(*rows, strict=True))
     return sql.SAME, ([commit.session_id for commit in commits], *columns)

@@ -1,14 +1,14 @@
-"""The connections of the Postgres store: what it requires of the server, how it sends, and how it retries.
+"""Connections of the Postgres store, with its requirements for the server and its retries.
 
-What is sent together is one transaction and takes one round trip, and it is safe to repeat. So it is sent
-again if its answer was lost, for some seconds; then it ends with `OverloadedError`.
+Statements that are sent together are one transaction, take one round trip, and are idempotent. So they are retried for
+some seconds if the answer was lost. After that they raise `OverloadedError`.
 
-This speaks through libpq, which psycopg brings along, and not through psycopg's cursors: these take three times as much
-of the processor for a statement, and wait for an answer however long it takes. It isn't psycopg's pool either, which
-tries to connect again after ever longer pauses, while a standby takes over. `hosts.py` connects.
+This module uses libpq, which psycopg contains, instead of psycopg's cursors: a cursor takes three times the CPU time
+for a statement, and waits for an answer without a timeout. It doesn't use psycopg's pool, which reconnects with growing
+delays while a standby takes over. `hosts.py` connects.
 
-A Postgres with a synchronous standby acknowledges a commit when the standby has it. If somebody cancels that wait, it
-acknowledges the commit all the same, with a warning. So a warning is an answer that was lost.
+A Postgres with a synchronous standby acknowledges a commit when the standby has it. If that wait is canceled, Postgres
+acknowledges the commit anyway, with a warning. So an answer with a warning counts as lost.
 """
 
 import select
@@ -34,12 +34,12 @@ T = TypeVar("T")
 Statement = tuple[str, Sequence[Any]]
 Rows = list[tuple[Any, ...]]
 
-OLDEST = 130000
-CONNECTIONS = 8  # of a process: a Postgres has 100 in all, by default
-ANSWER_SECONDS = 5.0  # for the next bytes of an answer
-GIVE_UP_SECONDS = 5.0  # for all attempts, not counting the wait for the last answer
-LONGEST_PAUSE = 0.25
-# All joins are by index, whatever Postgres believes of tables of which it has no statistics yet.
+MIN_VERSION = 130000
+MAX_CONNECTIONS = 8  # of a process; a Postgres accepts 100 in total, by default
+ANSWER_SECONDS = 5.0  # timeout of the next bytes of an answer
+GIVE_UP_SECONDS = 5.0  # timeout of all attempts, not counting the wait for the last answer
+MAX_DELAY_SECONDS = 0.25
+# All joins use an index, also for tables without statistics.
 _SET = {
     "standard_conforming_strings": "on",
     "default_transaction_isolation": "read committed",
@@ -57,10 +57,10 @@ SET_UP = "SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for nam
 UNREACHABLE = "The store can't be reached: send the request again, with the same call_id."
 BUSY = "All connections to the store are in use: send the request again, with the same call_id."
 REFUSED = "The store refuses to change anything now ({}); nothing was changed."
-# SQLSTATEs after which the same may succeed: the connection, the primary or a lock was lost to somebody else, or
-# somebody has cancelled it.
+# SQLSTATEs after which a retry may succeed: the connection or the primary was lost, the transaction met a conflicting
+# one or waited too long for a lock, or it was canceled.
 TEMPORARY = ("08", "40", "57", "25006", "55P03", "25P03")
-LIMITED = ("53", "54000", "58")  # no space, no memory, no connections, or an error of the disk
+LIMITED = ("53", "54000", "58")  # no disk space, no memory, no free connection, or a disk error
 DAMAGED = ("XX001", "XX002")
 
 
@@ -70,12 +70,12 @@ class PostgresConnection:
     def __init__(self, hosts: Hosts) -> None:
         self._libpq: Any = hosts.connect()
         self._warning = ""
-        self._libpq.notice_handler = self._note
+        self._libpq.notice_handler = self._on_notice
         self._libpq.nonblocking = 1
         self._libpq.enter_pipeline_mode()
         self._poll = select.poll()
-        self._prepared: dict[str, bytes] = {}  # the names of statements
-        self._number = 0
+        self._prepared: dict[str, bytes] = {}  # names of prepared statements, by their text
+        self._number = 0  # of the last prepared statement
         self.server_version = self._libpq.server_version
         try:
             self.run([(SET_UP, ())])
@@ -83,31 +83,31 @@ class PostgresConnection:
             self.close()
             raise
 
-    def _note(self, result: Any) -> None:
+    def _on_notice(self, result: Any) -> None:
         self._warning = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"a warning").decode()
 
     def run(self, statements: Sequence[Statement]) -> list[Rows]:
-        """Send statements together, and get the rows of each; they are a transaction, if none has begun."""
+        """Send statements together and return the rows of each. Outside a transaction they are one transaction."""
         self._warning = ""
         try:
-            wanted, preparations = self._send(statements)
+            places, preparations = self._send(statements)
             answers = self._answers()
         except Error as error:
             raise LostError(str(error)) from error
         for answer in answers:
             if answer.status == pq.ExecStatus.FATAL_ERROR:
-                for place, text in preparations:  # after it nothing was prepared
+                for place, text in preparations:  # after the error nothing was prepared
                     if answers[place].status != pq.ExecStatus.COMMAND_OK:
                         del self._prepared[text]
-                _refuse(answer)
+                _raise_error(answer)
         if self._warning:
             raise LostError(self._warning)
-        return [_rows(answers[place]) for place in wanted]
+        return [_rows(answers[place]) for place in places]
 
     def _send(self, statements: Sequence[Statement]) -> tuple[list[int], list[tuple[int, str]]]:
-        """Send statements; get which answers are theirs, and which those of their preparation."""
-        wanted, preparations, sent = [], [], 0
-        for text, given in statements:
+        """Send statements. Return the places of their answers, and the places and texts of their preparations."""
+        places, preparations, sent = [], [], 0
+        for text, parameters in statements:
             name = self._prepared.get(text)
             if name is None:
                 self._number += 1
@@ -115,16 +115,16 @@ class PostgresConnection:
                 self._libpq.send_prepare(name, text.encode())
                 preparations.append((sent, text))
                 sent += 1
-            # psycopg 3.2.0 takes lists alone.
-            values, formats = map(list, zip(*map(encode, given), strict=True)) if given else ([], [])
+            # psycopg 3.2.0 accepts only lists.
+            values, formats = map(list, zip(*map(encode, parameters), strict=True)) if parameters else ([], [])
             self._libpq.send_query_prepared(name, values, formats, result_format=1)
-            wanted.append(sent)
+            places.append(sent)
             sent += 1
         self._libpq.pipeline_sync()
-        return wanted, preparations
+        return places, preparations
 
     def _answers(self) -> list[Any]:
-        """Read until the end of what was sent."""
+        """Read the answers to all sent statements."""
         answers: list[Any] = []
         while True:
             unsent = self._libpq.flush()
@@ -142,7 +142,7 @@ class PostgresConnection:
 
     @property
     def status(self) -> Any:
-        """`IDLE`: all answers were read, and no transaction is open. `ACTIVE`: answers wait to be read."""
+        """The transaction status. `IDLE`: no transaction, all answers were read. `ACTIVE`: there are unread answers."""
         return self._libpq.transaction_status
 
     def close(self) -> None:
@@ -155,21 +155,21 @@ def _rows(answer: Any) -> Rows:
     return [decode_row(kinds, [answer.get_value(row, column) for column in columns]) for row in range(answer.ntuples)]
 
 
-def _refuse(answer: Any) -> None:
-    """Raise the error of an answer as one of a store."""
+def _raise_error(answer: Any) -> None:
+    """Raise the error of an answer as the error of a store."""
     code = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"08000").decode()
-    said = (answer.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+    message = (answer.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
     if code.startswith(TEMPORARY):
-        raise LostError(said)
+        raise LostError(message)
     if code.startswith(LIMITED):
-        raise OverloadedError(REFUSED.format(said))
+        raise OverloadedError(REFUSED.format(message))
     if code in DAMAGED:
-        raise StateDamagedError(f"The store is damaged ({said}): restore a backup of it.")
-    raise RuntimeError(f"{code}: {said}")
+        raise StateDamagedError(f"The store is damaged ({message}): restore a backup of it.")
+    raise RuntimeError(f"{code}: {message}")
 
 
 class PostgresConnections:
-    """Connections to one database, as many as threads use it at the same time, up to `CONNECTIONS`.
+    """Connections to one database, one for each thread that uses it at the same time, up to `MAX_CONNECTIONS`.
 
     Raises:
         SettingsError: The URL is wrong, or the server can't be used.
@@ -178,10 +178,10 @@ class PostgresConnections:
     def __init__(self, url: str) -> None:
         self._hosts = Hosts(url)
         self._idle: deque[PostgresConnection] = deque()
-        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._closed = False
         try:
-            if self._insist(_format) < len(sql.MIGRATIONS):
+            if self._retry(_format) < len(sql.MIGRATIONS):
                 self.transaction(_migrate)
         except BaseException as error:
             self.close()
@@ -193,42 +193,42 @@ class PostgresConnections:
             raise
 
     def run(self, *statements: Statement) -> list[Rows]:
-        """Send statements as one transaction, in one round trip; get the rows of each."""
-        return self._insist(lambda connection: connection.run(statements))
+        """Send statements as one transaction, in one round trip. Return the rows of each."""
+        return self._retry(lambda connection: connection.run(statements))
 
     def transaction(self, work: Callable[[PostgresConnection], T]) -> T:
-        """Do work of several round trips in one transaction, again if that fails by what passes."""
+        """Call `work`, which may take several round trips, in one transaction, with retries after temporary errors."""
 
         def all_or_nothing(connection: PostgresConnection) -> T:
             connection.run([("BEGIN", ())])
             try:
-                done = work(connection)
+                result = work(connection)
             except LostError:
                 raise
             except BaseException:
-                if connection.status != pq.TransactionStatus.ACTIVE:  # else it is closed, which rolls back, too
+                if connection.status != pq.TransactionStatus.ACTIVE:  # an active one is closed, which also rolls back
                     connection.run([("ROLLBACK", ())])
                 raise
             connection.run([("COMMIT", ())])
-            return done
+            return result
 
-        return self._insist(all_or_nothing)
+        return self._retry(all_or_nothing)
 
-    def _insist(self, work: Callable[[PostgresConnection], T]) -> T:
-        give_up = time.monotonic() + GIVE_UP_SECONDS
-        pause = 0.0  # an idle connection may have been closed
+    def _retry(self, work: Callable[[PostgresConnection], T]) -> T:
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        delay = 0.0  # the first retry is immediate: mostly an idle connection was closed
         while True:
             try:
-                with self._lent() as connection:
+                with self._connection() as connection:
                     return work(connection)
             except LostError as error:
-                if time.monotonic() + pause > give_up:
+                if time.monotonic() + delay > deadline:
                     raise OverloadedError(UNREACHABLE) from error
-            time.sleep(pause)
-            pause = min(max(2 * pause, 0.02), LONGEST_PAUSE)
+            time.sleep(delay)
+            delay = min(max(2 * delay, 0.02), MAX_DELAY_SECONDS)
 
     @contextmanager
-    def _lent(self) -> Iterator[PostgresConnection]:
+    def _connection(self) -> Iterator[PostgresConnection]:
         if not self._free.acquire(timeout=GIVE_UP_SECONDS):
             raise OverloadedError(BUSY)
         try:
@@ -240,17 +240,17 @@ class PostgresConnections:
                 yield connection
             except LostError:
                 connection.close()
-                self._close_idle()  # the others have mostly ended, too
+                self._close_idle()  # the other connections are probably broken, too
                 raise
             finally:
-                self._give_back(connection)
+                self._return(connection)
         finally:
             self._free.release()
 
-    def _give_back(self, connection: PostgresConnection) -> None:
-        """Keep a connection for the next request, or close it if that would get answers to this one.
+    def _return(self, connection: PostgresConnection) -> None:
+        """Keep a connection for the next use. Close it if it has unread answers, which the next use would read.
 
-        That doesn't depend on what has ended its use.
+        This also runs after an error of any kind.
         """
         if connection.status == pq.TransactionStatus.IDLE:
             self._idle.append(connection)
@@ -260,7 +260,7 @@ class PostgresConnections:
             self._close_idle()
 
     def close(self) -> None:
-        """Close the connections; a thread that uses one closes its own."""
+        """Close the connections. A thread that is using one closes its own afterwards."""
         self._closed = True
         self._close_idle()
 
@@ -273,21 +273,25 @@ class PostgresConnections:
 
 
 def _format(connection: PostgresConnection) -> int:
-    """Get the number of the tables' format, 0 if there are none; raise `SettingsError` if the server can't be used."""
-    if connection.server_version < OLDEST:
-        raise SettingsError(f"Postgres {connection.server_version // 10_000} is too old: 13 is needed.")
+    """Return the schema number of the tables, or 0 if there are none.
+
+    Raises:
+        SettingsError: Postgres is too old, or the tables belong to a newer version of this server.
+    """
+    if connection.server_version < MIN_VERSION:
+        raise SettingsError(f"Postgres {connection.server_version // 10_000} is too old: 13 or newer is needed.")
     ((exists,),) = connection.run([(sql.HAS_FORMAT, ())])[0]
-    found: int = connection.run([(sql.FORMAT, ())])[0][0][0] if exists else 0
-    if found > len(sql.MIGRATIONS):
+    number: int = connection.run([(sql.FORMAT, ())])[0][0][0] if exists else 0
+    if number > len(sql.MIGRATIONS):
         raise SettingsError(
-            f"The Postgres store has schema {found}, this toolpack-server reads {len(sql.MIGRATIONS)}: run the version "
-            "that wrote it, or name another database."
+            f"The Postgres store has schema {number}, but this toolpack-server needs schema {len(sql.MIGRATIONS)}: run "
+            "the version that wrote it, or choose another database."
         )
-    return found
+    return number
 
 
 def _migrate(connection: PostgresConnection) -> None:
-    """Bring the tables to this format; of several servers that start, one does so."""
+    """Migrate the tables to the current schema. A lock ensures that only one of several starting servers does it."""
     connection.run([(sql.LOCK_FORMAT, ())])
     for step in sql.MIGRATIONS[_format(connection) :]:
         connection.run([(statement, ()) for statement in step.split(";\n") if statement.strip()])

@@ -1,7 +1,7 @@
-"""Delete sessions from the Postgres store.
+"""Deletion of sessions from the Postgres store.
 
-Up to 256 sessions in one transaction, with all that belongs to them. Only one transaction at a time deletes
-members of families, sessions that are forks or have forks: what one of them keeps, the other one may have to delete.
+One transaction deletes up to 256 sessions with all their data. Sessions that are forks or have forks are deleted by one
+transaction at a time: two concurrent ones could each keep a session that the other has to delete.
 """
 
 from collections import Counter
@@ -13,33 +13,33 @@ from toolpack_server.features.stores.postgres import statements as sql
 from toolpack_server.features.stores.postgres.connection import PostgresConnection, PostgresConnections, Rows, Statement
 from toolpack_server.stores.base import HELD_SECONDS
 
-DELETED_AT_ONCE = 256
+BATCH_SIZE = 256  # sessions
 
 
 def delete(connections: PostgresConnections, session_ids: Sequence[str]) -> Sequence[str]:
-    """Delete sessions; return the ids of those that existed."""
+    """Delete sessions. Return the ids of the sessions that existed."""
     deleted: list[str] = []
-    for start in range(0, len(session_ids), DELETED_AT_ONCE):
-        some = [*session_ids[start : start + DELETED_AT_ONCE]]
-        deleted += connections.transaction(partial(_delete, choose=(sql.LOCK_SESSIONS, (some,))))
+    for start in range(0, len(session_ids), BATCH_SIZE):
+        batch = [*session_ids[start : start + BATCH_SIZE]]
+        deleted += connections.transaction(partial(_delete, choose=(sql.LOCK_SESSIONS, (batch,))))
     return deleted
 
 
 def delete_expired(connections: PostgresConnections, now: float, limit: int, busy: Collection[str]) -> Sequence[str]:
-    """Delete sessions whose time of expiry is at or before `now`, and in which nothing runs; return their ids."""
-    given = now, now - HELD_SECONDS, [*busy], min(limit, DELETED_AT_ONCE)
-    return connections.transaction(partial(_delete, choose=(sql.LOCK_EXPIRED, given)))
+    """Delete expired sessions that aren't in use; see `SessionStore.delete_expired`. Return their ids."""
+    parameters = now, now - HELD_SECONDS, [*busy], min(limit, BATCH_SIZE)
+    return connections.transaction(partial(_delete, choose=(sql.LOCK_EXPIRED, parameters)))
 
 
-def forget(connection: PostgresConnection, *removals: Statement) -> None:
-    """Remove references, and the blobs to which there are none any more."""
+def remove_references(connection: PostgresConnection, *removals: Statement) -> None:
+    """Run statements that remove references to blobs. Delete the blobs without references."""
     free = [blob for rows in connection.run(removals) for blob, references in rows if references <= 0]
     if free:
         connection.run([(sql.FREE, (free,))])
 
 
 def _delete(connection: PostgresConnection, choose: Statement) -> Sequence[str]:
-    """Delete the sessions that a statement locks; get their ids."""
+    """Delete the sessions that the statement `choose` locks. Return their ids."""
     (rows,) = connection.run([choose])
     if not rows:
         return ()
@@ -73,15 +73,21 @@ def _delete_in_families(connection: PostgresConnection, rows: Rows) -> None:
     (forks,) = connection.run([(sql.FORKS, ([id_ for _, id_, _, _ in kept],))])
     last: dict[Any, Any] = dict(forks)
     for key, id_, _, parent in kept:
-        # The first version stays if a family began with it.
+        # Version 0 stays unless the session is itself a fork.
         connection.run([(sql.REMOVE_LATER_RECORDS, (key, last[id_])), (sql.COUNT_RECORDS, (key, last[id_]))])
-        forget(connection, (sql.FORGET_FROM, (key, 1 if parent is None else 0)))
+        remove_references(connection, (sql.REMOVE_CHANGES_FROM, (key, 1 if parent is None else 0)))
 
 
 def _remove(connection: PostgresConnection, keys: Sequence[int], recipes: Sequence[bytes]) -> None:
     """Remove all other rows of sessions."""
     if keys:
-        given = ([*keys],)
-        connection.run([(sql.REMOVE_HEADS, given), (sql.REMOVE_RECORDS, given), (sql.REMOVE_PARTS, given)])
-        fewer = Counter(recipes)
-        forget(connection, (sql.FORGET_ALL, given), (sql.REMOVE_REFERENCES, ([*fewer], [*fewer.values()])))
+        parameters = ([*keys],)
+        connection.run(
+            [(sql.REMOVE_HEADS, parameters), (sql.REMOVE_RECORDS, parameters), (sql.REMOVE_PARTS, parameters)]
+        )
+        uses = Counter(recipes)
+        remove_references(
+            connection,
+            (sql.REMOVE_ALL_CHANGES, parameters),
+            (sql.REMOVE_REFERENCES, ([*uses], [*uses.values()])),
+        )

@@ -1,4 +1,4 @@
-"""What Postgres adds to the server."""
+"""Feature of the Postgres store."""
 
 from toolpack_server.wiring.feature import Feature
 

@@ -1,7 +1,7 @@
-"""Which sessions a list of the Postgres store has, and in what order.
+"""List of sessions in the Postgres store.
 
-A page is one statement that follows an index, so its time doesn't grow with the number of sessions. Labels
-are found by hashes, which have an index; whoever reads the rows compares the labels themselves.
+A page is one statement that follows an index, so its time doesn't grow with the number of sessions. Labels are found by
+indexed hashes. Different labels may have the same hash, so `rows` compares the labels themselves.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from toolpack_server.features.stores.postgres.connection import PostgresConnecti
 from toolpack_server.features.stores.rows import labels_match
 from toolpack_server.stores.base import SessionQuery
 
-PAGE = 100  # sessions that are read at a time, at least, if some may have other labels with the same hashes
+MIN_PAGE_SIZE = 100  # sessions that are read at a time if labels are compared
 _ID, _LABELS = 1, 4  # columns
 
 
@@ -27,23 +27,23 @@ def hashes(labels: Mapping[str, str]) -> list[int]:
 
 
 def rows(connections: PostgresConnections, query: SessionQuery) -> Iterator[tuple[Any, ...]]:
-    """Get the rows of the sessions of a query, however many."""
-    after, at_once = query.after, max(query.limit, PAGE if query.labels else 1)
+    """Yield the rows of all sessions that match a query; its limit is only the page size."""
+    after, page_size = query.after, max(query.limit, MIN_PAGE_SIZE if query.labels else 1)
     while True:
-        page = _page(connections, query, after, at_once)
+        page = _page(connections, query, after, page_size)
         yield from (row for row in page if labels_match(row[_LABELS], query.labels))
-        if len(page) < at_once:
+        if len(page) < page_size:
             return
         after = page[-1][_ID].decode()
 
 
 def _page(connections: PostgresConnections, query: SessionQuery, after: str, limit: int) -> list[tuple[Any, ...]]:
     conditions: list[str] = []
-    given: list[Any] = []
+    parameters: list[Any] = []
 
     def add(condition: str, *values: Any) -> None:
-        conditions.append(condition.format(*(f"${len(given) + place + 1}" for place in range(len(values)))))
-        given.extend(values)
+        conditions.append(condition.format(*(f"${len(parameters) + place + 1}" for place in range(len(values)))))
+        parameters.extend(values)
 
     if query.parent is not None:
         add("s.parent = {}", query.parent)
@@ -57,14 +57,14 @@ def _page(connections: PostgresConnections, query: SessionQuery, after: str, lim
     else:
         add("s.id > {}", after)
     order = "s.created_at DESC, s.id DESC" if query.newest_first else "s.id"
-    given.append(limit)
-    statement = sql.LIST.format(conditions=" AND ".join(conditions), order=order, limit=f"${len(given)}")
-    (found,) = connections.run((statement, given))
-    return found
+    parameters.append(limit)
+    statement = sql.LIST.format(conditions=" AND ".join(conditions), order=order, limit=f"${len(parameters)}")
+    (page,) = connections.run((statement, parameters))
+    return page
 
 
 def _created_at(connections: PostgresConnections, session_id: str) -> float:
-    (found,) = connections.run((sql.CREATED_AT, (session_id,)))
-    for (created_at,) in found:
+    (rows_,) = connections.run((sql.CREATED_AT, (session_id,)))
+    for (created_at,) in rows_:
         return float(created_at)
     raise SessionNotFoundError

@@ -1,11 +1,11 @@
-"""The tables of the Postgres store, and all its statements.
+"""Tables and statements of the Postgres store.
 
-Locks are taken in one order: sessions, heads, blobs, each by key, so two transactions seldom wait for each
-other; where they do, one is done again. What changes with every commit is in `heads`, which has one more index than its
-key: so most commits write to no index of sessions. A blob, or a recipe, counts how many rows of `changes`, or sessions,
-refer to it, and goes with the last.
+Locks are taken in one order: sessions, heads, blobs, each by key. So deadlocks are rare; Postgres then cancels one
+transaction, which is retried. Columns that change with every commit are in `heads`, which has only one index besides
+its key, so most commits don't write the indices of `sessions`. `refs` of a blob or a recipe is the number of rows of
+`changes`, or of sessions, that refer to it. The blob is deleted with the last reference.
 
-A session that was deleted and is kept for its forks stays, marked as `kept`, with an epoch that no commit names.
+A deleted session that is kept for its forks stays in the table with `kept` set, and with an epoch that no commit has.
 """
 
 from toolpack_server.stores.blob_stubs import DIGITS, MARK
@@ -93,9 +93,12 @@ CREATE TABLE toolpack.clock (noted double precision, uncounted double precision 
 INSERT INTO toolpack.clock VALUES (NULL, 0);
 """,
 )
-"""What brings the tables from each format to the next one, from none to 1 first; statements end with the line."""
+"""Migration steps. Step 1 creates the tables; each further step leads to the next schema number.
 
-# Not by `to_regclass`, which may not have heard yet of what was made while this waited for a lock.
+A statement ends with `;` at the end of a line.
+"""
+
+# Not `to_regclass`: it may miss a table that was created while this transaction waited for a lock.
 HAS_FORMAT = """
     SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'toolpack' AND c.relname = 'format')
@@ -137,7 +140,7 @@ STORED_BYTES = """
     )::bigint
 """
 
-# What is created. A parent is locked, so that it isn't deleted meanwhile.
+# Creation of sessions. The parent is locked, so that it isn't deleted meanwhile.
 LOCK_PARENT = "SELECT 1 FROM toolpack.sessions WHERE id = $1 AND NOT kept FOR SHARE"
 ADD_SESSION = """
     INSERT INTO toolpack.sessions (
@@ -165,7 +168,7 @@ ADD_RECORDS = """
     SELECT n.key, r.* FROM unnest($1::bigint[]) AS n (key),
         unnest($2::bigint[], $3::bigint[], $4::bytea[], $5::bytea[], $6::bytea[]) AS r
 """
-_IS_STUB = f"substr(body, 1, {len(MARK)}) = '\\x{MARK.hex()}'::bytea"  # of a long body it reads the beginning only
+_IS_STUB = f"substr(body, 1, {len(MARK)}) = '\\x{MARK.hex()}'::bytea"  # reads only the beginning of a long body
 SIZES = f"""
     SELECT id, CASE WHEN {_IS_STUB} THEN convert_from(substr(body, {len(MARK) + 1}, {DIGITS}), 'UTF8')::bigint
         ELSE octet_length(body) END
@@ -181,8 +184,8 @@ ADD_REFERENCES = """
     FROM unnest($1::bytea[], $2::bigint[]) AS n (id, more) WHERE b.id = n.id
 """
 
-# Commits. Each is compared with the head of its session in the statement that moves the head. The given ones are of
-# different sessions. Whoever else commits to a session moves its head: then the row is compared once more.
+# Commits. The commits of one statement are of different sessions. The statement that updates a head also compares the
+# commit with it. If a concurrent commit has updated the row meanwhile, Postgres compares the new row.
 LOCK_HEADS = """
     SELECT h.key FROM toolpack.sessions s JOIN toolpack.heads h ON h.key = s.key WHERE s.id = ANY($1::bytea[])
     ORDER BY h.key FOR UPDATE OF h
@@ -230,7 +233,7 @@ COMMIT = """
     )
     SELECT number FROM moved
 """
-# Which records are stored already. It writes, so that it is answered when a standby has what it found.
+# Records that are already stored. The statement also writes, so Postgres answers only when a standby has the records.
 SAME = """
     WITH same AS MATERIALIZED (
         SELECT s.key, g.number
@@ -245,7 +248,7 @@ SAME = """
     SELECT number FROM same
 """
 
-# What is read of a session.
+# Data of a session.
 _ONE = "(SELECT key FROM toolpack.sessions WHERE id = $1)"
 RECORD_OF_CALL = """
     SELECT place, version, call_id, body, id FROM toolpack.records
@@ -284,8 +287,8 @@ TRIM = """
     UPDATE toolpack.heads SET oldest = greatest(oldest, $2), added = greatest(0, added - $3)
     WHERE key = $1 AND epoch >= 0
 """
-# What no row refers to any more goes with the statement after.
-_FORGET = """
+# These return the new reference counts. `remove_references` then deletes the blobs without references.
+_REMOVE_CHANGES = """
     WITH gone AS (DELETE FROM toolpack.changes c {which} RETURNING c.blob), counted AS (
         SELECT blob, count(*) AS fewer FROM gone GROUP BY blob
     ), locked AS MATERIALIZED (
@@ -294,12 +297,12 @@ _FORGET = """
     UPDATE toolpack.blobs b SET refs = b.refs - n.fewer FROM counted n JOIN locked l ON l.id = n.blob
     WHERE b.id = l.id RETURNING b.id, b.refs
 """
-FORGET_THESE = _FORGET.format(
+REMOVE_CHANGES = _REMOVE_CHANGES.format(
     which="""USING unnest($2::bigint[], $3::bytea[]) AS g (version, part)
         WHERE c.session = $1 AND c.version = g.version AND c.part = g.part"""
 )
-FORGET_FROM = _FORGET.format(which="WHERE c.session = $1 AND c.version >= $2")
-FORGET_ALL = _FORGET.format(which="WHERE c.session = ANY($1::bigint[])")
+REMOVE_CHANGES_FROM = _REMOVE_CHANGES.format(which="WHERE c.session = $1 AND c.version >= $2")
+REMOVE_ALL_CHANGES = _REMOVE_CHANGES.format(which="WHERE c.session = ANY($1::bigint[])")
 REMOVE_REFERENCES = """
     UPDATE toolpack.blobs b SET refs = b.refs - n.fewer
     FROM unnest($1::bytea[], $2::bigint[]) AS n (id, fewer) WHERE b.id = n.id RETURNING b.id, b.refs
@@ -312,7 +315,7 @@ FREE = f"""
     INSERT INTO toolpack.dropped SELECT stub FROM gone WHERE stub IS NOT NULL
 """  # noqa: S608
 
-# Blobs that are kept outside.
+# Blobs that are kept outside Postgres.
 OUTSIDE_NAME = "SELECT name FROM toolpack.outside"
 SET_OUTSIDE_NAME = "INSERT INTO toolpack.outside VALUES ($1)"
 TAKE_DROPPED = """
@@ -359,9 +362,9 @@ COUNT_RECORDS = """
     WHERE key = $1
 """
 
-# Leases. `dead` are holders with the number of their heartbeats. Nobody waits until a lease is on a disk or a standby:
-# one that is lost leaves the epoch and the holder of before, with which no commit of the lost one's agrees.
-_SOON = "set_config('synchronous_commit', 'off', true)"
+# Leases. A lease isn't awaited until it is on a disk or a standby. If it is lost, the session has the former epoch and
+# holder again, and refuses the commits of the lost lease.
+_ASYNC = "set_config('synchronous_commit', 'off', true)"
 CLAIM = f"""
     UPDATE toolpack.heads h SET holder = $2, epoch = h.epoch + 1 FROM toolpack.sessions s
     WHERE s.id = ANY($1::bytea[]) AND NOT s.kept AND h.key = s.key AND h.epoch >= 0 AND (
@@ -372,7 +375,7 @@ CLAIM = f"""
                 WHERE d.holder = h.holder AND d.beat = w.beat
             )
         )
-    ) RETURNING s.id, {_SOON}
+    ) RETURNING s.id, {_ASYNC}
 """  # noqa: S608
 CLAIMED = f"""
     SELECT s.id, h.holder, coalesce(w.beat, 0), {_HEAD} {_BOTH} {_PARTS}
@@ -380,14 +383,14 @@ CLAIMED = f"""
 """
 RELEASE = f"""
     UPDATE toolpack.heads h SET holder = NULL FROM toolpack.sessions s
-    WHERE s.id = $1 AND h.key = s.key AND h.holder = $2 AND h.epoch = $3 RETURNING {_SOON}
+    WHERE s.id = $1 AND h.key = s.key AND h.holder = $2 AND h.epoch = $3 RETURNING {_ASYNC}
 """  # noqa: S608
 ASK = """
     INSERT INTO toolpack.asked SELECT $2::bytea, $1::bytea
     WHERE NOT EXISTS (SELECT FROM toolpack.workers WHERE holder = $2 AND beat < 0) ON CONFLICT DO NOTHING
 """
-ASKED = "DELETE FROM toolpack.asked WHERE holder = $1 RETURNING session"
-NOT_ASKED = "DELETE FROM toolpack.asked WHERE holder = $1"
+TAKE_ASKED = "DELETE FROM toolpack.asked WHERE holder = $1 RETURNING session"
+REMOVE_ASKED = "DELETE FROM toolpack.asked WHERE holder = $1"
 HEARTBEAT = """
     INSERT INTO toolpack.workers (holder, beat) VALUES ($1, 1)
     ON CONFLICT (holder) DO UPDATE SET beat = greatest(toolpack.workers.beat, 0) + 1, at = now()
@@ -395,13 +398,13 @@ HEARTBEAT = """
 ENDED = """
     INSERT INTO toolpack.workers (holder, beat) VALUES ($1, -1) ON CONFLICT (holder) DO UPDATE SET beat = -1, at = now()
 """
-FORGET_WORKERS = "DELETE FROM toolpack.workers WHERE at < now() - interval '1 day'"
-FORGET_ASKED = """
+REMOVE_OLD_WORKERS = "DELETE FROM toolpack.workers WHERE at < now() - interval '1 day'"
+REMOVE_OLD_ASKED = """
     DELETE FROM toolpack.asked a WHERE NOT EXISTS (SELECT FROM toolpack.workers w WHERE w.holder = a.holder)
 """
-NOT_AWAITED = f"SELECT {_SOON}"  # what the next second brings again
+SET_ASYNC = f"SELECT {_ASYNC}"  # for writes that are repeated every second
 
 CLOCK = "SELECT noted, uncounted, extract(epoch FROM clock_timestamp())::double precision FROM toolpack.clock"
 LOCK_CLOCK = f"{CLOCK} FOR UPDATE"
-NOTE_TIME = "UPDATE toolpack.clock SET noted = $1, uncounted = $2"
+UPDATE_CLOCK = "UPDATE toolpack.clock SET noted = $1, uncounted = $2"
 CAN_WRITE = "UPDATE toolpack.clock SET uncounted = uncounted WHERE false"

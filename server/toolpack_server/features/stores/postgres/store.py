@@ -1,7 +1,7 @@
-"""A store in Postgres, for several machines; with a synchronous standby it loses nothing when a machine is lost.
+"""Store in Postgres, for several machines. With a synchronous standby, no data is lost when a machine is lost.
 
-A read is one statement; a change is one transaction, and mostly one round trip. What must not be compared
-with what has passed meanwhile is compared in the statement that writes.
+A read is one statement. A change is one transaction, and mostly one round trip. Conditions are checked in the statement
+that writes, so concurrent changes can't invalidate them.
 """
 
 from collections import Counter
@@ -34,17 +34,17 @@ from toolpack_server.stores.history import Change, fitting, parts_at, to_note, t
 
 
 class PostgresStore:
-    """Keeps sessions in Postgres; `SharedStore` documents the methods."""
+    """Session store in Postgres; `SharedStore` documents the methods."""
 
     shared = True
 
     def __init__(self, connections: PostgresConnections) -> None:
         self._connections = connections
-        self._recipes = BoundedCache[bytes, bytes](RECIPE_CACHE_BYTES, len)  # by their digests
+        self._recipes = BoundedCache[bytes, bytes](RECIPE_CACHE_BYTES, len)  # by digest
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool = False) -> "PostgresStore":
-        """Open the store of a URL as libpq takes it, such as `postgresql://user:password@first,second/database`."""
+        """Open the store of a libpq URL, such as `postgresql://user:password@first,second/database`."""
         del exclusive
         return cls(PostgresConnections(url))
 
@@ -79,10 +79,10 @@ class PostgresStore:
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
         if not ids:
             return {}
-        found = {id_.decode(): body for id_, body in self._read(sql.BLOBS, [*ids])}
-        if missing := [id_ for id_ in ids if id_ not in found]:
+        bodies = {id_.decode(): body for id_, body in self._read(sql.BLOBS, [*ids])}
+        if missing := [id_ for id_ in ids if id_ not in bodies]:
             raise MissingBlobError(*missing)
-        return found
+        return bodies
 
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
         for _, oldest, newest, is_kept, is_fork, *changes in self._read(sql.HISTORY, session_id):
@@ -105,13 +105,13 @@ class PostgresStore:
             limit = len(fitting(sizes, lambda row: int(row[0]), max_bytes))
         return [_record(*row) for row in self._read(sql.RECORDS, session_id, after, after + limit)]
 
-    def records_at(self, wanted: Sequence[tuple[str, range]]) -> list[list[Record]]:
-        found: list[list[Record]] = [[] for _ in wanted]
-        ids = [session_id for session_id, _ in wanted]
-        places = [[indices.start for _, indices in wanted], [indices.stop for _, indices in wanted]]
-        for number, *row in self._read(sql.RECORDS_AT, ids, *places):
-            found[number - 1].append(_record(*row))
-        return found
+    def records_at(self, ranges: Sequence[tuple[str, range]]) -> list[list[Record]]:
+        groups: list[list[Record]] = [[] for _ in ranges]
+        ids = [session_id for session_id, _ in ranges]
+        bounds = [[indices.start for _, indices in ranges], [indices.stop for _, indices in ranges]]
+        for number, *row in self._read(sql.RECORDS_AT, ids, *bounds):
+            groups[number - 1].append(_record(*row))
+        return groups
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
         rows = self._read(sql.HISTORY, session_id)
@@ -119,16 +119,16 @@ class PostgresStore:
             return
         key, oldest, version, _, _, *texts = rows[0]
         changes, sizes = _changes(*texts)
-        # Outside of the transaction, as a session can only get newer versions meanwhile.
+        # Outside the transaction: meanwhile a session can only get newer versions.
         keep_from, unneeded = trim(changes, range(oldest, version + 1), sizes, keep_versions, keep_bytes)
         if keep_from == oldest:
             return
-        versions, parts = [each.version for each in unneeded], [each.part for each in unneeded]
-        freed = sum(sizes[each.blob] for each in unneeded if each.version > 0)
+        versions, parts = [change.version for change in unneeded], [change.part for change in unneeded]
+        freed = sum(sizes[change.blob] for change in unneeded if change.version > 0)
 
         def work(connection: PostgresConnection) -> None:
             connection.run([(sql.TRIM, (key, keep_from, freed))])
-            deletion.forget(connection, (sql.FORGET_THESE, (key, versions, parts)))
+            deletion.remove_references(connection, (sql.REMOVE_CHANGES, (key, versions, parts)))
 
         self._connections.transaction(work)
 
@@ -139,21 +139,21 @@ class PostgresStore:
         if query.limit <= 0:
             return []
         rows = listing.rows(self._connections, query)
-        found = undamaged(lambda row: (self._session(row), row[sql.FACTS]), rows)
-        return [*islice(((session, version) for session, version in found if session), query.limit)]
+        sessions = undamaged(lambda row: (self._session(row), row[sql.FACTS]), rows)
+        return [*islice(((session, version) for session, version in sessions if session), query.limit)]
 
     def count(self, owner: str | None = None) -> int:
-        ((found,),) = self._read(sql.COUNT) if owner is None else self._read(sql.COUNT_OF, owner)
-        return int(found)
+        ((number,),) = self._read(sql.COUNT) if owner is None else self._read(sql.COUNT_OF, owner)
+        return int(number)
 
     def stored_bytes(self, owner: str) -> int:
-        ((found,),) = self._read(sql.STORED_BYTES, owner)
-        return int(found)
+        ((number,),) = self._read(sql.STORED_BYTES, owner)
+        return int(number)
 
     def count_time(self, clock: float | None = None) -> StoreClock:
-        ((noted, uncounted, now),) = self._read(sql.CLOCK)
+        ((last_reading, uncounted, now),) = self._read(sql.CLOCK)
         now = now if clock is None else clock
-        if to_note(noted, uncounted, now) is not None:
+        if to_note(last_reading, uncounted, now) is not None:
             return self._connections.transaction(lambda connection: _count_time(connection, clock))
         return StoreClock(now - uncounted, uncounted)
 
@@ -164,19 +164,19 @@ class PostgresStore:
         return deletion.delete(self._connections, session_ids)
 
     def clean_up(self) -> None:
-        """Nothing is left of deleted sessions, but something of workers that died unseen long ago."""
-        self._connections.run((sql.FORGET_WORKERS, ()), (sql.FORGET_ASKED, ()))
+        """Remove data of workers that died unnoticed. `delete` removes all data of sessions at once."""
+        self._connections.run((sql.REMOVE_OLD_WORKERS, ()), (sql.REMOVE_OLD_ASKED, ()))
 
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
         ids = [*session_ids]
         watched = [lease.holder for lease in dead], [lease.heartbeat for lease in dead]
-        taken, found = self._connections.run((sql.CLAIM, (ids, holder, *watched)), (sql.CLAIMED, (ids,)))
-        mine = {id_ for id_, _ in taken}
+        granted, rows = self._connections.run((sql.CLAIM, (ids, holder, *watched)), (sql.CLAIMED, (ids,)))
+        granted_ids = {id_ for id_, _ in granted}
         claimed: dict[str, Head | Lease] = {
-            id_.decode(): _head(head) if id_ in mine else Lease(other.decode() if other else "", beat)
-            for id_, other, beat, *head in found
+            id_.decode(): _head(head) if id_ in granted_ids else Lease(other.decode() if other else "", beat)
+            for id_, other, beat, *head in rows
         }
         return [claimed.get(session_id) for session_id in ids]
 
@@ -184,22 +184,22 @@ class PostgresStore:
         self._read(sql.RELEASE, session_id, holder, epoch)
 
     def ask(self, session_id: str, holder: str) -> None:
-        self._connections.run((sql.NOT_AWAITED, ()), (sql.ASK, (session_id, holder)))
+        self._connections.run((sql.SET_ASYNC, ()), (sql.ASK, (session_id, holder)))
 
     def heartbeat(self, holder: str) -> Collection[str]:
-        *_, asked = self._connections.run((sql.NOT_AWAITED, ()), (sql.HEARTBEAT, (holder,)), (sql.ASKED, (holder,)))
+        *_, asked = self._connections.run((sql.SET_ASYNC, ()), (sql.HEARTBEAT, (holder,)), (sql.TAKE_ASKED, (holder,)))
         return {session_id.decode() for (session_id,) in asked}
 
     def holder_ended(self, holder: str) -> None:
-        self._connections.run((sql.ENDED, (holder,)), (sql.NOT_ASKED, (holder,)))
+        self._connections.run((sql.ENDED, (holder,)), (sql.REMOVE_ASKED, (holder,)))
 
     def outside_name(self, new: str) -> str:
         def choose(connection: PostgresConnection) -> str:
             connection.run([(sql.LOCK_FORMAT, ())])
-            (found,) = connection.run([(sql.OUTSIDE_NAME, ())])
-            if not found and new:
+            (rows,) = connection.run([(sql.OUTSIDE_NAME, ())])
+            if not rows and new:
                 connection.run([(sql.SET_OUTSIDE_NAME, (new,))])
-            return found[0][0].decode() if found else new
+            return rows[0][0].decode() if rows else new
 
         return self._connections.transaction(choose)
 
@@ -212,12 +212,12 @@ class PostgresStore:
     def close(self) -> None:
         self._connections.close()
 
-    def _read(self, statement: str, *given: Any) -> Rows:
-        return self._connections.run((statement, given))[0]
+    def _read(self, statement: str, *parameters: Any) -> Rows:
+        return self._connections.run((statement, parameters))[0]
 
     @decoder
     def _session(self, row: Sequence[Any]) -> StoredSession | None:
-        """Get a session from its columns; None if it was deleted meanwhile."""
+        """Return a session from its columns, or None if it was deleted meanwhile."""
         recipe, id_, agent_key, owner, labels, ttl_seconds, created_at, expires_at = row[:8]
         parent, parent_version, parent_last, parent_record, details = row[8:13]
         text = self._recipes.get(recipe)
@@ -250,15 +250,15 @@ def _create(
     recipes = {session.recipe: "recipe:" + digest(session.recipe).hex() for session in sessions}
     changes = [*((0, *row) for row in parts.items()), *history.rows()]
     parents = {session.parent.session_id for session in sessions if session.parent}
-    (*found,) = connection.run(
+    (*results,) = connection.run(
         [
             *((sql.LOCK_PARENT, (parent,)) for parent in parents),
             *((sql.ADD_SESSION, _facts(session, recipes[session.recipe])) for session in sessions),
         ]
     )
-    added = found[len(parents) :]
+    added = results[len(parents) :]
     new = [(key, session) for rows, session in zip(added, sessions, strict=True) for (key,) in rows]
-    if new and not all(found[: len(parents)]):
+    if new and not all(results[: len(parents)]):
         raise SessionNotFoundError
     names = sorted({blob for _, _, blob in changes})
     (stored,) = connection.run([(sql.SIZES, ([name for name in names if name not in blobs],))])
@@ -269,15 +269,15 @@ def _create(
         return
     keys = [key for key, _ in new]
     uses = Counter(blob for _, _, blob in changes)
-    given = {recipe: text for text, recipe in recipes.items()} | {name: blobs[name] for name in names if name in blobs}
+    bodies = {recipe: text for text, recipe in recipes.items()} | {name: blobs[name] for name in names if name in blobs}
     counts = {name: uses[name] * len(new) for name in names}
     counts |= Counter(recipes[session.recipe] for _, session in new)
-    held = [name for name in counts if name not in given]
+    existing = [name for name in counts if name not in bodies]
     newest = {part: blob for _, part, blob in changes}
     last = history.records[-1].id if history.records else ""
     total = sum(len(record.body) for record in history.records)
-    records = [(each.index, each.version, each.call_id, each.id, each.body) for each in history.records]
-    written = [name for name in given if name in counts]
+    records = [(record.index, record.version, record.call_id, record.id, record.body) for record in history.records]
+    written = [name for name in bodies if name in counts]
     connection.run(
         [
             (
@@ -296,8 +296,8 @@ def _create(
             (sql.ADD_CHANGES, (keys, *_columns([(*change, sizes[change[2]]) for change in changes], 4))),
             (sql.ADD_PARTS, (keys, [*newest], [*newest.values()])),
             (sql.ADD_RECORDS, (keys, *_columns(records, 5))),
-            (sql.ADD_BLOBS, (written, [counts[name] for name in written], [given[name] for name in written])),
-            (sql.ADD_REFERENCES, (held, [counts[name] for name in held])),
+            (sql.ADD_BLOBS, (written, [counts[name] for name in written], [bodies[name] for name in written])),
+            (sql.ADD_REFERENCES, (existing, [counts[name] for name in existing])),
         ]
     )
 
@@ -307,7 +307,7 @@ def _columns(rows: Sequence[tuple[Any, ...]], number: int) -> list[list[Any]]:
 
 
 def _facts(session: StoredSession, recipe: str) -> tuple[Any, ...]:
-    """Put together a row of `ADD_SESSION`."""
+    """Return the parameters of `ADD_SESSION`."""
     return (
         session.id,
         session.agent_key,
@@ -323,11 +323,11 @@ def _facts(session: StoredSession, recipe: str) -> tuple[Any, ...]:
 
 
 def _count_time(connection: PostgresConnection, clock: float | None) -> StoreClock:
-    (((noted, uncounted, now),),) = connection.run([(sql.LOCK_CLOCK, ())])
+    (((last_reading, uncounted, now),),) = connection.run([(sql.LOCK_CLOCK, ())])
     now = now if clock is None else clock
-    if note := to_note(noted, uncounted, now):
-        connection.run([(sql.NOTE_TIME, note)])
-        uncounted = note[1]
+    if update := to_note(last_reading, uncounted, now):
+        connection.run([(sql.UPDATE_CLOCK, update)])
+        uncounted = update[1]
     return StoreClock(now - uncounted, uncounted)
 
 
@@ -338,7 +338,7 @@ def _record(place: int, version: int, call_id: bytes | None, body: bytes, id_: b
 def _changes(
     versions: Sequence[int] | None, parts: Sequence[bytes], blobs: Sequence[bytes], sizes: Sequence[int]
 ) -> tuple[list[Change], dict[str, int]]:
-    """Get changes in version order, and the sizes of their blobs."""
+    """Return changes in version order, and the sizes of their blobs."""
     if versions is None:
         return [], {}
     names = [blob.decode() for blob in blobs]

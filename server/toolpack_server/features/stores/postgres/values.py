@@ -1,22 +1,22 @@
-"""Parameters and results of statements, as bytes of Postgres' protocol.
+"""Encoding of parameters and results of statements in Postgres' protocol.
 
-Pure functions; nothing here talks to Postgres. Texts go as their UTF-8 bytes, into columns of type bytea:
-Postgres' text can't hold the character NUL, and its order depends on the locale.
+Pure functions without I/O. Texts are stored as UTF-8 bytes in columns of type bytea: Postgres' text can't contain the
+character NUL, and its order depends on the locale.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Any
 
-BOOL, BYTEA, INT8, INT4, TEXT, FLOAT8, BYTEAS, INT8S = 16, 17, 20, 23, 25, 701, 1001, 1016  # as pg_type numbers them
+BOOL, BYTEA, INT8, INT4, TEXT, FLOAT8, BYTEAS, INT8S = 16, 17, 20, 23, 25, 701, 1001, 1016  # oids of pg_type
 
-_ARRAY = Struct(">iiIii")  # dimensions, whether there are NULLs, the type of elements, how many, the first one's index
+_ARRAY = Struct(">iiIii")  # dimensions, has NULLs, type of the elements, number of elements, first index
 _LENGTH = Struct(">i")
 _FLOAT = Struct(">d")
 
 
 def encode(value: Any) -> tuple[bytes | None, int]:
-    """Get a parameter, and 1 if it is in binary form."""
+    """Return an encoded parameter and its format: 1 for binary, 0 for text."""
     if isinstance(value, bytes):
         return value, 1
     if isinstance(value, str):
@@ -60,7 +60,7 @@ DECODE: dict[int, Callable[[bytes], Any]] = {
     INT4: _integer,
     TEXT: bytes.decode,
     FLOAT8: lambda text: _FLOAT.unpack(text)[0],
-    BYTEAS: lambda text: [*_decode_array(text, lambda each: each)],
+    BYTEAS: lambda text: [*_decode_array(text, lambda element: element)],
     INT8S: lambda text: [*_decode_array(text, _integer)],
 }
 

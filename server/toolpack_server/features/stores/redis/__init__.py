@@ -1,1 +1,1 @@
-"""The Redis store."""
+"""Session store in Redis."""

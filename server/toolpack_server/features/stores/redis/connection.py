@@ -1,7 +1,7 @@
-"""The connection of the Redis store: what it requires of the server, and how it retries.
+"""Connection of the Redis store, with its requirements for the server and its retries.
 
-Every command and script sent here is atomic and safe to repeat. So it is sent again if its answer was lost,
-for some seconds; then it ends with `OverloadedError`.
+All commands and scripts that are sent here are atomic and idempotent. So they are retried for some seconds if the
+answer was lost. After that they raise `OverloadedError`.
 """
 
 import re
@@ -22,12 +22,12 @@ except ImportError:
     raise SettingsError("A redis:// store needs redis-py: pip install 'toolpack-server[redis]'.") from None
 
 SCHEMA = b"1"
-OLDEST = (6, 2)
-ANSWER_SECONDS = 2.0  # for one answer
-GIVE_UP_SECONDS = 5.0  # for all attempts, not counting the wait for the last answer
+MIN_VERSION = (6, 2)
+ANSWER_SECONDS = 2.0  # timeout of one answer
+GIVE_UP_SECONDS = 5.0  # timeout of all attempts, not counting the wait for the last answer
 
 UNREACHABLE = "The store can't be reached: send the request again, with the same call_id."
-FULL_BYTES = 2**20  # a Redis with less free memory is called full
+FULL_BYTES = 2**20  # a Redis with less free memory counts as full
 FULL = "The Redis store is full: close sessions or raise its maxmemory; nothing was changed."
 
 # Temporary errors: a lost connection, a primary that has become a replica, a server that is loading its data.
@@ -35,7 +35,11 @@ TEMPORARY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnl
 
 
 class RedisConnection:
-    """Connections to one Redis, as many as threads use it at the same time; all keys begin with the prefix.
+    """Connections to one Redis, one for each thread that uses it at the same time.
+
+    Args:
+        url: The URL of the Redis, as redis-py takes it.
+        prefix: Prefix of all keys.
 
     Raises:
         SettingsError: The URL is wrong.
@@ -48,41 +52,39 @@ class RedisConnection:
                 url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
             )
             pool = self._client.connection_pool
-            pool.connection_class(**pool.connection_kwargs)  # a wrong option would be noticed with the first request
+            pool.connection_class(**pool.connection_kwargs)  # raises for a wrong option, before the first request
         except (TypeError, ValueError) as error:
-            reason = re.sub("'.*'", "…", str(error))  # what it quotes may be of a password
+            reason = re.sub("'.*'", "…", str(error))  # the quoted text may contain a password
             if isinstance(error, TypeError):
                 reason = "it has an option that redis-py doesn't know"
             raise SettingsError(f"The store's URL is wrong: {reason.rstrip('.')}.") from None
         self._scripts = Scripts(self._client.connection_pool, Path(__file__).with_name("script.lua").read_bytes())
 
     def open(self) -> None:
-        """Check that the server can be used.
+        """Check that the Redis server can be used.
 
         Raises:
-            SettingsError: It is too old, a cluster, or has data of another format.
+            SettingsError: It is too old, is a cluster, or has data with another schema.
             OverloadedError: It can't be used now.
         """
         server = self._send(self._client.info)
         version = tuple(map(int, server["redis_version"].split(".")[:2]))
-        if version < OLDEST:
-            raise SettingsError(f"Redis {server['redis_version']} is too old: 6.2 is needed.")
+        if version < MIN_VERSION:
+            raise SettingsError(f"Redis {server['redis_version']} is too old: 6.2 or newer is needed.")
         if server.get("cluster_enabled"):
-            raise SettingsError(
-                "Redis Cluster isn't supported: name a Redis that is one primary, or use postgresql://…"
-            )
+            raise SettingsError("Redis Cluster isn't supported: use a Redis with one primary, or postgresql://…")
         schema = self.command("GET", self.key("schema"))
         if schema is None:
             self.check()
         elif schema != SCHEMA:
             raise SettingsError(
-                f"The Redis store has schema {schema.decode(errors='replace')}, this toolpack-server reads "
-                f"{SCHEMA.decode()}: run the version that wrote it, or name another /db."
+                f"The Redis store has schema {schema.decode(errors='replace')}, but this toolpack-server needs schema "
+                f"{SCHEMA.decode()}: run the version that wrote it, or choose another database number in the URL."
             )
 
     def check(self) -> None:
-        """Check that Redis stores something."""
-        # Redis doesn't ask whether a command changes anything before it refuses it.
+        """Check that Redis accepts writes. Raise `OverloadedError` if it is full or read-only."""
+        # A Redis that can't write refuses this command even if it would change nothing.
         self.command("SET", self.key("schema"), SCHEMA, "NX")
         memory = self._send(lambda: self._client.info("memory"))
         if 0 < memory.get("maxmemory", 0) < memory["used_memory"] + FULL_BYTES:
@@ -102,24 +104,24 @@ class RedisConnection:
         self._client.close()
 
     def _send(self, send: Callable[[], Any]) -> Any:
-        """Send, and send again after temporary errors."""
-        give_up = time.monotonic() + GIVE_UP_SECONDS
-        pause = 0.0  # an idle connection may have been closed
+        """Call `send`, with retries after temporary errors."""
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        delay = 0.0  # the first retry is immediate: mostly an idle connection was closed
         while True:
             try:
                 return send()
             except TEMPORARY as error:
-                if isinstance(error, redis.AuthenticationError) or time.monotonic() + pause > give_up:
+                if isinstance(error, redis.AuthenticationError) or time.monotonic() + delay > deadline:
                     raise OverloadedError(UNREACHABLE) from error
-            except redis.RedisError as error:  # can't write to its disk, no script may run now …
+            except redis.RedisError as error:  # it can't write to its disk, another script runs, …
                 if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM" in str(error):
                     raise OverloadedError(FULL) from error
                 raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error
-            time.sleep(pause)
-            pause = min(max(2 * pause, 0.02), 1.0)
+            time.sleep(delay)
+            delay = min(max(2 * delay, 0.02), 1.0)
 
 
 def unusable(error: OverloadedError) -> SettingsError:
-    """Get what to say at the start of a Redis that can't be used."""
+    """Return the error for a Redis that can't be used when the server starts."""
     reason = str(error.__cause__ or error).rstrip(".")
     return SettingsError(f"The Redis store can't be used: {reason}. Correct --store, or start it.")

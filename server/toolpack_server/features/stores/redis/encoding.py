@@ -1,6 +1,6 @@
-"""What is sent to the scripts of the Redis store, and what they answer.
+"""Encoding of the arguments and answers of the Redis store's script.
 
-Pure functions; nothing here talks to Redis.
+Pure functions without I/O.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ def encode_history(history: History) -> Iterator[str | bytes | float]:
 
 
 def encode_facts(session: StoredSession, recipe: str) -> bytes:
-    """Encode what never changes in a session; scripts read the first line."""
+    """Encode the immutable data of a session in three lines; the script reads the first one."""
     parent = session.parent.session_id if session.parent else ""
     first = orjson.dumps([session.agent_key, session.owner, recipe, parent])
     second = orjson.dumps(
@@ -34,8 +34,8 @@ def encode_facts(session: StoredSession, recipe: str) -> bytes:
     return b"\n".join((first, second, session.details))
 
 
-def divided(facts: bytes) -> tuple[bytes, bytes, bytes]:
-    """Divide the facts of a session: what scripts read, what never changes, the details."""
+def split_facts(facts: bytes) -> tuple[bytes, bytes, bytes]:
+    """Split the facts of a session into the line for the script, the line with the other columns, and the details."""
     first, _, rest = facts.partition(b"\n")
     second, _, details = rest.partition(b"\n")
     return first, second, details
@@ -47,14 +47,15 @@ def has_labels(facts: bytes, labels: Mapping[str, str]) -> bool:
 
 def _labels(facts: bytes) -> bytes:
     try:
-        return orjson.dumps(orjson.loads(divided(facts)[1])[0])
+        return orjson.dumps(orjson.loads(split_facts(facts)[1])[0])
     except (ValueError, LookupError, TypeError):
         return b""
 
 
 @decoder
-def decode_head(length: int, found: Sequence[bytes]) -> Head:
-    fields = dict(zip(found[::2], found[1::2], strict=True))
+def decode_head(length: int, words: Sequence[bytes]) -> Head:
+    """Decode the head of a session, given the number of its records and the fields and values of its hash."""
+    fields = dict(zip(words[::2], words[1::2], strict=True))
     parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
     size = int(fields.get(b"recorded", 0)) + int(fields.get(b"added", 0))
     last = fields.get(b"last", b"").decode()
@@ -92,7 +93,7 @@ def decode_record(index: int, text: bytes) -> Record:
 
 
 def pairs(mapping: Mapping[str, str] | Mapping[str, bytes] | Mapping[bytes, str]) -> list[str | bytes | float]:
-    """Encode a mapping as the script's arguments: how many pairs, then the pairs."""
+    """Encode a mapping as arguments of the script: the number of pairs, then the pairs."""
     words: list[str | bytes | float] = [len(mapping)]
     for pair in mapping.items():
         words += pair

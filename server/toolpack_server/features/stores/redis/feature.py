@@ -1,4 +1,4 @@
-"""What Redis adds to the server."""
+"""Feature of the Redis store."""
 
 from toolpack_server.wiring.feature import Feature
 

@@ -1,7 +1,7 @@
-"""Which sessions a list of the Redis store has, and in what order.
+"""List of session ids in the Redis store.
 
-Ids only. A page of an owner's sessions takes the same time however many there are; the forks of a session by
-id, and the sessions of all owners newest first, are read whole.
+The time of a page of an owner's sessions doesn't grow with their number. Two lists are read whole for each page: the
+forks of a session by id, and the sessions of all owners with the newest first.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from toolpack_server.stores.base import SessionQuery
 
 
 class RedisListing:
-    """Ids of the sessions of a query, whatever their labels."""
+    """The ids of the sessions that match a query; its labels are ignored."""
 
     def __init__(self, redis: RedisConnection, query: SessionQuery) -> None:
         self._redis = redis
@@ -22,7 +22,7 @@ class RedisListing:
         self._newest_first = query.newest_first
 
     def page(self, after: str, limit: int) -> Sequence[str]:
-        """Get the ids after a session."""
+        """Return up to `limit` ids that follow the id `after`."""
         if self._parent is not None:
             forks = f"forks:{self._parent}"
             return self._newest(forks, after, limit) if self._newest_first else _after(self._all(forks), after, limit)
@@ -30,7 +30,7 @@ class RedisListing:
             return self._by_id(after, limit)
         if self._owner is not None:
             return self._newest(f"created:{self._owner}", after, limit)
-        created = [each for owner in self._owners() for each in self._scored(f"created:{owner}")]
+        created = [pair for owner in self._owners() for pair in self._scored(f"created:{owner}")]
         created.sort(reverse=True)
         ids = [id_ for _, id_ in created]
         start = 0
@@ -44,7 +44,7 @@ class RedisListing:
         return [owner.decode() for owner in self._redis.command("SMEMBERS", self._redis.key("owners"))]
 
     def _by_id(self, after: str, limit: int) -> Sequence[str]:
-        """Get ids in order, merged from those of each owner, which Redis keeps in order."""
+        """Return ids in order, merged from the sorted ids of each owner."""
         start = f"({after}" if after else "-"
         ids: set[bytes] = set()
         for owner in self._owners() if self._owner is None else [self._owner]:
@@ -55,10 +55,10 @@ class RedisListing:
     def _newest(self, name: str, after: str, limit: int) -> Sequence[str]:
         key, start = self._redis.key(name), 0
         if after:
-            place = self._redis.command("ZREVRANK", key, after)
-            if place is None:
+            rank = self._redis.command("ZREVRANK", key, after)
+            if rank is None:
                 raise SessionNotFoundError
-            start = int(place) + 1
+            start = int(rank) + 1
         return [id_.decode() for id_ in self._redis.command("ZREVRANGE", key, start, start + limit - 1)]
 
     def _all(self, name: str) -> Sequence[str]:
@@ -68,8 +68,8 @@ class RedisListing:
         key = self._redis.key(name)
         ids = self._redis.command("ZRANGE", key, 0, -1)
         scores = self._redis.command("ZMSCORE", key, *ids) if ids else []
-        both = zip(scores, ids, strict=True)
-        return [(float(score), id_.decode()) for score, id_ in both if score is not None]  # None: deleted meanwhile
+        pairs = zip(scores, ids, strict=True)
+        return [(float(score), id_.decode()) for score, id_ in pairs if score is not None]  # None: deleted meanwhile
 
 
 def _after(ids: Sequence[str], after: str, limit: int) -> Sequence[str]:

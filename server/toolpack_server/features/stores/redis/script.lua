@@ -9,39 +9,39 @@
 --   owner:<owner>    zset    the owner's sessions, all with score 0, so sorted by id
 --   created:<owner>  zset    the owner's sessions, by time of creation
 --   forks:<session>  zset    the forks of a session, by time of creation
---   past:<session>   hash    fork, or kept fork, of a session -> the index of the last record that it refers to
+--   past:<session>   hash    fork of a session, existing or kept -> the index of the last record that it refers to
 --   expires          zset    sessions by time of expiry
---   head:<session>   hash    version, oldest, epoch, holder, last, recorded, added (if absent: 0, 1, 0, nobody, '', 0, 0);
+--   head:<session>   hash    version, oldest, epoch, holder, last, recorded, added (if absent: 0, 1, 0, none, '', 0, 0);
 --                            "/part" -> blob. last: the id of the last record; recorded: bytes of its records and
---                            labels; added: bytes of the blobs that its commits have added
+--                            facts; added: bytes of the blobs that its commits have added
 --   history:<session> zset   [version, part, blob, size] as JSON, by version
 --   records:<session> list   records, each at its index
 --   calls:<session>  hash    call_id as JSON -> index
 --   blob:<blob>      string  a blob or a recipe
---   references       hash    blob or recipe -> how many rows of a history, or sessions, refer to it; after a space, the
---                            owner among whose bytes it counts
---   bytes            hash    owner -> how many bytes are stored for the owner's sessions
---   outside          string  the name under which large blobs are kept elsewhere, where some are
---   dropped          list    stubs of such blobs that were deleted
---   beat:<holder>    string  how many heartbeats a worker has sent, or -1
---   asked:<holder>   set     sessions whose lease other workers ask it for
---   noted            string  when the time was counted last, by the clock
---   uncounted        string  by how many seconds the clock is ahead of the time by which sessions live
+--   references       hash    blob or recipe -> number of history rows or sessions that refer to it; after a space, the
+--                            owner for whom its bytes count
+--   bytes            hash    owner -> number of bytes stored for the owner's sessions
+--   outside          string  the name under which large blobs are kept outside Redis, if any are
+--   dropped          list    stubs of outside blobs that were deleted
+--   beat:<holder>    string  number of heartbeats of a worker, or -1 if it has ended
+--   asked:<holder>   set     sessions whose leases other workers have asked this worker to release
+--   noted            string  the last reading of the clock
+--   uncounted        string  seconds that the clock is ahead of store time, by which sessions expire
 --
--- Redis runs a script from its beginning to its end, and nothing between: that makes each step atomic. It undoes nothing,
--- however, if a script fails on its way. So a step first takes all its arguments, looks at all it needs, and answers a
--- refusal; then it writes, by commands that can't fail.
+-- Redis runs no other command during a script, so each step is atomic. But it rolls nothing back if a script fails
+-- halfway. So a step first takes all its arguments, reads all the data it needs, and returns a refusal. Only then it
+-- writes, by commands that can't fail.
 --
--- Arguments are a flat list. `take` gets the next one; what repeats comes as its number, and then one after the other.
--- Numbers above 2^53 would lose digits in Lua, and cjson writes large ones with an exponent: what counts bytes stays
--- below, and what is only handed on stays text.
+-- Arguments are a flat list; `take` returns the next one. A list in it is its length, followed by its items.
+-- Numbers above 2^53 would lose digits in Lua, and cjson writes large ones with an exponent. So byte counts stay below
+-- that limit, and numbers that are only passed on stay strings.
 --
--- A Redis that is full runs no command that may need memory, unless the script has written something before. So a step
--- that frees memory begins with a command that needs none.
+-- A full Redis refuses commands that may need memory, unless the script has already written something. So a step that
+-- frees memory begins with a command that needs none.
 
-local BEAT_SECONDS = 86400 -- one day: then the count of a dead worker is no longer needed
-local ASKED_SECONDS = 60 -- a worker that lives asks every second, and one that is asked hears of it as often
-local ENDED = '-1' -- instead of its count, where a worker is known to have ended; a number, as older servers expect
+local BEAT_SECONDS = 86400 -- one day: after that the heartbeat count of a dead worker isn't needed any more
+local ASKED_SECONDS = 60 -- a live worker asks again every second, and its heartbeat reads the requests as often
+local ENDED = '-1' -- replaces the heartbeat count of a worker that has ended; a number, because older servers expect one
 local call = redis.call
 local prefix = ARGV[2]
 local SESSIONS, AGENTS, OWNERS = prefix .. 'sessions', prefix .. 'agents', prefix .. 'owners'
@@ -75,7 +75,7 @@ local function take_map()
   return map
 end
 
--- What a session has gone through elsewhere: changes, records, and what then stands in its head.
+-- Take the history of a copied session: changes, records, and fields of its head.
 local function take_history()
   local history = {rows = {}, records = {}}
   for i = 1, tonumber(take()) do
@@ -88,14 +88,14 @@ local function take_history()
   return history
 end
 
--- What stands for a blob that is kept elsewhere begins so; see stores/outside.py.
+-- Prefix of the stub of a blob that is kept outside Redis; see stores/blob_stubs.py.
 local STUB, STUB_BYTES = '^%z' .. 'outside:(%d+):', 400
 
 local function size_of(body)
   return tonumber(#body < STUB_BYTES and string.match(body, STUB) or #body)
 end
 
--- Get the size of a stored blob, and its stub, if it is kept elsewhere.
+-- Return the size of a stored blob, and its stub if it is kept outside Redis.
 local function stored_size(blob)
   local size, body = call('STRLEN', key('blob', blob)), nil
   if size < STUB_BYTES and size > 0 then
@@ -117,18 +117,18 @@ local function blobs_exist(parts, blobs)
   return true
 end
 
--- Get the first line of the facts: the agent key, the owner, the recipe and the parent.
+-- Return the first line of the facts: the agent key, the owner, the recipe and the parent.
 local function first_facts(facts)
   local decoded, first = pcall(cjson.decode, string.match(facts, '^[^\n]*'))
   for i = 1, 4 do
     if not decoded or type(first) ~= 'table' or type(first[i]) ~= 'string' then
-      return '', '', '', '' -- damaged; such a session can still be deleted
+      return '', '', '', '' -- damaged, but such a session can still be deleted
     end
   end
   return unpack(first)
 end
 
--- Get the owner in whose list a session is, whose facts are damaged.
+-- Return the owner of a session whose facts are damaged: the one whose list has the session.
 local function owner_by_list(session)
   for _, owner in ipairs(call('SMEMBERS', OWNERS)) do
     if call('ZSCORE', key('owner', owner), session) then
@@ -138,25 +138,25 @@ local function owner_by_list(session)
   return ''
 end
 
--- Get the owner's name, which is in the first line of the facts; a plain one without decoding all of that.
+-- Return the owner from the first line of the facts. A name without quotes and backslashes needs no JSON decoding.
 local function owner_of(facts)
   return string.match(facts, '^%["[^"\\]*","([^"\\]*)"') or select(2, first_facts(facts))
 end
 
 local function count_bytes(owner, count)
-  -- Lua writes minus zero as -0, which Redis doesn't take for a number.
+  -- Lua writes minus zero as -0, which Redis doesn't accept as a number.
   if count ~= 0 and call('HINCRBY', BYTES, owner, count) <= 0 then
     call('HDEL', BYTES, owner)
   end
 end
 
--- Get how many references there are to a blob, and the rest: a space and an owner, or nothing.
+-- Return the number of references to a blob, and the rest of the entry: a space and an owner, or nothing.
 local function references(blob)
   local count, counted = string.match(call('HGET', REFERENCES, blob) or '0', '^(%d+)(.*)$')
   return tonumber(count), counted
 end
 
--- Add references to a blob, which is stored if it is new; get the bytes that this takes.
+-- Add references to a blob, and store it if it is new. Return the bytes that were added.
 local function add_references(blob, blobs, count, owner)
   local added = 0
   if blobs[blob] and call('SETNX', key('blob', blob), blobs[blob]) == 1 then
@@ -168,7 +168,7 @@ local function add_references(blob, blobs, count, owner)
   return added
 end
 
--- Remove a reference; if it was the last, delete the blob and get the bytes that this frees.
+-- Remove a reference, and delete the blob if that was the last one. Return the bytes that were freed.
 local function remove_reference(blob)
   local before, counted = references(blob)
   if before > 1 then
@@ -202,7 +202,7 @@ local function read_session(session)
   }
 end
 
--- Apply a commit; add the bytes that it takes to those of its owner in `taken`, which are counted once for all commits.
+-- Apply a commit. Add its bytes to its owner's in `taken`, which `steps.commit` counts once for all commits.
 local function commit(taken)
   local session, epoch, index, version, call_id, record = take(), take(), tonumber(take()), take(), take(), take()
   local id, after, holder = take(), take(), take()
@@ -411,7 +411,7 @@ function steps.trim()
   end
 end
 
--- Keep of a deleted session what its forks need; `last` has the last record to which each refers.
+-- Keep the part of a deleted session that its forks need. `last` has, for each fork, the last record it refers to.
 local function keep(session, facts, last)
   local head, records, history = key('head', session), key('records', session), key('history', session)
   local _, owner, _, parent = first_facts(facts)
@@ -435,7 +435,7 @@ local function keep(session, facts, last)
   call('HSET', KEPT, session, facts)
 end
 
--- Remove the rows of a session that has no forks, and of its ancestors as far as they were kept for it alone.
+-- Remove the rows of a session without forks, and of those of its ancestors that were kept only for it.
 local function remove(session, facts)
   repeat
     local _, owner, recipe, parent = first_facts(facts)
@@ -492,7 +492,7 @@ function steps.delete()
   return deleted
 end
 
--- Count the time by a clock, or by that of Redis, which all servers share.
+-- Return the store time, by the given clock or by that of Redis, which all servers share.
 function steps.count_time()
   local limit, often, now = tonumber(take()), tonumber(take()), take()
   if now == '' then
@@ -514,7 +514,7 @@ function steps.count_time()
   return {string.format('%.17g', now - uncounted), string.format('%.17g', uncounted)}
 end
 
--- Whether a living worker holds the lease of a session.
+-- Return whether a live worker holds the lease of a session.
 local function is_held(session)
   local holder = call('HGET', key('head', session), 'holder')
   local beat = holder and call('GET', key('beat', holder))

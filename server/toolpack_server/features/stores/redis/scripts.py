@@ -1,8 +1,8 @@
-"""Runs the store's script in Redis.
+"""Execution of the store's script in Redis, on separate connections.
 
-On connections of its own, each for one thread while it runs, so a connection is where the last answer ended.
-The client of redis-py would check the connection, its health, and the type of each of a commit's many arguments: that
-takes three times as much of the processor as this.
+A thread uses a connection alone until it has read the whole answer, so no unread answer can be mistaken for the next
+one. The client of redis-py would check the connection's health and the type of each of a commit's many arguments, which
+takes three times the CPU time.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import redis
 
 
 class Scripts:
-    """A script, and idle connections for it, as many as threads have run it at the same time."""
+    """A script and its idle connections, one for each thread that has run it at the same time."""
 
     def __init__(self, pool: Any, text: bytes) -> None:
         self._pool = pool
@@ -33,11 +33,11 @@ class Scripts:
             connection = self._pool.make_connection()
         try:
             return self._run(connection, arguments)
-        except redis.ResponseError:  # an answer like others
+        except redis.ResponseError:  # an error, but a complete answer: the connection stays usable
             raise
         except BaseException:
             connection.disconnect()
-            self._disconnect()  # the others have mostly ended, too
+            self._disconnect()  # the other connections are probably broken, too
             raise
         finally:
             self._idle.append(connection)
@@ -51,12 +51,12 @@ class Scripts:
             return _send(connection, ("EVAL", self._text, 0, *arguments))
 
     def close(self) -> None:
-        """Close the connections; a thread that runs the script closes its own."""
+        """Close the connections. A thread that is running the script closes its own afterwards."""
         self._closed = True
         self._disconnect()
 
     def _disconnect(self) -> None:
-        """Close idle connections; the next use of one opens it again."""
+        """Close idle connections. A connection reconnects with its next use."""
         with suppress(IndexError):
             for _ in range(len(self._idle)):
                 connection = self._idle.popleft()

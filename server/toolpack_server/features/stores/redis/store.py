@@ -1,9 +1,10 @@
-"""A store in Redis, or a compatible server, for several machines.
+"""Store in Redis, or a compatible server, for several machines.
 
 Every change is one script (`script.lua`) or one command, so it is atomic.
 
-It needs a connection to one primary, 6.2 or newer; Redis Cluster isn't supported, as a script touches keys of several
-sessions. What survives a crash of Redis depends on its persistence (appendonly, appendfsync) and its replicas.
+The store needs one primary, version 6.2 or newer. Redis Cluster isn't supported, because a script uses keys of several
+sessions. The persistence settings of Redis (appendonly, appendfsync) and its replicas decide which data survives a
+crash.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,12 +26,12 @@ from toolpack_server.features.stores.redis.encoding import (
     decode_claim,
     decode_head,
     decode_record,
-    divided,
     encode_commit,
     encode_facts,
     encode_history,
     has_labels,
     pairs,
+    split_facts,
 )
 from toolpack_server.features.stores.redis.listing import RedisListing
 from toolpack_server.features.stores.rows import RECIPE_CACHE_BYTES, decoder, digest, load, undamaged
@@ -50,19 +51,19 @@ from toolpack_server.stores.base import (
 from toolpack_server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, fitting, parts_at, trim
 
 PREFIX = "toolpack:"  # of all keys
-PAGE = 100  # sessions that `list` reads at a time, at least, if it looks for labels, which most may lack
-RECORDS_AT_ONCE = 16  # that `records` reads if their bytes are limited
-DELETED_AT_ONCE = 100  # sessions in one script, during which Redis serves nobody else
+MIN_PAGE_SIZE = 100  # sessions that `list` reads at a time if it filters by labels, which few sessions may have
+RECORD_PAGE_SIZE = 16  # records that `records` reads at a time if their bytes are limited
+DELETION_BATCH_SIZE = 100  # sessions that one script deletes; meanwhile Redis answers no other client
 
 
 class RedisStore:
-    """Keeps sessions in Redis; `SharedStore` documents the methods."""
+    """Session store in Redis; `SharedStore` documents the methods."""
 
     shared = True
 
     def __init__(self, connection: RedisConnection) -> None:
         self._redis = connection
-        self._recipes = BoundedCache[str, bytes](RECIPE_CACHE_BYTES, len)  # by their digests
+        self._recipes = BoundedCache[str, bytes](RECIPE_CACHE_BYTES, len)  # by digest
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool = False) -> "RedisStore":
@@ -70,8 +71,8 @@ class RedisStore:
         del exclusive
         if "," in url:
             raise SettingsError(
-                "--store names one Redis, so its URL has no comma (one in a password is %2C): for a fleet beyond one "
-                "Redis use postgresql://…"
+                "--store takes the URL of one Redis, so it has no comma (write a comma in a password as %2C). For more "
+                "load than one Redis can carry, use postgresql://…"
             )
         store = cls(RedisConnection(url, PREFIX))
         try:
@@ -84,7 +85,7 @@ class RedisStore:
         return store
 
     def open(self) -> None:
-        """Check that it can be used; raises as `RedisConnection.open`."""
+        """Check that Redis can be used; see `RedisConnection.open`."""
         self._redis.open()
 
     def create(
@@ -103,12 +104,12 @@ class RedisStore:
         recipes = {name: recipe for recipe, name in names.items()}
         owner = sessions[0].owner if sessions else ""
         point = sessions[0].parent if sessions else None
-        given = chain(pairs(parts), encode_history(history), pairs({**blobs, **recipes}))
+        content = chain(pairs(parts), encode_history(history), pairs({**blobs, **recipes}))
         common = (owner, point.session_id if point else "", point.last if point else -1)
-        added = self._redis.run("create", *given, *common, len(sessions), *rows)
-        if added < 0:
+        result = self._redis.run("create", *content, *common, len(sessions), *rows)
+        if result < 0:
             raise SessionNotFoundError
-        if not added:
+        if not result:
             raise MissingBlobError
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
@@ -117,13 +118,13 @@ class RedisStore:
     def ancestor(self, session_id: str) -> StoredSession | None:
         for name in ("sessions", "kept"):
             facts = self._redis.command("HGET", self._redis.key(name), session_id)
-            if found := self._session(session_id, (facts, 0, 0, ())):
-                return found[0]
+            if session_and_head := self._session(session_id, (facts, 0, 0, ())):
+                return session_and_head[0]
         return None
 
     def find_agent(self, agent_key: str) -> str | None:
-        found = self._redis.command("HGET", self._redis.key("agents"), agent_key)
-        return found.decode() if found else None
+        session_id = self._redis.command("HGET", self._redis.key("agents"), agent_key)
+        return session_id.decode() if session_id else None
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
         arguments = chain.from_iterable(map(encode_commit, commits))
@@ -132,52 +133,52 @@ class RedisStore:
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
         if not ids:
             return {}
-        bodies = self._redis.command("MGET", *(self._redis.key(f"blob:{blob}") for blob in ids))
-        found = {blob: body for blob, body in zip(ids, bodies, strict=True) if body is not None}
-        if len(found) < len({*ids}):
-            raise MissingBlobError(*(blob for blob in ids if blob not in found))
-        return found
+        answers = self._redis.command("MGET", *(self._redis.key(f"blob:{blob}") for blob in ids))
+        bodies = {blob: body for blob, body in zip(ids, answers, strict=True) if body is not None}
+        if len(bodies) < len({*ids}):
+            raise MissingBlobError(*(blob for blob in ids if blob not in bodies))
+        return bodies
 
     @decoder
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
-        found = self._history(session_id)
-        if found is None:
+        history = self._history(session_id)
+        if history is None:
             raise SessionNotFoundError
-        kept, rows = found
+        kept, rows = history
         if version != 0 and version not in kept:
             raise VersionNotRetainedError(version, kept.start, kept.stop - 1)
         return parts_at((Change(*row[:3]) for row in map(orjson.loads, rows)), version)
 
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
-        found = self._redis.run("record_of_call", session_id, orjson.dumps(call_id))
-        return found and decode_record(int(found[0]), found[1])
+        answer = self._redis.run("record_of_call", session_id, orjson.dumps(call_id))
+        return answer and decode_record(int(answer[0]), answer[1])
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
-        found: list[Record] = []
-        at_once = limit if max_bytes is None else RECORDS_AT_ONCE
-        while (more := min(at_once, limit - len(found))) > 0:
-            first = max(after + 1, 0) + len(found)
-            texts = self._redis.command("LRANGE", self._redis.key(f"records:{session_id}"), first, first + more - 1)
-            found += map(decode_record, count(first), texts)
-            fit = fitting(found, lambda record: len(record.body), max_bytes)
-            if len(texts) < more or len(fit) < len(found):
+        records: list[Record] = []
+        page_size = limit if max_bytes is None else RECORD_PAGE_SIZE
+        while (size := min(page_size, limit - len(records))) > 0:
+            first = max(after + 1, 0) + len(records)
+            texts = self._redis.command("LRANGE", self._redis.key(f"records:{session_id}"), first, first + size - 1)
+            records += map(decode_record, count(first), texts)
+            fit = fitting(records, lambda record: len(record.body), max_bytes)
+            if len(texts) < size or len(fit) < len(records):
                 return fit
-        return found
+        return records
 
-    def records_at(self, wanted: Sequence[tuple[str, range]]) -> list[list[Record]]:
-        words = [word for session_id, indices in wanted for word in (session_id, indices.start, indices.stop - 1)]
-        answers = self._redis.run("records_at", len(wanted), *words)
-        return [[*map(decode_record, indices, texts)] for (_, indices), texts in zip(wanted, answers, strict=True)]
+    def records_at(self, ranges: Sequence[tuple[str, range]]) -> list[list[Record]]:
+        words = [word for session_id, indices in ranges for word in (session_id, indices.start, indices.stop - 1)]
+        answers = self._redis.run("records_at", len(ranges), *words)
+        return [[*map(decode_record, indices, texts)] for (_, indices), texts in zip(ranges, answers, strict=True)]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
-        found = self._history(session_id)
-        if found is None:
+        history = self._history(session_id)
+        if history is None:
             return
-        kept, texts = found
+        kept, texts = history
         rows = [orjson.loads(text) for text in texts]
         by_change = {Change(*row[:3]): text for row, text in zip(rows, texts, strict=True)}
         sizes = {blob: size for _, _, blob, size in rows}
-        # Outside of the script, as a session can only get newer versions meanwhile.
+        # Outside the script: meanwhile a session can only get newer versions.
         oldest, unneeded = trim(list(by_change), kept, sizes, keep_versions, keep_bytes)
         if oldest > kept.start:
             self._redis.run("trim", session_id, oldest, *pairs({by_change[change]: change.blob for change in unneeded}))
@@ -188,23 +189,23 @@ class RedisStore:
     def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
         listing = RedisListing(self._redis, query)
         labels, after, limit = query.labels, query.after, query.limit
-        page = max(limit, PAGE) if labels else limit
-        found: list[tuple[StoredSession, int]] = []
-        while len(found) < limit:
-            ids = listing.page(after, page)
+        page_size = max(limit, MIN_PAGE_SIZE) if labels else limit
+        result: list[tuple[StoredSession, int]] = []
+        while len(result) < limit:
+            ids = listing.page(after, page_size)
             facts = self._redis.command("HMGET", self._redis.key("sessions"), *ids) if ids else []
             matching = [id_ for id_, text in zip(ids, facts, strict=True) if text and has_labels(text, labels)]
             answers = self._redis.run("list", len(matching), *matching)
             sessions = undamaged(lambda row: self._session(*row), zip(matching, answers, strict=True))
-            found.extend(
+            result.extend(
                 (session, head.version)
                 for session, head in filter(None, sessions)
                 if query.owner is None or session.owner == query.owner
             )
-            if len(ids) < page:
+            if len(ids) < page_size:
                 break
             after = ids[-1]
-        return found[:limit]
+        return result[:limit]
 
     def count(self, owner: str | None = None) -> int:
         if owner is None:
@@ -215,24 +216,24 @@ class RedisStore:
         return int(self._redis.command("HGET", self._redis.key("bytes"), owner) or 0)
 
     def count_time(self, clock: float | None = None) -> StoreClock:
-        found = self._redis.run("count_time", GAP_SECONDS, NOTE_SECONDS, "" if clock is None else clock)
-        return StoreClock(*map(float, found))
+        times = self._redis.run("count_time", GAP_SECONDS, NOTE_SECONDS, "" if clock is None else clock)
+        return StoreClock(*map(float, times))
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
-        kept = pairs(dict.fromkeys(busy, ""))
-        most = min(limit, DELETED_AT_ONCE)
-        deleted = self._redis.run("delete_expired", now, now - HELD_SECONDS, most, *kept)
+        busy_pairs = pairs(dict.fromkeys(busy, ""))
+        batch_size = min(limit, DELETION_BATCH_SIZE)
+        deleted = self._redis.run("delete_expired", now, now - HELD_SECONDS, batch_size, *busy_pairs)
         return [session_id.decode() for session_id in deleted]
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
         deleted: list[str] = []
-        for start in range(0, len(session_ids), DELETED_AT_ONCE):
-            some = session_ids[start : start + DELETED_AT_ONCE]
-            deleted += (session_id.decode() for session_id in self._redis.run("delete", len(some), *some))
+        for start in range(0, len(session_ids), DELETION_BATCH_SIZE):
+            batch = session_ids[start : start + DELETION_BATCH_SIZE]
+            deleted += (session_id.decode() for session_id in self._redis.run("delete", len(batch), *batch))
         return deleted
 
     def clean_up(self) -> None:
-        """Nothing is left of deleted sessions."""
+        """Do nothing: `delete` removes all data at once."""
 
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
@@ -253,12 +254,12 @@ class RedisStore:
         self._redis.run("holder_ended", holder)
 
     def outside_name(self, new: str) -> str:
-        name = self._redis.key("outside")
-        found = self._redis.command("GET", name)
-        if new and not found:  # a full Redis refuses to set what is set
-            self._redis.command("SET", name, new, "NX")
-            found = self._redis.command("GET", name)
-        return (found or b"").decode()
+        key = self._redis.key("outside")
+        name = self._redis.command("GET", key)
+        if new and not name:  # read first: a full Redis refuses SET NX even if the key exists
+            self._redis.command("SET", key, new, "NX")
+            name = self._redis.command("GET", key)
+        return (name or b"").decode()
 
     def take_dropped(self, limit: int) -> Sequence[bytes]:
         return self._redis.command("LPOP", self._redis.key("dropped"), limit) or []
@@ -271,7 +272,7 @@ class RedisStore:
 
     @decoder
     def _history(self, session_id: str) -> tuple[range, Sequence[bytes]] | None:
-        """Get the stored versions, except version 0, and the rows of the history."""
+        """Return the stored versions, except version 0, and the rows of the history."""
         exists, version, oldest, rows = self._redis.run("history", session_id)
         return (range(int(oldest), int(version) + 1), rows) if exists else None
 
@@ -280,7 +281,7 @@ class RedisStore:
         facts, expires_at, *head = answer
         if facts is None:
             return None
-        first, second, details = divided(facts)
+        first, second, details = split_facts(facts)
         labels, ttl_seconds, created_at, parent = load(second)
         agent_key, owner, recipe, _ = load(first)
         try:

@@ -1,1 +1,1 @@
-"""Sessions in one SQLite file."""
+"""Session store in one SQLite file."""

@@ -1,15 +1,15 @@
-"""Checkpoints: what has been appended to the write-ahead log is copied back into the database.
+"""Checkpoints, which copy the write-ahead log back into the database, in a thread.
 
-Commits don't wait for it. SQLite would checkpoint within a commit, for as long as many MB take. So a thread
-copies nearly all while commits go on, then blocks them for the few pages that came meanwhile. SQLite's own checkpoint
-remains for a log that grows faster than it is copied.
+SQLite would checkpoint within a commit, which then waits until many MB are copied. So a thread copies nearly all of the
+log while commits continue, and blocks them only for the last few pages. SQLite's own checkpoint remains for a log that
+grows faster than the thread copies it.
 
-The log's file then keeps its length, and SQLite writes it again from its beginning: that takes a fifth less of the
-processor than a file that grows. How far it is filled isn't known, so the next checkpoint begins when the file grows
-beyond that length. If it has become long by that, it is emptied.
+After a checkpoint the log's file keeps its length, and SQLite overwrites it from the beginning. That takes a fifth less
+CPU time than a growing file. The used length isn't visible, so the next checkpoint begins when the file grows beyond
+that length. A file that has become long is truncated.
 
-SQLite's files must never be opened here, only asked for their size: closing a file ends all locks that this process has
-on it (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+This module must never open SQLite's files, only read their size: closing a file releases all locks that this process
+holds on it (https://www.sqlite.org/howtocorrupt.html, section 2.2).
 """
 
 import sqlite3
@@ -18,11 +18,11 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-CHECKPOINT_BYTES = 12 * 2**20  # a page that many commits change is copied back less often than with SQLite's 4 MB
-LONG_BYTES = 16 * 2**20  # then the file is emptied
-OWN_CHECKPOINT_PAGES = 5500  # 22 MB: then SQLite checkpoints within a commit
-ROUNDS, FEW_BYTES = 6, 2**20  # each round copies what was written during the one before it
-WAIT_SECONDS = 0.05  # for readers, while commits wait
+CHECKPOINT_BYTES = 12 * 2**20  # with SQLite's 4 MB, a page that many commits change would be copied more often
+LONG_BYTES = 16 * 2**20  # a longer file is truncated
+OWN_CHECKPOINT_PAGES = 5500  # 22 MB: from there on SQLite checkpoints within a commit
+ROUNDS, FEW_BYTES = 6, 2**20  # each round copies the pages that were written during the round before it
+WAIT_SECONDS = 0.05  # maximum wait for readers, while commits wait
 
 
 class Checkpoints:
@@ -31,14 +31,14 @@ class Checkpoints:
     def __init__(self, connect: Callable[[], sqlite3.Connection], log: Path) -> None:
         self._connect = connect
         self._log = log
-        self._length = 0  # of the log's file when it was last written from its beginning; 0 if it was emptied
+        self._length = 0  # of the log's file after the last checkpoint; 0 if it was truncated
         self._due = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
-    def look_at(self, log_bytes: int) -> None:
-        """Begin a checkpoint if the log has become that long; called after each transaction."""
+    def start_if_due(self, log_bytes: int) -> None:
+        """Start a checkpoint if the log is too long. Called after each transaction with the log's length."""
         if self._is_filled(log_bytes) and not self._due.is_set():
             self._due.set()
 
@@ -46,7 +46,7 @@ class Checkpoints:
         return log_bytes > max(CHECKPOINT_BYTES, self._length)
 
     def close(self) -> None:
-        """End the thread; a checkpoint that runs is awaited."""
+        """Stop the thread, after a running checkpoint."""
         self._closed = True
         self._due.set()
         self._thread.join()
@@ -54,7 +54,7 @@ class Checkpoints:
     def _run(self) -> None:
         while True:
             self._due.wait()
-            self._due.clear()  # before anything else: a `close` during a checkpoint must be noticed after it
+            self._due.clear()  # first: a `close` during the checkpoint below must be seen after it
             if self._closed:
                 return
             with suppress(sqlite3.Error, OSError):
@@ -73,7 +73,7 @@ class Checkpoints:
 
 
 def checkpoint(connection: sqlite3.Connection, mode: str, wait_seconds: float) -> float:
-    """Copy the log into the database; get how many bytes aren't copied: infinity if somebody stayed in the way."""
+    """Copy the log into the database. Return the bytes left to copy, or infinity if a reader or writer blocked it."""
     with suppress(sqlite3.Error):
         connection.execute(f"PRAGMA busy_timeout = {round(wait_seconds * 1000)}")
         ((busy, pages, copied),) = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()

@@ -1,8 +1,8 @@
-"""Batches of commits, each batch in one transaction with few statements.
+"""Batches of commits to the SQLite store, each in one transaction with few statements.
 
-A commit that is refused has written nothing, so the rest of its batch goes on. What the last record of
-a session is was mostly written by the transaction before this one, so it is remembered; that is used only if nothing
-else has been written since, by this process or another.
+A refused commit writes nothing, so the rest of its batch continues. The heads of sessions are cached, because mostly
+the previous transaction wrote them. The cache is used only if nothing else was written since, by this process or
+another.
 """
 
 import sqlite3
@@ -19,20 +19,18 @@ from toolpack_server.stores.base import Commit
 from toolpack_server.stores.blob_stubs import MARK, size_of
 from toolpack_server.stores.history import SessionHead, follows
 
-REMEMBERED = 4000  # sessions
+MAX_CACHED_HEADS = 4000
 
 
 @dataclass(slots=True)
-class _KnownHead(SessionHead):
-    """What is known of a session: also its key, and the bytes of its records."""
-
-    key: int
-    total: int
+class _CachedHead(SessionHead):
+    key: int  # of the session's row
+    total: int  # bytes of its records
 
 
 @dataclass(slots=True)
 class _Rows:
-    """What is to be written for a batch."""
+    """The rows that a batch will write."""
 
     records: list[tuple[Any, ...]] = field(default_factory=list)
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -42,7 +40,7 @@ class _Rows:
 
 
 class _CallIdTakenError(Exception):
-    """A record of a batch has the call_id of another one; then each commit is tried alone."""
+    """Two records have the same call_id. Each commit of the batch is then tried alone."""
 
 
 class Commits:
@@ -50,12 +48,12 @@ class Commits:
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
-        self._known: dict[str, _KnownHead] = {}
+        self._heads: dict[str, _CachedHead] = {}  # by session id
         self._last_blob = 0  # the highest key of a blob
-        self._written: tuple[int, int] | None = None  # the transaction that wrote this, and the data version in it
+        self._cached_at: tuple[int, int] | None = None  # number and data version of the transaction that filled this
 
     def apply(self, commits: Sequence[Commit]) -> list[bool]:
-        """Store those commits that can be; say for each whether it is stored now."""
+        """Apply commits in order. Return for each whether it is stored."""
         try:
             return self._apply(commits)
         except _CallIdTakenError:
@@ -63,58 +61,58 @@ class Commits:
 
     def _apply(self, commits: Sequence[Commit]) -> list[bool]:
         with self._file.write() as writer:
-            written = self._remember(writer, commits)
+            cached_at = self._load_heads(writer, commits)
             rows = _Rows()
             stored = []
             for commit in commits:
-                stored.append(self._note(writer, commit, rows))  # noqa: PERF401 - as in `_remember`
+                stored.append(self._add(writer, commit, rows))  # noqa: PERF401 - as in `_load_heads`
             self._insert(writer, rows)
-            # If the transaction fails after all, its number isn't the one before the next.
-            self._written = written
+            # If the transaction fails, the next one doesn't have the following number, so the cache isn't used.
+            self._cached_at = cached_at
         return stored
 
-    def _remember(self, writer: sqlite3.Connection, commits: Sequence[Commit]) -> tuple[int, int]:
-        """Forget what may have changed, and read what isn't known; get what `_written` is to be."""
+    def _load_heads(self, writer: sqlite3.Connection, commits: Sequence[Commit]) -> tuple[int, int]:
+        """Drop stale entries and load missing ones. Return the new value of `_cached_at`."""
         number = self._file.transactions
         (version,) = writer.execute(sql.DATA_VERSION).fetchone()
-        if self._written != (number - 1, version) or len(self._known) > REMEMBERED:
-            self._known.clear()
+        if self._cached_at != (number - 1, version) or len(self._heads) > MAX_CACHED_HEADS:
+            self._heads.clear()
             (self._last_blob,) = writer.execute(sql.LAST_BLOB).fetchone()
-        self._written = None
-        unknown = []
+        self._cached_at = None
+        missing = []
         for commit in commits:
-            if commit.session_id not in self._known:
-                unknown.append(commit.session_id)  # noqa: PERF401 - every call comes here, most often in vain
-        if unknown:
-            ((tips,),) = writer.execute(sql.TIPS, (orjson.dumps(unknown),))
-            for session_id, *known in orjson.loads(tips):
-                self._known[session_id] = _KnownHead(*known)
+            if commit.session_id not in self._heads:
+                missing.append(commit.session_id)  # noqa: PERF401 - every call comes here, and mostly none is missing
+        if missing:
+            ((heads,),) = writer.execute(sql.HEADS, (orjson.dumps(missing),))
+            for session_id, *columns in orjson.loads(heads):
+                self._heads[session_id] = _CachedHead(*columns)
         return number, version
 
-    def _note(self, writer: sqlite3.Connection, commit: Commit, rows: _Rows) -> bool:
-        """Note the rows of a commit, if it can be stored; say whether it is stored then."""
-        record, known = commit.record, self._known.get(commit.session_id)
-        if known is None:
+    def _add(self, writer: sqlite3.Connection, commit: Commit, rows: _Rows) -> bool:
+        """Add the rows of a commit, unless it is refused. Return whether it is, or will be, stored."""
+        record, head = commit.record, self._heads.get(commit.session_id)
+        if head is None:
             return False
-        key = known.key
+        key = head.key
         row = (key, record.index, record.version, record.call_id, record.id, record.body)
-        if record.index <= known.place:
+        if record.index <= head.place:
             return bool(writer.execute(sql.SAME_RECORD, row).fetchone())
-        if not follows(known, commit):
+        if not follows(head, commit):
             return False
         for blob in commit.parts.values():
             if blob not in commit.blobs and blob not in rows.blobs and not find_blob(writer, blob):
                 return False
-        total = known.total + len(record.body)
+        total = head.total + len(record.body)
         rows.records.append((*row, total))
-        known.place, known.last, known.total = record.index, record.id, total
+        head.place, head.last, head.total = record.index, record.id, total
         rows.blobs.update(commit.blobs)
         for part, blob in commit.parts.items():
             rows.changes.append((key, record.version, part, blob))
         if commit.expires_at is not None:
             rows.expiries.append((commit.expires_at, key))
         if commit.release:
-            known.holder = None
+            head.holder = None
             rows.released.append(key)
         return True
 
@@ -129,7 +127,7 @@ class Commits:
             if sql.INSERT_BLOBS.insert(writer, new) == len(new):
                 blobs = {blob: (key, size_of(body) if body.startswith(MARK) else len(body)) for key, blob, body in new}
         if rows.changes:
-            # A blob that was stored already, as after a reset, has the key that it had.
+            # A blob that was stored already, for example after a reset, keeps its key.
             sql.INSERT_CHANGES.insert(
                 writer, [(*change, *(blobs.get(blob) or add_blob(writer, blob, {}))) for *change, blob in rows.changes]
             )

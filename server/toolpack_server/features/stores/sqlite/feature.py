@@ -1,4 +1,4 @@
-"""What SQLite adds to the server."""
+"""Feature of the SQLite store."""
 
 from collections.abc import Mapping
 from typing import ClassVar

@@ -1,16 +1,17 @@
-"""The file behind the SQLite store: its path, its lock, its connections and its schema version.
+"""Database file of the SQLite store: its path, lock, connections and schema version.
 
-One connection writes, behind a lock, in transactions that begin IMMEDIATE; each read has its own connection
-while it runs, so no reader waits for a writer. What makes a file unusable is an error on opening: a wrong URL, a folder
-that can't be written, a file that another process has locked or that another program or a newer version wrote.
+One connection writes, behind a lock, in IMMEDIATE transactions. Each read has its own connection, so readers don't wait
+for writers. An unusable file is refused when it is opened: a wrong URL, a folder that can't be written, a file that
+another process has locked, or a file of another program or a newer version.
 
-A database that isn't at its path any more, because somebody deleted or replaced it, acknowledges nothing. A full disk
-is no end: reads continue, and a small reserved file makes room for the deletion of sessions.
+If the file was deleted or replaced while the server runs, no commit is acknowledged. If the disk is full, reads
+continue, and a small reserved file makes room for the deletion of sessions.
 
-The lock that keeps other servers from the file is on another one beside it: SQLite holds its own locks only during a
-transaction, and a lock on the database file itself would be lost when any connection to it is closed. Of SQLite's
-errors, what passes by itself or by an operator's hand becomes an `OverloadedError`; a file that can't be read any more
-is damaged; what only a bug of ours can cause stays what it is.
+The lock against other servers is on a separate file beside the database. SQLite holds its own locks only during a
+transaction, and a lock on the database file itself would be lost when any connection to it is closed.
+
+SQLite's errors are translated. An error that passes by itself, or that an operator can fix, becomes an
+`OverloadedError`. A file that can't be read raises `StateDamagedError`. Errors that only a bug causes aren't changed.
 """
 
 import fcntl
@@ -33,7 +34,12 @@ from toolpack_server.features.stores.sqlite.checkpoints import OWN_CHECKPOINT_PA
 
 
 def lock(path: Path, *, exclusive: bool) -> FileIO:
-    """Create a missing file for this user only, and lock the file beside it."""
+    """Create the database file if it is missing, readable only by this user, and lock the `.lock` file beside it.
+
+    Raises:
+        SettingsError: The file can't be opened or locked.
+        StoreInUseError: Another process has locked it.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(open_private(path))  # SQLite gives its -wal and -shm files the same mode
@@ -56,30 +62,30 @@ def lock(path: Path, *, exclusive: bool) -> FileIO:
 
 
 def _holders(lock_file: int) -> str:
-    """Say which other processes have a file open, or have locked it, as far as Linux tells this user."""
-    found = os.fstat(lock_file)
+    """Describe the other processes that have locked or opened a file, as far as Linux shows them to this user."""
+    lock_status = os.fstat(lock_file)
     holders: set[int] = set()
     with suppress(OSError, ValueError):
-        name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        name = f"{os.major(lock_status.st_dev):02x}:{os.minor(lock_status.st_dev):02x}:{lock_status.st_ino}"
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
             if name in (words := line.split()) and words[1] == "FLOCK":
                 holders.add(int(words[words.index(name) - 1]))
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
             status = descriptor.stat()
-            if (status.st_dev, status.st_ino) == (found.st_dev, found.st_ino):
+            if (status.st_dev, status.st_ino) == (lock_status.st_dev, lock_status.st_ino):
                 holders.add(int(descriptor.parts[2]))
-    named = []
+    descriptions = []
     for process in sorted(holders - {os.getpid()}):
-        with suppress(OSError):  # it has ended, and somebody who has inherited it holds the lock
+        with suppress(OSError):  # the process has ended, and a child that inherited the lock still holds it
             command = Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8", errors="replace")
             shown_command = shown("".join(c if c.isprintable() else " " for c in command).strip())
-            named.append(f"process {process} ({shown_command})")
-    return f", {' and '.join(named)}" if named else ""
+            descriptions.append(f"process {process} ({shown_command})")
+    return f", {' and '.join(descriptions)}" if descriptions else ""
 
 
 def open_private(path: Path) -> int:
-    """Open a file that only this user may read; it is created if it is missing."""
+    """Open a file for reading and writing. If it is missing, create it readable only by this user."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
@@ -88,17 +94,20 @@ def is_busy(error: sqlite3.OperationalError) -> bool:
 
 
 def translate(error: BaseException) -> None:
-    """Raise an error of SQLite as one of a store; do nothing about others."""
-    # Locked by another process, disk full, file not writable; or SQLite may hold no more memory in this process.
+    """Raise a SQLite error as the error of a store. Return if it is another kind of error."""
+    # Locked by another process, disk full, file not writable, or out of memory.
     if isinstance(error, sqlite3.OperationalError | MemoryError):
         why = str(error) or "no memory"
         raise OverloadedError(f"The store can't be used now ({why}); nothing was changed.") from error
-    if type(error) is sqlite3.DatabaseError:  # its other subclasses are bugs of ours
+    if type(error) is sqlite3.DatabaseError:  # its other subclasses can only be bugs of this server
         raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
 
 
 class _TranslatedErrors:
-    """A context manager. Not a generator: to enter one takes five times as long, and every call does."""
+    """Context manager that translates SQLite errors.
+
+    Not a generator function: entering that takes five times as long, and every call does it.
+    """
 
     def __enter__(self) -> None:
         pass
@@ -111,54 +120,55 @@ class _TranslatedErrors:
 translated_errors = _TranslatedErrors()
 
 
-APPLICATION = 0x746F6F6C  # "tool", in SQLite's application_id: marks the file as ours
-VERSION = 1
-CHECKPOINT_SECONDS = 0.2  # in which a checkpoint that makes the file longer writes its first page and then the last
-OLDEST_SQLITE = (3, 38)  # the first with JSON functions in every build
-OPEN_AGAIN_SECONDS = 0.01
-BUSY_SECONDS = 10  # above the 5 s after which the supervisor kills a worker that hangs inside a transaction
-STATEMENTS = 128  # prepared and cached
-RESERVED_BYTES = 20 * 2**20  # beside the file: enough to empty the write-ahead log, so that its space can be used again
-FULL_BYTES = 4 * 2**20  # a disk with less free space is called full
-SHRINK_PAGES = 1000  # that one transaction gives back to the file system
-FREE_PAGES = 4000  # that a file may keep for later, or a quarter of it
-WAL_BYTES = 20 * 2**20  # that the write-ahead log may keep; it grows further only during one large transaction
+APPLICATION = 0x746F6F6C  # "tool", SQLite's application_id: marks the files of this server
+VERSION = 1  # of the schema, in SQLite's user_version
+CHECKPOINT_SECONDS = 0.2  # longest time in which a checkpoint leaves the growing file without its last page
+MIN_SQLITE = (3, 38)  # the first with JSON functions in every build
+RETRY_SECONDS = 0.01
+BUSY_SECONDS = 10  # longer than the 5 s after which the supervisor kills a worker that hangs inside a transaction
+MAX_STATEMENTS = 128  # prepared and cached
+RESERVED_BYTES = 20 * 2**20  # of the `.reserve` file: enough to copy the write-ahead log and so reuse its space
+FULL_BYTES = 4 * 2**20  # a disk with less free space counts as full
+SHRINK_PAGES = 1000  # returned to the file system in one transaction
+MAX_FREE_PAGES = 4000  # kept in the file for later, or a quarter of the file if that is more
+MAX_LOG_BYTES = 20 * 2**20  # of the write-ahead log; only one large transaction makes it longer
 
 
 class SqliteFile:
-    """A database file that this process has locked, exclusively or together with others.
+    """A database file with a lock that this process holds, exclusively or shared with others.
 
     Args:
-        path: Its path; a missing file is created.
-        exclusive: No other process may open it.
+        path: The file's path. A missing file is created.
+        exclusive: No other process may open the file.
 
     Attributes:
-        transactions: The number of the last transaction; one that failed counts twice. To be read within one.
+        transactions: Number of transactions so far; a failed one counts twice. Read it only within a transaction.
 
     Raises:
-        SettingsError: It can't be opened.
+        SettingsError: The file can't be opened.
+        StoreInUseError: Another process has locked it.
     """
 
     def __init__(self, path: Path, *, exclusive: bool) -> None:
-        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        if sqlite3.sqlite_version_info < MIN_SQLITE:
             raise SettingsError(f"SQLite {sqlite3.sqlite_version} is too old: 3.38 is needed.")
         self._path = path = path.absolute()  # a function may change the working folder
         self._log = path.with_name(path.name + "-wal")
         self._names = str(self._path), str(self._log)
         self._reserve = path.with_name(path.name + ".reserve")
         self.transactions = 0
-        self._trouble = ""  # why the last transaction failed, unless another process was in the way
-        self._is_cut = False  # the file was seen without some of its pages; from then on nothing is acknowledged
+        self._write_error = ""  # of the last transaction; "" if it succeeded or another process held the lock
+        self._is_cut = False  # the file has lost pages; from then on nothing is acknowledged
         self._writing = threading.Lock()
-        self._readers: deque[sqlite3.Connection] = deque()  # idle; never more than there were reads at the same time
+        self._readers: deque[sqlite3.Connection] = deque()  # idle connections
         self._closed = False
         self._lock_file = lock(path, exclusive=exclusive)
-        run_after_fork(self._let_go)
+        run_after_fork(self._detach)
         try:
             self._writer = self._connect()
             try:
                 self._prepare(exclusive=exclusive)
-                self._files, self._bytes, _ = self._look()
+                self._files, self._bytes, _ = self._stat()
                 self.keep_reserve()
                 self._checkpoints = Checkpoints(self._connect, self._log)
             except BaseException:
@@ -167,7 +177,7 @@ class SqliteFile:
         except BaseException as error:
             self._lock_file.close()
             if isinstance(error, sqlite3.Error):
-                raise SettingsError(f"The store {path} can't be opened: {error}. Name another file.") from None
+                raise SettingsError(f"The store {path} can't be opened: {error}. Choose another file.") from None
             raise
 
     @classmethod
@@ -176,21 +186,22 @@ class SqliteFile:
         path = url.removeprefix(SQLITE)
         if path in {url, "", ":memory:"} or path.endswith("/"):
             raise SettingsError(
-                f"{url!r} names no file: use sqlite:///relative.db or sqlite:////absolute/path.db, or memory: for none."
+                f"{url!r} has no file name: use sqlite:///relative.db or sqlite:////absolute/path.db, or memory: to "
+                "keep sessions in memory."
             )
         return cls(Path(path), exclusive=exclusive)
 
     def _connect(self, options: str = "") -> sqlite3.Connection:
-        """Open a connection; every statement is its own transaction unless BEGIN says otherwise."""
+        """Open a connection. Each statement is its own transaction, except between BEGIN and COMMIT."""
         connection = sqlite3.connect(
             self._path.as_uri() + options,
             uri=True,
             isolation_level=None,
             check_same_thread=False,
             timeout=BUSY_SECONDS,
-            cached_statements=STATEMENTS,
+            cached_statements=MAX_STATEMENTS,
         )
-        # Some systems' SQLite overwrites what is deleted, so a deletion would write as much as it deletes.
+        # Some systems' SQLite overwrites deleted data, so a deletion would write as many bytes as it deletes.
         connection.execute("PRAGMA secure_delete = OFF").close()
         return connection
 
@@ -208,12 +219,12 @@ class SqliteFile:
                     self._close_readers()
 
     def write(self) -> Self:
-        """Get a context manager, which gives the connection: its block is one transaction.
+        """Return a context manager whose block is one transaction. It yields the connection.
 
         Raises:
-            OverloadedError: It isn't stored, because the disk is full, the file is locked, or the file is gone.
+            OverloadedError: Nothing was stored, because the disk is full, or the file is locked or missing.
         """
-        return self  # and no generator: every call enters it
+        return self  # not a generator, which is slower to enter: every call does it
 
     def __enter__(self) -> sqlite3.Connection:
         self._writing.acquire()
@@ -233,7 +244,7 @@ class SqliteFile:
                 except BaseException as failure:
                     self._undo(failure)
                     raise
-                self._trouble = ""
+                self._write_error = ""
                 self._check_in_place()
             else:
                 self._undo(error)
@@ -241,31 +252,31 @@ class SqliteFile:
             self._writing.release()
 
     def _undo(self, error: BaseException) -> None:
-        """Roll the transaction back that an error has ended, and raise that as a store does if it is SQLite's."""
+        """Roll back the transaction after an error. Raise a SQLite error as the error of a store."""
         self.transactions += 1
-        if self._writer.in_transaction:  # SQLite has rolled back itself after some errors
+        if self._writer.in_transaction:  # SQLite itself rolls back after some errors
             self._writer.execute("ROLLBACK")
         if isinstance(error, sqlite3.OperationalError) and not is_busy(error):
-            self._trouble = str(error)
-            self._restart_log("PASSIVE")  # then its space can be used again
+            self._write_error = str(error)
+            self._restart_log("PASSIVE")  # so that its space can be reused
         translate(error)
 
     def check(self) -> None:
-        """Raise `OverloadedError` if the file isn't in its place, or nothing can be written to it."""
+        """Raise `OverloadedError` if the file was deleted or replaced, or can't be written."""
         with self.write() as writer:
             writer.execute(f"PRAGMA user_version = {VERSION}")
         if self._free_bytes() < FULL_BYTES:
-            raise OverloadedError(f"The disk of the store {self._path} is full: make room, or close sessions.")
+            raise OverloadedError(f"The disk of the store {self._path} is full: free some space, or close sessions.")
         self.keep_reserve()
 
     def _free_bytes(self) -> float:
-        """Get how many bytes the disk has left; infinity if the system doesn't say."""
+        """Return the free bytes of the disk, or infinity if the system doesn't report them."""
         disk = os.statvfs(self._path.parent)
         return disk.f_bavail * disk.f_frsize if disk.f_blocks else float("inf")
 
     def use_reserve(self) -> bool:
-        """If the disk is full, free what was reserved; return whether there was something."""
-        if not self._trouble:
+        """Free the reserved space if the last transaction failed. Return whether there was reserved space."""
+        if not self._write_error:
             return False
         try:
             self._reserve.unlink()
@@ -276,8 +287,8 @@ class SqliteFile:
         return True
 
     def keep_reserve(self) -> None:
-        """Reserve space for deletions, if the disk has more than that."""
-        if self._trouble or self._reserve.exists() or self._free_bytes() < 2 * RESERVED_BYTES:
+        """Reserve space for deletions, if the disk has twice as much free."""
+        if self._write_error or self._reserve.exists() or self._free_bytes() < 2 * RESERVED_BYTES:
             return
         with suppress(OSError):
             reserve = open_private(self._reserve)
@@ -289,55 +300,55 @@ class SqliteFile:
                 os.close(reserve)
 
     def shrink(self) -> bool:
-        """Give some free pages back to the file system; return whether there may be more.
+        """Return some free pages to the file system. Return whether there may be more.
 
-        A file that was restored from its rows doesn't shrink, as SQLite decides that when a file is made.
+        A file that was restored from a dump of its rows doesn't shrink: SQLite sets that when the file is created.
         """
         with translated_errors, self._writing:
             free, pages, vacuum = (
                 self._writer.execute(f"PRAGMA {name}").fetchone()[0]
                 for name in ("freelist_count", "page_count", "auto_vacuum")
             )
-            more = bool(vacuum) and bool(free > (max(FREE_PAGES, pages // 4) if self._reserve.exists() else 0))
-            if more:
+            has_more = bool(vacuum) and bool(free > (max(MAX_FREE_PAGES, pages // 4) if self._reserve.exists() else 0))
+            if has_more:
                 try:
                     self._vacuum()
-                except sqlite3.OperationalError:  # the log takes what the disk had left: write it from its beginning
+                except sqlite3.OperationalError:  # the log filled the disk: copy it, so that its space can be reused
                     self._restart_log("PASSIVE")
                     self._vacuum()
-        return more
+        return has_more
 
     def _vacuum(self) -> None:
-        # As a script: `execute` would give back one page only.
+        # With `executescript`: `execute` would return only one page.
         self._writer.executescript(f"PRAGMA incremental_vacuum({SHRINK_PAGES})")
 
     def shorten_log(self, *, shrunk: bool) -> None:
-        """Shorten the log if it has grown long; if `shrink` has given pages back, make the file shorter by them."""
-        is_long = self._log.stat().st_size > WAL_BYTES
+        """Truncate a long log. After a `shrink`, copy the log, so that the file becomes shorter."""
+        is_long = self._log.stat().st_size > MAX_LOG_BYTES
         if is_long or shrunk:
             with self._writing:
                 self._restart_log("TRUNCATE" if is_long else "PASSIVE")
 
     def _restart_log(self, mode: str) -> None:
-        """Copy the write-ahead log into the database, as far as no reader is in the way."""
+        """Copy the write-ahead log into the database, as far as readers don't block that."""
         checkpoint(self._writer, mode, 0)
         self._writer.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
 
-    def _look(self) -> tuple[tuple[int, ...], int, int]:
-        """Get what identifies the file and the log beside it, and their sizes."""
-        # With `os.stat`, as this is done after each transaction, and `Path.stat` takes three times as long.
+    def _stat(self) -> tuple[tuple[int, ...], int, int]:
+        """Return inodes and devices of the file and its log, the file's size, and the log's size."""
+        # With `os.stat`: this runs after each transaction, and `Path.stat` takes three times as long.
         file, log = os.stat(self._names[0]), os.stat(self._names[1])  # noqa: PTH116
         return (file.st_ino, file.st_dev, log.st_ino, log.st_dev), file.st_size, log.st_size
 
     def _check_in_place(self) -> None:
-        """Check that the file, and the log beside it, are those that were opened; see if the log is long."""
+        """Check that the file and its log weren't deleted or replaced. Start a checkpoint if the log is long."""
         try:
-            files, file_bytes, log_bytes = self._look()
+            files, file_bytes, log_bytes = self._stat()
             if files == self._files:
                 if self._is_cut or file_bytes < self._bytes:
                     self._check_whole()
                 self._bytes = file_bytes
-                self._checkpoints.look_at(log_bytes)
+                self._checkpoints.start_if_due(log_bytes)
                 return
         except OSError:
             pass
@@ -346,26 +357,26 @@ class SqliteFile:
         )
 
     def _check_whole(self) -> None:
-        """Check, where the file has become shorter, that this was `shrink`, which leaves it with all of its pages.
+        """Check that a file that has become shorter has all its pages, as after `shrink`, and wasn't cut.
 
-        A connection that ignores the log finds that out when it opens the file. On a disk that is full a page may be
-        missing because it couldn't be copied from the log; there it is.
+        A connection that ignores the log detects missing pages when it opens the file. On a full disk this can't be
+        checked: a page may be missing in the file because it couldn't be copied from the log, which still has it.
         """
-        again = time.monotonic() + CHECKPOINT_SECONDS
+        deadline = time.monotonic() + CHECKPOINT_SECONDS
         while not self._is_cut:
             with suppress(sqlite3.DatabaseError), closing(self._connect("?mode=ro&immutable=1")) as connection:
                 if connection.execute("PRAGMA application_id").fetchone() == (APPLICATION,):
                     return
             if self._free_bytes() < FULL_BYTES:
                 return
-            self._is_cut = time.monotonic() > again
+            self._is_cut = time.monotonic() > deadline
             time.sleep(0.005)
         raise OverloadedError(
-            f"The store {self._path} was cut short while the server runs: stop the server and restore a backup."
+            f"The store {self._path} was truncated while the server runs: stop the server and restore a backup."
         )
 
     def close(self) -> None:
-        """Close the connections and unlock the file; a read that still runs closes its own."""
+        """Close the connections and unlock the file. A running read closes its own connection."""
         self._checkpoints.close()
         with self._writing:
             self._closed = True
@@ -373,8 +384,8 @@ class SqliteFile:
             self._close_readers()
             self._lock_file.close()
 
-    def _let_go(self) -> None:
-        """In a process that a function has forked, keep neither the lock nor the database."""
+    def _detach(self) -> None:
+        """Close the lock and the database in a process that a tool function has forked."""
         if not self._lock_file.closed:
             detach([self._lock_file.fileno(), *_descriptors_of(f"{self._path}{end}" for end in ("", "-wal", "-shm"))])
 
@@ -385,7 +396,7 @@ class SqliteFile:
 
     def _prepare(self, *, exclusive: bool) -> None:
         execute = self._writer.execute
-        execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; nothing else is changed by it
+        execute("PRAGMA auto_vacuum = INCREMENTAL")  # affects only a new file
         execute("BEGIN IMMEDIATE")
         (application,) = execute("PRAGMA application_id").fetchone()
         (version,) = execute("PRAGMA user_version").fetchone()
@@ -395,46 +406,46 @@ class SqliteFile:
             execute(f"PRAGMA application_id = {APPLICATION}")
             execute(f"PRAGMA user_version = {VERSION}")
         elif application != APPLICATION:
-            raise SettingsError(f"The store {self._path} belongs to another program: name another file.")
+            raise SettingsError(f"The store {self._path} belongs to another program: choose another file.")
         elif version != VERSION:
             raise SettingsError(
-                f"The store {self._path} has schema {version}, this toolpack-server reads {VERSION}: "
-                "run the version that wrote it, or name another file."
+                f"The store {self._path} has schema {version}, but this toolpack-server needs schema {VERSION}: "
+                "run the version that wrote it, or choose another file."
             )
-        if exclusive:  # no other process uses it: drop old leases and restart epochs
-            for statement in (sql.FORGET_LEASES, sql.FORGET_WORKERS, sql.FORGET_ALL_ASKED):
+        if exclusive:  # no other process uses the file: drop old leases and restart epochs
+            for statement in (sql.RESET_LEASES, sql.DELETE_WORKERS, sql.DELETE_ALL_ASKED):
                 execute(statement)
         execute("COMMIT")
         self._write_ahead()
         execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the write-ahead log
-        execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+        execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")
         execute(f"PRAGMA wal_autocheckpoint = {OWN_CHECKPOINT_PAGES}")
         execute("PRAGMA synchronous = NORMAL")  # in WAL mode this survives the end of the process, kill -9 included
 
     def _write_ahead(self) -> None:
-        """Switch to WAL mode, with retries: SQLite doesn't wait here while another process opens the file."""
-        give_up = time.monotonic() + BUSY_SECONDS
+        """Switch to WAL mode, with retries: here SQLite doesn't wait for other processes that open the file."""
+        deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
                 self._writer.execute("PRAGMA journal_mode = WAL")
             except sqlite3.OperationalError:
-                if time.monotonic() > give_up:
+                if time.monotonic() > deadline:
                     raise
-                time.sleep(OPEN_AGAIN_SECONDS)
+                time.sleep(RETRY_SECONDS)
             else:
                 return
 
 
 def _descriptors_of(paths: Iterable[str]) -> list[int]:
-    """Get the descriptors that this process has of files; a library may have opened them."""
-    wanted, found = set(), []
+    """Return this process' descriptors of files, also those that SQLite has opened."""
+    files, descriptors = set(), []
     for path in paths:
         with suppress(OSError):
             status = os.stat(path)  # noqa: PTH116
-            wanted.add((status.st_dev, status.st_ino))
+            files.add((status.st_dev, status.st_ino))
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers
-        with suppress(OSError):  # that of the list itself is closed
+        with suppress(OSError):  # `listdir` has closed its own descriptor
             status = os.fstat(int(name))
-            if (status.st_dev, status.st_ino) in wanted:
-                found.append(int(name))
-    return found
+            if (status.st_dev, status.st_ino) in files:
+                descriptors.append(int(name))
+    return descriptors

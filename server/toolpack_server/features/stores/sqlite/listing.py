@@ -1,4 +1,4 @@
-"""Which sessions a list of the SQLite store has, and in what order.
+"""List of sessions in the SQLite store.
 
 A page is one statement that follows one index, so its time doesn't grow with the number of sessions.
 """
@@ -14,29 +14,29 @@ from toolpack_server.stores.base import SessionQuery
 
 
 class SqliteListing:
-    """The sessions of a query, however many."""
+    """The rows of all sessions that match a query; its limit is ignored."""
 
     def __init__(self, file: SqliteFile, query: SessionQuery) -> None:
         self._file = file
         self._query = query
         owner, parent, newest_first = query.owner, query.parent, query.newest_first
-        conditions, self._given = ["TRUE"], [each for each in (parent, owner) if each is not None]
+        conditions, self._parameters = ["TRUE"], [value for value in (parent, owner) if value is not None]
         if parent is not None:
             conditions.append("parent = ?")
         if owner is not None:
-            # The plus keeps SQLite from following the index of owners, who have more sessions than a session has forks.
+            # The plus makes SQLite use the index of parents: a session has fewer forks than an owner has sessions.
             conditions.append("owner = ?" if parent is None else "+owner = ?")
         conditions.append("(created_at, id) < (?, ?)" if newest_first else "id > ?")
         order = "created_at DESC, id DESC" if newest_first else "id"
         self._statement = sql.LIST.format(conditions=" AND ".join(conditions), order=order)
 
-    def rows(self, at_once: int) -> Iterator[tuple[Any, ...]]:
-        """Get the rows, read so many at once."""
+    def rows(self, page_size: int) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows, which are read in pages of this size."""
         labels, after = self._query.labels, self._query.after
         while True:
-            page = self._page(after, at_once)
+            page = self._page(after, page_size)
             yield from (row for row in page if labels_match(row[4], labels))
-            if len(page) < at_once:
+            if len(page) < page_size:
                 return
             after = page[-1][1]
 
@@ -44,7 +44,7 @@ class SqliteListing:
         start: list[object] = [after]
         if self._query.newest_first:
             start = [self._created_at(after) if after else float("inf"), after]
-        return self._file.read(self._statement, *self._given, *start, limit)
+        return self._file.read(self._statement, *self._parameters, *start, limit)
 
     def _created_at(self, session_id: str) -> float:
         for (created_at,) in self._file.read(sql.CREATED_AT, session_id):

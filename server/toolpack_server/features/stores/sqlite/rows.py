@@ -1,6 +1,6 @@
-"""Write sessions, blobs and histories as rows of the SQLite store.
+"""Rows of sessions, blobs and histories in the SQLite store.
 
-This runs inside a transaction.
+All functions run inside a transaction.
 """
 
 import sqlite3
@@ -16,7 +16,7 @@ from toolpack_server.stores.blob_stubs import size_of
 
 
 def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:
-    """Put together a row of `ADD_SESSIONS`."""
+    """Return the parameters of a row of `ADD_SESSIONS`."""
     return (
         session.id,
         session.agent_key,
@@ -32,32 +32,33 @@ def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:
 
 
 def check_parent(writer: sqlite3.Connection, sessions: Sequence[StoredSession]) -> None:
+    """Raise `SessionNotFoundError` if the parent doesn't exist, unless all sessions are stored already."""
     for parent in {session.parent.session_id for session in sessions if session.parent}:
         exists = writer.execute(sql.KEY_OF, (parent,)).fetchone()
-        if not exists and not all(writer.execute(sql.IS_STORED, (each.id, each.id)).fetchone() for each in sessions):
+        if not exists and not all(writer.execute(sql.IS_STORED, (item.id, item.id)).fetchone() for item in sessions):
             raise SessionNotFoundError
 
 
 def find_blob(writer: sqlite3.Connection, blob: str) -> tuple[int, int] | None:
-    """Get the key and the size in bytes of a blob; None if it isn't stored."""
-    found: tuple[int, int] | None = writer.execute(sql.FIND_BLOB, (blob,)).fetchone()
-    return found
+    """Return the key and the size in bytes of a blob, or None if it isn't stored."""
+    row: tuple[int, int] | None = writer.execute(sql.FIND_BLOB, (blob,)).fetchone()
+    return row
 
 
 def add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) -> tuple[int, int]:
-    """Get the key and the size in bytes of a blob, which is added if it is new."""
+    """Add a blob if it is new. Return its key and its size in bytes."""
     if (body := blobs.get(blob)) is not None:
         added = writer.execute(sql.INSERT_BLOB, (None, blob, body))
         if added.rowcount and added.lastrowid:
             return added.lastrowid, size_of(body)
-    found = find_blob(writer, blob)
-    if found is None:
+    stored = find_blob(writer, blob)
+    if stored is None:
         raise MissingBlobError(blob)
-    return found
+    return stored
 
 
 def add_history(writer: sqlite3.Connection, after: int, history: History) -> None:
-    """Insert the records of sessions whose key is above `after`, and note which of their versions are kept."""
+    """Insert the records of the sessions whose key is above `after`, and set their oldest version."""
     if history.oldest > 1:
         writer.execute(sql.OLDEST_OF_NEW, (history.oldest, after))
     totals = accumulate(len(record.body) for record in history.records)

@@ -1,16 +1,16 @@
-"""The tables of the SQLite store, and all its statements.
+"""Tables and statements of the SQLite store.
 
-A read is one statement, so it sees one consistent state. Keys of sessions and recipes are never reused
-(AUTOINCREMENT), so the rows of a deleted session can be deleted later and a recipe can be cached by its key; the key of
-a blob may be reused once no row refers to it. Large rows are appended and found through small indices, which writes
-fewer pages than keeping them in order.
+A read is one statement, so it sees one consistent state. Keys of sessions and recipes are never reused (AUTOINCREMENT).
+So the rows of a deleted session can be deleted later, and a recipe can be cached by its key. The key of a blob may be
+reused once no row refers to it. Large rows are appended and found through small indices, which writes fewer pages than
+keeping them in order.
 
-`kept` has the rows of deleted sessions that are kept for their forks. `deleted` names the sessions of which other rows
-are to be deleted, records from a place on and changes from a version on, and the parent that may go with them.
+`kept` has the rows of deleted sessions that are kept for their forks. `deleted` lists sessions with further rows to
+delete: records from a place on and changes from a version on. It also has the parent, which may be deleted with them.
 
-Where many rows are written or read together, that is done in few steps: Python gives its interpreter away in each step
-of SQLite, and while others compute it gets it back only milliseconds later. The number of rows that one statement
-inserts is a power of two, so that few statements are prepared.
+Many rows are written or read in few steps: Python releases its interpreter lock in each step of SQLite, and gets it
+back only milliseconds later while other threads compute. One statement inserts a power of two of rows, so that few
+statements are prepared.
 """
 
 import sqlite3
@@ -24,19 +24,24 @@ SIZES = (64, 32, 16, 8, 4, 2, 1)  # rows in one statement
 
 
 class Insertion:
-    """A statement that inserts rows: `{rows}` in it becomes as many as there are, each of so many values."""
+    """A statement that inserts several rows.
+
+    Args:
+        statement: The statement, with `{rows}` in the place of the rows.
+        values: Number of values of a row.
+    """
 
     def __init__(self, statement: str, values: int) -> None:
         row = f"({', '.join('?' * values)})"
         self._by_size = {size: statement.format(rows="VALUES " + ", ".join([row] * size)) for size in SIZES}
 
     def insert(self, writer: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Insert rows, in their order; get how many were new."""
+        """Insert rows in order. Return the number of rows that were new."""
         inserted = start = 0
         for size, statement in self._by_size.items():
             while len(rows) - start >= size:
-                some = rows[start : start + size]
-                inserted += writer.execute(statement, tuple(chain.from_iterable(some))).rowcount
+                chunk = rows[start : start + size]
+                inserted += writer.execute(statement, tuple(chain.from_iterable(chunk))).rowcount
                 start += size
         return inserted
 
@@ -129,7 +134,7 @@ LEASES = f"""
     SELECT id, sessions.holder, coalesce(beat, 0) FROM sessions LEFT JOIN workers ON workers.holder = sessions.holder
     WHERE id {_IN_JSON}
 """  # noqa: S608 - built from constants, here and below
-# max() makes SQLite take `blob` from the row that has the maximum.
+# max() makes SQLite take `blob` from the row with the maximum.
 GET = f"""{_SESSION},
     (SELECT max(place) FROM records WHERE session = sessions.key), epoch,
     coalesce((SELECT id {_LAST}), ''),
@@ -141,7 +146,7 @@ GET = f"""{_SESSION},
 """  # noqa: S608
 ANCESTOR = f"SELECT {_FACTS} FROM sessions WHERE id = ? UNION ALL SELECT {_FACTS} FROM kept WHERE id = ?"  # noqa: S608
 LIST = f"{_SESSION} FROM sessions WHERE {{conditions}} ORDER BY {{order}} LIMIT ?"
-# All changes in one row: a row takes longer than what is in it.
+# All changes in one row: the time depends on the number of rows, not on their content.
 HISTORY = f"""
     SELECT key, oldest, {_VERSION}, (SELECT json_group_array(json_array(version, part, CAST(blob AS TEXT), size))
         FROM changes WHERE session = sessions.key)
@@ -173,8 +178,8 @@ FIND_BLOB = f"""
         THEN CAST(CAST(substr(body, {len(MARK) + 1}, {DIGITS}) AS TEXT) AS INTEGER) ELSE length(body) END
     FROM blobs WHERE id = ?
 """  # noqa: S608
-# In a file that has blobs outside. The trigger belongs to the file, as those that open it may know nothing of it.
-KEEP_OUTSIDE = (
+# For a file with blobs outside it. A trigger, so that it also works for a process that doesn't know of such blobs.
+CREATE_OUTSIDE = (
     "CREATE TABLE IF NOT EXISTS outside (name TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS dropped (stub BLOB NOT NULL)",
     f"""
@@ -187,15 +192,15 @@ OUTSIDE_NAME = "SELECT name FROM outside"
 SET_OUTSIDE_NAME = "INSERT INTO outside VALUES (?)"
 ANY_DROPPED = "SELECT 1 FROM dropped LIMIT 1"
 DROPPED = "SELECT rowid, stub FROM dropped LIMIT ?"
-FORGET_DROPPED = f"DELETE FROM dropped WHERE rowid {_IN_JSON}"  # noqa: S608
-# Of new sessions: those whose key is above the last one before.
+DELETE_DROPPED = f"DELETE FROM dropped WHERE rowid {_IN_JSON}"  # noqa: S608
+# For new sessions: their keys are above the last key before.
 ADD_CHANGE_OF_NEW = "INSERT INTO changes SELECT key, ?, ?, ?, ? FROM sessions WHERE key > ?"
 ADD_RECORD_OF_NEW = """
     INSERT INTO records (session, place, version, call_id, id, total, body)
     SELECT key, ?, ?, ?, ?, ?, ? FROM sessions WHERE key > ?
 """
 OLDEST_OF_NEW = "UPDATE sessions SET oldest = ? WHERE key > ?"
-# Of each session the facts from its id on, then the digest of its recipe.
+# A row has the session's columns of `_FACTS` from `id` on, then the digest of its recipe.
 ADD_SESSIONS = Insertion(
     f"""
     WITH new AS ({{rows}})
@@ -218,7 +223,7 @@ INSERT_CHANGES = Insertion("INSERT INTO changes (session, version, part, blob, s
 SAME_RECORD = """
     SELECT 1 FROM records WHERE (session, place, version, call_id, id, body) IS (?, ?, ?, ?, ?, ?)
 """
-TIPS = f"""
+HEADS = f"""
     SELECT json_group_array(json_array(
         sessions.id, epoch, holder, coalesce(place, -1), coalesce(records.id, ''), key, coalesce(total, 0)
     )) FROM sessions LEFT JOIN records ON session = key
@@ -258,23 +263,23 @@ RECORDS_AT = """
         (SELECT key FROM kept WHERE id = wanted.value ->> 0)
     ) AND place BETWEEN wanted.value ->> 1 AND wanted.value ->> 2
 """
-# Its first row says when the time was counted last, the second, if there is one, how many seconds didn't count.
-NOTED = """
+# The first row of `clock` is the last reading, the second (which may be missing) the number of uncounted seconds.
+CLOCK = """
     SELECT (SELECT noted FROM clock ORDER BY rowid LIMIT 1),
         coalesce((SELECT noted FROM clock ORDER BY rowid LIMIT 1 OFFSET 1), 0.0)
 """
-NOTE_TIME = "INSERT INTO clock VALUES (?)"
-FORGET_TIME = "DELETE FROM clock"
+ADD_TO_CLOCK = "INSERT INTO clock VALUES (?)"
+CLEAR_CLOCK = "DELETE FROM clock"
 CLAIM = "UPDATE sessions SET holder = ?, epoch = epoch + 1 WHERE id = ?"
 ASK = "INSERT OR IGNORE INTO asked VALUES (?, ?)"
-ASKED = "DELETE FROM asked WHERE holder = ? RETURNING session"
+TAKE_ASKED = "DELETE FROM asked WHERE holder = ? RETURNING session"
 HEARTBEAT = "INSERT INTO workers VALUES (?, 1) ON CONFLICT (holder) DO UPDATE SET beat = beat + 1"
 RELEASE_ALL = "UPDATE sessions SET holder = NULL WHERE holder = ?"
-FORGET_WORKER = "DELETE FROM workers WHERE holder = ?"
-FORGET_ASKED = "DELETE FROM asked WHERE holder = ?"
-FORGET_LEASES = "UPDATE sessions SET epoch = 0, holder = NULL WHERE epoch <> 0"
-FORGET_WORKERS = "DELETE FROM workers"
-FORGET_ALL_ASKED = "DELETE FROM asked"
+DELETE_WORKER = "DELETE FROM workers WHERE holder = ?"
+DELETE_ASKED = "DELETE FROM asked WHERE holder = ?"
+RESET_LEASES = "UPDATE sessions SET epoch = 0, holder = NULL WHERE epoch <> 0"
+DELETE_WORKERS = "DELETE FROM workers"
+DELETE_ALL_ASKED = "DELETE FROM asked"
 RELEASE_ONE = "UPDATE sessions SET holder = NULL WHERE id = ? AND holder = ? AND epoch = ?"
 RELEASE = f"UPDATE sessions SET holder = NULL WHERE key {_IN_JSON}"  # noqa: S608
 ANY_EXPIRED = "SELECT 1 FROM sessions WHERE expires_at <= ? LIMIT 1"
@@ -299,7 +304,7 @@ ALONE = f"""
 """  # noqa: S608
 DELETE_SESSIONS = f"DELETE FROM sessions WHERE key {_IN_JSON}"  # noqa: S608
 DELETE_ALL_LATER = "REPLACE INTO deleted (session, place, version) SELECT value, 0, 0 FROM json_each(CAST(? AS TEXT))"
-# Of the first ones, those of which few rows and bytes are to be deleted.
+# Among the first rows of `deleted`: the sessions with few rows and bytes to delete.
 SMALL_DELETED = """
     SELECT json_group_array(session) FROM (SELECT * FROM deleted ORDER BY session LIMIT ?) AS first
     WHERE place = 0 AND version = 0 AND parent IS NULL
@@ -310,8 +315,8 @@ SMALL_DELETED = """
 """
 BLOBS_OF = f"SELECT json_group_array(DISTINCT blob) FROM changes WHERE session {_IN_JSON}"  # noqa: S608
 DELETE_RECORDS_OF = f"DELETE FROM records WHERE session {_IN_JSON}"  # noqa: S608
-FORGET_CHANGES_OF = f"DELETE FROM changes WHERE session {_IN_JSON}"  # noqa: S608
-FORGET_ALL_DELETED = f"DELETE FROM deleted WHERE session {_IN_JSON}"  # noqa: S608
+DELETE_CHANGES_OF = f"DELETE FROM changes WHERE session {_IN_JSON}"  # noqa: S608
+DELETIONS_DONE = f"DELETE FROM deleted WHERE session {_IN_JSON}"  # noqa: S608
 FREE_BLOBS = f"""
     DELETE FROM blobs WHERE key {_IN_JSON} AND NOT EXISTS (SELECT 1 FROM changes WHERE blob = blobs.key)
 """  # noqa: S608
@@ -322,10 +327,10 @@ NEXT_DELETED = "SELECT session, place, version, parent FROM deleted ORDER BY ses
 RECORDS_TO_DELETE = "SELECT rowid, length(body) FROM records WHERE session = ? AND place >= ? ORDER BY place LIMIT ?"
 CHANGES_TO_DELETE = "SELECT version, part, blob, size FROM changes WHERE session = ? AND version >= ? LIMIT ?"
 ANY_DELETED = "SELECT 1 FROM deleted LIMIT 1"
-FORGET_DELETED = "DELETE FROM deleted WHERE session = ?"
+DELETION_DONE = "DELETE FROM deleted WHERE session = ?"
 DELETE_RECORD = "DELETE FROM records WHERE rowid = ?"
 TRIM = "UPDATE sessions SET oldest = max(oldest, ?) WHERE key = ?"
-FORGET_CHANGE = "DELETE FROM changes WHERE session = ? AND version = ? AND part = ?"
+DELETE_CHANGE = "DELETE FROM changes WHERE session = ? AND version = ? AND part = ?"
 FREE_BLOB = "DELETE FROM blobs WHERE key = ? AND NOT EXISTS (SELECT 1 FROM changes WHERE blob = blobs.key)"
 FREE_RECIPE = """
     DELETE FROM recipes WHERE key = ? AND NOT EXISTS (SELECT 1 FROM sessions WHERE recipe = recipes.key)

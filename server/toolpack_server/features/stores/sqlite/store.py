@@ -1,7 +1,7 @@
-"""A store in one SQLite file: embedded, durable, for one process or several on one machine.
+"""Store in one SQLite file: embedded, durable, for one or several processes on one machine.
 
-A read is one statement, a change is one short transaction. A commit is a compare-and-swap on the unique place
-of its record: the insert fails if another commit was first.
+A read is one statement, a change is one short transaction. A commit is a compare-and-swap on the unique index of its
+record: the insert fails if another commit was first.
 
 References aren't counted: a blob or a recipe is deleted when no row refers to it.
 """
@@ -40,7 +40,7 @@ from toolpack_server.stores.base import (
 )
 from toolpack_server.stores.history import Change, fitting, trim
 
-PAGE = 100  # sessions that `list` reads at a time, at least, if it looks for labels, which most may lack
+MIN_PAGE_SIZE = 100  # sessions that `list` reads at a time if it filters by labels, which few sessions may have
 
 
 class RowGoneError(Exception):
@@ -48,13 +48,13 @@ class RowGoneError(Exception):
 
 
 class SqliteStore:
-    """Keeps sessions in a SQLite file; `SharedStore` documents the methods."""
+    """Session store in a SQLite file; `SharedStore` documents the methods."""
 
     def __init__(self, file: SqliteFile, *, shared: bool) -> None:
         self.shared = shared
         self._file = file
         self._commits = Commits(file)
-        self._recipes = BoundedCache[int, bytes](RECIPE_CACHE_BYTES, len)  # by their keys, which are never reused
+        self._recipes = BoundedCache[int, bytes](RECIPE_CACHE_BYTES, len)  # by key; keys are never reused
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool) -> "SqliteStore":
@@ -78,7 +78,7 @@ class SqliteStore:
             for version, part, blob in changes:
                 writer.execute(sql.ADD_CHANGE_OF_NEW, (version, part, *stored[blob], last))
             add_history(writer, last, history)
-            # If all sessions existed already, nothing refers to a new blob.
+            # If all sessions existed already, nothing refers to the new blobs.
             writer.executemany(sql.FREE_BLOB, ((key,) for key, _ in stored.values()))
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
@@ -101,13 +101,13 @@ class SqliteStore:
         return self._commits.apply(commits)
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
-        found = {}
+        bodies = {}
         for blob in ids:
             rows = self._file.read(sql.BLOB, blob)
             if not rows:
                 raise MissingBlobError(blob)
-            found[blob] = rows[0][0]
-        return found
+            bodies[blob] = rows[0][0]
+        return bodies
 
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
         rows = self._file.read(sql.PARTS_AT, version, session_id) or self._file.read(sql.FIRST_PARTS_KEPT, session_id)
@@ -128,12 +128,12 @@ class SqliteStore:
             limit = len(fitting(sizes, lambda row: int(row[0]), max_bytes))
         return [Record(*row) for row in self._file.read(sql.RECORDS, session_id, session_id, after, limit)]
 
-    def records_at(self, wanted: Sequence[tuple[str, range]]) -> list[list[Record]]:
-        found: list[list[Record]] = [[] for _ in wanted]
-        given = [(session_id, indices.start, indices.stop - 1) for session_id, indices in wanted]
-        for number, *row in self._file.read(sql.RECORDS_AT, orjson.dumps(given)):
-            found[number].append(Record(*row))
-        return [sorted(records, key=lambda record: record.index) for records in found]
+    def records_at(self, ranges: Sequence[tuple[str, range]]) -> list[list[Record]]:
+        groups: list[list[Record]] = [[] for _ in ranges]
+        bounds = [(session_id, indices.start, indices.stop - 1) for session_id, indices in ranges]
+        for number, *row in self._file.read(sql.RECORDS_AT, orjson.dumps(bounds)):
+            groups[number].append(Record(*row))
+        return [sorted(records, key=lambda record: record.index) for records in groups]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
         rows = self._file.read(sql.HISTORY, session_id)
@@ -144,31 +144,31 @@ class SqliteStore:
         for *change, size in sorted(orjson.loads(history)):
             changes.append(Change(*change))
             sizes[change[2]] = size
-        # Outside of the transaction, as a session can only get newer versions meanwhile.
+        # Outside the transaction: meanwhile a session can only get newer versions.
         keep_from, unneeded = trim(changes, range(oldest, version + 1), sizes, keep_versions, keep_bytes)
         if keep_from == oldest:
             return
-        for some in [*deletion.in_chunks([(change, sizes[change.blob]) for change in unneeded])] or [[]]:
+        for chunk in [*deletion.in_chunks([(change, sizes[change.blob]) for change in unneeded])] or [[]]:
             with self._file.write() as writer:
                 writer.execute(sql.TRIM, (keep_from, key))
-                writer.executemany(sql.FORGET_CHANGE, ((key, change.version, change.part) for change in some))
-                writer.executemany(sql.FREE_BLOB, {(int(change.blob),) for change in some})
+                writer.executemany(sql.DELETE_CHANGE, ((key, change.version, change.part) for change in chunk))
+                writer.executemany(sql.FREE_BLOB, {(int(change.blob),) for change in chunk})
 
     def renew(self, session_id: str, expires_at: float) -> None:
         with self._file.write() as writer:
             writer.execute(sql.RENEW, (expires_at, session_id))
 
     def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
-        found: list[tuple[StoredSession, int]] = []
-        # One more than asked for: the loop ends with the row after the last one.
+        sessions: list[tuple[StoredSession, int]] = []
+        # One more than the limit: the loop ends at the row after the last one.
         for *session, version in SqliteListing(self._file, query).rows(
-            max(query.limit + 1, PAGE if query.labels else 0)
+            max(query.limit + 1, MIN_PAGE_SIZE if query.labels else 0)
         ):
-            if len(found) == query.limit:
+            if len(sessions) == query.limit:
                 break
             with suppress(RowGoneError, StateDamagedError):
-                found.append((self._session(session), version))
-        return found
+                sessions.append((self._session(session), version))
+        return sessions
 
     def count(self, owner: str | None = None) -> int:
         if owner is None:
@@ -194,17 +194,17 @@ class SqliteStore:
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
         ids = orjson.dumps([*session_ids])
-        # Read first, without a write transaction: a worker that waits for a lease asks often.
+        # Read first, without a write transaction: a worker that waits for a lease tries often.
         leases = _leases(self._file.read(sql.LEASES, ids))
-        if not _takeable(leases, holder, dead):
+        if not _grantable(leases, holder, dead):
             return [leases.get(session_id) for session_id in session_ids]
         with self._file.write() as writer:
             leases = _leases(writer.execute(sql.LEASES, (ids,)))
-            taken: dict[str, Head] = {}
-            for session_id in _takeable(leases, holder, dead):
+            granted: dict[str, Head] = {}
+            for session_id in _grantable(leases, holder, dead):
                 writer.execute(sql.CLAIM, (holder, session_id))
-                taken[session_id] = _head(writer.execute(sql.GET, (session_id,)).fetchone()[13:])
-        return [taken.get(session_id) or leases.get(session_id) for session_id in session_ids]
+                granted[session_id] = _head(writer.execute(sql.GET, (session_id,)).fetchone()[13:])
+        return [granted.get(session_id) or leases.get(session_id) for session_id in session_ids]
 
     def release(self, session_id: str, holder: str, epoch: int) -> None:
         with self._file.write() as writer:
@@ -217,12 +217,12 @@ class SqliteStore:
     def heartbeat(self, holder: str) -> Collection[str]:
         with self._file.write() as writer:
             writer.execute(sql.HEARTBEAT, (holder,))
-            asked = writer.execute(sql.ASKED, (holder,))
-            return {session_id for (session_id,) in asked}
+            rows = writer.execute(sql.TAKE_ASKED, (holder,))
+            return {session_id for (session_id,) in rows}
 
     def holder_ended(self, holder: str) -> None:
         with self._file.write() as writer:
-            for statement in (sql.RELEASE_ALL, sql.FORGET_WORKER, sql.FORGET_ASKED):
+            for statement in (sql.RELEASE_ALL, sql.DELETE_WORKER, sql.DELETE_ASKED):
                 writer.execute(statement, (holder,))
 
     def outside_name(self, new: str) -> str:
@@ -230,7 +230,7 @@ class SqliteStore:
             if not new:
                 return ""
             with self._file.write() as writer:
-                for statement in sql.KEEP_OUTSIDE:
+                for statement in sql.CREATE_OUTSIDE:
                     writer.execute(statement)
                 if writer.execute(sql.OUTSIDE_NAME).fetchone() is None:
                     writer.execute(sql.SET_OUTSIDE_NAME, (new,))
@@ -240,9 +240,9 @@ class SqliteStore:
         if not self._file.read(sql.ANY_DROPPED):
             return []
         with self._file.write() as writer:
-            found = writer.execute(sql.DROPPED, (limit,)).fetchall()
-            writer.execute(sql.FORGET_DROPPED, (orjson.dumps([key for key, _ in found]),))
-        return [stub for _, stub in found]
+            rows = writer.execute(sql.DROPPED, (limit,)).fetchall()
+            writer.execute(sql.DELETE_DROPPED, (orjson.dumps([key for key, _ in rows]),))
+        return [stub for _, stub in rows]
 
     def ping(self) -> None:
         self._file.check()
@@ -277,7 +277,8 @@ def _leases(rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
     return {id_: Lease(holder, heartbeat) for id_, holder, heartbeat in rows}
 
 
-def _takeable(leases: Mapping[str, Lease], holder: str, dead: Collection[Lease]) -> Sequence[str]:
+def _grantable(leases: Mapping[str, Lease], holder: str, dead: Collection[Lease]) -> Sequence[str]:
+    """Return the sessions whose leases can be granted to a holder."""
     return [id_ for id_, lease in leases.items() if lease.holder in {None, holder} or lease in dead]
 
 
