@@ -131,7 +131,7 @@ DENIED = {
     "DETACH main": f"DatabaseError: not authorized: {ALONE}",
     "VACUUM INTO 'x.db'": f"DatabaseError: not authorized: {ALONE}",
     **{
-        f"SELECT {call}": f"OperationalError: not authorized to use function: {name}: {name}() isn't possible in a "
+        f"SELECT {call}": f"OperationalError: not authorized to use function: {name}: {name}() isn't allowed in a "
         "session's database"
         for name, call in (("load_extension", "load_extension('x')"), ("fts3_tokenizer", "fts3_tokenizer('simple')"))
     },
