@@ -473,7 +473,7 @@ def test_workers_that_serve_are_told_which_others_have_ended(keeper):
     dead.die(-9)
     keeper._replace_workers()
     for _ in range(2):
-        keeper._tell_who_has_ended()
+        keeper._announce_ended_workers()
     assert other.heard == [pipe.ENDED + dead.holder.encode()]
 
 
@@ -483,12 +483,12 @@ def test_if_none_serves_those_that_do_later_are_told_which_have_ended(keeper):
         child.served = True
         child.die(-9)
     keeper._replace_workers()
-    keeper._tell_who_has_ended()
+    keeper._announce_ended_workers()
     one, two = keeper._children
     assert one.heard == []
     for child in (one, two):
         child.served = True
-        keeper._tell_who_has_ended()
+        keeper._announce_ended_workers()
         assert child.heard == [pipe.ENDED + ended.holder.encode() for ended in dead]
 
 

@@ -138,7 +138,7 @@ def test_a_broken_file_stops_nothing_and_is_said_once(tmp_path):
     with served(tmp_path) as server:
         session_id = server.rpc("create_session")["session_id"]
         server.write(BROKEN)
-        server.wait_for("reload: The server goes on with what it has loaded before; correct the file.")
+        server.wait_for("reload: The server goes on with the previous code; correct the file.")
         assert f"{tmp_path}/packs/shop.py:15: SyntaxError" in server.said()
         assert server.pay(session_id, 1) == 1
         server.write(BROKEN + "\n")
@@ -354,7 +354,7 @@ def test_a_watched_folder_may_go_come_and_be_replaced(watch, tmp_path):
 def test_a_watch_that_has_ended_is_said_in_one_sentence(watch):
     watch, _ = watch
     os.kill(watch.pid, signal.SIGKILL)
-    with pytest.raises(StartError, match="can't watch the files: the process that does it has ended"):
+    with pytest.raises(StartError, match="can't watch the files: the process that watches them has ended"):
         wait_until(watch.changed, "the end")
 
 

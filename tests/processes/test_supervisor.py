@@ -80,7 +80,7 @@ def test_a_server_that_is_killed_has_last_words_all_the_same(tmp_path, store, nu
         os.kill(server.process.pid, number)
         log = wait_until(lambda: words_of(tmp_path), "the last words")
         assert log[-1] == (
-            f"The server, process {server.process.pid}, has ended without a word, by signal {number.value} "
+            f"The server, process {server.process.pid}, ended without a message, by signal {number.value} "
             f"({signal.strsignal(number)})."
         )
 
@@ -90,7 +90,9 @@ def test_a_function_that_ends_a_server_without_a_supervisor_is_named_by_its_stat
         rough = server.rpc("create_session", toolpacks=["rough"])["session_id"]
         with pytest.raises(httpx.TransportError):
             server.call(rough, "ends", how="exit")
-        assert wait_until(lambda: words_of(tmp_path), "the last words")[-1].endswith("without a word, with status 3.")
+        assert wait_until(lambda: words_of(tmp_path), "the last words")[-1].endswith(
+            "without a message, with status 3."
+        )
 
 
 @pytest.mark.usefixtures("cold")  # the witness is found by the command line

@@ -232,7 +232,7 @@ def test_bytes_that_one_name_holds_back_are_limited(narrow):
             text = read_all(second)
             assert text.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nretry-after: 1\r\n" in text
-            assert b"you have 150000, and 200000 are allowed" in text
+            assert b"your requests use 150000 bytes" in text
         with held_back(narrow, 60_000, b"bob-secret") as third:
             third.sendall(b" ")
             assert answer(third)[1]["error"]["code"] == -32700
@@ -246,7 +246,7 @@ def test_bytes_that_all_names_hold_back_are_limited(narrow):
         wait_until(lambda: in_flight(narrow) == 380_000, "the announced bytes")
         with held_back(narrow, 30_000, b"eve-secret") as connection:
             message = check_refusal(answer(connection), 503)
-            assert "all clients together have 380000" in message
+            assert "all clients together use 380000" in message
     wait_until(lambda: in_flight(narrow) == 0, "their release")
 
 

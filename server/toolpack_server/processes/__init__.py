@@ -1,5 +1,5 @@
-"""Processes: the listening socket, the workers, and the supervisor that keeps them alive.
+"""Processes of the server: the supervisor, the workers that it keeps running, and the listening socket.
 
-Nothing here knows about sessions, and what forks others runs no toolpack code. A worker is a process that
-loads the toolpacks and runs the web application.
+A worker loads the toolpacks and runs the web application. This package doesn't depend on sessions, and a process that
+forks others runs no toolpack code.
 """

@@ -1,7 +1,7 @@
-"""A forked process as its parent sees it: a process id, a pipe, and what comes through the pipe.
+"""Forked child process with a pipe to its parent.
 
-Nothing here decides anything. It is forked with `os.fork`, not with `multiprocessing`, which leaks open files
-if a fork fails, and takes a process for alive as long as one that it has forked itself.
+It is forked with `os.fork`. `multiprocessing` would leak open files if a fork fails, and would consider a process alive
+as long as one of that process's own children is alive.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-END_SECONDS = 10.0  # from the end of a process's pipe to its own, which may write a core dump
+END_SECONDS = 10.0  # max time from the end of its pipe to the end of the process, which may write a core dump
 TICK_SECONDS = 0.01
 _PR_SET_PDEATHSIG = 1
 
@@ -26,15 +26,16 @@ class Child:
     """A forked process.
 
     Args:
-        run: What it runs, with its end of the pipe; returns its exit status. Calls `follow` first.
-        others: Ends of pipes to other children, which it must not keep open.
+        run: The function to run. It gets the child's end of the pipe, calls `follow` first, and returns the exit
+            status.
+        others: The parent's ends of the pipes to other children. The new child closes them.
 
     Raises:
         OSError: The system allows no more processes or open files.
     """
 
     def __init__(self, run: Callable[[Connection], int], others: Iterable[Connection] = ()) -> None:
-        self.exit_code: int | None = None  # as `subprocess` has it; None while it lives
+        self.exit_code: int | None = None  # in the form of `subprocess`; None while the child runs
         self.pipe, end = multiprocessing.Pipe()
         flush_streams()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the child handles them itself
@@ -50,16 +51,18 @@ class Child:
             end.close()
 
     def received(self) -> Iterator[bytes]:
+        """Yield the messages that the child has sent."""
         with contextlib.suppress(EOFError, OSError):
             while self.pipe.poll():
                 yield self.pipe.recv_bytes()
 
     def send(self, message: bytes) -> None:
-        """Send a message, which is lost if the process has ended."""
+        """Send a message. It is lost if the child has ended."""
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(message)
 
     def is_alive(self) -> bool:
+        """Return whether the child still runs."""
         if self.exit_code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -67,18 +70,18 @@ class Child:
         return self.exit_code is None
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send a signal to the child if it still runs."""
         if self.is_alive():
             os.kill(self.pid, number)
 
     def wait(self) -> str:
-        """Wait until it has ended, whose pipe has, and get how: `signal 11`, or `status 1`.
+        """Wait for the end of a child whose pipe was closed, and return how it ended: `signal 11` or `status 1`.
 
-        What it runs may have closed all its open files, and go on: then it is killed.
+        A child that goes on after closing all its open files is killed.
         """
-        give_up = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + END_SECONDS
         while self.is_alive():
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 self.end()
                 return "killed, as it had closed its open files"
             time.sleep(TICK_SECONDS)
@@ -86,6 +89,7 @@ class Child:
         return f"signal {-code}" if code < 0 else f"status {code}"
 
     def end(self) -> None:
+        """Kill the child if it still runs, and close the pipe."""
         if self.is_alive():
             os.kill(self.pid, signal.SIGKILL)
             self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -100,21 +104,21 @@ def _live(run: Callable[[Connection], int], pipe: Connection, inherited: list[Co
         status = run(pipe)
     finally:
         flush_streams()
-        # Not `sys.exit`, which may wait for threads that are stuck in a function.
+        # `sys.exit` could wait for threads that are stuck in a function.
         os._exit(status)
 
 
 def flush_streams() -> None:
-    """Write what the standard streams hold, so that no forked process writes it once more."""
+    """Flush the standard streams, so that a forked process doesn't write their buffers again."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or on a full disk: no reason not to go on
+        with contextlib.suppress(OSError, ValueError):  # a closed stream, or a full disk, must not stop the server
             stream.flush()
 
 
 def handle_stop(handler: signal.Handlers | Callable[[int, FrameType | None], object]) -> None:
-    """Handle the signals that stop a server, but SIGHUP if it is ignored, as below `nohup`.
+    """Handle the signals that stop a server, except SIGHUP if it is ignored, as with `nohup`.
 
-    SIGINT is ignored in what a script starts in the background, and stops it nevertheless.
+    SIGINT is handled even if it is ignored, as in a background job of a shell script.
     """
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -122,9 +126,12 @@ def handle_stop(handler: signal.Handlers | Callable[[int, FrameType | None], obj
 
 
 def follow(parent: int) -> None:
-    """In a child that has set its handlers, let signals come, and end with the parent, which may have ended already."""
+    """Unblock the stop signals in a child, and make it end with its parent.
+
+    The child calls this after setting its signal handlers. The parent may have ended already.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    with contextlib.suppress(OSError, AttributeError):  # only Linux has it; others notice by the pipe
+    with contextlib.suppress(OSError, AttributeError):  # only on Linux; elsewhere the child notices at the pipe
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,30 +1,32 @@
-"""For how long a silent process could have said something, as far as the system tells.
+"""CPU time of a silent process, to tell a hanging process from one that gets no CPU.
 
-On a busy machine, or under a limit of processor time, a process that is well may get no turn for many seconds. The
-rule: of the time in which it wants to go on only what it has had of a processor counts, and all of the time in which it
-does nothing but wait. Where the system tells neither, all of the time counts.
+On a busy machine, or under a CPU limit, a healthy process may not run for many seconds. So only its CPU time counts
+while it is runnable, and wall-clock time counts while it sleeps. On systems without `/proc`, wall-clock time counts.
 """
 
 import os
 from pathlib import Path
 
-_GOES_ON = {"R", "D"}  # runs or waits for a processor; waits for a disk, or for memory that is on one
+_RUNNABLE_STATES = {"R", "D"}  # runs or waits for a CPU; waits for a disk or for swapped memory
 
 
 class CpuTime:
+    """The counted time of one process."""
+
     def __init__(self, process: int) -> None:
         self._process = Path(f"/proc/{process}")
         self._used = 0.0
 
     def counted(self, seconds: float) -> float:
-        """Get how many of the seconds since this was asked last count."""
+        """Return how many of the seconds since the last call of this method count."""
         try:
             used = self._processor_seconds()
-            goes_on = any(_fields(each / "stat")[0] in _GOES_ON for each in (self._process / "task").iterdir())
+            threads = (self._process / "task").iterdir()
+            is_runnable = any(_fields(thread / "stat")[0] in _RUNNABLE_STATES for thread in threads)
         except (OSError, IndexError):
             return seconds
         before, self._used = self._used, used
-        return min(used - before, seconds) if goes_on else seconds
+        return min(used - before, seconds) if is_runnable else seconds
 
     def _processor_seconds(self) -> float:
         user, system = _fields(self._process / "stat")[11:13]
@@ -32,5 +34,5 @@ class CpuTime:
 
 
 def _fields(path: Path) -> list[str]:
-    """Get what proc_pid_stat(5) says from the state on; before it is a name, which may contain anything."""
+    """Return the fields of proc_pid_stat(5) from the state on. The name before it may contain any character."""
     return path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

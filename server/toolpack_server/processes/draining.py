@@ -1,10 +1,12 @@
-"""An HTTP server with an end that loses nothing: no call, no answer, no connection.
+"""HTTP server with a graceful shutdown, which loses no call, answer or connection.
 
-A stopped worker isn't ready any more. It serves as before for `shutdown_delay_seconds`, in which balancers find that
-out. Then it goes on accepting connections and answers 503, until no call runs or `drain_seconds` are over.
-A worker that is retired leaves new connections to the one that takes its place, and runs what comes on those it has.
-Every request gets an answer, in JSON, and each answer closes its connection. When nothing else is left, idle
-connections get a moment in which a request that is on its way may arrive.
+- A *stopped* worker reports that it isn't ready, and serves as before for `shutdown_delay_seconds`, until load
+  balancers have noticed. Then it still accepts connections but answers 503, until no call runs or `drain_seconds` have
+  passed.
+- A *retired* worker leaves new connections to its replacement, and answers all requests on its own connections.
+
+Every request gets a JSON answer, and each answer closes its connection. At the end, idle connections stay open for a
+moment, because a request may be arriving.
 """
 
 import asyncio
@@ -24,13 +26,13 @@ from toolpack_server.processes.pipe import SupervisorPipe
 from toolpack_server.web.endpoints import Gateway
 from toolpack_server.web.http_server import HttpServer
 
-LINGER_SECONDS = 0.5  # for requests that are on their way, and for responses that are being sent
-CANCEL_SECONDS = 0.2  # for the answers to cancelled requests
+LINGER_SECONDS = 0.5  # for requests that are arriving, and for responses that are being sent
+CANCEL_SECONDS = 0.2  # for answers to cancelled requests
 POLL_SECONDS = 0.01
 
 
 class DrainingServer(HttpServer):
-    """A server that at its end answers everything."""
+    """A server that answers every request before it ends."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway, pipe: SupervisorPipe) -> None:
         super().__init__(app, gateway.service.settings, gateway.connections)
@@ -44,7 +46,7 @@ class DrainingServer(HttpServer):
         run_after_fork(self.close_in_child)
 
     def handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop at a signal; called on the main thread, which isn't the one that runs the loop."""
+        """Stop at a signal. The main thread calls this; another thread runs the loop."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -53,22 +55,25 @@ class DrainingServer(HttpServer):
         handle_stop(handle)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
-        """Stop; at a second signal that is SIGINT, without waiting for running calls."""
+        """Stop. If a further signal is SIGINT, don't wait for running calls."""
         if not self._stopped and not self._pipe.has_supervisor:
             log.info("The server stops: it was sent %s.", signal.Signals(sig).name)
         self._hurried |= self._stopped and sig == signal.SIGINT
         if not self._stopped:
             self._refuse_at = time.monotonic() + self._service.settings.shutdown_delay_seconds
         self._stopped = self._gateway.leaving = True
-        self.close_with_next_answer()  # so that clients connect anew, to other servers
+        self.close_with_next_answer()  # so that clients reconnect, to other servers
         self._leave()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look after this worker: whether it should be replaced, and if it drains, whether it is done."""
+        """Check whether this worker should be replaced, and whether draining is complete."""
         if not self._pipe.unfit and self._service.is_unfit():
             self._pipe.unfit = True
             if not self._pipe.has_supervisor:
-                log.warning("There are too many stuck threads, but without a supervisor nothing can be replaced.")
+                log.warning(
+                    "The server has too many stuck threads, and no supervisor that could replace it: restart it. A "
+                    "server with a persistent TOOLPACK_STORE has a supervisor."
+                )
         if self._stopped:
             self._leave()  # the signal may have come before `ready` was set
         elif self._pipe.retired:
@@ -81,8 +86,8 @@ class DrainingServer(HttpServer):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer whatever is left, then close all connections."""
-        retired = not self._stopped  # then it has waited for idle connections already
+        """Answer the remaining requests, then close all connections."""
+        retired = not self._stopped  # a retired worker has waited for idle connections already
         self._gateway.ready = False
         self._drain()
         self._service.sessions.queues.stop()
@@ -93,20 +98,20 @@ class DrainingServer(HttpServer):
         await self.end()
 
     def close_in_child(self) -> None:
-        """In a process that a function has forked, keep neither the port nor the handlers of signals."""
-        detach([*(one.fileno() for one in self.sockets()), *self._pipe.descriptors()])
-        # What `terminate()` sends must end it. This process would hear of what is written for a signal, too.
+        """Release the sockets and signal handlers in a process that a function has forked."""
+        detach([*(connection.fileno() for connection in self.sockets()), *self._pipe.descriptors()])
+        # SIGTERM, as `terminate()` sends it, must end the child. Its signals must not wake this server's event loop.
         handle_stop(signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
 
     def _leave(self) -> None:
-        """Refuse what is new, once balancers have had the time to send it elsewhere."""
+        """Refuse new requests when load balancers have had the time to notice."""
         if time.monotonic() >= self._refuse_at:
             self._gateway.ready = False
             self._drain()
 
     def _drain(self) -> None:
-        """Close each connection with its next answer, and stop when no call runs, or after `drain_seconds`."""
+        """Close each connection after its next answer, and stop when no call runs, or after `drain_seconds`."""
         if self._stop_at is not None:
             return
         self._quiet_since = time.monotonic()
@@ -121,14 +126,14 @@ class DrainingServer(HttpServer):
             return False
         if self._stopped:
             return True
-        # Retired: a connection may have been accepted that isn't counted yet. Idle ones end by themselves after some
-        # seconds, unless somebody waits for the store meanwhile.
+        # A retired worker may have accepted a connection that isn't counted yet, so it waits a moment. It also waits
+        # for idle connections, which time out after some seconds, unless its replacement needs the store (`exclusive`).
         is_quiet = now - self._quiet_since > LINGER_SECONDS
         return is_quiet and (self._service.settings.exclusive or not self.connections())
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> None:
-    # Turns of the event loop are counted, not seconds: what has come while this process stood still must be read, too.
+    # Count loop iterations, not seconds: data that arrived while this process was suspended must still be read.
     for _ in range(round(seconds / POLL_SECONDS)):
         if condition():
             return

@@ -1,8 +1,8 @@
-"""A process that outlives the server for a moment, to say in the log how it has ended if it couldn't say so itself.
+"""Process that logs how the server ended if the server was killed and couldn't log it.
 
-A process that is killed says nothing, and with the supervisor its workers end, too. The witness is forked
-before the server does anything else, runs no code but this, and ends with the server. It is nobody's child, so that the
-server's children are its workers.
+If the supervisor is killed, its workers end, too. So this process, the exit logger, is forked before the server does
+anything else. It runs only this module, and ends after the server. It forks twice, so it isn't a child of the server,
+whose children are its workers.
 """
 
 import contextlib
@@ -20,61 +20,61 @@ from toolpack_server.observability.log import configure_logging
 
 STANDARD_ERROR = 2
 _MEMORY = Path("/proc/vmstat")
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # which may be sent to all processes at once
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # often sent to a whole process group
 
 
 @contextlib.contextmanager
 def log_exit_of(settings: Settings) -> Iterator[None]:
-    """Have a witness while the block runs; whatever it raises is said by others. Only Linux has what it needs."""
+    """Log how this process ends if it is killed in the block. Exceptions are logged elsewhere. Works on Linux only."""
     if not hasattr(os, "pidfd_open"):
         yield
         return
-    server, said = os.getpid(), mmap.mmap(-1, 1)
+    server, has_left = os.getpid(), mmap.mmap(-1, 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of whoever runs the command don't matter here
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads of the process don't matter here
         child = os.fork()
         if child == 0:
-            _become_witness(server, said, settings)
+            _run_exit_logger(server, has_left, settings)
     os.waitpid(child, 0)
     try:
         yield
     finally:
-        if os.getpid() == server:  # and not a process that a function has forked
-            said[0] = 1
+        if os.getpid() == server:  # not in a process that a function has forked
+            has_left[0] = 1
 
 
-def _become_witness(server: int, said: mmap.mmap, settings: Settings) -> None:
+def _run_exit_logger(server: int, has_left: mmap.mmap, settings: Settings) -> None:
     try:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
-        os.setsid()  # so that it sees the end of a group of processes
+        os.setsid()  # so that it survives a signal to the server's process group
         if os.fork() == 0:
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, 0)
             os.dup2(null, 1)
-            for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers; up to the limit there may be a billion
+            for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file numbers; a loop up to the limit could take a billion steps
                 if int(name) > STANDARD_ERROR:
                     with contextlib.suppress(OSError):
                         os.close(int(name))
-            _watch(server, said, settings)
+            _watch(server, has_left, settings)
     finally:
         os._exit(0)
 
 
-def _watch(server: int, said: mmap.mmap, settings: Settings) -> None:
-    with contextlib.suppress(OSError):  # it has ended already, or the system can't tell
+def _watch(server: int, has_left: mmap.mmap, settings: Settings) -> None:
+    with contextlib.suppress(OSError):  # the server has ended already, or the system has no pidfd
         end = os.pidfd_open(server)
         killed = _killed_for_memory()
         select.select([end], [], [])
-        if not said[0]:
+        if not has_left[0]:
             configure_logging(settings.log_calls, settings.log_level)
-            memory = " The system has killed processes meanwhile because it had no memory left."
-            more = memory if _killed_for_memory() > killed else ""
-            log.error("The server, process %d, has ended without a word%s.%s", server, _how(server), more)
+            memory = " Meanwhile the system killed processes because it had no memory left."
+            hint = memory if _killed_for_memory() > killed else ""
+            log.error("The server, process %d, ended without a message%s.%s", server, _how(server), hint)
 
 
 def _how(server: int) -> str:
-    """Say how a process has ended, as long as its parent hasn't asked."""
+    """Return how a process ended, for the log line; "" if its parent has already collected the status."""
     try:
         fields = Path(f"/proc/{server}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         code = os.waitstatus_to_exitcode(int(fields[49]))
@@ -84,7 +84,7 @@ def _how(server: int) -> str:
 
 
 def _killed_for_memory() -> int:
-    """Count the processes that the system has killed for lack of memory."""
+    """Return the number of processes that the system has killed for lack of memory."""
     with contextlib.suppress(OSError):
         for line in _MEMORY.read_text(encoding="utf-8").splitlines():
             if line.startswith("oom_kill "):

@@ -1,7 +1,7 @@
-"""A process that reports which Python files in some folders have changed.
+"""Process that reports changed Python files in folders.
 
-It runs the native threads of the library `watchfiles`, because its parent forks, which is safe only without threads. It
-imports no toolpack.
+The library `watchfiles` starts native threads. It runs in a process of its own, because the parent forks, which is safe
+only without threads. The process imports no toolpack.
 """
 
 import json
@@ -17,17 +17,18 @@ from pathlib import Path
 from toolpack_server.base.errors import SettingsError, StartError
 from toolpack_server.processes.child import Child, follow, handle_stop
 
-SETTLE_MS = 100  # without a change: an editor, or a checkout, writes several files
-CHECK_MS = 250  # between two checks whether the parent still runs, and whether a folder was replaced
+SETTLE_MS = 100  # without a change before a report: an editor or a checkout writes several files
+CHECK_MS = 250  # between two checks that the parent still runs and no folder was replaced
 
 Files = dict[str, tuple[int, int, int]]
-"""For each path the time of its last change, its size and its inode."""
+"""The time of the last change, the size and the inode of each file, by path."""
 
 
 class FileWatch(Child):
-    """Watches the Python files in some folders, which may be missing, once it is constructed.
+    """Watches the Python files in folders. A folder may be missing. The watch is active when the constructor returns.
 
     Raises:
+        SettingsError: `watchfiles` isn't installed.
         StartError: The files can't be watched.
     """
 
@@ -39,22 +40,22 @@ class FileWatch(Child):
         self._receive()
 
     def changed(self) -> list[str]:
-        """Return the files that were changed, added or removed, sorted; an empty list if there are none."""
+        """Return the files that were changed, added or removed since the last call, sorted."""
         return self._receive() if self.pipe.poll() else []
 
     def _receive(self) -> list[str]:
         try:
             message = json.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
-            message = "the process that does it has ended"
+            message = "the process that watches them has ended"
         if isinstance(message, str):
             raise StartError(f"--reload can't watch the files: {message}.")
         return list(message)
 
 
 def python_files(folders: Sequence[Path]) -> Files:
-    """Return the Python files in folders and all in them, but hidden ones, caches and virtual environments."""
-    found: Files = {}
+    """Return the Python files in and below folders, without hidden files, caches and virtual environments."""
+    files: Files = {}
     for top in folders:
         for folder, inner, names in os.walk(top):
             inner[:] = [name for name in inner if not name.startswith((".", "__pycache__"))]
@@ -68,43 +69,43 @@ def python_files(folders: Sequence[Path]) -> Files:
                         status = os.stat(path)  # noqa: PTH116
                     except OSError:  # deleted meanwhile
                         continue
-                    found[path] = status.st_mtime_ns, status.st_size, status.st_ino
-    return found
+                    files[path] = status.st_mtime_ns, status.st_size, status.st_ino
+    return files
 
 
 def _report(folders: Sequence[Path], pipe: Connection, parent: int) -> int:
-    """Send the files of each change until the parent ends; the first message, an empty list, says that it watches."""
-    os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which decides
+    """Send the files of each change until the parent ends. The first message, an empty list, reports the start."""
+    os.setpgid(0, 0)  # Ctrl-C then reaches only the parent, which handles it
     handle_stop(signal.SIG_DFL)
     follow(parent)
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it would log the number of changes
-    known: Files | None = None
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # else it logs the number of changes
+    before: Files | None = None
     try:
-        for look in _looks(folders):
+        for may_differ in _checks(folders):
             if os.getppid() != parent:
                 break
-            if not look:
+            if not may_differ:
                 continue
             files = python_files(folders)
-            changed = set() if known is None else {path for path, _ in files.items() ^ known.items()}
-            if changed or known is None:
+            changed = set() if before is None else {path for path, _ in files.items() ^ before.items()}
+            if changed or before is None:
                 pipe.send_bytes(json.dumps(sorted(changed)).encode())
-            known = files
+            before = files
     except OSError as error:  # such as more folders than the system can watch
         pipe.send_bytes(json.dumps(str(error)).encode())
         return 1
     return 0
 
 
-def _looks(folders: Sequence[Path]) -> Iterator[bool]:
-    """Yield four times a second, and at each change, whether files may have changed since the last time.
+def _checks(folders: Sequence[Path]) -> Iterator[bool]:
+    """Yield whether files may have changed since the last time: at each change, and four times a second.
 
-    A watch ends with its folder, so there is a new one when a folder was replaced, has gone or has come.
+    A watch ends with its folder. So a new watch starts when a folder was replaced, removed or added.
     """
-    import watchfiles  # noqa: PLC0415 - it has threads, and only this process may
+    import watchfiles  # noqa: PLC0415 - it starts threads, which only this process may have
 
     while True:
-        look = True
+        may_differ = True
         try:
             present = _inodes(folders)
             for changes in watchfiles.watch(
@@ -115,8 +116,8 @@ def _looks(folders: Sequence[Path]) -> Iterator[bool]:
                 yield_on_timeout=True,
                 ignore_permission_denied=True,
             ):
-                yield look or bool(changes)
-                look = False
+                yield may_differ or bool(changes)
+                may_differ = False
                 gone = {Path(path) for kind, path in changes if kind == watchfiles.Change.deleted}
                 if gone & present.keys() or _inodes(folders) != present:
                     break

@@ -1,8 +1,8 @@
-"""Work in a process that ends with it, so that whatever it leaves behind in a process is gone.
+"""Calls that run in a short-lived process, so that their side effects end with it.
 
-Native libraries start threads when they are imported or used, and a fork copies none of them: a process that is forked
-after that may wait for them for ever. What forks workers runs no toolpack code; what it wants to know of
-toolpacks it asks such a process.
+Native libraries start threads when they are imported or used. A fork doesn't copy threads, so a process that is forked
+afterwards may wait for them forever. Therefore a process that forks workers runs no toolpack code: it loads and checks
+toolpacks in an isolated call.
 """
 
 import json
@@ -22,16 +22,18 @@ from toolpack_server.processes.child import Child, follow, handle_stop
 
 
 class Loaded(NamedTuple):
+    """The result of `load`."""
+
     inventory: Inventory
     catalog: Catalog | None  # None if workers load the toolpacks themselves
 
 
 def load(settings: Settings) -> Loaded:
-    """Find out which toolpacks there are, and check them: in this process only if it will be the one that serves.
+    """Load and check the toolpacks: in this process if it will serve itself, else in an isolated call.
 
     Raises:
         RegistrationError: The first problem of the toolpacks.
-        StartError: Loading them has ended the process.
+        StartError: The isolated process ended while loading them.
     """
     if not settings.store_url.persistent:
         catalog = catalog_of(settings)
@@ -43,17 +45,17 @@ def load(settings: Settings) -> Loaded:
         except RegistrationError as error:
             return {"problem": str(error)}
 
-    found = run_isolated(find)
-    if "problem" in found:
-        raise RegistrationError(found["problem"])
-    return Loaded(Inventory.from_json(found["inventory"]), None)
+    result = run_isolated(find)
+    if "problem" in result:
+        raise RegistrationError(result["problem"])
+    return Loaded(Inventory.from_json(result["inventory"]), None)
 
 
 def run_isolated(work: Callable[[], Any]) -> Any:
-    """Work with toolpacks in a process of its own, and get what that returns, plain JSON.
+    """Run `work` in a new process, and return its result, which must be plain JSON.
 
     Raises:
-        StartError: The process has ended before.
+        StartError: The process ended without a result.
     """
     parent = os.getpid()
 
@@ -72,7 +74,7 @@ def run_isolated(work: Callable[[], Any]) -> Any:
         return json.loads(child.pipe.recv_bytes())
     except EOFError:
         raise StartError(
-            f"The process in which the toolpacks are loaded and checked has ended ({child.wait()})."
+            f"The process that loads and checks the toolpacks ended before it was done ({child.wait()})."
         ) from None
     finally:
         child.end()

@@ -1,6 +1,6 @@
-"""The socket that all workers listen on.
+"""Listening socket that all workers share.
 
-It is opened once, before any worker starts, and stays open while workers are replaced.
+It is opened once, before the first worker starts, and stays open while workers are replaced.
 """
 
 import errno
@@ -13,12 +13,16 @@ BACKLOG = 4096  # connections that aren't accepted yet; the system may allow few
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket; a host or port that can't be used is a `SettingsError`."""
+    """Open the listening socket.
+
+    Raises:
+        SettingsError: The host or port can't be used.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        # Connections inherit it; asyncio sets it only on sockets that it creates. Without it, Nagle's algorithm delays
-        # the second part of a response until the client acknowledges the first: 40 ms.
+        # Connections inherit this option; asyncio sets it only on sockets that it creates. Without it, Nagle's
+        # algorithm delays the second part of a response by 40 ms, until the client acknowledges the first.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener  # noqa: TRY300 - every line above can raise OSError
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The pipe between a worker and its supervisor.
+"""Pipe between a worker and its supervisor.
 
-The supervisor must tell a worker that computes for long from one that hangs, and a worker mustn't end before another
-serves in its place. A message is one of the words below. A worker whose supervisor is gone ends at once.
+It lets the supervisor distinguish a worker that computes for long from one that hangs, and lets a worker end only when
+its replacement serves. A message is one of the words below. A worker whose supervisor has ended exits at once.
 """
 
 import os
@@ -10,49 +10,61 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-STARTING, SERVING, UNFIT = b"starting", b"serving", b"unfit"  # what a worker says, again and again
-FAILED = b"failed: "  # what it says last if it can't start, followed by the reason
-HOLDER = b"holder: "  # what it says before it serves, followed by the id by which the store knows it
-RETIRE, HURRY = b"retire", b"hurry"  # what its supervisor says, once
-ENDED = b"ended: "  # what its supervisor says when another worker has ended, followed by that one's id
+# From a worker:
+STARTING, SERVING, UNFIT = b"starting", b"serving", b"unfit"  # its heartbeats
+FAILED = b"failed: "  # followed by the reason; the last message of a worker that can't start
+HOLDER = b"holder: "  # followed by the id by which the store knows it; sent before it serves
+# From the supervisor:
+RETIRE, HURRY = b"retire", b"hurry"  # sent once
+ENDED = b"ended: "  # followed by the id of another worker that has ended
 HEARTBEAT_SECONDS = 0.5
-STARTING_SECONDS = 0.05  # between heartbeats until the worker serves, which the supervisor should learn soon
-TURN_SECONDS = 2.0  # an event loop without an iteration for so long is blocked
+STARTING_SECONDS = 0.05  # between heartbeats until the worker serves, so that the supervisor notices soon
+TURN_SECONDS = 2.0  # an event loop without an iteration for this long is blocked
 
 
 class SupervisorPipe:
-    """A worker's end: it shows the supervisor that this process runs Python code and, once it serves, its event loop.
+    """A worker's end of the pipe. Its heartbeats prove that Python code and, once it serves, the event loop run.
 
     Heartbeats stop if a C call never releases the GIL, or if the event loop waits for a lock that an interrupted
     function still holds.
 
     Args:
-        pipe: The pipe; it breaks when the supervisor dies. None if there is no supervisor.
-        serving: Called once this process serves.
+        pipe: The pipe, which breaks when the supervisor ends. None without a supervisor.
+        serving: Called when this process begins to serve.
+
+    Attributes:
+        has_supervisor: Whether a supervisor replaces this worker when it is unfit or ends.
+        unfit: This worker should be replaced.
+        retired: Another worker has replaced this one, which must end.
+        hurried: This worker must end without waiting for running calls.
     """
 
     def __init__(self, pipe: Connection | None = None, serving: Callable[[], None] | None = None) -> None:
         self._turned: float | None = None
         self._serving = serving
         self._pipe = pipe
-        # There is a supervisor, which replaces this worker when it is unfit or ends.
         self.has_supervisor = pipe is not None
-        self.unfit = False  # this worker should be replaced
-        self.retired = False  # another worker takes the place of this one, which is to end
-        self.hurried = False  # this worker is to end without waiting for running calls
+        self.unfit = False
+        self.retired = False
+        self.hurried = False
         self._holder_ended: Callable[[str], None] | None = None
         if pipe is not None:
             threading.Thread(target=self._keep_up, args=(pipe,), name="supervisor", daemon=True).start()
 
     def turn(self, *, last: bool = False) -> None:
-        """Record an iteration of the event loop; after the last one, it is no longer monitored."""
+        """Record an iteration of the event loop. After the last one, the loop is no longer monitored."""
         self._turned = None if last else time.monotonic()
         if self._serving is not None:
             self._serving()
             self._serving = None
 
     def introduce(self, holder: str, holder_ended: Callable[[str], None]) -> None:
-        """Say by which id the store knows this worker; `holder_ended` is called with those of workers that end."""
+        """Send the supervisor the id by which the store knows this worker.
+
+        Args:
+            holder: The id.
+            holder_ended: Called with the id of each worker that ends.
+        """
         self._holder_ended = holder_ended
         if self._pipe is not None:
             self._pipe.send_bytes(HOLDER + holder.encode())
@@ -63,6 +75,7 @@ class SupervisorPipe:
             self._pipe.send_bytes(FAILED + reason.encode("utf-8", "replace"))
 
     def descriptors(self) -> list[int]:
+        """Return the pipe's file descriptor, if it is open."""
         return [] if self._pipe is None or self._pipe.closed else [self._pipe.fileno()]
 
     def _keep_up(self, pipe: Connection) -> None:

@@ -1,10 +1,10 @@
-"""`serve --reload`: a process that starts the server again whenever a file of the toolpacks changes.
+"""Process of `serve --reload`, which restarts the server when a file of the toolpacks changes.
 
-It is the parent of *generations*: processes that each have the toolpacks loaded anew and then serve. A generation
-stops only when the next one has found its toolpacks sound. So a broken file stops nothing: its mistake is printed once,
-and the server goes on with the code before. The port stays open, and connections wait from one generation to the next.
+It forks *generations*: processes that load the toolpacks and then serve. A generation stops only after the next one has
+loaded its toolpacks without problems. So a broken file doesn't stop the server: its mistake is printed once, and the
+previous code stays in use. The port stays open, and connections wait between two generations.
 
-This process imports no toolpack, and starts a generation only when a file has changed.
+The parent process imports no toolpack, and starts a generation only when a file has changed.
 """
 
 import json
@@ -30,11 +30,11 @@ TICK_SECONDS = 0.25
 SERVING, GO = b"serving", b"go"
 
 Serve = Callable[[Loaded, Callable[[], None], bool], None]
-"""Serves toolpacks until SIGTERM; calls the function when it serves. True: as nothing has served before."""
+"""Serves toolpacks until SIGTERM. It calls the function when it serves. The flag is True in the first generation."""
 
 
 class Generation(Child):
-    """A process that has the toolpacks loaded, tells their fingerprints, and serves them when it is told to."""
+    """A process that loads the toolpacks, sends their fingerprints, and serves when its parent sends `GO`."""
 
     def __init__(self, settings: Settings, serve: Serve, *, first: bool) -> None:
         self.fingerprints: Mapping[str, str] | None = None
@@ -43,6 +43,7 @@ class Generation(Child):
         super().__init__(lambda pipe: _live(settings, serve, pipe, parent, first=first))
 
     def look(self) -> None:
+        """Read the generation's messages, and whether it still runs."""
         for message in self.received():
             if message == SERVING:
                 self.served = True
@@ -52,22 +53,22 @@ class Generation(Child):
 
 
 def _live(settings: Settings, serve: Serve, pipe: Connection, parent: int, *, first: bool) -> int:
-    """Be a generation, in a forked process; get its exit status."""
+    """Run a generation in the forked process, and return its exit status."""
     try:
-        os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which decides
+        os.setpgid(0, 0)  # Ctrl-C then reaches only the parent, which handles it
         handle_stop(signal.SIG_DFL)
         follow(parent)
-        # Python doesn't notice that a file was changed twice in one second if it keeps what it has compiled.
+        # With a bytecode cache, Python wouldn't notice a second change of a file in the same second.
         sys.dont_write_bytecode = True
         loaded = load(settings)
-        marks = {name: entry.fingerprint for name, entry in loaded.inventory.toolpacks.items()}
-        pipe.send_bytes(json.dumps(marks).encode())
+        fingerprints = {name: entry.fingerprint for name, entry in loaded.inventory.toolpacks.items()}
+        pipe.send_bytes(json.dumps(fingerprints).encode())
         pipe.recv_bytes()
         serve(loaded, lambda: pipe.send_bytes(SERVING), first)
     except StartError as error:
         echo(f"toolpack-server: {error}", err=True)
         return 1
-    except EOFError:  # another generation takes its place
+    except EOFError:  # a newer generation replaced it
         return 1
     except BaseException:  # noqa: BLE001 - the process ends here
         sys.excepthook(*sys.exc_info())
@@ -76,7 +77,7 @@ def _live(settings: Settings, serve: Serve, pipe: Connection, parent: int, *, fi
 
 
 class Reloader:
-    """Keeps the newest generation that works running.
+    """Keeps the newest generation without problems running.
 
     Args:
         watched: The folders with the files of the toolpacks.
@@ -93,7 +94,7 @@ class Reloader:
         self._signals: list[int] = []
 
     def run(self) -> None:
-        """Serve until a signal comes, or exit if the first generation with its toolpacks loaded can't serve."""
+        """Serve until a signal arrives. Exit if the first generation that loaded its toolpacks can't serve."""
         handle_stop(self._note_signal)
         try:
             self._begin()
@@ -111,15 +112,15 @@ class Reloader:
         self._signals.append(number)
 
     def _begin(self) -> None:
-        """Start a generation, instead of one that doesn't serve yet."""
+        """Start a generation, and end one that doesn't serve yet."""
         if self._next is not None:
             self._next.end()
         self._next = Generation(self._settings, self._serve, first=self._fingerprints is None)
 
     def _wait(self) -> None:
-        generations = [each for each in (self._current, self._next) if each is not None and each.exit_code is None]
-        if wait([self._watch.pipe, *(each.pipe for each in generations)], TICK_SECONDS):
-            time.sleep(TICK_SECONDS / 10)  # a pipe stays ready from its end to that of its process
+        running = [child for child in (self._current, self._next) if child is not None and child.exit_code is None]
+        if wait([self._watch.pipe, *(child.pipe for child in running)], TICK_SECONDS):
+            time.sleep(TICK_SECONDS / 10)  # a closed pipe stays ready until its process has ended
 
     def _look(self) -> None:
         if self._next is not None:
@@ -128,7 +129,7 @@ class Reloader:
             self._look_at_current(self._current)
 
     def _look_at_next(self, following: Generation) -> None:
-        """If it has loaded its toolpacks, stop the generation that serves, and let this one serve."""
+        """Replace the current generation by the next one, if that has loaded its toolpacks."""
         following.look()
         if following.fingerprints is not None:
             self._end(self._current)
@@ -137,8 +138,8 @@ class Reloader:
         elif following.exit_code is not None:
             following.end()
             self._next = None
-            kept = "The server goes on with what it has loaded before" if self._current else "Nothing is served yet"
-            self._say(f"{kept}; correct the file.")
+            state = "The server goes on with the previous code" if self._current else "Nothing is served yet"
+            self._say(f"{state}; correct the file.")
 
     def _look_at_current(self, current: Generation) -> None:
         served = current.served
@@ -150,10 +151,10 @@ class Reloader:
             self._current = None
             if self._fingerprints is None:
                 sys.exit(1)
-            self._say(f"The server has ended ({current.wait()}); it starts again when a file changes.")
+            self._say(f"The server ended ({current.wait()}); it starts again when a file changes.")
 
     def _tell(self, fingerprints: Mapping[str, str]) -> None:
-        """Say that a generation serves, unless it is the first, and which sessions can't go on."""
+        """Print that a generation serves, unless it is the first, and which sessions need a reset."""
         before, self._fingerprints = self._fingerprints, fingerprints
         if before is None:
             return
@@ -163,7 +164,7 @@ class Reloader:
                 self._say(f"Sessions of {toolpack} need reset_session to version 0: its classes have changed.")
 
     def _end(self, generation: Generation | None) -> None:
-        """Let a generation answer its calls and end; after some seconds, or a further SIGINT, kill it."""
+        """Stop a generation after its running calls, or at once after a further SIGINT; kill it at a timeout."""
         if generation is None:
             return
         generation.signal(signal.SIGTERM)

@@ -1,8 +1,9 @@
-"""The parent of the worker processes: it starts them, replaces those that die, hang or are unfit, and stops them.
+"""Supervisor: parent of the worker processes, which starts, replaces and stops them.
 
-It has no threads, runs no toolpack code, and knows nothing about sessions. Workers are forked from it, and
-load the toolpacks themselves: all of them, replacements included, have those of one inventory, and the same key.
-Whatever goes wrong with one worker, the others go on, and the next attempt to replace it comes after a pause.
+It replaces workers that end, hang or are unfit. It has no threads, runs no toolpack code, and doesn't depend on
+sessions. Workers are forked from it and load the toolpacks themselves. All workers, including replacements, must have
+the toolpacks of one inventory, and share one key. A failing worker doesn't affect the others; further attempts to
+replace it wait for a growing delay.
 """
 
 import gc
@@ -28,28 +29,28 @@ from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import create_metrics
 
 HANG_SECONDS = 5.0
-LOADING_SECONDS = 30.0  # until a worker serves: what is imported may hold the interpreter
-MORE_PATIENCE = 12  # times as long, whatever the system tells
-QUIET_SECONDS = 1.0  # of silence that need no look at the process
-STOP_SECONDS = 3.0  # to end after the running calls have ended, or `drain_seconds` are over
+LOADING_SECONDS = 30.0  # the limit until a worker serves, because an import may hold the GIL
+MAX_QUIET_FACTOR = 12  # a worker is killed after this many times the limit, even if it got little CPU
+QUIET_SECONDS = 1.0  # of silence before the CPU time of the process is checked
+STOP_SECONDS = 3.0  # to end after the running calls, or after `drain_seconds`
 TICK_SECONDS = 0.25
-# The most that one look counts: while the supervisor itself stood still, no heartbeat could be seen.
+# Max time counted per check: while the supervisor itself was suspended, it couldn't receive heartbeats.
 LOOK_SECONDS = 2 * TICK_SECONDS
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.125, 30.0
 
 
 class WorkerProcess(Child):
-    """A worker as its supervisor sees it.
+    """A worker, in its supervisor.
 
     Attributes:
-        silence: For how many seconds, up to now, no heartbeat came that could have come.
-        quiet: For how many seconds none came.
-        ending: For how many seconds it has been retired; None if it isn't.
-        served: It has run as a server. Its end is then no failure to start, however soon it comes.
-        unfit: It has said that it should be replaced.
-        holder: The id by which the store knows it; "" if it hasn't said that.
-        told: The ids of those of which it knows that they have ended.
-        failure: Why it can't start; "" if it hasn't said so.
+        silence: Seconds without a heartbeat in which the worker could have sent one, see `CpuTime`.
+        quiet: Seconds without a heartbeat.
+        ending: Seconds since it was retired, or None.
+        served: It has begun to serve. So its end isn't a failure to start, even if it follows soon.
+        unfit: It reported that it should be replaced.
+        holder: The id by which the store knows it, or "" before it has sent the id.
+        told: The ids of ended workers that were sent to it.
+        failure: The reason why it can't start, or "".
     """
 
     def __init__(self, run: Callable[[Connection], int], row: int, others: list[Connection]) -> None:
@@ -63,7 +64,7 @@ class WorkerProcess(Child):
         self._activity = CpuTime(self.pid)
 
     def watch(self, seconds: float) -> None:
-        """Read what has come through the pipe in these seconds, not counting pauses of the supervisor itself."""
+        """Read the worker's messages, and add the seconds since the last check, without pauses of the supervisor."""
         self.quiet += seconds
         self.silence += seconds if self.quiet < QUIET_SECONDS else self._activity.counted(seconds)
         if self.ending is not None:
@@ -78,7 +79,7 @@ class WorkerProcess(Child):
                 self.holder = message.removeprefix(HOLDER).decode()
 
     def retire(self) -> None:
-        """Tell it that another worker serves in its place."""
+        """Tell the worker to end, because another one has replaced it."""
         self.ending = 0.0
         self.send(RETIRE)
 
@@ -87,12 +88,12 @@ class Supervisor:
     """Keeps the configured number of workers running.
 
     Args:
-        listener: The socket that all workers share; it stays open here, so that connections wait while a worker is
-            replaced.
-        serving: Called once the workers serve.
+        listener: The socket that all workers share. It stays open in the supervisor, so that connections wait while a
+            worker is replaced.
+        serving: Called when the workers serve.
 
     Raises:
-        SettingsError: There is no key, and none can be created.
+        SettingsError: The secret key is missing and can't be created.
     """
 
     def __init__(
@@ -106,38 +107,41 @@ class Supervisor:
         self._inventory = inventory
         self._listener = listener
         self._key = secret_key(settings)
-        # Where the store allows it, an unfit worker lives beside its replacement for a while.
+        # Unless the store allows one process only, an unfit worker and its replacement run together for a while.
         self._max_children = 1 if settings.exclusive else 2 * settings.workers
         self._metrics = create_metrics(inventory, load_features(settings.features), self._max_children)
         self._children: list[WorkerProcess] = []
-        # The workers that have ended lately, by the ids that the store knows. All others are told of them, as whoever
-        # was told first may have ended, too.
+        # Store ids of workers that ended lately. Every worker is told of each, because the first one told may end, too.
         self._ended: deque[str] = deque(maxlen=2 * self._max_children)
         self._served = False
         self._serving = serving
-        self._waited = 0.0  # for the last workers to serve, since the first one does
+        self._waited = 0.0  # seconds since the first worker serves, in which others didn't serve yet
         self._signals: list[int] = []
         self._looked = time.monotonic()
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._next_start = self._looked
 
     def run(self) -> None:
-        """Keep workers running until a signal comes, then stop them; `StartError` if none can start."""
+        """Keep workers running until a signal arrives, then stop them.
+
+        Raises:
+            StartError: No worker can start, or the supervisor failed.
+        """
         handle_stop(self._note_signal)
         gc.collect()
-        gc.freeze()  # a collection in a worker would copy every page of what they share
+        gc.freeze()  # else a collection in a worker would copy every shared page of memory
         try:
             while not self._signals:
                 self._replace_workers()
-                self._tell_who_has_ended()
+                self._announce_ended_workers()
                 self._wait()
             log.info("The server stops: it was sent %s.", signal.Signals(self._signals[0]).name)
             self._stop()
         except StartError:
             raise
         except Exception:
-            log.exception("The server ends: its supervisor has failed")
-            raise StartError("The supervisor has failed: the log says why.") from None
+            log.exception("The server ends, because its supervisor failed")
+            raise StartError("The supervisor failed: see the log.") from None
         finally:
             for child in self._children:
                 child.end()
@@ -146,10 +150,10 @@ class Supervisor:
         self._signals.append(number)
 
     def _wait(self) -> float:
-        """Wait until a worker ends or says something, or a tick is over; get the seconds that may be counted."""
+        """Wait until a worker ends or sends a message, at most one tick. Return the seconds to count."""
         pipes = [child.pipe for child in self._children if child.is_alive()]
         if wait(pipes, TICK_SECONDS):
-            time.sleep(TICK_SECONDS / 10)  # a pipe stays ready from the end of a worker's pipe to that of the process
+            time.sleep(TICK_SECONDS / 10)  # a closed pipe stays ready until its process has ended
         before, self._looked = self._looked, time.monotonic()
         return self._watch(min(self._looked - before, LOOK_SECONDS))
 
@@ -190,7 +194,7 @@ class Supervisor:
         self._retire(sum(child.served for child in fit))
 
     def _retire(self, serving: int) -> None:
-        """Let unfit workers end in whose place others serve, or in whose place none can serve before they end."""
+        """Retire unfit workers that have a replacement, or that must end before one can start."""
         unfit = [child for child in self._children if child.unfit and child.ending is None]
         if not self._settings.exclusive:
             unfit = unfit[: max(0, serving + len(unfit) - self._settings.workers)]
@@ -198,8 +202,8 @@ class Supervisor:
             log.warning("Worker %d has too many stuck threads; it is being replaced.", child.pid)
             child.retire()
 
-    def _tell_who_has_ended(self) -> None:
-        """Tell workers that serve which others have ended, so that no call waits for the leases of these."""
+    def _announce_ended_workers(self) -> None:
+        """Tell serving workers which others have ended, so that no call waits for the leases of these."""
         for child in self._children:
             for holder in self._ended:
                 if child.served and holder not in child.told:
@@ -225,29 +229,33 @@ class Supervisor:
         return child
 
     def _remove(self, child: WorkerProcess) -> None:
-        """Forget a worker that has ended, or end it; `StartError` if it failed to start, and none has ever served."""
+        """Remove a worker. Kill it if it hasn't ended.
+
+        Raises:
+            StartError: It failed to start, and no worker can serve with these toolpacks or has served yet.
+        """
         ended = not child.is_alive()
-        child.watch(0)  # its last words
+        child.watch(0)  # reads its last messages
         running = self._running(child)
-        unasked = child.ending is None
+        unexpected = child.ending is None
         child.end()
         self._children.remove(child)
         if child.holder:
             self._ended.append(child.holder)
-        if unasked:
+        if unexpected:
             self._metrics.running.worker_ended(child.row)
         self._metrics.of_row(child.row).worker_ended()
-        # After any worker has served, the likely cause is an unreachable store, which is temporary. Changed toolpacks
-        # are not, but workers that still serve go on.
+        # If a worker has served before, a failed start mostly means an unreachable store, which is temporary. Changed
+        # toolpacks aren't temporary, but workers that still serve go on.
         self._served |= child.served
         serving = any(other.served for other in self._children)
         outdated = child.exit_code == OUTDATED and not serving
         if not child.served and (outdated or (child.exit_code == START_FAILED and not self._served)):
             raise StartError(child.failure or "A worker could not start: see the log.")
-        if ended and (unasked or child.exit_code != 0):
-            why = f" ({child.failure})" if child.failure else running
+        if ended and (unexpected or child.exit_code != 0):
+            cause = f" ({child.failure})" if child.failure else running
             code = child.exit_code
-            log.error("Worker %d exited with status %s%s; starting a replacement.", child.pid, code, why)
+            log.error("Worker %d exited with status %s%s; starting a replacement.", child.pid, code, cause)
         if child.served:
             self._pause_seconds = FIRST_PAUSE_SECONDS
         else:
@@ -258,13 +266,13 @@ class Supervisor:
         return f" while running {', '.join(names)}" if names else ""
 
     def _pause(self) -> None:
-        """Start no worker for some time, which grows with every attempt that fails."""
+        """Delay the next start. The delay doubles with every failed attempt."""
         self._pause_seconds = min(2 * self._pause_seconds, MAX_PAUSE_SECONDS)
         self._next_start = time.monotonic() + self._pause_seconds
 
     def _stop(self) -> None:
-        """Stop all workers; after another SIGINT, without waiting for running calls."""
-        self._listener.close()  # the last worker to end closes the port
+        """Stop all workers. A further SIGINT stops them without waiting for running calls."""
+        self._listener.close()  # the port stays open until the last worker has ended
         for child in self._children:
             child.signal(signal.SIGTERM)
         seconds, hurried = self._settings.shutdown_delay_seconds + self._settings.drain_seconds + STOP_SECONDS, False
@@ -278,4 +286,4 @@ class Supervisor:
 
 def _hangs(child: WorkerProcess) -> bool:
     time_limit = HANG_SECONDS if child.served else LOADING_SECONDS
-    return child.silence > time_limit or child.quiet > MORE_PATIENCE * time_limit
+    return child.silence > time_limit or child.quiet > MAX_QUIET_FACTOR * time_limit

@@ -1,8 +1,8 @@
-"""One worker process: the HTTP server with the application.
+"""Worker process: the HTTP server with the application.
 
-A worker ends on a signal, or when another serves in its place, and then exits with status 0; `draining` says
-how. It never outlives its supervisor, and a process that a function has forked keeps none of its sockets. It was forked
-from one that has run no toolpack code, and loads the toolpacks itself.
+A worker ends on a signal, or when another worker has replaced it, and then exits with status 0; see `draining`. It
+never outlives its supervisor. A process that a function forks doesn't keep its sockets. The worker is forked from a
+process that has run no toolpack code, and loads the toolpacks itself.
 """
 
 import contextlib
@@ -30,17 +30,21 @@ from toolpack_server.wiring.service import Service
 ARENAS_VARIABLE = "MALLOC_ARENA_MAX"
 _M_ARENA_MAX = -8  # of malloc.h
 
-OTHER_FILES = 100  # that a worker has open beside connections: of its store, of toolpacks, of event loops
+OTHER_FILES = 100  # open files of a worker other than connections: of its store, of toolpacks, of event loops
 
-START_FAILED, OUTDATED = 3, 4  # exit statuses: why a worker doesn't serve
+START_FAILED, OUTDATED = 3, 4  # exit statuses of a worker that can't serve
 
 
 def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe) -> None:
-    """Serve in this process until it is to end; a setting that can't be used is a `StartError`."""
+    """Serve in this process until it must end.
+
+    Raises:
+        StartError: A setting can't be used.
+    """
     _allow_open_files(service.settings.max_connections)
     enable_spawn_imports(service.settings.pack_dir)
     app = create_app(service)
-    # Loaded modules stay: exclude them from garbage collection, and make full collections rare.
+    # Loaded modules are never freed: exclude them from garbage collection, and make full collections rare.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -54,11 +58,11 @@ def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe) 
 
 
 def share_memory_between_threads() -> None:
-    """Have the threads of this process, and of those that it forks, allocate from one place; before they start.
+    """Make all threads of this process and its children allocate from one malloc arena. Call it before they start.
 
-    glibc gives each thread an arena of its own, up to eight for each core. What was freed in one isn't used by the
-    others, so that under mixed load a worker grows by a third; as Python's threads take turns, nothing is faster for
-    it. `MALLOC_ARENA_MAX` in the environment takes precedence.
+    By default, glibc uses one arena per thread, up to eight per core. Memory that is freed in one arena isn't reused by
+    the others, so a worker grows by a third under mixed load. Several arenas aren't faster, because Python's threads
+    run in turns. `MALLOC_ARENA_MAX` in the environment takes precedence.
     """
     if ARENAS_VARIABLE not in os.environ:
         with contextlib.suppress(AttributeError):  # another C library
@@ -66,9 +70,9 @@ def share_memory_between_threads() -> None:
 
 
 def _allow_open_files(connections: int) -> None:
-    """Raise the limit of open files to the system's maximum: each connection is one.
+    """Raise the limit of open files to the system's maximum, because each connection needs one.
 
-    What is too low is said now: uvloop closes connections that it can't accept, and reports nothing.
+    If the maximum is too low, log it now: uvloop closes connections that it can't accept without a message.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
@@ -92,8 +96,8 @@ def supervised_worker(
     pipe: Connection,
     supervisor: int,
 ) -> int:
-    """Run a worker in a forked process, and get its exit status."""
-    # Ctrl-C, and the end of a terminal, reach the whole process group; only the supervisor handles them.
+    """Run a worker in a forked process, and return its exit status."""
+    # Ctrl-C and the end of a terminal reach the whole process group. Only the supervisor handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -101,10 +105,10 @@ def supervised_worker(
     supervisor_pipe = SupervisorPipe(pipe)
     try:
         catalog = catalog_of(settings, build=False)
-        if (other := inventory.difference(catalog.inventory())) is not None:
+        if (changed := inventory.difference(catalog.inventory())) is not None:
             supervisor_pipe.fail(
-                f"the toolpack {other!r} has other classes or functions than when the server was started: start the "
-                "server again; if no file has changed, let the module define the same whenever it is imported"
+                f"the classes or functions of toolpack {changed!r} have changed since the server started: restart the "
+                "server; if no file has changed, make the module define the same classes and functions at each import"
             )
             return OUTDATED
         run_worker(Service(settings, catalog, key=key, metrics=metrics), listener, supervisor_pipe)
