@@ -311,5 +311,5 @@ def test_a_falsely_read_only_function_raises():
 
 
 def test_the_name_of_a_toolpack_is_none():
-    with pytest.raises(TypeError, match="'bank' isn't a Toolpack: pass the object"):
+    with pytest.raises(TypeError, match="'bank' isn't a Toolpack: pass the Toolpack object"):
         Session("bank")

@@ -1,1 +1,1 @@
-"""Tools for authors of toolpacks: `Toolpack`, `from_class`, `check`, and sessions for tests."""
+"""Tools for toolpack authors: `Toolpack`, `Toolpack.from_class`, the command `check`, and sessions for tests."""

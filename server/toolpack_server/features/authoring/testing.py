@@ -1,7 +1,7 @@
-"""Sessions for the tests of toolpacks: real ones, in the process of the test, without a server.
+"""Sessions for tests of toolpacks, which run in the test's process without a server.
 
-A session here is one of the server's own, with its store in memory. Only transport and tokens are left out,
-so a test sees the atomicity, the snapshots and the refusals that agents will see.
+Such a session runs the server's own code with a store in memory, without HTTP and tokens. A test therefore sees the
+same atomicity, snapshots and errors as agents.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def add_pack_dir(*folders: str | Path) -> None:
     """Make the modules in these folders importable as `toolpacks.<module>`, as `--pack-dir` does.
 
     Raises:
-        RegistrationError: There is no such folder.
+        RegistrationError: A folder doesn't exist.
     """
     problems: list[RegistrationError] = []
     extend_namespace([Path(folder) for folder in folders], problems)
@@ -46,41 +46,41 @@ def add_pack_dir(*folders: str | Path) -> None:
         raise problems[0]
 
 
-class _Calling:
-    """Whoever calls functions of a session."""
+class _FunctionCaller:
+    """Base of `Session` and `Participant`: the methods that call functions."""
 
     _server: "_Server"
 
     def run(self, function: str, /, **kwargs: Any) -> Any:
-        """Run a function and get its result.
+        """Run a function and return its result.
 
         Raises:
-            Exception: What the function raised, or what an agent would be told instead: `ValidationError`,
-                `ToolNotFoundError`, `SnapshotError` and so on.
+            Exception: The exception that the function raised, or the server's reason for not running it, such as
+                `ValidationError`, `ToolNotFoundError` or `SnapshotError`.
         """
         envelope = self.call(function, **kwargs)
         if envelope["error"] is not None:
-            raise self._server.failed()
+            raise self._server.call_error()
         return envelope["result"]
 
     def call(self, function: str, /, **kwargs: Any) -> dict[str, Any]:
-        """Run a function and get the envelope, `{"result": …, "error": …}`, that an agent would get."""
-        found: dict[str, Any] = self._rpc("run_function", function=function, kwargs=_json(kwargs))
-        return found
+        """Run a function and return `{"result": …, "error": …}`, as an agent gets it. A failed call doesn't raise."""
+        envelope: dict[str, Any] = self._rpc("run_function", function=function, kwargs=_json(kwargs))
+        return envelope
 
     def submit_answer(self, answer: str = "") -> None:
-        """Submit the session's answer, which ends what agents can do."""
+        """Submit the answer. It ends the agents' part of the session."""
         self._rpc("submit_answer", answer=answer)
 
     def _rpc(self, method: str, **params: Any) -> Any:
         raise NotImplementedError
 
 
-class Participant(_Calling):
-    """What somebody can do at the address that a session has for them; `Session.participant` gets it.
+class Participant(_FunctionCaller):
+    """A participant of a session, with the participant's own rights; returned by `Session.participant`.
 
     Attributes:
-        name: Who it is: `agent`, or another participant.
+        name: The participant's name; `agent` for the agent.
     """
 
     def __init__(self, server: "_Server", session_id: str, name: str) -> None:
@@ -89,47 +89,47 @@ class Participant(_Calling):
         self.name = name
 
     def list_functions(self) -> list[dict[str, Any]]:
-        """Get the functions that they have."""
-        found: list[dict[str, Any]] = self._rpc("list_functions")["result"]
-        return found
+        """Return the functions that the participant can call."""
+        functions: list[dict[str, Any]] = self._rpc("list_functions")["result"]
+        return functions
 
     def get_task(self) -> dict[str, Any]:
-        """Get what they are asked to do."""
-        found: dict[str, Any] = self._rpc("get_task")
-        return found
+        """Return the participant's task: the prompt and the limits."""
+        task: dict[str, Any] = self._rpc("get_task")
+        return task
 
     def say(self, text: str, to: str | None = None) -> None:
-        """Say something to another participant; by default to all."""
+        """Send a message to another participant, or by default to all others."""
         self._rpc("say", text=text, to=to)
 
     def listen(self, after: int = -1) -> list[dict[str, Any]]:
-        """Get what they have said and were told after the message with this index; by default all."""
-        heard: list[dict[str, Any]] = self._rpc("listen", after=after)["messages"]
-        return heard
+        """Return the messages that the participant sent or received after the one with this index. Default: all."""
+        messages: list[dict[str, Any]] = self._rpc("listen", after=after)["messages"]
+        return messages
 
     def _rpc(self, method: str, **params: Any) -> Any:
         return self._server.rpc(method, self._caller, **params)
 
 
-class Session(_Calling):
-    """A session of its own server, for a test.
+class Session(_FunctionCaller):
+    """A session for a test, with a server of its own in the test's process.
 
-    `with Session(toolpack) as session: session.run("get_balance")`. All values are JSON, as agents get them; only
-    `environment` gives Python objects.
+    `with Session(toolpack) as session: session.run("get_balance")`. All values are JSON, as agents get them. Only
+    `environment` and `environments` return Python objects.
 
     Args:
-        toolpacks: Those whose functions the session has: the objects, not their names.
-        options: Their options, by the name of the toolpack, as for `create_session`.
-        task: A task of one of them, `toolpack/name`: the session begins as it says.
-        participants: Who takes part, and what each may do, as for `create_session`.
+        toolpacks: The toolpacks of the session: `Toolpack` objects, not names.
+        options: Options of the toolpacks, by toolpack name, as for `create_session`.
+        task: A task of these toolpacks, `toolpack/name`. The session gets the options and rights that the task sets.
+        participants: The participants and their rights, as for `create_session`.
 
     Attributes:
         id: The session's id.
 
     Raises:
-        RegistrationError: A toolpack can't be used.
-        ReplyError: The options don't fit, or there is no such task.
-        TypeError: Something else than a toolpack was passed.
+        RegistrationError: A toolpack is invalid.
+        ReplyError: The options are invalid, or the task doesn't exist.
+        TypeError: An argument isn't a toolpack.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Session(_Calling):
     ) -> None:
         for pack in toolpacks:
             if not isinstance(pack, Toolpack):
-                raise TypeError(f"{pack!r} isn't a Toolpack: pass the object that the toolpack's module has made.")
+                raise TypeError(f"{pack!r} isn't a Toolpack: pass the Toolpack object of the toolpack's module.")
         self._server = _Server(toolpacks)
         self._opened_server = True
         try:
@@ -164,24 +164,24 @@ class Session(_Calling):
 
     @property
     def environment(self) -> Any:
-        """The environment of the only toolpack: a copy, which the test may change.
+        """The environment of the session's only toolpack. It is a copy; changing it doesn't change the session.
 
         Raises:
-            ValueError: There are several toolpacks.
+            ValueError: The session has several toolpacks.
         """
-        found = self.environments
-        if len(found) != 1:
-            raise ValueError(f"The session has {len(found)} toolpacks: use `environments[name]`.")
-        return next(iter(found.values()))
+        environments = self.environments
+        if len(environments) != 1:
+            raise ValueError(f"The session has {len(environments)} toolpacks: use `environments[name]`.")
+        return next(iter(environments.values()))
 
     @property
     def environments(self) -> dict[str, Any]:
-        """The environment of each toolpack, by name: copies, which the test may change."""
+        """The environment of each toolpack, by name. They are copies; changing them doesn't change the session."""
         return self._server.environments(self.id, self.version)
 
     @property
     def version(self) -> int:
-        """The number of changes that the session has gone through."""
+        """The version of the session: the number of changes so far."""
         version: int = self._rpc("get_session")["version"]
         return version
 
@@ -189,37 +189,41 @@ class Session(_Calling):
     def trace(self) -> list[dict[str, Any]]:
         """All records of the session."""
         records: list[dict[str, Any]] = []
-        while more := self._rpc("get_trace", after=records[-1]["index"] if records else -1):
-            records += more
+        while page := self._rpc("get_trace", after=records[-1]["index"] if records else -1):
+            records += page
         return records
 
     def diff(self, from_version: int = 0, to_version: int | None = None) -> list[dict[str, Any]]:
-        """Get the JSON Patch between two versions; by default all changes."""
+        """Return the JSON Patch between two versions. Default: all changes since the beginning."""
         patch: list[dict[str, Any]] = self._rpc("diff_environment", from_version=from_version, to_version=to_version)
         return patch
 
     def participant(self, name: str = "agent") -> Participant:
-        """Get somebody's address: what they do there has the rights that they have, and is recorded as theirs.
+        """Return a participant, whose calls have the participant's rights and are recorded under its name.
 
         Raises:
-            ValueError: The session has no such participant.
+            ValueError: The session has no participant of this name.
         """
-        known = [*(self._rpc("get_session").get("participants") or ["agent"])]
-        if name not in known:
-            raise ValueError(f"The session has no participant {name!r}: choose from {', '.join(known)}.")
+        names = [*(self._rpc("get_session").get("participants") or ["agent"])]
+        if name not in names:
+            raise ValueError(f"The session has no participant {name!r}: choose from {', '.join(names)}.")
         return Participant(self._server, self.id, name)
 
     def evaluate(self, task: str | None = None, answer: str | None = None) -> dict[str, Any]:
-        """Get the verdict on the session: by its own task or another one, with its own answer or another one.
+        """Return the verdict of the evaluator on the session.
+
+        Args:
+            task: The task, `toolpack/name`. Default: the session's own.
+            answer: The answer to evaluate. Default: the submitted one.
 
         Raises:
-            ReplyError: It has no task, or the evaluator failed.
+            ReplyError: The session has no task, or the evaluator failed.
         """
         verdict: dict[str, Any] = self._rpc("evaluate_session", task=task, answer=answer)
         return verdict
 
     def fork(self, count: int = 1) -> list["Session"]:
-        """Get new sessions that start with the present environment; they end with this session, or before."""
+        """Return new sessions that start with the current environment. They are closed with this session at latest."""
         forks = []
         for forked in self._rpc("fork_session", count=count):
             fork = object.__new__(type(self))
@@ -228,11 +232,11 @@ class Session(_Calling):
         return forks
 
     def reset(self, version: int = 0) -> None:
-        """Go back to the environment of an older version, which is then a new version."""
+        """Restore the environment of an older version. This creates a new version."""
         self._rpc("reset_session", version=version)
 
     def close(self) -> None:
-        """End the session."""
+        """Close the session. For a session that isn't a fork, this also closes its forks."""
         if self._opened_server:
             self._server.close()
         elif not self._server.closed:
@@ -243,7 +247,7 @@ class Session(_Calling):
 
 
 class _Server:
-    """A server without HTTP, whose event loop runs in a thread of its own."""
+    """A server without HTTP. Its event loop runs in a separate thread."""
 
     def __init__(self, toolpacks: Sequence[Toolpack]) -> None:
         self.closed = False
@@ -251,7 +255,7 @@ class _Server:
         self._failure: CallFailure | None = None  # of the last call
         settings: dict[str, Any] = {**_SETTINGS}
         self._service = Service(
-            Settings(**settings), self.catalog, key=secrets.token_bytes(32), on_call=self._note_failure
+            Settings(**settings), self.catalog, key=secrets.token_bytes(32), on_call=self._store_failure
         )
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -269,14 +273,14 @@ class _Server:
         self._loop.run_until_complete(serve())
         self._loop.close()
 
-    def _note_failure(self, _request: CallRequest, outcome: Outcome) -> None:
+    def _store_failure(self, _request: CallRequest, outcome: Outcome) -> None:
         self._failure = outcome.failure
 
     def rpc(self, method: str, caller: Caller, **params: Any) -> Any:
-        """Send a request and get its result.
+        """Send a request and return its result.
 
         Raises:
-            ReplyError: It was refused.
+            ReplyError: The server answered with an error.
         """
         if self.closed:
             raise RuntimeError("The session is closed.")
@@ -284,21 +288,22 @@ class _Server:
         return asyncio.run_coroutine_threadsafe(request, self._loop).result()
 
     def environments(self, session_id: str, version: int) -> dict[str, Any]:
-        """Get a session's environments, by toolpack; the databases and files in them are copies, too."""
+        """Return a session's environments, by toolpack. The databases and files in them are copies, too."""
         codec, reader = self._service.codec, self._service.sessions.heavy_reader
         _, head = reader.find(session_id, None)
         snapshot = reader.snapshot(session_id, head, version)
         with reading(codec) as volumes:
-            found = thawed(codec, snapshot, volumes)
+            environments = thawed(codec, snapshot, volumes)
             for name, volume in volumes.bound.items():
                 toolpack, _, path = name.partition("/")
                 of_instances = self.catalog.toolpacks[toolpack].holds_instances
-                put_in(found[toolpack], path, copy.deepcopy(volume), of_instances=of_instances)
-        return as_made(found)
+                put_in(environments[toolpack], path, copy.deepcopy(volume), of_instances=of_instances)
+        return as_made(environments)
 
-    def failed(self) -> BaseException:
+    def call_error(self) -> BaseException:
+        """Return the exception of the last call, which failed."""
         failure = self._failure
-        return CallError("The call has failed.") if failure is None else failure.cause or CallError(failure.text)
+        return CallError("The call failed.") if failure is None else failure.cause or CallError(failure.text)
 
     def close(self) -> None:
         if not self.closed:
@@ -309,7 +314,7 @@ class _Server:
 
 @lru_cache(maxsize=64)
 def _catalog(toolpacks: tuple[Toolpack, ...]) -> Catalog:
-    """Load toolpacks, as a server does; tests open many sessions of one toolpack."""
+    """Return the catalog of toolpacks, checked as by a server. Cached: tests open many sessions of a toolpack."""
     catalog = Catalog({pack.name: pack for pack in toolpacks})
     for pack in toolpacks:
         problem = initial_problem(pack, catalog)
@@ -319,7 +324,7 @@ def _catalog(toolpacks: tuple[Toolpack, ...]) -> Catalog:
 
 
 def _json(value: Any) -> Any:
-    """Get JSON for values of Python: models, dates, and `FunctionCall` for a nested call."""
+    """Convert Python values to JSON: models, dates, and `FunctionCall` objects for nested calls."""
     if isinstance(value, FunctionCall):
         return {"$call": {"function": value.function, "args": _json(value.args)}}
     if isinstance(value, Mapping):

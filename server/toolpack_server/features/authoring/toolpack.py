@@ -1,6 +1,6 @@
-"""The `Toolpack` of authors: the core's, with what features add to it.
+"""The `Toolpack` class for authors: the core class plus the methods of features.
 
-No other module of the server imports it, as the core knows no feature.
+No other module of the server imports it, because the core doesn't depend on features.
 """
 
 from toolpack_server.features.authoring.classes.toolpack import ClassToolpacks

@@ -402,11 +402,11 @@ class Odd:
         (lambda: Toolpack.from_class("p", Odd, exclude=["anything", "typed", "item"]), "`x` is positional-only"),
         (lambda: Toolpack.from_class("p", Odd, exclude=["anything", "positional", "item"]), "name 'Nowhere' is not"),
         (lambda: Toolpack.from_class("p", Odd, exclude=["anything", "positional", "typed"]), "exclude=['item']"),
-        (lambda: Toolpack.from_classes("p", {"a b": foreign.MailBox}), "an instance is called 'a b'"),
+        (lambda: Toolpack.from_classes("p", {"a b": foreign.MailBox}), "'a b' isn't a valid name of an instance"),
         (lambda: Toolpack.from_classes("p", {"a": foreign.MailBox}, options={"b": "x"}), "options has 'b'"),
         (
             lambda: Toolpack.from_classes("p", {"a": foreign.MailBox}, options="_load"),
-            "options='_load' isn't by the name of the instance: write options={'a': '_load'}",
+            "options='_load' must be a dict by the names of the instances: write options={'a': '_load'}",
         ),
         (lambda: Toolpack.from_classes("p", [foreign.MailBox]), "give each instance a name"),
         (lambda: Toolpack.from_classes("p", {}), "give each instance a name"),

@@ -1,1 +1,1 @@
-"""What `check` finds by loading toolpacks, and by reading their code; other distributions may look deeper."""
+"""The command `check`: find mistakes by loading toolpacks and reading their code. Other packages can add checks."""

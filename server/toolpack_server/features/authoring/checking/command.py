@@ -1,8 +1,8 @@
-"""`toolpack-server check`: finds the mistakes in toolpacks.
+"""The command `toolpack-server check`: find mistakes in toolpacks.
 
-Every problem is printed, not only the first. Problems go to standard error and make the exit status 1; notes
-are about what may be meant so. Toolpacks are loaded and their code is read here; what runs it comes with other
-distributions, which name functions for that.
+It prints all problems, not only the first. Problems go to standard error and make the exit status 1. Notes point to
+code that may be intentional. This package loads toolpacks and reads their code. Other packages add checks that run the
+code, through entry points.
 """
 
 import asyncio
@@ -31,11 +31,15 @@ from toolpack_server.processes.isolated_call import run_isolated
 from toolpack_server.wiring.installed import feature_variables
 
 GROUP = "toolpack_server.checks"
-"""The group of entry points by which a distribution names functions that look at toolpacks by running their code.
+"""The group of entry points of checks that run the code of toolpacks.
 
-Each takes a function that loads the toolpacks and functions as `TrialOutcome`, and returns a `Finding` each.
+Each entry point is a function of two arguments: a function that loads the toolpacks, and a list of `TrialOutcome`. It
+returns `Finding` objects.
 """
-NOT_CALLED = "No function was called: that takes toolpack-author, in a clone `pip install ./packages/toolpack-author`."
+NOT_CALLED = (
+    "No function was called: this needs toolpack-author. To install it, run `pip install ./packages/toolpack-author` "
+    "in a clone of the repository."
+)
 IN_MEMORY = {"store": "memory:", "log_calls": "off", "log_level": "error", "isolation": "thread", "workers": 1}
 
 
@@ -44,35 +48,35 @@ IN_MEMORY = {"store": "memory:", "log_calls": "off", "log_level": "error", "isol
 @click.option(
     "--calls/--no-calls",
     default=True,
-    help="Call every function in a process of its own, where toolpack-author is installed.  [default: calls]",
+    help="Call every function in a separate process, if toolpack-author is installed.  [default: calls]",
 )
-@click.option("--tasks", is_flag=True, help="Check every task and its solution, too; may take long.")
+@click.option("--tasks", is_flag=True, help="Also check every task and its solution. This may take long.")
 @click.option("--task", "names", multiple=True, metavar="NAME", help="Check this task, toolpack/name; may be repeated.")
-@click.option("--strict", is_flag=True, help="Exit with status 1 for notes, too.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 if there are notes.")
 def check(
     pack_dir: tuple[Path, ...], packs: str | None, *, calls: bool, tasks: bool, names: tuple[str, ...], strict: bool
 ) -> None:
     """Load every toolpack, call its functions, and print every problem."""
     settings = load_settings(pack_dir=pack_dir or None, packs=packs)
-    deeper = entry_points(group=GROUP)
+    call_checks = entry_points(group=GROUP)
     if (
         calls
-        and not deeper
+        and not call_checks
         and click.get_current_context().get_parameter_source("calls") is ParameterSource.COMMANDLINE
     ):
         raise click.UsageError(NOT_CALLED)
     load = partial(catalog_of, settings, build=False)
-    looked = _Looked(**run_isolated(lambda: _look(settings)._asdict()))
-    problems = looked.problems
-    notes = [*unknown_variables(feature_variables()), *looked.notes]
-    found = [Finding(*finding) for finding in looked.findings]
+    inspection = _Inspection(**run_isolated(lambda: _inspect(settings)._asdict()))
+    problems = inspection.problems
+    notes = [*unknown_variables(feature_variables()), *inspection.notes]
+    findings = [Finding(*finding) for finding in inspection.findings]
     if calls and not problems:
-        written = {(finding.function, finding.subject) for finding in found}
-        functions = [TrialOutcome(*function) for function in looked.functions]
-        tried = [finding for point in deeper for finding in point.load()(load, functions)]
-        found += [each for each in tried if (each.function, each.subject) not in written]
-    notes += [str(finding) for finding in found if not finding.is_problem]
-    problems += [str(finding) for finding in found if finding.is_problem]
+        from_code = {(finding.function, finding.subject) for finding in findings}
+        functions = [TrialOutcome(*function) for function in inspection.functions]
+        from_calls = [finding for point in call_checks for finding in point.load()(load, functions)]
+        findings += [each for each in from_calls if (each.function, each.subject) not in from_code]
+    notes += [str(finding) for finding in findings if not finding.is_problem]
+    problems += [str(finding) for finding in findings if finding.is_problem]
     checked = ""
     if (tasks or names) and not problems:
         number, problems = run_isolated(
@@ -84,17 +88,17 @@ def check(
     for problem in problems:
         echo(*problem.split("\n"), err=True)
     if not problems:
-        number = len(looked.functions)
-        packs_found = f"{looked.toolpacks} toolpack{'' if looked.toolpacks == 1 else 's'}"
-        echo(f"{packs_found} with {number} function{'' if number == 1 else 's'}{checked}: no problems.")
-        if calls and not deeper:
+        number = len(inspection.functions)
+        toolpacks = f"{inspection.toolpacks} toolpack{'' if inspection.toolpacks == 1 else 's'}"
+        echo(f"{toolpacks} with {number} function{'' if number == 1 else 's'}{checked}: no problems.")
+        if calls and not call_checks:
             echo(NOT_CALLED, err=True)
     if problems or (strict and notes):
         sys.exit(1)
 
 
-class _Looked(NamedTuple):
-    """What a look at the toolpacks has found, as plain values: it comes from another process."""
+class _Inspection(NamedTuple):
+    """Results of loading the toolpacks and reading their code. Plain values, because another process sends them."""
 
     notes: list[str]
     problems: list[str]
@@ -103,11 +107,11 @@ class _Looked(NamedTuple):
     toolpacks: int
 
 
-def _look(settings: Settings) -> _Looked:
+def _inspect(settings: Settings) -> _Inspection:
     catalog, errors = inspect_toolpacks(settings.pack_dir, settings.packs)
     notes, problems = list[str](), [str(error) for error in errors]
     if catalog is None:
-        return _Looked(notes, problems, [], [], 0)
+        return _Inspection(notes, problems, [], [], 0)
     (notes if catalog.toolpacks else problems).extend(catalog.notices)
     notes += [] if errors else notes_on(catalog.toolpacks.values())
     functions = [
@@ -115,12 +119,12 @@ def _look(settings: Settings) -> _Looked:
         for pack in catalog.toolpacks.values()
         for function in pack.functions.values()
     ]
-    findings = [astuple(finding) for finding in _look_at(catalog)]
-    return _Looked(notes, problems, findings, functions, len(catalog.toolpacks))
+    findings = [astuple(finding) for finding in _shared_writes(catalog)]
+    return _Inspection(notes, problems, findings, functions, len(catalog.toolpacks))
 
 
-def _look_at(catalog: Catalog) -> list[Finding]:
-    found: dict[tuple[str, str], Finding] = {}
+def _shared_writes(catalog: Catalog) -> list[Finding]:
+    findings: dict[tuple[str, str], Finding] = {}
     for pack in catalog.toolpacks.values():
         for function in pack.functions.values():
             name = qualified_name(function.function)
@@ -133,5 +137,5 @@ def _look_at(catalog: Catalog) -> list[Finding]:
                 finding = Finding(
                     f"{write.place}: {name}", what, "keep it in the environment.", subject=write.subject, function=name
                 )
-                found.setdefault((write.place, write.name), finding)
-    return [*found.values()]
+                findings.setdefault((write.place, write.name), finding)
+    return [*findings.values()]

@@ -1,6 +1,6 @@
-"""What a check has found.
+"""Findings of checks.
 
-One sentence says where it is, what it is and how to fix it. A problem is certainly wrong; a note may be
+A finding is one sentence: the location, the fault, and how to fix it. A problem is certainly a fault; a note may be
 intentional.
 """
 
@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a check has found."""
+    """A problem or a note."""
 
     place: str  # file, line and function
-    what: str  # another finding of the same function that says this isn't a new one
-    advice: str = ""  # "" if `what` says it
-    called: str = ""  # how it was found, such as with which arguments
-    is_problem: bool = False  # it is wrong for certain
-    details: str = ""
-    subject: str = ""  # what all sessions share: the variable, or the part of the process's state
+    what: str  # the fault; two findings of a function with the same text are duplicates
+    advice: str = ""  # how to fix it, unless `what` says that
+    called: str = ""  # the circumstances, such as the arguments of the call
+    is_problem: bool = False  # otherwise a note
+    details: str = ""  # further lines
+    subject: str = ""  # the variable, or the part of the process's state, that all sessions share
     function: str = ""
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class Finding:
 
 
 class TrialOutcome(NamedTuple):
-    """A function to look at, by the name of its toolpack and its own, and the place of its definition."""
+    """A function to check: the name of its toolpack, its own name, and the location of its definition."""
 
     toolpack: str
     name: str

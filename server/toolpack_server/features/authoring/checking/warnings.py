@@ -1,6 +1,6 @@
-"""Notes on toolpacks that can be used, by looking at them and by building their environments.
+"""Notes on valid toolpacks, from their definitions and two initial environments of each.
 
-A note may be intentional, so it stops no server.
+The noted code may be intentional, so a server starts in spite of notes.
 """
 
 import inspect
@@ -21,16 +21,16 @@ from toolpack_server.packs.registration import place
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.comparison import difference
 
-MAX_NAME = 64
+MAX_NAME = 64  # characters; the limit of several model providers
 PORTABLE_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
 
 
 def notes_on(packs: Iterable[Toolpack]) -> list[str]:
-    """Warn about likely mistakes in toolpacks without problems."""
-    return [note for pack in packs for note in [*_of_environment(pack), *_of_functions(pack)]]
+    """Return notes on likely mistakes in toolpacks without problems."""
+    return [note for pack in packs for note in [*_environment_notes(pack), *_function_notes(pack)]]
 
 
-def _of_environment(pack: Toolpack) -> list[str]:
+def _environment_notes(pack: Toolpack) -> list[str]:
     if requires(pack.options):
         return []
     try:
@@ -48,7 +48,7 @@ def _of_environment(pack: Toolpack) -> list[str]:
                 f"{place(pack.source)}: the field `{name}` starts with a value that doesn't fit its type ({what}): "
                 "correct one of the two."
             )
-        except Exception:  # noqa: BLE001, S112 - a validator of the author's may raise anything
+        except Exception:  # noqa: BLE001, S112 - an author's validator may raise any exception
             continue
     changing = difference(first, second)
     if changing:
@@ -59,9 +59,9 @@ def _of_environment(pack: Toolpack) -> list[str]:
     return notes
 
 
-def _of_functions(pack: Toolpack) -> list[str]:
+def _function_notes(pack: Toolpack) -> list[str]:
     notes = [] if pack.functions else [f"{pack.place}: it has no function: register some with @toolpack.function."]
-    notes += _of_sections(pack)
+    notes += _section_notes(pack)
     for function in pack.functions.values():
         where, qualified = place(function.function), without_dots(f"{pack.name}.{function.name}")
         if not PORTABLE_NAME.fullmatch(function.name):
@@ -79,24 +79,24 @@ def _of_functions(pack: Toolpack) -> list[str]:
             notes += [
                 f"{where}: agents don't see its optional parameter `{name}`, which has no description: describe it, or "
                 "let its name begin with `_`."
-                for name in _lost_parameters(function.function)
+                for name in _hidden_parameters(function.function)
             ]
     return notes
 
 
-def _of_sections(pack: Toolpack) -> list[str]:
-    """Say once which sections of docstrings agents don't see."""
+def _section_notes(pack: Toolpack) -> list[str]:
+    """Return at most one note, which names the sections of docstrings that agents don't see."""
     hidden = {each.name: hidden_sections(each.function.full_docstring) for each in pack.functions.values()}
     named = [name for name, sections in hidden.items() if sections]
     if not named:
         return []
-    sections = ", ".join(sorted({section for found in hidden.values() for section in found}))
+    sections = ", ".join(sorted({section for names in hidden.values() for section in names}))
     where, others = place(pack.functions[named[0]].function), f" and {len(named) - 1} more" if len(named) > 1 else ""
     advice = "say what they need above the parameters."
     return [f"{where}: agents don't see the sections {sections} of the docstrings of `{named[0]}`{others}: {advice}"]
 
 
-def _lost_parameters(function: Any) -> list[str]:
+def _hidden_parameters(function: Any) -> list[str]:
     if not isinstance(function, Function):
         return []
     known = {*function.parameters.model_fields, *function.dependencies}

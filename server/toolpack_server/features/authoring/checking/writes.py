@@ -1,8 +1,8 @@
-"""A look at the code of functions: what they write outside of the environment.
+"""Static search for writes to shared state: module variables and process state that a function changes.
 
-All sessions share the variables of a module and the state of the process, and no fork, reset or failed call restores
-them. Only what is certain by the code alone is reported. What is hidden is found only by calling the function
-(see `shared_state`), or not at all: what a library changes, or a function that is chosen while the program runs.
+All sessions share this state, and no fork, reset or failed call restores it. Only writes that are certain from the
+code are reported. Writes in libraries or in functions chosen at run time aren't visible in the code; calling the
+function may find them (see `shared_state` of toolpack-author).
 """
 
 import ast
@@ -31,24 +31,24 @@ PROCESS_CALLS = {
         )
     },
 }
-"""Calls that change the state of the process, with what each of them changes."""
+"""Calls that change process state, each with the name of the state that it changes."""
 PROCESS_NAMES = (ENVIRON,)
 _TARGETS = ast.Name | ast.Subscript | ast.Attribute
 CONSTANTS = (str, int, float, bool, bytes, tuple, frozenset, type(None), ModuleType, FunctionType)
 
 
 class SharedWrite(NamedTuple):
-    """Something that a function writes."""
+    """A write to shared state."""
 
     place: str  # file and line
-    name: str  # in the code
+    name: str  # the expression in the code
     subject: str  # the variable, or the part of the process's state
-    of_process: bool  # it belongs to the process, not to a module
+    of_process: bool  # whether it is process state, not a module variable
 
 
 def writes(function: Callable[..., Any]) -> list[SharedWrite]:
-    """Find what a function writes outside of its arguments, itself or through functions of its module."""
-    found: dict[str, SharedWrite] = {}
+    """Return the writes to shared state of a function and of the functions of its module that it calls."""
+    shared: dict[str, SharedWrite] = {}
     pending, seen = [inspect.unwrap(function)], set()
     while pending:
         code = pending.pop()
@@ -58,16 +58,23 @@ def writes(function: Callable[..., Any]) -> list[SharedWrite]:
         tree = function_tree(code)
         if tree is None:
             continue
-        look = _Look(code, tree)
-        for write in look.writes():
-            found.setdefault(write.name, write)
+        search = _WriteSearch(code, tree)
+        for write in search.writes():
+            shared.setdefault(write.name, write)
         module = sys.modules.get(code.__module__)
-        called = [getattr(module, name, None) for name in look.read - look.local]
+        called = [getattr(module, name, None) for name in search.read - search.local]
         pending += [other for other in called if getattr(other, "__module__", None) == code.__module__]
-    return [*found.values()]
+    return [*shared.values()]
 
 
-class _Look:
+class _WriteSearch:
+    """Finds the writes to shared state in one function.
+
+    Attributes:
+        local: The names of local variables and parameters.
+        read: The names of all variables that the function reads.
+    """
+
     def __init__(self, function: FunctionType, tree: ast.AST) -> None:
         self._function = function
         self._tree = tree
@@ -104,18 +111,18 @@ class _Look:
             yield from self._shared(node, node.value)
 
     def _shared(self, node: ast.expr, target: ast.expr) -> Iterator[SharedWrite]:
-        """Say so if a changed object is a variable of the module, or belongs to one."""
+        """Yield a write if the changed object is a module variable or part of one."""
         while isinstance(target, ast.Subscript | ast.Attribute):
             target = target.value
         if not isinstance(target, ast.Name) or target.id in self.local:
             return
-        held = self._held(target.id)
-        if held is None or (isinstance(held, CONSTANTS) and not isinstance(held, FunctionType)):
+        value = self._value(target.id)
+        if value is None or (isinstance(value, CONSTANTS) and not isinstance(value, FunctionType)):
             return
         yield self._write(node, target.id)
 
-    def _held(self, name: str) -> Any:
-        """Get what a variable of the module, or of the function around this one, holds."""
+    def _value(self, name: str) -> Any:
+        """Return the value of a variable of the module or of the enclosing function."""
         code = self._function.__code__
         if name in code.co_freevars and self._function.__closure__:
             try:

@@ -1,4 +1,4 @@
-"""Class worlds: toolpacks of classes that weren't written for agents, whose environment is instances of them.
+"""Toolpacks from ordinary Python classes: instances are the environment, public methods are the functions.
 
-Nothing of this touches the classes.
+The classes themselves aren't changed.
 """

@@ -1,7 +1,7 @@
-"""The public methods of a class as functions.
+"""Conversion of a class's public methods into functions.
 
-Nothing of this touches the class, and a function looks its method up in the instance when it is called. A
-problem's text names the method, and the argument of `from_class` that omits it.
+The class isn't changed. A function looks up its method in the instance when it is called. An error names the method and
+the argument of `from_class` that excludes it.
 """
 
 import functools
@@ -17,11 +17,16 @@ from toolpack_server.packs.registration import located
 from toolpack_server.snapshots.classes import annotations_of, is_foreign
 
 Methods = Iterable[str] | Callable[[Any], object]
-"""Names of methods, or a predicate of a method."""
+"""Names of methods, or a predicate that takes a method."""
 
 
 class ClassMethods:
-    """The public methods of a class."""
+    """The public methods of a class, as far as they become functions.
+
+    Attributes:
+        known: All attribute names of the class, with and without the field's name in front.
+        offered: The methods that become functions.
+    """
 
     def __init__(self, kind: type, field: str, read_only: Methods, exclude: Methods) -> None:
         self._kind = kind
@@ -32,45 +37,48 @@ class ClassMethods:
             for what, chosen in (("read_only", read_only), ("exclude", exclude)):
                 if not callable(chosen):
                     check_names(what, names_of(chosen), self.known)
-        excluded = self._chosen("exclude", exclude, methods)
+        excluded = self._select("exclude", exclude, methods)
         self.offered = {name: method for name, method in methods.items() if name not in excluded}
-        self._read_only = self._chosen("read_only", read_only, self.offered)
+        self._read_only = self._select("read_only", read_only, self.offered)
         if not self.offered:
-            raise RegistrationError(f"{kind.__name__} has no public method with a docstring: nothing can be offered.")
+            raise RegistrationError(
+                f"{kind.__name__} has no public method with a docstring, so the toolpack would have no function: "
+                "add docstrings, or exclude fewer methods."
+            )
 
-    def _chosen(self, what: str, chosen: Methods, methods: Mapping[str, Any]) -> set[str]:
+    def _select(self, what: str, chosen: Methods, methods: Mapping[str, Any]) -> set[str]:
         if not callable(chosen):
             names = names_of(chosen)
             return {name for name in methods if name in names or f"{self._field}.{name}" in names}
-        found = set()
+        selected = set()
         for name, method in methods.items():
             try:
                 if chosen(getattr(method, "__func__", method)):
-                    found.add(name)
+                    selected.add(name)
             except Exception as error:
                 raise RegistrationError(
                     f"the predicate {what} fails for {self._kind.__name__}.{name} ({error_text(error)}): "
                     "correct it, or omit the method with exclude."
                 ) from error
-        return found
+        return selected
 
     def functions(self, field: str, clashing: frozenset[str]) -> list[tuple[Function, bool]]:
-        """Make the functions; names that clash get the field's name in front."""
-        found = []
+        """Return the functions, each with whether it is read-only. Clashing names get the field's name as prefix."""
+        functions = []
         for name, method in self.offered.items():
             with located(getattr(method, "__func__", method)):
                 try:
-                    made = self._function(name, f"{field}_{name}" if name in clashing else name, field, method)
+                    function = self._function(name, f"{field}_{name}" if name in clashing else name, field, method)
                 except RegistrationError as error:
                     raise RegistrationError(f"{error} Or omit it: exclude=[{name!r}].") from error
-                found.append((made, name in self._read_only))
-        return found
+                functions.append((function, name in self._read_only))
+        return functions
 
-    def _function(self, name: str, called: str, field: str, method: Any) -> Function:
+    def _function(self, name: str, function_name: str, field: str, method: Any) -> Function:
         plain = getattr(method, "__func__", method)
         static, of_class = isinstance(method, staticmethod), isinstance(method, classmethod)
         docstring = _docstring(self._kind, name)
-        signature = read_loosely(plain, called, docstring, receiver=not static)
+        signature = read_loosely(plain, function_name, docstring, receiver=not static)
         kind = self._kind
         if static or of_class:
 
@@ -85,29 +93,29 @@ class ClassMethods:
         def run_method(**arguments: Any) -> Any:
             return getattr(arguments.pop(receiver), name)(**arguments)
 
-        made = function_of(signature, self._named(run_method, name), docstring)
-        made.dependencies = {receiver: Depends(field)}
-        return made
+        function = function_of(signature, self._named(run_method, name), docstring)
+        function.dependencies = {receiver: Depends(field)}
+        return function
 
     def _named(self, run: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Call it as its class does: one that a decorator has made may have the decorator's name for it."""
+        """Set the function's name to the method's name in its class. A decorated method may have another `__name__`."""
         if run.__name__ != name:
             run.__name__, run.__qualname__ = name, f"{self._kind.__qualname__}.{name}"
         return run
 
 
 def _vars_of(kind: type) -> dict[str, Any]:
-    """Get the attributes that a class and its bases define, those of the standard library and of pydantic excepted."""
-    found: dict[str, Any] = {}
+    """Return the attributes of a class and its bases, except bases of the standard library and pydantic."""
+    attributes: dict[str, Any] = {}
     for base in kind.__mro__:
         if not is_foreign(base):
             for name, value in vars(base).items():
-                found.setdefault(name, value)
-    return found
+                attributes.setdefault(name, value)
+    return attributes
 
 
 def _public_methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public methods with a docstring, as the class holds them; its own come before those of its bases."""
+    """Yield the public methods with a docstring, unbound. The class's own methods precede those of its bases."""
     for name, value in _vars_of(kind).items():
         if not name.startswith("_") and _is_method(kind, value) and _docstring(kind, name):
             yield name, value
@@ -122,7 +130,7 @@ def _is_method(kind: type, value: Any) -> bool:
 
 
 def _makes_instances(kind: type, method: Any) -> bool:
-    """Return whether a class method is another constructor, by its return annotation."""
+    """Return whether a class method is an alternative constructor, according to its return annotation."""
     returned = annotations_of(method.__func__).get("return")
     names = {base.__name__ for base in kind.__mro__[:-1]} | {"Self"}
     return returned is Self or getattr(returned, "__name__", str(returned).strip("'\"")) in names

@@ -1,7 +1,7 @@
-"""Read the signatures of methods, constructors and factories of classes that weren't written for agents.
+"""Reader of function signatures for classes that weren't written for agents: methods, constructors and factories.
 
-Such code can't always be edited, so what an agent can do without may be missing: type hints, descriptions,
-an exact docstring. What would make a call fail is refused.
+Such code can't always be edited, so type hints, descriptions and exact docstrings may be missing. Only signatures that
+would make a call fail are rejected.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from toolpack_server.functions.signatures import (
 
 
 def _parsed(text: str) -> docstring_parser.Docstring:
-    """Parse a docstring; one that no style fits has only its first line and the rest."""
+    """Parse a docstring. If it has no known style, split it into its first line and the rest."""
     try:
         return parse_docstring(text)
     except docstring_parser.ParseError:
@@ -43,17 +43,16 @@ def read_loosely(
     only: Mapping[str, str] | None = None,
     optional: bool = False,
 ) -> FunctionSignature:
-    """Read a function whose parameters may lack type hints and descriptions.
+    """Return the signature of a function whose parameters may lack type hints and descriptions.
 
     Args:
-        name: What agents call it.
-        receiver: Its first parameter is the instance, so agents don't pass it.
-        only: The parameters that agents pass, with their descriptions; None for all but those whose names begin
-            with `_`.
-        optional: Parameters without a default may be omitted; then they are None.
+        name: The function's name for agents.
+        receiver: Whether the first parameter is the instance, which agents don't pass.
+        only: The parameters that agents can pass, with their descriptions. None: all whose names don't begin with `_`.
+        optional: Whether agents may omit parameters without a default. These are then None.
 
     Raises:
-        RegistrationError: An agent couldn't call it; the text says why.
+        RegistrationError: An agent couldn't call the function; the message says why.
     """
     signature, hints = _signature(function)
     docs = _parsed(docstring)
@@ -67,7 +66,7 @@ def read_loosely(
         if optional and is_required(parameter) and parameter.kind not in _VARIADIC:
             limits = () if parameter.default is parameter.empty else (parameter.default,)
             hint = Annotated[(Optional[Annotated[(hint, *limits)] if limits else hint], NEEDED)]  # noqa: UP045 - `|` fails for some
-            parameter = parameter.replace(default=None)  # noqa: PLW2901 - from here on it is that one
+            parameter = parameter.replace(default=None)  # noqa: PLW2901 - the rest of the loop uses the new default
         field = _field(parameter, hint, descriptions)
         if only is None:
             offered = not parameter.name.startswith("_")
@@ -91,7 +90,7 @@ def read_loosely(
     )
 
 
-# Dataclasses and pydantic each have a class of this name, whose instance stands for a default that is made anew.
+# Dataclasses and pydantic each have a class of this name. Its instance stands for a default from a factory.
 _FACTORY = "_HAS_DEFAULT_FACTORY_CLASS"
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -117,30 +116,30 @@ def _field(parameter: inspect.Parameter, hint: Any, descriptions: dict[str, str]
     check_default(parameter.name, parameter.default)
     text = descriptions.get(parameter.name) or described_outside(hint, parameter.default)
     if type(parameter.default).__name__ == _FACTORY:
-        return hint, Field(default_factory=lambda: None, description=text)  # it isn't passed: see `_InstanceMaker`
+        return hint, Field(default_factory=lambda: None, description=text)  # never passed on: see `_InstanceMaker`
     return field_of(hint, parameter.default, text)
 
 
 def _can_be_offered(parameter: inspect.Parameter, field: tuple[Any, Any]) -> bool:
-    """Return whether an undocumented parameter can be offered to agents; one without a default must be."""
+    """Return whether agents get an undocumented parameter. A parameter without a default must be offered."""
     if is_required(parameter):
         return True
     try:
         to_jsonable_python(default_of(parameter.default))
         parameters_model(parameter.name, {parameter.name: field})
-    except Exception:  # noqa: BLE001 - then calls use the default
+    except Exception:  # noqa: BLE001 - no JSON or no schema: calls use the default
         return False
     return True
 
 
 def documented(kind: type) -> dict[str, str]:
-    """Get the parameters of a class's constructor that its docstring or that of the class describes."""
+    """Return the constructor's documented parameters with their descriptions, from `__init__`, class and fields."""
     texts = [vars(kind).get("__doc__") or "", getattr(kind.__init__, "__doc__", None) or ""]  # type: ignore[misc]
     if issubclass(kind, BaseModel):
         texts.pop()
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for text in texts:
-        found |= parameter_descriptions(_parsed(text).params)
+        descriptions |= parameter_descriptions(_parsed(text).params)
     for name, field in getattr(kind, "__pydantic_fields__", {}).items():
-        found.setdefault(name, field.description)
-    return {name: found[name] for name in inspect.signature(kind).parameters if found.get(name)}
+        descriptions.setdefault(name, field.description)
+    return {name: descriptions[name] for name in inspect.signature(kind).parameters if descriptions.get(name)}

@@ -1,6 +1,6 @@
-"""Toolpacks of any classes: `Toolpack.from_class` and `Toolpack.from_classes`.
+"""The constructors `Toolpack.from_class` and `Toolpack.from_classes`, for any Python classes.
 
-What they make is a toolpack like any other; only how its environment is built differs.
+They return ordinary toolpacks; only the environment is built in another way.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from toolpack_server.packs.toolpack import Toolpack
 
 
 class ClassToolpacks(Toolpack):
-    """The part of `Toolpack` that makes toolpacks of classes."""
+    """The methods of `Toolpack` that create toolpacks from classes."""
 
     @classmethod
     def from_class(
@@ -27,27 +27,29 @@ class ClassToolpacks(Toolpack):
         opt_in: bool = False,
         state_types: Iterable[type] = (),
     ) -> Self:
-        """Make a toolpack of a class: its environment is one instance, its public methods are the functions.
+        """Create a toolpack from a class. The environment is one instance; public methods are the functions.
 
         Args:
-            cls: Any Python class. Its public methods with a docstring become functions; those that it inherits, and
-                static and async ones, too. Type hints and descriptions of parameters may be missing.
-            read_only: The methods that leave the instance unchanged: their names, or a predicate of a method.
-            exclude: The methods that don't become functions: likewise.
-            options: What makes the instance. None: the constructor, whose documented parameters are the options. A
-                function that returns an instance: its parameters are the options. The name of a method, called on a
-                new instance: its parameters are the options; where it needs some and none is given, it isn't called.
-            opt_in: Only sessions that name this toolpack get it.
-            state_types: Classes that the instance may hold, besides those that the modules of the class and its bases
-                define and those in annotations.
+            name: The name of the toolpack.
+            cls: Any Python class. Public methods that have a docstring become functions, including inherited, static
+                and async methods. Type hints and descriptions of parameters may be missing.
+            read_only: The methods that don't change the instance: their names, or a predicate that takes a method.
+            exclude: The methods that don't become functions, in the same form.
+            options: How to create the instance. None: by the constructor; its documented parameters are the toolpack's
+                options. A function: it returns the instance, and its parameters are the options. The name of a method:
+                it is called on a new instance, and its parameters are the options. If the method has required
+                parameters and the session gives no options, the method isn't called.
+            opt_in: Whether only sessions that name this toolpack get it.
+            state_types: Further classes whose objects the instance may contain. Classes in the modules of `cls` and its
+                bases, and in annotations of constructors, are found automatically.
 
         Raises:
-            RegistrationError: The class or a method can't be used; the text says what to do.
+            RegistrationError: The class or a method can't be used; the message says what to do.
         """
         with located(caller_place(name)):
             world = world_of_class(name, cls, read_only, exclude, options)
             return toolpack._of(cls, world, name, opt_in, state_types)
-        return toolpack(name, opt_in=opt_in)  # the problem was collected
+        return toolpack(name, opt_in=opt_in)  # `located` collected the error
 
     @classmethod
     def from_classes(
@@ -61,30 +63,32 @@ class ClassToolpacks(Toolpack):
         opt_in: bool = False,
         state_types: Iterable[type] = (),
     ) -> Self:
-        """Make a toolpack of several classes: its environment holds one instance of each.
+        """Create a toolpack from several classes. The environment contains one instance of each.
 
-        The arguments are those of `from_class`, and in `read_only` and `exclude` `instance.method` names the method of
-        one of them.
+        See `from_class` for the other arguments. In `read_only` and `exclude`, `instance.method` selects the method of
+        one instance.
 
         Args:
-            classes: The classes, by the names of their instances. Methods of one name become functions called
-                `<instance>_<method>`.
-            options: By the names of the instances. The toolpack's options are those of each instance, by its name.
+            name: The name of the toolpack.
+            classes: The classes by the names of their instances. If two classes have a method of the same name, the
+                functions are called `<instance>_<method>`.
+            options: How to create each instance, by its name. The toolpack's options are grouped in the same way: the
+                options of each instance by its name.
 
         Raises:
-            RegistrationError: A class or a method can't be used; the text says what to do.
+            RegistrationError: A class or a method can't be used; the message says what to do.
         """
         with located(caller_place(name)):
             world = world_of_classes(name, classes, read_only, exclude, options or {})
             return toolpack._of(next(iter(classes.values())), world, name, opt_in, state_types)
-        return toolpack(name, opt_in=opt_in)  # the problem was collected
+        return toolpack(name, opt_in=opt_in)  # `located` collected the error
 
     @classmethod
     def _of(toolpack, source: type, world: ClassWorld, name: str, opt_in: bool, state_types: Iterable[type]) -> Self:  # noqa: N804
         kinds = dict.fromkeys([*state_types, *world.state_types])
-        made = toolpack(name, world.environment, opt_in=opt_in, state_types=kinds)
-        made._hold(source, world)  # noqa: SLF001 - it is made here
-        return made
+        pack = toolpack(name, world.environment, opt_in=opt_in, state_types=kinds)
+        pack._hold(source, world)  # noqa: SLF001 - an instance of this class
+        return pack
 
     def _hold(self, source: type, world: ClassWorld) -> None:
         self.holds_instances = True

@@ -1,7 +1,6 @@
-"""Environments that are instances of any Python class, whose public methods are the functions.
+"""Environments made of instances of any Python classes.
 
-Nothing of this touches the class. The environment holds each instance in a field, and each function calls a
-method of that instance.
+The classes aren't changed. The environment has a field for each instance; each function calls a method of an instance.
 """
 
 import enum
@@ -27,20 +26,21 @@ from toolpack_server.snapshots.layouts import layout_of
 from toolpack_server.volumes.volume import Volume
 
 Maker = str | Callable[..., Any]
-"""What makes an instance from options: a function that returns it, or the name of a method of a new instance."""
+"""A function that returns an instance, or the name of a method to call on a new instance."""
 
-_ROOT = "root"  # the field of the only instance, which is all of the environment
+_ROOT = "root"  # the field of a pydantic RootModel: with one class, the environment is the instance
 
 
 @dataclass(frozen=True, slots=True)
 class ClassWorld:
-    """What a toolpack needs to know of the classes that it is made from.
+    """The parts of a toolpack that are derived from its classes.
 
     Attributes:
-        functions: The functions, and whether each is read-only.
-        options: The toolpack's options, like a `Function`; None if it takes none.
-        build: Makes the environment from the bound options.
-        state_types: The classes whose objects the instances may hold, as far as their modules show.
+        environment: The class of the environment.
+        functions: The functions, each with whether it is read-only.
+        options: The toolpack's options, with the interface of a `Function`. None if it takes no options.
+        build: Creates the environment from the bound options.
+        state_types: The classes whose objects the instances may contain, as found in modules and annotations.
     """
 
     environment: type[BaseModel]
@@ -54,16 +54,16 @@ def world_of_class(
     toolpack: str, kind: type, read_only: Methods, exclude: Methods, options: Maker | None
 ) -> ClassWorld:
     _check_is_class(kind)
-    found = ClassMethods(kind, "", read_only, exclude)
-    made = _instance_maker(kind, options)
+    methods = ClassMethods(kind, "", read_only, exclude)
+    maker = _instance_maker(kind, options)
     environment: Any = create_model(
         f"World[{toolpack}]", __base__=RootModel, __module__=kind.__module__, root=(_annotation(kind), ...)
     )
     return ClassWorld(
         environment=environment,
-        functions=found.functions(_ROOT, frozenset()),
-        options=made if made.parameters.model_fields else None,
-        build=lambda **arguments: environment.model_construct(root=made.run(**arguments)),
+        functions=methods.functions(_ROOT, frozenset()),
+        options=maker if maker.parameters.model_fields else None,
+        build=lambda **arguments: environment.model_construct(root=maker.run(**arguments)),
         state_types=tuple(_state_types(kind)),
     )
 
@@ -80,7 +80,7 @@ def world_of_classes(
     if not isinstance(options, Mapping):
         example = f"{{{next(iter(kinds))!r}: {_shown(options)}}}"
         raise RegistrationError(
-            f"options={_shown(options)} isn't by the name of the instance: write options={example}."
+            f"options={_shown(options)} must be a dict by the names of the instances: write options={example}."
         )
     unknown = [name for name in options if name not in kinds]
     if unknown:
@@ -88,29 +88,31 @@ def world_of_classes(
     for field, kind in kinds.items():
         _check_is_class(kind)
         if not field.isidentifier() or field.startswith("_"):
-            raise RegistrationError(f"an instance is called {field!r}: use a Python name that doesn't begin with `_`.")
+            raise RegistrationError(
+                f"{field!r} isn't a valid name of an instance: use a Python identifier that doesn't begin with `_`."
+            )
     makers = {field: _instance_maker(kind, options.get(field)) for field, kind in kinds.items()}
-    found = {field: ClassMethods(kind, field, read_only, exclude) for field, kind in kinds.items()}
+    by_field = {field: ClassMethods(kind, field, read_only, exclude) for field, kind in kinds.items()}
     for what, chosen in (("read_only", read_only), ("exclude", exclude)):
         if not callable(chosen):
-            check_names(what, names_of(chosen), {name for methods in found.values() for name in methods.known})
-    names = [name for methods in found.values() for name in methods.offered]
+            check_names(what, names_of(chosen), {name for methods in by_field.values() for name in methods.known})
+    names = [name for methods in by_field.values() for name in methods.offered]
     clashing = frozenset(name for name in names if names.count(name) > 1)
     fields: dict[str, Any] = {field: (_annotation(kind), ...) for field, kind in kinds.items()}
     module = next(iter(kinds.values())).__module__
     environment = create_model(f"World[{toolpack}]", __base__=TaskEnvironment, __module__=module, **fields)
-    with_options = {field: made for field, made in makers.items() if made.parameters.model_fields}
+    with_options = {field: maker for field, maker in makers.items() if maker.parameters.model_fields}
 
     def build(**arguments: Mapping[str, Any]) -> BaseModel:
-        made = {field: maker.run(**arguments.get(field, {})) for field, maker in makers.items()}
-        return environment.model_construct(**made)
+        instances = {field: maker.run(**arguments.get(field, {})) for field, maker in makers.items()}
+        return environment.model_construct(**instances)
 
     return ClassWorld(
         environment=environment,
-        functions=[function for field in kinds for function in found[field].functions(field, clashing)],
+        functions=[function for field in kinds for function in by_field[field].functions(field, clashing)],
         options=_Options(with_options) if with_options else None,
         build=build,
-        state_types=tuple(dict.fromkeys(found for kind in kinds.values() for found in _state_types(kind))),
+        state_types=tuple(dict.fromkeys(held for kind in kinds.values() for held in _state_types(kind))),
     )
 
 
@@ -120,7 +122,7 @@ def _check_is_class(kind: Any) -> None:
 
 
 class _InstanceMaker:
-    """Makes an instance from options; the parameters of which none is given keep their own defaults."""
+    """Creates an instance from options. Omitted options aren't passed, so parameters keep their own defaults."""
 
     dependencies: Mapping[str, Any] = {}
 
@@ -135,21 +137,21 @@ class _InstanceMaker:
 
 
 class _Options:
-    """The options of several instances: those of each by the name of its field."""
+    """The options of several instances, grouped by the names of their fields."""
 
     dependencies: Mapping[str, Any] = {}
 
     def __init__(self, makers: Mapping[str, _InstanceMaker]) -> None:
         self._makers = makers
         fields: dict[str, Any] = {}
-        for field, made in makers.items():
-            required = any(option.is_required() for option in made.parameters.model_fields.values())
-            fields[field] = (made.parameters, ... if required else Field(default_factory=made.parameters))
+        for field, maker in makers.items():
+            required = any(option.is_required() for option in maker.parameters.model_fields.values())
+            fields[field] = (maker.parameters, ... if required else Field(default_factory=maker.parameters))
         self.parameters = create_model("options", __config__=ConfigDict(extra="forbid"), **fields)
 
     def bind(self, options: Mapping[str, Any]) -> dict[str, Any]:
         self.parameters.model_validate(options)
-        return {field: made.bind(options.get(field, {})) for field, made in self._makers.items()}
+        return {field: maker.bind(options.get(field, {})) for field, maker in self._makers.items()}
 
 
 def _instance_maker(kind: type, options: Maker | None) -> _InstanceMaker:
@@ -172,7 +174,10 @@ def _shown(options: Maker) -> str:
 
 
 def _preparation(kind: type, method: str) -> tuple[FunctionSignature, Callable[..., Any]]:
-    """Get a function that makes an instance and calls a method of it, unless that needs options that weren't given."""
+    """Return a function that creates an instance and calls a method of it.
+
+    It doesn't call the method if that has required parameters and no options are given.
+    """
     prepare = getattr(kind, method, None)
     if not callable(prepare):
         raise RegistrationError(f"{kind.__name__} has no method of this name.")
@@ -215,7 +220,7 @@ def _annotation(kind: type) -> Any:
 
 @dataclass(frozen=True)
 class _Instance:
-    """Tells pydantic of a field that holds an instance of a plain class."""
+    """Pydantic annotation of a field that contains an instance of a plain class."""
 
     kind: type
 
@@ -232,25 +237,25 @@ class _Instance:
 
 
 def _state_types(kind: type) -> Iterator[type]:
-    """Yield the classes that an instance probably holds.
+    """Yield the classes whose objects an instance probably contains.
 
-    These are the classes in the modules of the class and its bases, and those that constructors are annotated with.
+    These are the classes in the modules of the class and its bases, and the classes in annotations of constructors.
     """
     for base in kind.__mro__:
         if is_foreign(base):
             continue
         if isinstance(vars(base).get("__init__"), FunctionType):
-            yield from (found for found in _classes_in(_hints(base.__init__)) if _can_be_kept(found))  # type: ignore[misc]
+            yield from (held for held in _classes_in(_hints(base.__init__)) if _can_be_stored(held))  # type: ignore[misc]
         module = sys.modules.get(base.__module__)
-        for found in [*vars(module).values()] if module else ():
-            if isinstance(found, type) and found.__module__ == base.__module__ and _can_be_kept(found):
-                yield found
+        for value in [*vars(module).values()] if module else ():
+            if isinstance(value, type) and value.__module__ == base.__module__ and _can_be_stored(value):
+                yield value
 
 
 def _hints(function: Any) -> list[Any]:
     try:
         return [*typing.get_type_hints(function).values()]
-    except Exception:  # noqa: BLE001 - evaluating an annotation may raise anything
+    except Exception:  # noqa: BLE001 - evaluating an annotation may raise any exception
         return []
 
 
@@ -264,7 +269,7 @@ def _classes_in(annotations: Iterable[Any]) -> Iterator[type]:
             yield from _classes_in(typing.get_args(annotation))
 
 
-def _can_be_kept(kind: type) -> bool:
+def _can_be_stored(kind: type) -> bool:
     if is_foreign(kind) or issubclass(kind, BaseException | Volume):
         return False
     if issubclass(kind, enum.Enum):
