@@ -323,8 +323,8 @@ def f(x: int):
     :param x:
     """
 === endless
-call: note: HERE: f: it didn't end within … s when it was called with made-up arguments: give it a timeout_seconds, or
-      examples in the schema that take less.
+call: note: HERE: f: it didn't end within … s when it was called with made-up arguments: set timeout_seconds, or add
+      examples to the schema that take less time.
 @toolpack.function  # HERE
 def f() -> None:
     """Do it."""
@@ -1059,8 +1059,8 @@ says: HERE: its import takes longer than … s at HERE: do this in a function.
 import time
 time.sleep(1000)  # HERE
 === sleeps
-call: note: HERE: f: it didn't end within … s when it was called with made-up arguments: give it a timeout_seconds, or
-      examples in the schema that take less.
+call: note: HERE: f: it didn't end within … s when it was called with made-up arguments: set timeout_seconds, or add
+      examples to the schema that take less time.
 import time
 @toolpack.function  # HERE
 def f() -> None:

@@ -96,7 +96,7 @@ def f():
     write(tmp_path, "once", headed("once", body))
     status, (said,), _ = check("--pack-dir", tmp_path)
     assert status == 1
-    assert said.startswith("check: functions weren't called, as the toolpacks can't be loaded by each worker anew: ")
+    assert said.startswith("check: functions weren't called, because a new process can't load the toolpacks: ")
     assert said.endswith(
         "wrong_once.py:8: RuntimeError: one at a time: correct it, or move the file out of the folder."
     )
@@ -119,7 +119,7 @@ def test_all_functions_together_have_a_limit(tmp_path, monkeypatch):
     write(tmp_path, "slow", headed("slow", body))
     status, lines, _ = check("--pack-dir", tmp_path)
     assert status == 0
-    assert lines == ["note: check: 3 functions weren't called, because 0 s are over."]
+    assert lines == ["note: check: 3 functions weren't called: the time limit of 0 s is over."]
 
 
 def test_no_function_of_a_class_is_falsely_read_only():
@@ -258,4 +258,4 @@ def test_instances_that_no_made_up_options_prepare_are_named_once(tmp_path):
     status, (line,), _ = check("--pack-dir", tmp_path)
     assert status == 0
     assert line.startswith(f"note: {file}:23: Toolpack('{file.stem}'): functions of '{file.stem}' can't be tried")
-    assert '{"scenario":{}}: make the toolpack with options=' in line
+    assert '{"scenario":{}} don\'t fit: make the toolpack with options=' in line

@@ -1,1 +1,1 @@
-"""What authors of toolpacks run before agents do: `audit` of tasks, and the calls of `check`."""
+"""Tools for authors of toolpacks: the command `audit` for tasks, and the trial calls of the command `check`."""

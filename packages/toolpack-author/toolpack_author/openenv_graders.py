@@ -1,9 +1,9 @@
-"""OpenEnv's graders of the semantic level: what an audit says of the tasks of a package that serves toolpacks.
+"""OpenEnv graders of the semantic level, which audit the tasks of a package with toolpacks.
 
 A package is a folder with an `openenv.yaml`, whose types have the tag `toolpack-server`, and its toolpacks in `packs`.
 
-This module is imported by OpenEnv alone, which finds it by the entry points `openenv.validation.graders`. A
-grader follows OpenEnv's protocol `Grader`: it says what was found, and never how bad that is.
+Only OpenEnv imports this module, through the entry points `openenv.validation.graders`. A grader follows OpenEnv's
+protocol `Grader`: it reports findings without rating them.
 """
 
 import json
@@ -24,16 +24,16 @@ from toolpack_server import ToolpackServerError
 from toolpack_server.base.settings import load_settings
 
 TAG = "toolpack-server"
-MUTANTS, SEED = 120, 0  # as of `toolpack-server audit`
-MOST_SHOWN, LONGEST = 20, 500  # lines of evidence, and characters of one
+MUTANTS, SEED = 120, 0  # the defaults of `toolpack-server audit`
+MAX_SHOWN, MAX_CHARACTERS = 20, 500  # lines of evidence, and characters of each
 
 
-@lru_cache(maxsize=1)  # all graders look at the same audit
+@lru_cache(maxsize=1)  # shared by all graders
 def _audited(root: Path) -> dict[str, Report]:
-    """Audit the tasks of a package; no server is asked.
+    """Audit the tasks of a package, without a server, and return the report on each task.
 
     Raises:
-        ToolpackServerError: Its toolpacks can't be loaded.
+        ToolpackServerError: The toolpacks can't be loaded.
     """
     folder = root / "packs"
     names = [path.stem for path in sorted(folder.glob("[!_]*.py"))]
@@ -42,11 +42,11 @@ def _audited(root: Path) -> dict[str, Report]:
 
 
 class AuditGrader:
-    """A check of OpenEnv's policy that fails with the faults of some kinds.
+    """A check of OpenEnv's policy that fails if the audit finds faults of some kinds.
 
     Attributes:
-        kinds: The kinds of findings, as docs/write/tasks.md names them.
-        remedy: What the author is to change.
+        kinds: Kinds of findings, as listed in docs/write/tasks.md.
+        remedy: The change that the author should make.
     """
 
     check_id: ClassVar[str]
@@ -61,13 +61,13 @@ class AuditGrader:
         return TAG in manifest.types.tags
 
     def run(self, subject: Subject) -> CheckResult:
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             reports = _audited(subject.root.resolve())
         except ToolpackServerError as error:
-            return self._result(CheckStatus.ERROR, {}, [str(error)], began)
+            return self._result(CheckStatus.ERROR, {}, [str(error)], start)
         if not reports:
-            return self._result(CheckStatus.SKIP, {}, ["the folder packs has no toolpack with tasks"], began)
+            return self._result(CheckStatus.SKIP, {}, ["the folder packs has no toolpack with tasks"], start)
         faults = [
             (name, finding)
             for name, report in reports.items()
@@ -78,30 +78,30 @@ class AuditGrader:
         measured = {"tasks": len(reports), "attempts": attempts, "faulty_tasks": len({name for name, _ in faults})}
         evidence = [_shown(name, finding) for name, finding in faults]
         status = CheckStatus.FAIL if faults else CheckStatus.PASS
-        return self._result(status, measured, evidence[:MOST_SHOWN] or ["the audit has found no fault"], began)
+        return self._result(status, measured, evidence[:MAX_SHOWN] or ["the audit found no fault"], start)
 
-    def _result(self, status: CheckStatus, measured: dict[str, int], evidence: list[str], began: float) -> CheckResult:
+    def _result(self, status: CheckStatus, measured: dict[str, int], evidence: list[str], start: float) -> CheckResult:
         return CheckResult(
             check_id=self.check_id,
             status=status,
             measured=measured,
             evidence=evidence,
             remediation=self.remedy if status is CheckStatus.FAIL else None,
-            duration_s=time.monotonic() - began,
+            duration_s=time.monotonic() - start,
         )
 
 
 def _shown(name: str, finding: Mapping[str, Any]) -> str:
-    """Say what was found, and by which attempt."""
+    """Return a line with a finding and the attempt that shows it."""
     text = f"{name}: {finding['kind']}: {finding['text']}: calls {json.dumps(finding['calls'])}"
     text += f", answer {json.dumps(finding['answer'])}" if finding["answer"] else ""
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"
 
 
 class OracleMax(AuditGrader):
     check_id = "semantic.oracle_max"
     kinds = frozenset({"solution-fails", "max-calls", "hidden-function", "session-refused", "evaluator-fails"})
-    remedy = "Correct the solution, or the evaluator, so that the solution passes at the agent's address."
+    remedy = "Correct the solution, or the evaluator, so that the solution passes when an agent plays it."
 
 
 class FloorGap(AuditGrader):
@@ -112,16 +112,16 @@ class FloorGap(AuditGrader):
             *("answer-unchecked", "answer-guessed"),
         }
     )
-    remedy = "Have the evaluator tell the attempt that is named from the task done."
+    remedy = "Change the evaluator so that it distinguishes the reported attempt from a correct solution."
 
 
 class NoSolutionLeakage(AuditGrader):
     check_id = "semantic.no_solution_leakage"
     kinds = frozenset({"leak", "answer-in-prompt"})
-    remedy = "Take the answer out of the prompt and the functions' descriptions."
+    remedy = "Remove the answer from the prompt and the functions' descriptions."
 
 
 class VerifierDeterminism(AuditGrader):
     check_id = "semantic.verifier_determinism"
     kinds = frozenset({"unstable", "reward-fails"})
-    remedy = "Have the evaluator go by the world and the answer alone, in a fixed order."
+    remedy = "Let the evaluator depend only on the world and the answer, in a fixed order."

@@ -1,1 +1,1 @@
-"""Audits tasks: can one be passed without being done, and does each of its checks measure anything?"""
+"""Audit of tasks: it tries to pass them without doing them, and finds checks that never fail."""

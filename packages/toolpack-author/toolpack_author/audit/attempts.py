@@ -1,7 +1,7 @@
-"""Attempts: wrong tries at a task, made from its solution.
+"""Attempts at a task: mostly wrong variations of its solution.
 
-Pure. The attempts of a task follow from the task, its toolpack's solutions and the seed; what other tasks are
-audited makes no difference. Where two are the same calls and answer, there is one.
+These functions have no side effects. The attempts depend only on the task, its toolpack's solutions and the seed, not
+on the other audited tasks. Attempts with equal calls and answers are merged.
 """
 
 import calendar
@@ -30,14 +30,14 @@ from toolpack_server.jsonio.strict import dumps
 Calls = tuple[PlainCall, ...]
 
 CANNOT_SAY = "It could not be found out."
-AGENTS, CALLS_EACH = 5, 6  # of the agents that call at random
+AGENTS, CALLS_EACH = 5, 6  # number of agents that call at random, and calls of each
 HARMS = 12
 VALUES_EACH = 3
-LEAVES_EACH = 4  # of one argument that holds several values
+LEAVES_EACH = 4  # of one argument with several values
 SHOWN = 60
 
-_WHOLE_NUMBER = re.compile(r"(?<![\w.,:/-])\d")  # where one begins
-_LONG_NUMBER = re.compile(r"(?<![\w.,:/-])[1-9]\d{3,11}(?![\d:/-])(?!\w)")  # its whole part, without separators
+_WHOLE_NUMBER = re.compile(r"(?<![\w.,:/-])\d")  # the first digit of a number
+_LONG_NUMBER = re.compile(r"(?<![\w.,:/-])[1-9]\d{3,11}(?![\d:/-])(?!\w)")  # integer part, without separators
 
 GUESS = ", ".join(
     ["yes", "no", "none", *map(str, range(101)), *calendar.day_name, *calendar.month_name[1:], "A", "B", "C", "D"]
@@ -46,18 +46,18 @@ GUESS = ", ".join(
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What the attempts at one task are made from.
+    """A task with its solution, from which attempts are made.
 
     Attributes:
-        prompt: As one text.
-        functions: What the agent's address has, by name: the function's description.
-        calls: Its solution's; None if it has none.
-        changing: The places of those of them that are the agent's, and have changed a version.
-        answer: Its solution's.
-        own: The values of its solution.
-        pool: Those of the world and of other solutions, without its own.
-        answers: Those of other solutions.
-        dump: All values of the world.
+        prompt: The prompt as one text.
+        functions: The descriptions of the agent's functions, by name.
+        calls: The solution's calls; None if there is no solution.
+        changing: Indexes of the agent's calls in the solution that created a version.
+        answer: The solution's answer.
+        own: The values in the solution.
+        pool: The values in the world and in other solutions, without those in this solution.
+        answers: The answers of other solutions.
+        dump: All values of the world as text.
     """
 
     prompt: str
@@ -76,13 +76,13 @@ class Attempt:
     """A try at a task.
 
     Attributes:
-        kind: As the table in docs/write/tasks.md names it.
-        start: How many calls of the solution come first.
-        calls: Those that follow.
-        what: Says what was tried, after "passes".
-        about: What of the task it is about, such as an argument: a finding's own name within its kind.
-        names: The value that the prompt names, if another one stands in its place; else None.
-        place: The place of the call that is another one than in the solution.
+        kind: The kind, as listed in docs/write/tasks.md.
+        start: Number of the solution's calls that come first.
+        calls: The calls that follow.
+        what: Description of the attempt, to follow "passes:".
+        about: The part of the task that was varied, such as an argument. It identifies a finding within its kind.
+        names: The original value if the prompt names it and the attempt replaced it; else None.
+        place: Index of the call that differs from the solution.
     """
 
     kind: str
@@ -96,15 +96,15 @@ class Attempt:
 
 
 def attempts(solved: Solved, seed: str, most: int) -> list[Attempt]:
-    """Get the attempts at a task, at most so many."""
-    rng = Random(seed)  # noqa: S311 - it is to be repeatable
-    found: dict[bytes, Attempt] = {}
+    """Return the attempts at a task, at most `most`."""
+    rng = Random(seed)  # noqa: S311 - must be repeatable
+    by_key: dict[bytes, Attempt] = {}
     own = solved.calls or ()
     if solved.calls is not None:
-        found[_key(own, solved.answer)] = Attempt("solution", len(own), (), solved.answer, "")
+        by_key[_key(own, solved.answer)] = Attempt("solution", len(own), (), solved.answer, "")
     for attempt in _all(solved, rng):
-        found.setdefault(_key((*own[: attempt.start], *attempt.calls), attempt.answer), attempt)
-    return [attempt for attempt in found.values() if attempt.kind != "solution"][:most]
+        by_key.setdefault(_key((*own[: attempt.start], *attempt.calls), attempt.answer), attempt)
+    return [attempt for attempt in by_key.values() if attempt.kind != "solution"][:most]
 
 
 def _key(calls: Calls, answer: str) -> bytes:
@@ -131,7 +131,7 @@ def _all(solved: Solved, rng: Random) -> Iterator[Attempt]:
 
 
 def _respelled(solved: Solved, calls: Calls) -> Iterator[Attempt]:
-    """Get the solution with its numbers and times in other spellings that mean the same, which must pass."""
+    """Yield the solution with numbers and times in equivalent spellings. These attempts must pass."""
     spelled = []
     for name, kwargs, by in calls:
         schema = solved.functions[name]["parameters"] if name in solved.functions and by == AGENT else {}
@@ -160,13 +160,13 @@ def _answers(solved: Solved, whole: int, rng: Random) -> Iterator[Attempt]:
 
 
 def _containing(answer: str) -> str:
-    """Get a wrong answer that contains the right one: its numbers, or else its words, within longer ones."""
+    """Return a wrong answer that contains the right one as part of longer numbers or words."""
     longer = _WHOLE_NUMBER.sub(r"9\g<0>", answer)
     return longer if longer != answer else re.sub(r"\b(?=[^\W\d_])", "un", answer)
 
 
 def _wrong(answer: str) -> str:
-    """Get an answer that says other numbers, or the contrary; "" if there is neither."""
+    """Return an answer with other numbers, or the opposite of yes, no, true or false; "" if neither is possible."""
     opposite = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
     word = answer.strip(" .!").casefold()
     if word in opposite:
@@ -198,7 +198,7 @@ def _reordered(solved: Solved, calls: Calls) -> Iterator[Attempt]:
 
 
 def _careless(solved: Solved, rng: Random) -> Iterator[Attempt]:
-    """Get those that call without a thought for the task."""
+    """Yield attempts whose calls ignore the task."""
     names = [*solved.functions]
     if not names:
         return
@@ -213,7 +213,7 @@ def _careless(solved: Solved, rng: Random) -> Iterator[Attempt]:
 
 
 def _harming(solved: Solved, whole: int, rng: Random) -> Iterator[Attempt]:
-    """Get those that change more than asked for: what the task is about, where a function can."""
+    """Yield attempts with an additional change, if possible of the objects that the task is about."""
     names = [name for name, each in solved.functions.items() if not each["read_only"]]
     for name in rng.sample(names, min(HARMS, len(names))):
         kwargs = arguments(solved.functions[name]["parameters"], [solved.own, solved.pool], rng)
@@ -222,7 +222,7 @@ def _harming(solved: Solved, whole: int, rng: Random) -> Iterator[Attempt]:
 
 
 def _arguments(solved: Solved, calls: Calls, rng: Random) -> Iterator[Attempt]:
-    """Get those with another argument: first one value for each, then a second one."""
+    """Yield attempts with another value of one argument: first one per argument, then a second one, and so on."""
     rounds: list[list[Attempt]] = [[] for _ in range(VALUES_EACH)]
     for place in solved.changing:
         name, kwargs, _ = calls[place]
@@ -256,7 +256,7 @@ def _with(solved: Solved, calls: Calls, place: int, path: Path, value: Any, othe
 
 
 def _is_named(prompt: str, path: Path, value: Any) -> bool:
-    """Whether the prompt says a value; of true and false, whether it says what is to be so."""
+    """Return whether the prompt names a value. For a boolean: whether it names the argument."""
     names = [step for step in path if isinstance(step, str)]
     return spoken_in(prompt, names[-1]) if isinstance(value, bool) else named_in(prompt, value)
 

@@ -1,6 +1,6 @@
-"""The audit of one task: its trials, and what they show.
+"""Audit of one task: its trials and its findings.
 
-What is found of a task follows from its toolpack, the seed and the number of attempts.
+The findings depend only on the task's toolpack, the seed and the number of attempts.
 """
 
 import contextlib
@@ -28,12 +28,13 @@ from toolpack_server.wiring.service import Service
 
 
 class Effort(NamedTuple):
-    """How tasks are audited.
+    """Options of an audit.
 
     Attributes:
-        mutants: The most attempts at a task.
-        ignore: JSON Pointers to what makes no two worlds differ.
-        clients: The functions that the client calls, not an agent.
+        mutants: Maximum number of attempts at a task.
+        seed: Seed of the attempts.
+        ignore: JSON Pointers to parts of the world that are ignored in comparisons.
+        clients: Functions in solutions that the client calls, not an agent.
     """
 
     mutants: int
@@ -46,7 +47,7 @@ class Auditor:
     """Audits tasks in this process, on its main thread.
 
     Args:
-        phase: Told what is about to run.
+        phase: Callback with the code that runs next.
         drive: Runs a coroutine on the service's event loop.
     """
 
@@ -57,7 +58,7 @@ class Auditor:
         self._solutions: dict[str, Mapping[str, tuple[Calls, str]]] = {}
 
     def audit(self, name: str) -> dict[str, Any]:
-        """Audit a task: get its part of the report."""
+        """Audit a task and return its part of the report."""
         try:
             pack, task = find_task(self._service.context.catalog, name)
             effort, means = self._effort, (self._phase, self._drive, self._listed)
@@ -65,15 +66,15 @@ class Auditor:
         except RefusedError as error:
             return report([AuditFinding(error.kind, True, str(error))])
         except (RequestError, Interrupted) as error:
-            return report([AuditFinding("evaluator-fails", True, str(error) or "it takes too long")])
+            return report([AuditFinding("evaluator-fails", True, str(error) or "it took too long")])
 
     def verdicts(self, name: str) -> list[Any]:
-        """Get the verdicts on nothing done and on the solution, which are the same whatever the hash seed."""
+        """Return the verdicts on doing nothing and on the solution. They must not depend on the hash seed."""
         try:
             _, task = find_task(self._service.context.catalog, name)
             means = self._effort.clients, self._phase, self._drive
             return in_session(self._service, name, task, *means, evaluations=1).said()
-        except (RefusedError, RequestError, Interrupted):  # the audit itself says so
+        except (RefusedError, RequestError, Interrupted):  # the audit itself reports this
             return []
 
     def _report(self, pack: Toolpack, trials: Trials) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class Auditor:
         return report(findings(tried), counts, minimal)
 
     def _list(self, toolpacks: tuple[str, ...]) -> list[tuple[PackFunction, Mapping[str, Any]]]:
-        """Get the functions of toolpacks with their descriptions, which take long to make."""
+        """Return the functions of toolpacks with their descriptions. Creating them is slow, so it is cached."""
         return [(each, native(each)) for each in self._service.context.catalog.listed(toolpacks)]
 
     def _solved(self, pack: Toolpack, trials: Trials) -> Solved:
@@ -120,11 +121,11 @@ class Auditor:
         )
 
     def _others(self, pack: Toolpack) -> Mapping[str, tuple[Calls, str]]:
-        """Get the solutions of a toolpack's tasks; those that can't be had are omitted."""
+        """Return the solutions of a toolpack's tasks, without those that fail."""
         if pack.name not in self._solutions:
             found = {}
             for task in tasks_of(pack).all().values():
-                with contextlib.suppress(Exception):  # its own audit says what is wrong with it
+                with contextlib.suppress(Exception):  # the task's own audit reports the problem
                     if task.solution is not None:
                         found[task.name] = self._solution(pack, task)
             self._solutions[pack.name] = found
@@ -147,7 +148,7 @@ def report(
     counts: Mapping[str, list[int]] | None = None,
     minimal: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Get a task's part of the report."""
+    """Return a task's part of the report."""
     return {
         "attempts": counts or {},
         "minimal": [*minimal],

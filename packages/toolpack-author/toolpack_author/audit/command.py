@@ -1,7 +1,6 @@
-"""`toolpack-server audit`: can tasks be passed without being done, and does each of their checks measure anything?
+"""Command `toolpack-server audit`, which tries to pass tasks without doing them and finds checks that never fail.
 
-Findings go to standard output, progress to standard error. Exit status 1: there are findings; 2: the audit
-itself failed.
+Findings go to standard output, progress to standard error. Exit status 1: there are findings. 2: the audit failed.
 """
 
 import fnmatch
@@ -32,24 +31,24 @@ class _AuditFailed(click.ClickException):
 
 @click.command()
 @packs_options
-@click.option("--task", "patterns", multiple=True, metavar="PATTERN", help="Only tasks like this, such as 'bank/*'.")
-@click.option("--mutants", default=120, show_default=True, type=click.IntRange(1), help="The most attempts at a task.")
-@click.option("--seed", default=0, show_default=True, help="What the values of attempts are drawn from.")
-@click.option("--ignore", multiple=True, metavar="POINTER", help="What no task is about, like /bank/log.")
+@click.option("--task", "patterns", multiple=True, metavar="PATTERN", help="Only tasks that match, such as 'bank/*'.")
+@click.option("--mutants", default=120, show_default=True, type=click.IntRange(1), help="Maximum attempts at a task.")
+@click.option("--seed", default=0, show_default=True, help="Seed for the values of attempts.")
+@click.option("--ignore", multiple=True, metavar="POINTER", help="Part of the world to ignore, such as /bank/log.")
 @click.option(
-    "--client", "clients", multiple=True, metavar="FUNCTION", help="What the client calls in solutions, not an agent."
+    "--client", "clients", multiple=True, metavar="FUNCTION", help="Function that only clients call in solutions."
 )
-@click.option("--hash-seeds/--no-hash-seeds", default=True, help="Try other hash seeds, too.  [default: hash-seeds]")
+@click.option("--hash-seeds/--no-hash-seeds", default=True, help="Also use other hash seeds.  [default: hash-seeds]")
 @click.option("--json", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write a report to this file.")
 @click.option(
-    "--known", type=click.Path(path_type=Path), metavar="FILE", help="An earlier report, whose findings don't count."
+    "--known", type=click.Path(path_type=Path), metavar="FILE", help="Earlier report; its findings are ignored."
 )
 @click.option(
     "--fail-on",
     type=click.Choice(["fault", "weakness", "never"]),
     default="fault",
     show_default=True,
-    help="What makes the exit status 1.",
+    help="Findings that make the exit status 1.",
 )
 def audit(
     pack_dir: tuple[Path, ...],
@@ -65,7 +64,7 @@ def audit(
     known: Path | None,
     fail_on: str,
 ) -> None:
-    """Try to pass tasks without doing them, and print what that shows."""
+    """Try to pass tasks without doing them, and print the findings."""
     try:
         settings = load_settings(pack_dir=pack_dir or None, packs=packs)
         before = _known(known) if known else {}
@@ -124,7 +123,7 @@ def _check_pointers(pointers: Sequence[str]) -> None:
 
 
 def _audited(settings: Settings, names: Sequence[str], wanted: Effort) -> dict[str, Report]:
-    """Audit tasks, and say how far it is."""
+    """Audit tasks and show the progress."""
     found: dict[str, Report] = {}
     with progress("Auditing tasks", len(names)) as go_on:
         for name, report in audit_tasks(settings, names, wanted):
@@ -140,7 +139,7 @@ def _add_unstable(report: Report) -> None:
 
 
 def _known(path: Path) -> Mapping[str, Any]:
-    """Get the tasks of an earlier report."""
+    """Return the tasks of an earlier report."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
         if known["format"] != FORMAT:

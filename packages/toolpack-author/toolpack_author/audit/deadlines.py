@@ -1,7 +1,4 @@
-"""A deadline for toolpacks' code that runs on the main thread.
-
-A signal ends what is late, whatever it does.
-"""
+"""Deadline for toolpacks' code on the main thread, enforced by a signal."""
 
 import contextlib
 import signal
@@ -18,7 +15,7 @@ class Watched:
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[Watched]:
-    """Raise `Interrupted` in the block after so many seconds; the block may catch it."""
+    """Raise `Interrupted` in the block when the deadline passes. The block may catch it. Only for the main thread."""
     watched = Watched()
     if threading.current_thread() is not threading.main_thread():
         yield watched

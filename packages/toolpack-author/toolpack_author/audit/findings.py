@@ -1,7 +1,7 @@
-"""Findings: what the attempts that have passed say of a task.
+"""Findings on a task, derived from the attempts that passed.
 
-Pure. A finding names the attempt that shows it, so that anybody can repeat it. A fault is wrong for certain;
-a weakness may be meant so.
+These functions have no side effects. A finding includes the attempt that shows it, so that an author can repeat it. A
+fault is certainly wrong. A weakness may be intended.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,15 +21,15 @@ _BY_ANSWER = {"echo": "answer-in-prompt", "guess": "answer-guessed", "tools": "l
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """Something that was found out about a task.
+    """A fault or a weakness of a task.
 
     Attributes:
-        kind: As docs/write/tasks.md names it.
-        fault: Else it is a weakness.
-        text: What was tried, and what that shows.
-        calls: Those of the attempt that shows it.
+        kind: The kind, as listed in docs/write/tasks.md.
+        fault: True for a fault, False for a weakness.
+        text: Description of the attempt and of the problem.
+        calls: The calls of the attempt that shows it.
         answer: The answer of that attempt.
-        about: What of the task it is about, by which it is known again; "" if there can be only one of its kind.
+        about: The part of the task, to recognise the finding in a later audit; "" if its kind occurs only once.
     """
 
     kind: str
@@ -49,14 +49,16 @@ class AuditFinding:
 
 @dataclass(frozen=True, slots=True)
 class AuditedTask:
-    """What is known of a task after its attempts.
+    """A task with the results of its attempts.
 
     Attributes:
-        calls: The solution's; None if it has none.
-        changing: The places of those of them that change something.
+        calls: The solution's calls; None if there is no solution.
+        changing: Indexes of the calls that change something.
         says: Whether the solution has an answer.
+        nop_passes: Whether the author declared that doing nothing passes.
+        nothing: The verdict on doing nothing.
         solved: The verdict on the solution.
-        guards: The names of checks of what the task isn't about, which attempts needn't fail.
+        guards: Names of checks that protect unrelated data. Attempts needn't fail them.
     """
 
     calls: Calls | None
@@ -70,7 +72,7 @@ class AuditedTask:
 
 
 def first_finding(tried: AuditedTask) -> AuditFinding | None:
-    """Get what is wrong with a task so that every further finding would follow from it."""
+    """Return a finding that makes all further findings pointless; None if there is none."""
     if tried.solved is not None and not tried.solved["passed"]:
         failed = [check for check in tried.solved["checks"] if not check["passed"]]
         why = f"reward {tried.solved['reward']}"
@@ -84,7 +86,7 @@ def first_finding(tried: AuditedTask) -> AuditFinding | None:
     if not tried.nop_passes:
         return AuditFinding("nothing-passes", True, "passes with nothing done: tighten the evaluator")
     if does:
-        text = "passes with nothing done, though its solution changes or says something"
+        text = "passes with nothing done, though its solution changes something or has an answer"
         return AuditFinding("nothing-passes", True, text)
     if tried.calls:
         return AuditFinding("nothing-passes", False, "passes with nothing done, though its solution has calls")
@@ -92,7 +94,7 @@ def first_finding(tried: AuditedTask) -> AuditFinding | None:
 
 
 def findings(tried: AuditedTask) -> list[AuditFinding]:
-    """Get what attempts have shown."""
+    """Return the findings on a task."""
     first = first_finding(tried)
     if first is not None:
         return [first]
@@ -108,7 +110,7 @@ def findings(tried: AuditedTask) -> list[AuditFinding]:
 
 
 def _passing(tried: AuditedTask, *kinds: str) -> list[AttemptResult]:
-    """Get the attempts that have passed without doing the task."""
+    """Return the attempts of some kinds that passed without doing the task."""
     return [each for each in tried.results if each.attempt.kind in kinds and each.passed and each.world != EQUAL]
 
 
@@ -120,12 +122,12 @@ def _finding(tried: AuditedTask, kind: str, result: AttemptResult, *, fault: boo
 
 
 def whole(tried: AuditedTask, attempt: Attempt) -> Calls:
-    """Get all calls of an attempt."""
+    """Return all calls of an attempt, including those of the solution before it."""
     return (*(tried.calls or ())[: attempt.start], *attempt.calls)
 
 
 def _plain(calls: Calls) -> list[dict[str, Any]]:
-    """Get calls as `run_function` takes them at the agent's address; those of others say whose they are."""
+    """Return calls as parameters of `run_function` at the agent path, with `by` for calls of other participants."""
     return [
         {"function": function, "kwargs": kwargs, **({} if by == AGENT else {"by": by})}
         for function, kwargs, by in calls
@@ -133,7 +135,7 @@ def _plain(calls: Calls) -> list[dict[str, Any]]:
 
 
 def _failures(tried: AuditedTask) -> Iterator[AuditFinding]:
-    """Find evaluators and rewards that fail, each once."""
+    """Yield failing evaluators and rewards, one finding of each kind."""
     seen = set()
     for result in tried.results:
         if result.failure:
@@ -146,7 +148,7 @@ def _failures(tried: AuditedTask) -> Iterator[AuditFinding]:
 
 
 def _by_answer(tried: AuditedTask) -> Iterator[AuditFinding]:
-    """Find tasks that an answer alone passes."""
+    """Yield findings on answers that pass the task without any call."""
     for kind, named in _BY_ANSWER.items():
         for result in [] if tried.nothing["passed"] else [each for each in tried.results if each.attempt.kind == kind]:
             if result.passed:
@@ -154,7 +156,7 @@ def _by_answer(tried: AuditedTask) -> Iterator[AuditFinding]:
 
 
 def _unneeded(tried: AuditedTask) -> Iterator[AuditFinding]:
-    """Find calls that aren't needed, then arguments that aren't looked at."""
+    """Yield unneeded calls, then unchecked arguments."""
     passing = _passing(tried, "read only") or _passing(tried, "omit")
     unneeded = set()
     for result in passing:
@@ -184,7 +186,7 @@ def _unneeded(tried: AuditedTask) -> Iterator[AuditFinding]:
 
 
 def _answers(tried: AuditedTask) -> Iterator[AuditFinding]:
-    """Find answers that aren't looked at."""
+    """Yield unchecked answers."""
     if not tried.says or tried.nothing["passed"]:
         return
     empty = [each for each in tried.results if each.attempt.kind == "empty" and each.passed]
@@ -197,7 +199,7 @@ def _answers(tried: AuditedTask) -> Iterator[AuditFinding]:
 
 
 def _spellings(tried: AuditedTask) -> Iterator[AuditFinding]:
-    """Find what is refused because of how it is spelled, and wrong answers that pass as they contain the right one."""
+    """Yield refused spellings of the solution, and wrong answers that pass because they contain the right one."""
     is_read = not all(each.passed for each in tried.results if each.attempt.kind == "wrong")
     for result in tried.results:
         attempt = result.attempt
@@ -212,7 +214,7 @@ def _spellings(tried: AuditedTask) -> Iterator[AuditFinding]:
 
 
 def _careless(tried: AuditedTask) -> Iterator[AuditFinding]:
-    """Find tasks that are passed by calling without a thought; who happens to have done the task isn't meant."""
+    """Yield a finding if careless calls pass the task, unless they happened to do it."""
     calls = tried.calls or ()
     needed = [calls[place] for place in tried.changing]
     passing = [
@@ -227,14 +229,14 @@ def _careless(tried: AuditedTask) -> Iterator[AuditFinding]:
 
 
 def never_failing(tried: AuditedTask) -> list[str]:
-    """Get the names of the checks that no attempt has failed."""
+    """Return the names of the checks that no attempt failed."""
     verdicts = [result.verdict for result in tried.results if result.verdict is not None]
     failing = {check["name"] for verdict in verdicts for check in verdict["checks"] if not check["passed"]}
     return [check["name"] for check in (tried.solved["checks"] if tried.solved else ()) if check["name"] not in failing]
 
 
 def _checks(tried: AuditedTask) -> Iterator[AuditFinding]:
-    """Find checks that never fail, and rewards outside of their range."""
+    """Yield checks that never fail, and rewards outside of their range."""
     for name in never_failing(tried):
         if name not in tried.guards:
             yield AuditFinding("dead-check", False, f"no attempt fails the check {name!r}", about=name)

@@ -1,7 +1,7 @@
-"""Audits tasks in processes of their own: one after the other in one, and a new one where that is ended.
+"""Audit of tasks in a child process, which is replaced if it ends or hangs.
 
-Whatever an author's code does to its process, such as to end it, to take all memory or to wait for ever,
-costs its task only. No process that forks runs toolpacks' code.
+An author's code may end its process, use all memory or wait forever. This affects only the report on its own task. No
+process that forks runs toolpacks' code.
 """
 
 import asyncio
@@ -34,37 +34,37 @@ from toolpack_server.processes.child import Child, follow
 from toolpack_server.processes.isolated_call import run_isolated
 from toolpack_server.wiring.service import Service
 
-GRACE_SECONDS = 5.0  # after a deadline at which the process itself should have ended what was late
-GARBAGE = 20_000, 20, 20  # objects, and collections of younger ones, before each collection
+GRACE_SECONDS = 5.0  # after a deadline, for the process to interrupt the code itself
+GARBAGE = 20_000, 20, 20  # thresholds of the garbage collector
 LOADING_SECONDS = 600.0
-HASH_SEEDS = ("1", "2", "3", "4")  # fixed ones, so that each machine finds the same
+HASH_SEEDS = ("1", "2", "3", "4")  # fixed, so that all machines have the same findings
 
 Report = dict[str, Any]
 
 
 class AuditSettings(FeatureSettings, feature="audit"):
     memory_bytes: int = Field(
-        2 * 2**30, gt=0, le=2**60, description="Memory that the audit of tasks may take beyond what it starts with."
+        2 * 2**30, gt=0, le=2**60, description="Maximum memory of an audit of tasks, in addition to that at its start."
     )
 
 
 class _Beat(NamedTuple):
-    """What a process is about to run, and for how long at most."""
+    """Announcement of the code that the process runs next, with its time limit."""
 
     what: str
     seconds: float
 
 
 def task_names(settings: Settings) -> list[str]:
-    """Get the names of all tasks, in their order.
+    """Return the names of all tasks, in their order.
 
     Raises:
-        StartError: The toolpacks, or their tasks, can't be loaded.
+        StartError: The toolpacks or their tasks can't be loaded.
     """
-    found = run_isolated(lambda: _names(settings))
-    if "problem" in found:
-        raise StartError(found["problem"])
-    names: list[str] = found["names"]
+    answer = run_isolated(lambda: _names(settings))
+    if "problem" in answer:
+        raise StartError(answer["problem"])
+    names: list[str] = answer["names"]
     return names
 
 
@@ -77,7 +77,7 @@ def _names(settings: Settings) -> dict[str, Any]:
 
 
 def audit_tasks(settings: Settings, names: Sequence[str], effort: Effort) -> Iterator[tuple[str, Report]]:
-    """Audit tasks, and get the report on each.
+    """Audit tasks and yield the report on each.
 
     Raises:
         StartError: The toolpacks can't be loaded.
@@ -88,14 +88,14 @@ def audit_tasks(settings: Settings, names: Sequence[str], effort: Effort) -> Ite
 def _each(
     settings: Settings, names: Sequence[str], effort: Effort, job: Callable[[Auditor, str], Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Do a job for each task, and get what it has found, or a report on a task that has broken its process."""
+    """Run a job for each task and yield its result. If a task breaks the process, yield a report that says so."""
     left = [*names]
     while left:
         child = Child(partial(_work, os.getpid(), settings, tuple(left), effort, job))
         try:
             for name in [*left]:
-                found, broken = _received(child)
-                yield name, found
+                result, broken = _received(child)
+                yield name, result
                 left.remove(name)
                 if broken:
                     break
@@ -106,17 +106,17 @@ def _each(
 
 
 def _received(child: Child) -> tuple[Any, bool]:
-    """Get what was found of the next task, and whether its process has to be ended."""
+    """Return the result for the next task, and whether the process must be replaced."""
     beat = loading = _Beat("the toolpacks' import", LOADING_SECONDS)
     while True:
         try:
             if not child.pipe.poll(beat.seconds + GRACE_SECONDS):
-                text = f"{beat.what} took longer than {beat.seconds:g} s, and nothing ends it"
+                text = f"{beat.what} took longer than {beat.seconds:g} s and can't be interrupted"
                 return report([AuditFinding("evaluator-fails", True, text)]), True
             message = json.loads(child.pipe.recv_bytes())
         except (EOFError, OSError):
-            text = f"{beat.what} has ended the process ({child.wait()})"
-            if beat is loading:  # no task has begun
+            text = f"{beat.what} ended the process ({child.wait()})"
+            if beat is loading:  # no task has started
                 raise StartError(f"{text[0].upper()}{text[1:]}.") from None
             return report([AuditFinding("evaluator-fails", True, text)]), True
         if "problem" in message:
@@ -140,14 +140,14 @@ def _work(
         catalog = catalog_of(settings)
         _limit_memory(settings.of(AuditSettings).memory_bytes)
         service = Service(settings.model_copy(update=IN_MEMORY), catalog)
-    except Exception as error:  # noqa: BLE001 - this process says nothing else
+    except Exception as error:  # noqa: BLE001 - reported to the parent
         kind = "" if isinstance(error, StartError) else f"{type(error).__name__}: "
         pipe.send_bytes(json.dumps({"problem": f"{kind}{error}"}).encode())
         return 1
-    gc.freeze()  # what is there now stays; a task leaves little that refers to itself
+    gc.freeze()  # present objects stay; a task leaves few reference cycles
     gc.set_threshold(*GARBAGE)
     loop = asyncio.new_event_loop()
-    # The event loop has a thread of its own: on the main thread a signal ends what is late.
+    # The event loop has its own thread, so that a signal can interrupt late code on the main thread.
     threading.Thread(target=loop.run_forever, daemon=True).start()
 
     def phase(what: str, seconds: float) -> None:
@@ -161,7 +161,7 @@ def _work(
 
 
 def _be_quiet() -> None:
-    """Let toolpacks print nothing among the findings."""
+    """Discard output and logs of toolpacks, which would mix with the findings."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
@@ -169,7 +169,7 @@ def _be_quiet() -> None:
 
 
 def _limit_memory(more: int) -> None:
-    with suppress(OSError, ValueError):  # not every system says how much there is, or lets it be limited
+    with suppress(OSError, ValueError):  # not every system reports or limits memory
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         limit = pages * resource.getpagesize() + more
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -179,7 +179,7 @@ def _limit_memory(more: int) -> None:
 
 
 class HashSeeds:
-    """Has the verdicts on tasks given by processes with other hash seeds, beside all else."""
+    """Processes with other hash seeds, which evaluate all tasks at the same time as the audit."""
 
     def __init__(self, settings: Settings, names: Sequence[str], clients: Collection[str]) -> None:
         asked = {
@@ -189,7 +189,7 @@ class HashSeeds:
             "clients": [*clients],
         }
         self._running = [
-            subprocess.Popen(  # noqa: S603 - as above
+            subprocess.Popen(  # noqa: S603 - runs this module
                 [sys.executable, "-m", __name__, json.dumps(asked)],
                 env={**os.environ, "PYTHONHASHSEED": seed},
                 stdin=subprocess.DEVNULL,
@@ -200,15 +200,15 @@ class HashSeeds:
         ]
 
     def unstable(self) -> list[str]:
-        """Get the names of the tasks on which they give different verdicts; raises as `audit_tasks`."""
-        found: list[Mapping[str, Any]] = []
+        """Return the names of the tasks with different verdicts. Raise as `audit_tasks`."""
+        reports: list[Mapping[str, Any]] = []
         for process in self._running:
             text = process.communicate()[0]
             if process.returncode != 0:
-                raise StartError(text.decode() or f"A process with another hash seed has ended ({process.returncode}).")
-            found.append(json.loads(text))
-        names = {name for verdicts in found for name in verdicts}
-        return sorted(name for name in names if len({json.dumps(each.get(name), sort_keys=True) for each in found}) > 1)
+                raise StartError(text.decode() or f"A process with another hash seed ended ({process.returncode}).")
+            reports.append(json.loads(text))
+        names = {name for verdicts in reports for name in verdicts}
+        return sorted(name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in reports}) > 1)
 
     def end(self) -> None:
         for process in self._running:
@@ -226,7 +226,7 @@ def _verdicts(asked: Mapping[str, Any]) -> Mapping[str, Any]:
 if __name__ == "__main__":
     follow(os.getppid())
     try:
-        print(json.dumps(_verdicts(json.loads(sys.argv[1]))))  # noqa: T201 - what its parent reads
+        print(json.dumps(_verdicts(json.loads(sys.argv[1]))))  # noqa: T201 - read by the parent process
     except StartError as problem:
-        print(problem, end="")  # noqa: T201 - likewise
+        print(problem, end="")  # noqa: T201 - read by the parent process
         sys.exit(1)

@@ -1,9 +1,10 @@
-"""Runs attempts at a task: at the agent's address in sessions, and much faster without one.
+"""Execution of attempts at a task.
 
-A task's solution is run in sessions, as agents meet it. Attempts are run on the same snapshots, by the same functions,
-evaluators and limits of the address, but stored nowhere.
+The task's solution runs in real sessions, at the agent path. Attempts run without sessions, which is much faster: on
+the same snapshots, with the same functions, evaluators and limits, but nothing is stored.
 
-Each call and each evaluation has its deadline, and the main thread runs them: a signal ends what is late.
+Each call and each evaluation has a deadline. They run on the main thread, where a signal interrupts them when they are
+late.
 """
 
 import contextlib
@@ -47,19 +48,19 @@ from toolpack_server.sessions.calls import CallRequest
 from toolpack_server.volumes.volume import is_piece
 from toolpack_server.wiring.service import Service
 
-KEPT_WORLDS = 50  # of one task, as JSON
-MOST_CONTAINERS, MOST_DEEP = 50, 4  # of a world, and how many names lead to one
-CLOCK_NS = 1_767_225_600 * 10**9  # 2026-01-01: the time that is pinned
+KEPT_WORLDS = 50  # cached worlds of one task, as JSON
+MOST_CONTAINERS, MOST_DEEP = 50, 4  # containers of a world that are emptied, and the max depth of their paths
+CLOCK_NS = 1_767_225_600 * 10**9  # 2026-01-01: the pinned time
 
 Phase = Callable[[str, float], None]
-"""Called before toolpacks' code runs, with what that is and its deadline in seconds."""
+"""Callback before toolpacks' code runs, with a description of the code and its deadline in seconds."""
 
 
 class RefusedError(Exception):
-    """A session of a task can't be had, or its solution doesn't run at the agent's address.
+    """No session can be created for a task, or its solution doesn't run at the agent path.
 
     Args:
-        kind: The finding that this is.
+        kind: The kind of the finding.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -69,27 +70,27 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How far calls have come: the world that they have left, and what is recorded of them."""
+    """The state after some calls: the world of each version, and the records of the calls."""
 
-    snapshots: tuple[Snapshot, ...]  # of each version
+    snapshots: tuple[Snapshot, ...]  # by version
     path: tuple[SeenRecord, ...] = ()
-    used: Mapping[str, int] = field(default_factory=dict)  # calls, by participant
-    refused: bool = False  # the last call has failed
-    late: bool = False  # a call has missed its deadline
-    written: frozenset[str] = frozenset()  # the parts that the last call has written
+    used: Mapping[str, int] = field(default_factory=dict)  # number of calls by participant
+    refused: bool = False  # the last call failed
+    late: bool = False  # a call missed its deadline
+    written: frozenset[str] = frozenset()  # the parts that the last call wrote
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """What an attempt has come to.
+    """The result of an attempt.
 
     Attributes:
-        verdict: None if there is none.
-        failure: Why there is none; "" if a call was late.
+        verdict: The verdict; None if there is none.
+        failure: Why there is no verdict; "" if a call was late.
         not_finite: The reward isn't a finite number.
-        refused: The call that is another one than the solution's has failed, or changed nothing; of `respelled`, any.
-        world: How its world differs from the solution's; asked for only if it has passed.
-        changed: Whether its calls have changed a version.
+        refused: The call that differs from the solution's failed or changed nothing. For `respelled`: any call failed.
+        world: Difference of its world to the solution's. It is computed only if the attempt passed.
+        changed: Whether its calls created a version.
     """
 
     attempt: Attempt
@@ -106,11 +107,11 @@ class AttemptResult:
 
 
 class _TrialCodec(PlainCodec):
-    """Gives an environment that a call has left, as it is equal to its bytes, to what reads it next; but once."""
+    """Codec that skips decoding: the next reader of a part gets the object that the last call left, once."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.left: dict[str, tuple[bytes, BaseModel]] = {}  # by part, with its bytes
+        self.left: dict[str, tuple[bytes, BaseModel]] = {}  # by part: the bytes and the equal object
 
     @override
     def decode(self, part: str, blob_id: str, blob: bytes) -> BaseModel:
@@ -123,26 +124,26 @@ class Trials:
     """The trials of one task.
 
     Args:
-        phase: Told what is about to run.
+        phase: Callback with the code that runs next.
         drive: Runs a coroutine on the service's event loop.
-        listed: Gets the functions of toolpacks with their descriptions.
-        ignore: JSON Pointers to what makes no two worlds differ.
-        clients: The functions that the client calls, not an agent.
+        listed: Returns the functions of toolpacks with their descriptions.
+        ignore: JSON Pointers to parts of the world that are ignored in comparisons.
+        clients: Functions in solutions that the client calls, not an agent.
 
     Attributes:
         task: The task.
-        prompt: As one text.
-        functions: Those of the agent's address, by name: their descriptions.
-        calls: The solution's; None if the task has none.
-        answer: The solution's.
-        changing: The places of those of its calls that are the agent's, and have changed a version.
-        nothing: The verdict on nothing done.
-        solved: The verdict on the solution; None without one.
-        unstable: Why a verdict can't be relied on; "" if it can.
+        prompt: The prompt as one text.
+        functions: The descriptions of the agent's functions, by name.
+        calls: The solution's calls; None if there is no solution.
+        answer: The solution's answer.
+        changing: Indexes of the agent's calls in the solution that created a version.
+        nothing: The verdict on doing nothing.
+        solved: The verdict on the solution; None without a solution.
+        unstable: Why verdicts are unreliable; "" if they are reliable.
         initial: The initial world as JSON.
 
     Raises:
-        RefusedError: It can't be tried.
+        RefusedError: The task can't be tried.
     """
 
     def __init__(
@@ -191,14 +192,14 @@ class Trials:
         self.nothing, self.solved = first.nothing, first.solved
         self._compare(first, second)
 
-    # In sessions, as agents meet the task
+    # In sessions
 
     def _session(self, evaluations: int) -> "_SessionShown":
         means = self._clients, self._phase, self._drive
         return in_session(self._service, self.name, self.task, *means, evaluations=evaluations)
 
     def _compare(self, first: "_SessionShown", second: "_SessionShown") -> None:
-        """Note whether the verdicts of two sessions, and those here, are the same."""
+        """Set `unstable` if the verdicts of two sessions and those without a session differ."""
         if first.unstable or second.unstable:
             self.unstable = "a second evaluation gives another verdict"
         elif first.said() != second.said():
@@ -212,11 +213,11 @@ class Trials:
                 self.unstable = "a third run of the solution gives another verdict"
 
     def _pin(self) -> None:
-        """Pin time and chance for all that follows, as two sessions have come to different worlds."""
+        """Pin the clock and random numbers for all further calls, because two sessions had different worlds."""
         if importlib.util.find_spec("time_machine") is None:
             self.unstable = (
-                "the same calls come to different worlds, as a function draws or looks at the clock, and nothing can "
-                "be pinned: pip install 'toolpack-server[seeded]'"
+                "the same calls lead to different worlds, because a function uses random numbers or the clock, and "
+                "these can't be pinned: pip install 'toolpack-server[seeded]'"
             )
             return
         self._pinned = True
@@ -243,7 +244,7 @@ class Trials:
     # Without sessions
 
     def attempts(self, attempts: Iterable[Attempt]) -> Iterator[AttemptResult]:
-        """Run attempts, until the evaluator misses its deadline: after each further one it might."""
+        """Run attempts and yield their results. Stop when the evaluator misses its deadline, which could repeat."""
         for attempt in attempts:
             result = self._attempt(attempt)
             yield result
@@ -283,16 +284,16 @@ class Trials:
         return AttemptResult(attempt, verdict, "", False, refused, world, changed)
 
     def _leave(self, stage: Stage, live: Mapping[str, Any]) -> None:
-        """Let the evaluator have what the last call has written, which is equal to its bytes, instead of reading it."""
+        """Pass the objects that the last call wrote to the evaluator, so that it needn't decode them."""
         blobs = stage.snapshots[-1].blobs
         self._codec.left = {part: (blobs[part], live[part]) for part in stage.written & live.keys()}
 
     def judge(self, stage: Stage, answer: str, what: str = "") -> Verdict:
-        """Get the verdict on what calls have come to.
+        """Return the verdict on a stage.
 
         Raises:
             EvaluationError: The evaluator failed.
-            Interrupted: It missed its deadline.
+            Interrupted: The evaluator missed its deadline.
         """
         versions = stage.snapshots
         evidence = replace(
@@ -308,10 +309,12 @@ class Trials:
             return evaluate(self.name, evidence, self._context)
 
     def minimal(self, results: Iterable[AttemptResult]) -> list[int]:
-        """Get the places of the fewest calls of the solution, omitted one by one from the end, that still pass.
+        """Return the indexes of a minimal set of the solution's calls that still passes.
+
+        Calls are omitted one by one from the end.
 
         Args:
-            results: Those of attempts, which needn't be run again.
+            results: Results of attempts, which aren't run again.
         """
         calls = self.calls or ()
         known = {
@@ -328,7 +331,7 @@ class Trials:
         return kept
 
     def _passes_with(self, places: Sequence[int], omitted: int) -> bool:
-        """Whether these calls of the solution pass; of those before the place of the last omitted one none is."""
+        """Return whether these calls of the solution pass. No call before the last omitted one is missing."""
         stage, live = self._stages[omitted], dict[str, Any]()
         for each in places:
             if each > omitted:
@@ -338,7 +341,7 @@ class Trials:
         return False
 
     def _call(self, stage: Stage, made: PlainCall, live: dict[str, Any] | None = None) -> Stage:
-        """Run a call as its participant's address does; `live` are the objects of the stage's world, if known."""
+        """Run a call with its participant's permissions. `live` has decoded objects of the stage's world."""
         function, kwargs, by = made
         live = {} if live is None or self._pinned else live
         snapshot = stage.snapshots[-1]
@@ -413,9 +416,9 @@ class Trials:
 
     @cached_property
     def _asked(self) -> frozenset[str]:
-        """The members whose true and false the task is about: its solution chooses them, or its prompt names them.
+        """Names of boolean members that the task is about: its solution sets them, or its prompt names them.
 
-        A call that answers something may be made for what it answers, and leave a mark by the way.
+        A call with a result may be made for the result, and set a mark only as a side effect.
         """
         asked = set[str]()
         for place in self.changing:
@@ -428,10 +431,10 @@ class Trials:
             asked |= {name for name in names if chosen or (is_silent and spoken_in(self.prompt, name))}
         return frozenset(asked)
 
-    # What a task isn't about
+    # Unrelated data
 
     def guards(self) -> set[str]:
-        """Get the names of the checks that notice if something is emptied that the solution leaves as it was."""
+        """Return the names of the checks that fail if data that the solution leaves unchanged is emptied."""
         found = set[str]()
         solved = self._stages[-1]
         snapshot = solved.snapshots[-1]
@@ -450,7 +453,7 @@ class Trials:
         return found
 
     def _note_failing(self, found: set[str], changed: Snapshot, name: str) -> bool:
-        """Add the names of the checks that fail on a world that lacks something; return False if that took too long."""
+        """Add the names of the checks that fail on a world with emptied data. Return False after a missed deadline."""
         solved = self._stages[-1]
         stage = replace(solved, snapshots=(*solved.snapshots[:-1], changed))
         try:
@@ -463,7 +466,7 @@ class Trials:
         return True
 
     def _emptied_volumes(self, snapshot: Snapshot) -> Iterator[tuple[str, Snapshot]]:
-        """Yield the world without the rows of a table, or the files of a folder, that the solution has left alone."""
+        """Yield the world with one table or top folder emptied, for each that the solution leaves unchanged."""
         for toolpack in dict.fromkeys(toolpack_of(part) for part in snapshot.parts if is_piece(part)):
             for name, held in self._unchanged(toolpack, snapshot):
                 volumes = Volumes(self._codec, read_only="")
@@ -471,14 +474,14 @@ class Trials:
                     volumes.bind(toolpack, None, snapshot)
                     _empty(volumes.bound[name], held)
                     changes = volumes.finish()
-                except Exception:  # noqa: BLE001, S112 - a schema may refuse it
+                except Exception:  # noqa: BLE001, S112 - a schema may refuse the change
                     continue
                 finally:
                     volumes.abandon(keep=False)
                 yield f"{name}/{held}", _with_blobs(snapshot, changes.blobs)
 
     def _unchanged(self, toolpack: str, snapshot: Snapshot) -> list[tuple[str, str]]:
-        """Get the tables and top folders of a toolpack's volumes that are as in the beginning, by their volumes."""
+        """Return the unchanged tables and top folders of a toolpack's volumes, by volume."""
         first, last = (Volumes(self._codec, read_only=READING) for _ in range(2))
         try:
             first.bind(toolpack, None, self._start.snapshots[-1])
@@ -489,14 +492,14 @@ class Trials:
                 if name in first.bound
                 for held in _held(first.bound[name], volume)
             ]
-        except Exception:  # noqa: BLE001 - what can't be read guards nothing
+        except Exception:  # noqa: BLE001 - unreadable data can't be compared
             return []
         finally:
             first.abandon()
             last.abandon()
 
     def _containers(self, snapshot: Snapshot) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Get the parts and the paths of what holds something and is as it was in the beginning."""
+        """Yield the parts and paths of containers that aren't empty and are unchanged."""
         initial, solved = self._world(self._start), self._world(self._stages[-1])
         for part, blob_id in snapshot.parts.items():
             if is_piece(part):
@@ -518,7 +521,7 @@ def _with_blobs(snapshot: Snapshot, blobs: Mapping[str, tuple[str, bytes]]) -> S
 
 
 def _held(before: Any, after: Any) -> list[str]:
-    """Get the tables of a database, or what stands at the top of files, that are the same in both."""
+    """Return the tables of a database, or the top-level entries of files, that are equal in both."""
     changed = {change["path"].split("/")[1] for change in before.patch(after, "", text_diffs=False) if change["path"]}
     if isinstance(after, Database):
         rows = after.connect().execute(
@@ -531,11 +534,11 @@ def _held(before: Any, after: Any) -> list[str]:
 
 
 def _empty(volume: Any, name: str) -> None:
-    """Delete the rows of a table, or the files of a folder."""
+    """Delete all rows of a table, or all files of a folder."""
     if isinstance(volume, Database):
         quoted = name.replace('"', '""')
         with volume.connect() as connection:
-            connection.execute(f'DELETE FROM "{quoted}"')  # noqa: S608 - it is quoted
+            connection.execute(f'DELETE FROM "{quoted}"')  # noqa: S608 - quoted
         return
     for path in [name, *volume.glob(f"{name}/**/*")]:
         if volume.is_file(path):
@@ -543,13 +546,13 @@ def _empty(volume: Any, name: str) -> None:
 
 
 def _content(stage: Stage) -> tuple[bytes, ...]:
-    """Get what a world consists of: where it is the same, so is the world."""
+    """Return the contents of a world's parts, as a key for caches."""
     snapshot = stage.snapshots[-1]
     return tuple([snapshot.blobs[part] for part in sorted(snapshot.parts)])
 
 
 def said(verdict: Verdict | None) -> Any:
-    """Get what must be the same in two verdicts on the same: details may name what a session draws."""
+    """Return the stable parts of a verdict. Details aren't stable, as they may contain random values of a session."""
     if verdict is None:
         return None
     checks = sorted((check["name"], check["passed"]) for check in verdict["checks"])
@@ -557,7 +560,7 @@ def said(verdict: Verdict | None) -> Any:
 
 
 def _opened(codec: Codec, snapshot: Snapshot) -> Snapshot:
-    """Get a snapshot without seals, as it never leaves this process."""
+    """Return a snapshot without seals. It never leaves this process."""
     return Snapshot(snapshot.parts, {part: unseal_part(codec, snapshot, part) for part in snapshot.parts})
 
 
@@ -566,7 +569,7 @@ def _offered(function: PackFunction, offered: frozenset[str] | None) -> bool:
 
 
 def _pin(made: PlainCall, path: Sequence[SeenRecord]) -> PinnedClock:
-    """Pin a call: it sees and draws the same wherever it stands, so that omitting another one makes no difference."""
+    """Return the pinned clock and seed of a call. They don't depend on its index, so other calls can be omitted."""
     before = sum((each.call["function"], each.call["kwargs"]) == made[:2] for each in path if each.call)
     return PinnedClock(1, f"{before} {dumps(made).decode()}", CLOCK_NS)
 
@@ -576,10 +579,10 @@ def _pin(made: PlainCall, path: Sequence[SeenRecord]) -> PinnedClock:
 
 @dataclass(frozen=True, slots=True)
 class _SessionShown:
-    """What a session of a task has shown: with nothing done, and with its solution."""
+    """The results of a task's session: with nothing done, and with its solution."""
 
     evidence: Evidence
-    addresses: Mapping[str, Address]  # by participant
+    addresses: Mapping[str, Address]  # by name of the participant
     nothing: Verdict
     solved: Verdict | None
     worlds: Any
@@ -599,10 +602,10 @@ def in_session(
     *,
     evaluations: int,
 ) -> _SessionShown:
-    """Try a task in a session: with nothing done, and with its solution.
+    """Evaluate a task in a session: with nothing done, and with its solution.
 
     Raises:
-        RefusedError: It can't be tried.
+        RefusedError: The task can't be tried.
     """
     session: _SessionShown = drive(_in_session(service, name, task, clients, phase, evaluations))
     return session
@@ -635,7 +638,7 @@ async def _in_session(
         tasks = service.feature(Tasks)
         heavy = service.sessions.heavy_reader
         evidence, _ = await service.sessions.read(lambda _: tasks.evidence(heavy, *heavy.find(session_id, ""), 0, None))
-        evidence = replace(evidence, initial=_opened(service.codec, evidence.initial))  # while the session is there
+        evidence = replace(evidence, initial=_opened(service.codec, evidence.initial))  # before the session is closed
         phase("the evaluator, after nothing done", 3 * deadline)
         nothing, solved = [await judged() for _ in range(evaluations)], list[Verdict]()
         worlds = [await send("get_environment", session_id=session_id)]
@@ -661,7 +664,7 @@ async def _solve(
     send: Callable[..., Any],
     phase: Phase,
 ) -> None:
-    """Do what the solution says, at the agent's address; what clients call, without one."""
+    """Run the solution's calls at the agent path, and the client's calls as the client."""
     solution = await send("get_solution", session_id=session_id)
     for place, each in enumerate(solution["calls"]):
         phase(f"call {place + 1} of the solution, {each['function']}", 2 * service.settings.timeout_seconds)
@@ -686,7 +689,7 @@ async def _solve(
 
 
 def _by(call: Mapping[str, Any], clients: frozenset[str]) -> str:
-    """Get who makes a call of a solution."""
+    """Return the name of the participant that makes a call of a solution."""
     by: str = CLIENT if call["function"] in clients else call["by"]
     return by
 

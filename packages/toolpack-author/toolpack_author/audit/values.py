@@ -1,7 +1,7 @@
-"""Values to try: those of a world and of solutions, by the name of what holds them.
+"""Values for attempts, from a world and from solutions, by the name of their member or argument.
 
-Pure, and drawn in a fixed order, so that the same seed draws the same. Values are JSON; what a task's own
-solution uses is never drawn.
+These functions have no side effects, and draw in a fixed order, so equal seeds give equal values. Values are JSON.
+Values in the task's own solution are never drawn.
 """
 
 import calendar
@@ -17,12 +17,12 @@ from toolpack_author.checking.examples import example
 from toolpack_server.jsonio.strict import dumps
 
 Path = tuple[str | int, ...]
-"""Where a value is within a JSON value."""
+"""Path of a value within a JSON value."""
 
 MAX_NESTING = 6
 KNOWN_TEXTS = 10_000
-OPTIONAL = 0.3  # how often an argument that may be omitted is given
-STEM = 5  # letters of a word by which it is known again
+OPTIONAL = 0.3  # probability that an optional argument is passed
+STEM = 5  # letters of a word that are compared
 
 _SHAPES = (
     ("number", r"-?\d+(\.\d+)?"),
@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def leaves(value: Any, name: str = "", path: Path = ()) -> Iterator[tuple[str, Path, Any]]:
-    """Get the single values that a JSON value holds, each with the nearest name above it and its place."""
+    """Yield the scalar values in a JSON value, each with the nearest name above it and its path."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, key, (*path, key))
@@ -47,19 +47,19 @@ def leaves(value: Any, name: str = "", path: Path = ()) -> Iterator[tuple[str, P
 
 
 def shape(value: Any) -> str:
-    """Get what a value looks like: others of its shape could stand in its place."""
+    """Return the shape of a value. Values of the same shape can replace each other."""
     if not isinstance(value, str):
         return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
     return _shape_of_text(value)
 
 
-@lru_cache(maxsize=KNOWN_TEXTS)  # tasks of a toolpack have the same world
+@lru_cache(maxsize=KNOWN_TEXTS)  # the tasks of a toolpack share a world
 def _shape_of_text(text: str) -> str:
     return next((name for name, pattern in _SHAPES if re.fullmatch(pattern, text)), "text")
 
 
 def replaced(value: Any, path: Path, new: Any) -> Any:
-    """Get a copy of a JSON value that has another value at a place."""
+    """Return a copy of a JSON value with another value at a path."""
     if not path:
         return new
     step, *rest = path
@@ -69,11 +69,11 @@ def replaced(value: Any, path: Path, new: Any) -> Any:
 
 
 class KnownValues:
-    """The values that are known, by name.
+    """Known values by name.
 
     Args:
-        sources: JSON values: worlds and arguments. The keys of an object are values of its own name, too.
-        own: What the solution uses, which isn't drawn.
+        sources: Worlds and arguments as JSON. The keys of an object are also values under the object's name.
+        own: The values of the solution, which aren't drawn.
     """
 
     def __init__(self, sources: Sequence[Any], own: Any) -> None:
@@ -91,7 +91,7 @@ class KnownValues:
             self._shaped.setdefault(shape(value), []).append(value)
 
     def named(self, name: str) -> Sequence[Any]:
-        """Get the values of a name, or of one like it: `user_id` may be a key of `users`."""
+        """Return the values of a name, or of a similar name: `user_id` may be a key of `users`."""
         stem, _, last = name.rpartition("_")
         return next((self._named[each] for each in (name, f"{name}s", f"{stem}s", last) if each in self._named), ())
 
@@ -120,7 +120,7 @@ def _text(value: Any) -> str:
 
 
 def others(value: Any, name: str, pool: KnownValues, choices: Sequence[Any], rng: Random, most: int) -> list[Any]:
-    """Get other values to try in the place of one, those of the same name first."""
+    """Return other values to try instead of a value. Values of the same name come first."""
     kind = shape(value)
     found: list[Any] = []
     if isinstance(value, bool):
@@ -143,7 +143,7 @@ def others(value: Any, name: str, pool: KnownValues, choices: Sequence[Any], rng
 
 
 def _drawn(values: Sequence[Any], value: Any, rng: Random, most: int) -> list[Any]:
-    """Draw values of a type; one that contains the other may mean the same."""
+    """Return random values of the same type. Values that contain each other as text are skipped: they may be equal."""
     fitting = [each for each in values if type(each) is type(value) and not _contain(str(each), str(value))]
     return rng.sample(fitting, min(most, len(fitting)))
 
@@ -171,7 +171,7 @@ def _later(value: str, days: int) -> str | None:
 
 
 def named_in(prompt: str, value: Any) -> bool:
-    """Whether a prompt says a value."""
+    """Return whether a prompt names a value."""
     if isinstance(value, bool) or value is None:
         return False
     kind = shape(value)
@@ -193,7 +193,7 @@ def named_in(prompt: str, value: Any) -> bool:
 
 
 def spoken_in(prompt: str, name: str) -> bool:
-    """Whether a prompt has the words of a name, such as `is_paid`; "complete" and "completed" count as one."""
+    """Return whether a prompt has the words of a name such as `is_paid`. Inflections such as "completed" count, too."""
     words = [word.casefold() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
     said = [word.casefold() for word in re.findall(r"[^\W\d_]+", prompt)]
 
@@ -205,7 +205,7 @@ def spoken_in(prompt: str, name: str) -> bool:
 
 
 def choices_at(schema: Mapping[str, Any], path: Path) -> Sequence[Any]:
-    """Get the only values that a schema allows at a place; none if it allows others."""
+    """Return the values of an enum at a path of a schema; empty if the schema allows other values."""
     definitions = schema.get("$defs", {})
     at: Any = schema
     for step in path:
@@ -218,7 +218,7 @@ def choices_at(schema: Mapping[str, Any], path: Path) -> Sequence[Any]:
 
 
 def _plain(schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follow references, and the first choice that isn't null."""
+    """Return a schema with references and choices resolved. Of several choices the first that isn't null is used."""
     for _ in range(MAX_NESTING):
         if not isinstance(schema, Mapping):
             return {}
@@ -235,7 +235,7 @@ def _plain(schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def respelled(value: Any, schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Return an equal value in another spelling that a schema admits; the value itself if there is none."""
+    """Return an equal value in another spelling that the schema allows, or the value itself."""
     choices = [*_choices(schema, definitions)]
     if isinstance(value, Mapping):
         fields: Mapping[str, Any] = next((each["properties"] for each in choices if each.get("properties")), {})
@@ -265,7 +265,7 @@ def _number(value: Any) -> Decimal | None:
 
 
 def _choices(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """Yield the schemas of which a value may fit any one."""
+    """Yield the alternative schemas for a value."""
     if not isinstance(schema, Mapping) or depth > MAX_NESTING:
         return
     yield schema
@@ -276,7 +276,7 @@ def _choices(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Ite
 
 
 def arguments(schema: Mapping[str, Any], pools: Sequence[KnownValues], rng: Random) -> dict[str, Any]:
-    """Draw arguments for a function: values of the first pool that has fitting ones, else the simplest ones."""
+    """Return random arguments for a function: values of the first pool with fitting ones, else the simplest values."""
     required = schema.get("required", ())
     drawn = {}
     for name, property_ in schema.get("properties", {}).items():
@@ -317,7 +317,7 @@ def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
     if isinstance(value, str):
         try:
             return "pattern" not in schema or re.search(schema["pattern"], value) is not None
-        except re.error:  # not one of Python's
+        except re.error:  # not Python's syntax
             return False
     low, high = schema.get("minimum", value), schema.get("maximum", value)
     return bool(low <= value <= high)

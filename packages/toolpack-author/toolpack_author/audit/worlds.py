@@ -1,6 +1,6 @@
-"""How two worlds differ, as JSON.
+"""Comparison of two worlds as JSON.
 
-Pure. What differs in true and false only, such as what has been read, may be a mere mark.
+These functions have no side effects. A difference in booleans only, such as "read" flags, may be a mere mark.
 """
 
 from collections.abc import Container, Sequence
@@ -9,15 +9,15 @@ from typing import Any
 from toolpack_server.jsonio.equality import equal
 
 EQUAL, MARKS, DIFFERENT = "equal", "marks", "different"
-"""How a world differs from the solution's: not at all, in true and false only, or in more."""
+"""Difference of a world to the solution's: none, only in booleans, or another one."""
 
 
 def difference(one: Any, other: Any, asked: Container[str] = (), name: str = "") -> str:
-    """Say how two worlds differ.
+    """Return how two worlds differ: `EQUAL`, `MARKS` or `DIFFERENT`.
 
     Args:
-        asked: The names of members whose true and false are more than marks.
-        name: That of the member which both are.
+        asked: Names of boolean members that aren't mere marks.
+        name: Name of the member that holds both values.
     """
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         found = {difference(one[key], other[key], asked, key) for key in one}
@@ -32,7 +32,7 @@ def difference(one: Any, other: Any, asked: Container[str] = (), name: str = "")
 
 
 def marked(one: Any, other: Any, name: str = "") -> set[str]:
-    """Get the names of the members that are true in one of two worlds and false in the other."""
+    """Return the names of the members that are true in one world and false in the other."""
     if isinstance(one, dict) and isinstance(other, dict):
         return {each for key in one.keys() & other.keys() for each in marked(one[key], other[key], key)}
     if isinstance(one, list) and isinstance(other, list):
@@ -41,7 +41,7 @@ def marked(one: Any, other: Any, name: str = "") -> set[str]:
 
 
 def at(world: Any, path: Sequence[str]) -> Any:
-    """Get what is at a place of a world; None if there is nothing, or it was ignored."""
+    """Return the value at a path of a world; None if it doesn't exist or is ignored."""
     for step in path:
         world = world.get(step) if isinstance(world, dict) else None
     return world

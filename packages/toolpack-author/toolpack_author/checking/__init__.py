@@ -1,5 +1,4 @@
-"""What `check` finds by running toolpacks' code.
+"""Trial calls for the command `check`, which find mistakes by running toolpacks' code.
 
-Nothing that is run here stays. Functions are called in a process of its own, on environments that nobody else
-has.
+The calls have no lasting effect: functions run in a separate process, on throw-away environments.
 """

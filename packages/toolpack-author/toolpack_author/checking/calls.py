@@ -1,8 +1,7 @@
-"""Calls every function of toolpacks once, in a process of its own that is ended when it takes too long.
+"""Trial calls of all functions of toolpacks, in separate processes with a time limit.
 
-Whatever a function does to its process (variables, environment variables, an endless loop, an exit), `check`
-goes on, with a new process for the next function. Each process loads the toolpacks itself, as a worker does: their
-threads wouldn't survive a fork.
+A function may change global state, loop forever or exit: `check` then continues with the next function in a new
+process. Each process loads the toolpacks itself, as a worker does, because their threads wouldn't survive a fork.
 """
 
 import contextlib
@@ -22,16 +21,16 @@ from toolpack_server.processes.child import Child, follow
 SECONDS_EACH = 3.0
 SECONDS = 30.0
 
-_CALLED, _RETURNED = b"called", b"returned"  # between the two the time is the function's, in all other steps ours
+_CALLED, _RETURNED = b"called", b"returned"  # messages around a call: the time between them is the function's
 
 
 def try_functions(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> list[Finding]:
-    """Call every function, and get what was found.
+    """Call every function and return the findings.
 
     Args:
-        load: Loads the toolpacks, in each process anew.
+        load: Loads the toolpacks; called in each process.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     ends = time.monotonic() + SECONDS
     done = 0
     while done < len(functions):
@@ -40,22 +39,23 @@ def try_functions(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]
                 called, answer = _answer(child, ends)
                 if answer is None and not called and time.monotonic() >= ends:
                     missing = len(functions) - done
-                    text = f"{missing} functions weren't called, because {SECONDS:g} s are over."
-                    return [*found, Finding("check", text)]
+                    text = f"{missing} functions weren't called: the time limit of {SECONDS:g} s is over."
+                    return [*findings, Finding("check", text)]
                 if isinstance(answer, Finding):
-                    return [*found, answer]
+                    return [*findings, answer]
                 done += 1
                 if answer is None:
-                    found.append(_end(child, function.place))
+                    findings.append(_end(child, function.place))
                     break
-                found += answer
-    return found
+                findings += answer
+    return findings
 
 
 def _answer(child: Child, ends: float) -> tuple[bool, list[Finding] | Finding | None]:
-    """Get whether the next function was called, and what was found.
+    """Return whether the next function was called, and its findings.
 
-    That is None if its process has ended or takes too long, and no list if it can't call any function.
+    The findings are None if the process has ended or takes too long, and a single `Finding` if it can't call any
+    function.
     """
     called, left = False, ends - time.monotonic()
     with contextlib.suppress(EOFError, OSError):
@@ -65,18 +65,18 @@ def _answer(child: Child, ends: float) -> tuple[bool, list[Finding] | Finding | 
             if message == _CALLED:
                 called, left = True, min(SECONDS_EACH, left)
             elif message != _RETURNED:
-                return called, pickle.loads(message)  # noqa: S301 - the child is this very program
+                return called, pickle.loads(message)  # noqa: S301 - the child runs this program's code
     return called, None
 
 
 def _end(child: Child, place: str) -> Finding:
-    if child.is_alive() and child.pipe.poll(0):  # its end of the pipe is closed: it is about to end
+    if child.is_alive() and child.pipe.poll(0):  # readable, so the child has closed its end and is about to exit
         child.wait()
     if child.is_alive():
         return Finding(
             place,
-            f"it didn't end within {SECONDS_EACH:g} s when it was called with made-up arguments: give it a "
-            "timeout_seconds, or examples in the schema that take less.",
+            f"it didn't end within {SECONDS_EACH:g} s when it was called with made-up arguments: set "
+            "timeout_seconds, or add examples to the schema that take less time.",
         )
     return Finding(
         place,
@@ -93,9 +93,9 @@ def _trying(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> I
     def run(pipe: Connection) -> int:
         follow(parent)
         null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # what functions print would be taken for findings
+        for descriptor in (0, 1, 2):  # otherwise functions could print among the findings
             os.dup2(null, descriptor)
-        # As in a server, functions don't run on the main thread, which alone may set signals and has an event loop.
+        # As in a server, functions don't run on the main thread, which has special rights for signals and event loops.
         thread = threading.Thread(target=_try_each, args=(load, functions, pipe))
         thread.start()
         thread.join()
@@ -111,8 +111,8 @@ def _trying(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> I
 def _try_each(load: Callable[[], Catalog], functions: Sequence[TrialOutcome], pipe: Connection) -> None:
     try:
         trial = Trial(load(), lambda: pipe.send_bytes(_CALLED), lambda: pipe.send_bytes(_RETURNED))
-    except Exception as error:  # noqa: BLE001 - it is said, and the process ends
-        text = f"functions weren't called, as the toolpacks can't be loaded by each worker anew: {shown(str(error))}"
+    except Exception as error:  # noqa: BLE001 - reported as a finding
+        text = f"functions weren't called, because a new process can't load the toolpacks: {shown(str(error))}"
         pipe.send_bytes(pickle.dumps(Finding("check", text, is_problem=True)))
         return
     try:

@@ -1,7 +1,7 @@
-"""Arguments to try a function with, made from its JSON Schema.
+"""Arguments for trial calls, made from a function's JSON Schema.
 
-An author's examples come first, then defaults, then values from the environment that have the parameter's
-name, then the simplest value that the schema allows. Nothing is random, so a check finds the same twice.
+In order of preference: the author's examples, defaults, values from the environment with the parameter's name, and the
+simplest value that the schema allows. Nothing is random, so a repeated check has the same findings.
 """
 
 import math
@@ -15,7 +15,7 @@ from toolpack_server.functions.signatures import NEEDED
 from toolpack_server.snapshots.graph import children, walk
 
 MAX_NESTING = 8
-MAX_OBJECTS = 5_000  # of an environment that are looked at
+MAX_OBJECTS = 5_000  # of an environment that are searched for values
 
 _FORMATS = {
     "date-time": "2026-01-02T12:00:00Z",
@@ -36,14 +36,14 @@ _LIKELY = (
     *("ann@example.com", "https://example.com/", "DE02120300000000202051", "+4915112345678", "192.0.2.1", "#ff8800"),
     *("/text", "text.txt", "text-1", "A1", "AB-123", "EUR", "en", "en-GB", "123e4567-e89b-42d3-a456-426614174000"),
 )
-"""Texts that patterns may ask for."""
+"""Candidates for strings with a pattern."""
 _MISSING = object()
 
 
 def known_values(environment: Any) -> dict[str, list[Any]]:
-    """Get the texts and numbers that an environment holds, by the name of the attribute or key that holds them.
+    """Return the strings and numbers in an environment, by the name of their attribute or key.
 
-    The keys of a dict have the name of the attribute that holds it, too, and the name "".
+    Keys of a dict are listed under the name of the dict's attribute, and under "".
     """
     known: dict[str, list[Any]] = {}
     for number, (path, _, holder) in enumerate(walk(environment)):
@@ -52,7 +52,7 @@ def known_values(environment: Any) -> dict[str, list[Any]]:
         if path.endswith(".model_fields_set"):
             continue
         attribute = path.rpartition(".")[2].partition("[")[0]
-        # From the holder, as several may hold one string, such as a key that is also the value of an `id`.
+        # Iterates over the holder's children, because one string may have several holders: a key that is also an `id`.
         for step, value in children(holder):
             if type(value) not in (str, int, float):
                 continue
@@ -67,7 +67,7 @@ def known_values(environment: Any) -> dict[str, list[Any]]:
 
 
 def example_arguments(model: type[BaseModel], known: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Get some sets of arguments: the required ones from the environment, and all of them made up."""
+    """Yield sets of arguments: the required ones with values of the environment, then all with made-up values."""
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
     required = schema.get("required", [])
@@ -85,13 +85,13 @@ def example_arguments(model: type[BaseModel], known: Mapping[str, list[Any]]) ->
 
 
 def example_options(model: type[BaseModel] | None) -> dict[str, Any]:
-    """Make up the options without which instances of classes aren't prepared; see `signatures.NEEDED`."""
+    """Return made-up values for options marked with `signatures.NEEDED`, which prepare instances of classes."""
     options: dict[str, Any] = {}
     for name, field in model.model_fields.items() if model else ():
         if NEEDED in field.metadata:
             schema = model.model_json_schema()  # type: ignore[union-attr] # it has fields
-            wanted = {key: value for key, value in schema["properties"][name].items() if key != "default"}
-            options[name] = example(wanted, schema.get("$defs", {}), 0)
+            option = {key: value for key, value in schema["properties"][name].items() if key != "default"}
+            options[name] = example(option, schema.get("$defs", {}), 0)
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             inner = example_options(field.annotation)
             options |= {name: inner} if inner else {}
@@ -101,7 +101,7 @@ def example_options(model: type[BaseModel] | None) -> dict[str, Any]:
 def _fits(model: type[BaseModel], arguments: dict[str, Any]) -> bool:
     try:
         model.model_validate(arguments)
-    except Exception:  # noqa: BLE001 - a validator of the author's may raise anything
+    except Exception:  # noqa: BLE001 - an author's validator may raise anything
         return False
     return True
 
@@ -112,7 +112,7 @@ def _from_environment(schema: Mapping[str, Any], name: str, known: Mapping[str, 
     kinds = {"string": str, "integer": int, "number": float}
     kind = kinds.get(schema.get("type", ""))
     stem, _, last = name.rpartition("_")
-    for candidate in (name, f"{name}s", f"{stem}s", last, ""):  # as `user_id` may be a key of `users`
+    for candidate in (name, f"{name}s", f"{stem}s", last, ""):  # `user_id` may be a key of `users`
         for value in known.get(candidate, ()):
             if kind is not None and type(value) is kind:
                 return value
@@ -120,14 +120,14 @@ def _from_environment(schema: Mapping[str, Any], name: str, known: Mapping[str, 
 
 
 def example(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
-    """Get a simple value that a schema allows; it may not, where the schema is complicated."""
+    """Return a simple value for a schema. For a complicated schema the value may be invalid."""
     if not isinstance(schema, Mapping) or depth > MAX_NESTING:
         return None
     if "$ref" in schema:
         return example(definitions.get(schema["$ref"].rpartition("/")[2]), definitions, depth + 1)
-    given = _given(schema)
-    if given is not _MISSING:
-        return given
+    value = _author_value(schema)
+    if value is not _MISSING:
+        return value
     for name in ("anyOf", "oneOf", "allOf"):
         choices = [choice for choice in schema.get(name, ()) if choice.get("type") != "null"]
         if choices:
@@ -143,7 +143,7 @@ def example(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
             return {"boolean": True, "null": None}.get(kind or "", _text(schema))
 
 
-def _given(schema: Mapping[str, Any]) -> Any:
+def _author_value(schema: Mapping[str, Any]) -> Any:
     for name in ("examples", "enum"):
         if schema.get(name):
             return schema[name][0]
@@ -162,7 +162,7 @@ def _text(schema: Mapping[str, Any]) -> str:
 def _matches(pattern: str, text: str) -> bool:
     try:
         return re.search(pattern, text) is not None
-    except re.error:  # not one of Python's
+    except re.error:  # not Python's syntax
         return False
 
 
@@ -182,8 +182,8 @@ def _number(schema: Mapping[str, Any], *, whole: bool) -> float:
 
 def _array(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int) -> list[Any]:
     items = [example(item, definitions, depth + 1) for item in schema.get("prefixItems", ())]
-    wanted = max(schema.get("minItems", 0), 1 if depth < 3 and "items" in schema else 0)  # noqa: PLR2004 - deeper ones stay empty
-    while len(items) < wanted:
+    length = max(schema.get("minItems", 0), 1 if depth < 3 and "items" in schema else 0)  # noqa: PLR2004 - deeper: empty
+    while len(items) < length:
         items.append(example(schema.get("items", {}), definitions, depth + 1))
     return items
 

@@ -1,7 +1,7 @@
-"""State outside of the environment, compared before and after a call: variables of modules, and some of the process.
+"""Detection of changes outside of the environment: variables of modules, and some state of the process.
 
-Only what can be copied and compared is. What can't (connections, iterators, state inside of libraries) goes
-unnoticed here.
+State is copied and compared before and after a call. Changes of objects that can't be copied or compared (connections,
+iterators, state inside of libraries) aren't detected.
 """
 
 import copy
@@ -28,11 +28,11 @@ _SKIPPED = (ModuleType, type, FunctionType, Toolpack, property, classmethod, sta
 
 
 class Variable(NamedTuple):
-    """Something that functions share, and so their sessions."""
+    """A variable that functions share, and therefore their sessions."""
 
-    shown: str  # in findings
+    shown: str  # name in findings
     subject: str
-    identity: int = 0  # of one of several objects
+    identity: int = 0  # to distinguish objects of the same name
 
 
 class SharedState:
@@ -44,23 +44,23 @@ class SharedState:
         self._seen = {name for name, _ in self._variables()}
 
     def changes(self) -> list[Variable]:
-        """Return the variables that changed since the last time, and module variables that are new.
+        """Return the variables that changed since the last call of this method, and new module variables.
 
-        What a cache holds is new after its first call, which is what it is for, so only a later change of it counts.
+        A new entry of a cache doesn't count, because that is the cache's purpose. A later change of the entry does.
         """
-        found = []
+        changed = []
         now = dict(self._variables())
         for name in now.keys() - self._seen:
             self._keep(name, now[name])
             if name in self._before and not name.shown.endswith(_CACHED):
-                found.append(name)
+                changed.append(name)
         self._seen |= now.keys()
         for name, before in [*self._before.items()]:
             value = now.get(name)
             if type(value) is not type(before) or first_difference(before, value):
-                found.append(name)
+                changed.append(name)
                 self._keep(name, value)
-        return found
+        return changed
 
     def _keep(self, name: Variable, value: Any) -> None:
         self._before.pop(name, None)
@@ -114,9 +114,10 @@ def _state_of(
 
 
 def _cached(function: Any) -> list[Any]:
-    """Return the mutable results that `functools.cache` or `lru_cache` holds.
+    """Return the mutable results in a `functools.cache` or `lru_cache`.
 
-    The collector sees them: in the dictionary of an unbounded cache, and beside that of a bounded one.
+    The garbage collector lists them as referents: in the dictionary of an unbounded cache, and beside the dictionary of
+    a bounded one.
     """
     if not function.cache_info().currsize:
         return []
@@ -133,6 +134,6 @@ def _is_of_links(cache: dict[Any, Any]) -> bool:
 
 def _folder() -> str:
     try:
-        return os.getcwd()  # noqa: PTH109 - it is only compared
+        return os.getcwd()  # noqa: PTH109 - only compared
     except OSError:
         return ""

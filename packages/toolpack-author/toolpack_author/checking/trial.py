@@ -1,7 +1,7 @@
-"""Calls functions on a throw-away environment, and says what goes wrong.
+"""Trial calls of functions on a throw-away environment, with findings on their mistakes.
 
-A call goes the way of a call in a session, so what is found here would be found there. What a function raises
-because of the made-up arguments isn't a finding; what is a mistake whatever the arguments are is one.
+A trial call takes the same path as a call in a session, so it has the same problems. Exceptions that the made-up
+arguments may have caused aren't findings. Exceptions that are mistakes with any arguments are.
 """
 
 import gc
@@ -47,9 +47,9 @@ MAX_RESULT_BYTES = 2**20
 SHOWN_ARGUMENTS = 200
 
 MISTAKES = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "ImportError", "ModuleNotFoundError")
-"""Exceptions that valid arguments should never bring about."""
+"""Exceptions that valid arguments should never cause."""
 ENDS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
-NO_FIELD = 'object has no field "'  # what pydantic says of a name that a model doesn't have, as a ValueError
+NO_FIELD = 'object has no field "'  # part of pydantic's ValueError for an unknown field
 
 
 leave_out(Path(__file__).parent)
@@ -57,7 +57,7 @@ leave_out(Path(__file__).parent)
 
 class _TriedRuntime(SessionRuntime):
     returned: Any = None
-    lent: "Sequence[tuple[str, weakref.ref[Any]]]" = ()  # what ends with the call, each with its type
+    lent: "Sequence[tuple[str, weakref.ref[Any]]]" = ()  # objects that must not outlive the call, with their type names
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Steps[Any]:
         self.returned = yield from super().run(env, function, arguments)
@@ -67,11 +67,11 @@ class _TriedRuntime(SessionRuntime):
 
 
 class Trial:
-    """Tries the functions of toolpacks, in this process.
+    """Calls the functions of toolpacks in this process.
 
     Args:
-        called: Called before each call.
-        returned: Called when a function has returned that is to be compared.
+        called: Callback before each call.
+        returned: Callback after a function has returned, before its environment is compared.
     """
 
     def __init__(self, catalog: Catalog, called: Callable[[], None], returned: Callable[[], None]) -> None:
@@ -84,7 +84,7 @@ class Trial:
         self._built: dict[str, Built | None] = {}
         self._known: dict[str, Mapping[str, list[Any]]] = {}
         self._environments: dict[str, Any] = {}
-        self._unprepared: dict[str, Mapping[str, Any]] = {}  # toolpacks, with options that don't fit
+        self._unprepared: dict[str, Mapping[str, Any]] = {}  # by toolpack: made-up options that don't fit
         functions = [
             function.function.run for pack in catalog.toolpacks.values() for function in pack.functions.values()
         ]
@@ -96,7 +96,7 @@ class Trial:
         where = place(function.function)
         try:
             built = self._environment(pack)
-        except ToolpackServerError as error:  # it holds a volume that no feature has
+        except ToolpackServerError as error:  # the environment has a volume of an unknown feature
             return [Finding(pack.place, f"no session of {pack.name!r} can be created: {error}", is_problem=True)]
         if built is None:
             return []
@@ -117,11 +117,11 @@ class Trial:
         return [*found.values()]
 
     def close(self) -> None:
-        """Remove what lies in the scratch folder."""
+        """Remove the files in the scratch folder."""
         self._scratch.close()
 
     def _environment(self, pack: Toolpack) -> Built | None:
-        """Build the environment on which the functions of a toolpack are called; None if that fails."""
+        """Return the environment for the calls of a toolpack's functions; None if building it fails."""
         if pack.name not in self._built:
             self._built[pack.name], self._known[pack.name] = None, {}
             needed = example_options(pack.options)
@@ -150,7 +150,7 @@ class Trial:
     ) -> list[Finding]:
         runtime = _TriedRuntime(pack.functions, 30.0, ReadOnlyChecks(always=True), tracebacks=True)
         blobs = {part: blob for part, (_, blob) in built.items()}
-        # Restored here, since from `_called` on the time is the function's.
+        # Decoded before `_called`: afterwards the time counts as the function's.
         live = {part: self._codec.decode(part, *blob) for part, blob in built.items() if not is_piece(part)}
         snapshot = Snapshot({part: blob_id for part, (blob_id, _) in built.items()}, blobs, live)
         plan = runtime.plan(function.name, arguments)
@@ -183,15 +183,15 @@ class Trial:
         return found
 
     def _say_unprepared(self, pack: Toolpack) -> list[Finding]:
-        """Say, once, that functions lack what only options would prepare."""
+        """Return one finding per toolpack: its functions need options, but no made-up options fit."""
         tried, self._unprepared[pack.name] = self._unprepared[pack.name], {}
         if not tried:
             return []
         return [
             Finding(
                 pack.place,
-                f"functions of {pack.name!r} can't be tried, because no made-up options fit, such as {_shown(tried)}: "
-                "make the toolpack with options= of a function whose options have defaults.",
+                f"functions of {pack.name!r} can't be tried, because made-up options such as {_shown(tried)} don't "
+                "fit: make the toolpack with options= of a function whose options have defaults.",
             )
         ]
 
@@ -202,7 +202,7 @@ def _type_of(volume: Volume, lent: Any) -> str:
 
 
 def _kept(runtime: _TriedRuntime, where: str, called: str) -> list[Finding]:
-    """Say so if something still refers to what has ended with the call."""
+    """Return a finding if a reference to an object of the call, which is closed now, still exists."""
     if runtime.lent:
         gc.collect()
     types = [name for name, lent in runtime.lent if lent() is not None]
@@ -255,11 +255,11 @@ def _wrong_type(function: PackFunction, value: Any, where: str, called: str) -> 
 
 
 def _wrong_declarations(function: PackFunction, environment: Any, where: str) -> list[Finding]:
-    """Say so if a parameter's annotation doesn't fit what it depends on, or its default."""
+    """Return findings on parameters whose annotation doesn't fit their dependency or their default."""
     found = []
     try:
         hints = get_type_hints(function.function.run)
-    except Exception:  # noqa: BLE001 - a ready function may have any
+    except Exception:  # noqa: BLE001 - a ready function may have unreadable hints
         hints = {}
     for name, dependency in function.function.dependencies.items():
         attribute = getattr(dependency, "env_dependency", None)
@@ -279,13 +279,13 @@ def _wrong_declarations(function: PackFunction, environment: Any, where: str) ->
             if wrong:
                 text = f"the default of parameter `{name}` doesn't fit its type ({wrong[0]}): correct one of the two."
                 found.append(Finding(where, text))
-        except Exception:  # noqa: BLE001, S112 - a validator of the author's may raise anything
+        except Exception:  # noqa: BLE001, S112 - an author's validator may raise anything
             continue
     return found
 
 
 def _mismatch(annotated: Any, value: Any) -> str | None:
-    """Describe a value that isn't of a type; None if it is, or that can't be said."""
+    """Return the description of a value that doesn't fit a type; None if it fits or can't be checked."""
     try:
         TypeAdapter(annotated).validate_python(value, strict=True)
     except ValidationError as error:
@@ -293,7 +293,7 @@ def _mismatch(annotated: Any, value: Any) -> str | None:
         inside = ".".join(str(step) for step in problem["loc"])
         where = f" that doesn't fit at {inside}: {problem['msg']}" if inside else ""
         return f"`{type(value).__name__}`{where}"
-    except Exception:  # noqa: BLE001 - pydantic knows no schema for it
+    except Exception:  # noqa: BLE001 - pydantic has no schema for the type
         return f"`{type(value).__name__}`" if isinstance(annotated, type) and not isinstance(value, annotated) else None
     return None
 
