@@ -1,4 +1,4 @@
-"""Convert object graphs to bytes and back, exactly and safely.
+"""Serialization of object graphs to bytes and back, exactly and safely.
 
-Nothing here knows sessions or toolpacks. Which classes may appear is fixed before the first byte is read.
+This package knows neither sessions nor toolpacks. The allowed classes are fixed before the first byte is read.
 """

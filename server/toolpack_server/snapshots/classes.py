@@ -1,8 +1,8 @@
-"""Which classes a snapshot may hold: those that the environments' annotations reach, and no others.
+"""Table of the classes that a snapshot may contain: those that the environments' annotations reach.
 
-A snapshot names classes, and forged bytes could name any class. So the allowed ones are collected before the first
-snapshot is written, from what the pack authors declared; writer and reader use the same table. The table is
-made once, after all packs are loaded, and never changes; a class that isn't in it is refused.
+A snapshot names classes, and forged bytes could name any class. The allowed ones are therefore collected from the pack
+authors' declarations before the first snapshot is written. Writer and reader use the same table. It is built once,
+after all packs are loaded, and never changes. A class that isn't in it is refused.
 
 The walk finds two sets. The *core* is the classes that the annotations reach, and their subclasses defined at module
 level in the packs' own modules. It is the same in every process that loads these packs; the fingerprint covers it. The
@@ -109,11 +109,11 @@ def fingerprint(roots: Iterable[Any], state_types: Iterable[type] = ()) -> str:
 
 
 def class_name(cls: type) -> str:
-    """Get `module:qualname`; the arguments of a parametrized generic are named in full too."""
+    """Return `module:qualname`, with the arguments of a parametrized generic in full."""
     metadata = cls.__dict__.get("__pydantic_generic_metadata__")
     if metadata and metadata["origin"]:
         return f"{class_name(metadata['origin'])}[{', '.join(map(_describe, metadata['args']))}]"
-    # Python 3.13 alone keeps pathlib's classes in a module within it.
+    # Only Python 3.13 has pathlib's classes in a submodule.
     module = "pathlib" if cls.__module__ == "pathlib._local" else cls.__module__
     return f"{module}:{cls.__qualname__}"
 
@@ -149,7 +149,7 @@ class _Walk:
             pending += list(self.classes)[known:]
 
     def _visit(self, root: Any) -> None:
-        pending: list[tuple[Any, type | None]] = [(root, None)]  # annotations, each with the class whose it is
+        pending: list[tuple[Any, type | None]] = [(root, None)]  # annotations, each with its class
         while pending:
             annotation, owner = pending.pop()
             if isinstance(annotation, (str, ForwardRef)):
@@ -173,14 +173,14 @@ class _Walk:
             self.classes[cls] = None
             yield from _hints(cls, cached_properties=self.cached_properties)
             if issubclass(cls, pydantic.BaseModel):
-                cls.model_rebuild(raise_errors=False)  # does nothing unless a forward reference was still open
+                cls.model_rebuild(raise_errors=False)  # does nothing unless a forward reference is unresolved
                 yield from ((field.annotation, cls) for field in cls.model_fields.values())
                 metadata = cls.__pydantic_generic_metadata__
                 yield from ((inner, cls) for inner in (metadata["origin"], *metadata["args"]) if inner)
 
 
 def _subclasses(cls: type) -> list[type]:
-    return sorted(type.__subclasses__(cls), key=class_name)  # in an order that is independent of imports
+    return sorted(type.__subclasses__(cls), key=class_name)  # in an order that doesn't depend on imports
 
 
 def is_foreign(cls: type) -> bool:
@@ -192,7 +192,7 @@ def _is_state(cls: type) -> bool:
     """Return whether a class is allowed because an annotation names it."""
     if issubclass(cls, enum.Enum):
         return bool(cls.__members__)
-    if issubclass(cls, Volume):  # none is in the bytes of an environment
+    if issubclass(cls, Volume):  # the bytes of an environment contain no volumes
         return False
     return not is_foreign(cls) and not getattr(cls, "_is_protocol", False)
 
@@ -218,14 +218,14 @@ def _hints(cls: type, *, cached_properties: bool) -> Iterator[tuple[Any, type]]:
 
 
 def annotations_of(owner: Any) -> dict[str, Any]:
-    """Get the own annotations of a class or a function; an unknown name stays a forward reference."""
+    """Return the own annotations of a class or a function. An unknown name stays a forward reference."""
     return typing_extensions.get_annotations(owner, format=typing_extensions.Format.FORWARDREF)
 
 
 def _resolve(annotation: str | ForwardRef, owner: type | None) -> list[Any]:
     """Evaluate an annotation in the namespace of its class.
 
-    A name that isn't found there allows nothing: `freeze` then refuses instances of its class.
+    A name that isn't found there allows no class, so `freeze` refuses instances of it.
     """
     if isinstance(annotation, ForwardRef) and getattr(annotation, "__forward_value__", None) is not None:
         return [annotation.__forward_value__]
@@ -280,7 +280,7 @@ def _describe_class(cls: type) -> Iterator[str]:
         yield f"{layout.base.__name__} {[slot.__name__ for slot in layout.slots]}"
 
 
-def _describe(annotation: Any) -> str:  # noqa: PLR0911 - one for each kind of annotation
+def _describe(annotation: Any) -> str:  # noqa: PLR0911 - one return for each kind of annotation
     """Describe a type, identically in every process: no addresses, no order that typing's caches may change."""
     if isinstance(annotation, str):
         return annotation

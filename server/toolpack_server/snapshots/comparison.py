@@ -1,9 +1,9 @@
-"""Find where two object graphs differ.
+"""Comparison of two object graphs, which finds the first difference.
 
 `==` can't show whether a copy behaves like its original: models compare without their private attributes, 1 equals
 True, NaN equals nothing, and `==` doesn't see that two names share one list. Only what `graph` reads is
-compared, and no code of a class runs. An environment may hold millions of objects, so a path is put together only
-where something differs.
+compared, and no code of a class runs. An environment may contain millions of objects, so a path is built only for a
+difference.
 """
 
 import collections
@@ -34,11 +34,11 @@ _SHOWN_STEPS = 5
 _KEY_DEPTH, _KEY_ITEMS = 3, 20
 
 Difference = tuple[str, str]
-"""The path of what differs, and in what it does."""
+"""The path of a difference, and its description."""
 
 
 def difference(before: object, after: object) -> str | None:
-    """Describe the first difference between two object graphs, with its path; None if there is none.
+    """Return a description of the first difference between two object graphs, with its path; None if they are equal.
 
     Types, values, order, private attributes, `model_fields_set` and sharing must agree; sets have no order. Sharing of
     immutable plain values has no effect, so it isn't compared.
@@ -48,7 +48,7 @@ def difference(before: object, after: object) -> str | None:
 
 
 def first_difference(before: object, after: object) -> Difference | None:
-    """Get the path of the first difference, "" for the object itself, and what differs there; see `difference`."""
+    """Return the path of the first difference ("" for the object itself) and its description; see `difference`."""
     return _Comparison().run(before, after)
 
 
@@ -59,29 +59,29 @@ class _Opened:
 
     def __init__(self, holder: Any, pairs: Iterable[tuple[int, tuple[Any, Any]]], *, only_values: bool = False) -> None:
         self.holder = holder
-        self.pairs = iter(pairs)  # with their numbers, in the order of `children`
-        self.only_values = only_values  # those of a dict whose keys are equal
-        self.number = 0  # of the pair that is being compared
+        self.pairs = iter(pairs)  # with their indexes, in the order of `children`
+        self.only_values = only_values  # only values of a dict, whose keys are equal
+        self.number = 0  # index of the current pair
 
 
 _Trail = list[tuple[_Opened, int]]
-"""The way to two objects: from which ones to which of their children."""
+"""The path to two objects: their ancestors, each with the current child."""
 
 
 class _Comparison:
     """Walks both graphs side by side and remembers which objects correspond."""
 
     def __init__(self) -> None:
-        # The values keep the objects alive, so that their ids aren't reused.
+        # The values keep the objects alive, so their ids aren't reused.
         self._after_of: dict[int, Any] = {}
         self._before_of: dict[int, Any] = {}
 
     def run(self, before: Any, after: Any) -> Difference | None:
-        """Compare two graphs; if they differ, what corresponds is what did before."""
+        """Return the first difference of two graphs. If they differ, the correspondence of objects is unchanged."""
         known = len(self._after_of)
         sets: list[tuple[_Trail, Any, Any]] = []
         found = self._walk(before, after, sets)
-        while sets and found is None:  # they come last: by then most members have been paired
+        while sets and found is None:  # sets come last: by then most members are paired
             trail, left, right = sets.pop()
             reason = self._match(set().union(left), set().union(right))
             found = None if reason is None else (_path(trail), reason)
@@ -91,7 +91,7 @@ class _Comparison:
         return found
 
     def _walk(self, before: Any, after: Any, sets: list[tuple[_Trail, Any, Any]]) -> Difference | None:
-        """Compare all but the members of sets, which are put into `sets`."""
+        """Compare everything except members of sets, which are added to `sets`."""
         frames = [_Opened(None, [(0, (before, after))])]
         while frames:
             frame = frames[-1]
@@ -121,7 +121,7 @@ class _Comparison:
         """Compare two objects of one type without their children.
 
         Returns:
-            The children, which are still to be compared; or what differs; or None if nothing does.
+            The children to compare, or the difference, or None if the objects are equal.
         """
         if kind is float and before == after != 0:  # zeros have signs
             return None
@@ -133,7 +133,7 @@ class _Comparison:
                 return _children(before, after, kind) if kind in _ZONED else None
         elif issubclass(kind, IDENTICAL):
             return None if before is after else "it became another object"
-        if not (kind in (tuple, frozenset) and not before):  # those are singletons
+        if not (kind in (tuple, frozenset) and not before):  # empty ones are singletons
             paired = self._after_of.get(id(before), _ABSENT)
             if paired is not _ABSENT or id(after) in self._before_of:
                 return None if paired is after else "it is shared in only one of the two graphs"
@@ -141,7 +141,7 @@ class _Comparison:
         return _children(before, after, kind)
 
     def _match(self, before: Any, after: Any) -> str | None:
-        """Pair the members of two sets, and say what differs."""
+        """Pair the members of two sets and return the first difference."""
         simple = collections.Counter(_value(member) for member in before if type(member) in _SIMPLE)
         simple.subtract(_value(member) for member in after if type(member) in _SIMPLE)
         if lost := [shown(value) for (_, value), count in simple.items() if count]:
@@ -171,7 +171,7 @@ class _Comparison:
 
 
 def _children(before: Any, after: Any, kind: type) -> _Opened | str | None:
-    """Get what `_Comparison._open` does, of what they hold; the usual kinds quickly."""
+    """Return the same as `_Comparison._open`, for the children only. Common kinds take a fast path."""
     frame = None
     if kind is list or kind is tuple:
         if len(before) == len(after):
@@ -204,7 +204,7 @@ def _any_children(before: Any, after: Any, kind: type) -> _Opened | str:
 
 
 def _attributes(before: Any, after: Any, kind: type) -> _Opened | None:
-    """Get what two instances of a class hold; None if they don't have the same attributes."""
+    """Return the attributes of two instances in pairs; None if the instances have different attributes."""
     held: list[Any] = []
     other: list[Any] = []
     for slot in slots_of(kind):
@@ -245,7 +245,7 @@ def _values_differ(before: Any, after: Any) -> str:
 
 
 def _named(steps: list[str], others: list[str], what: str) -> str:
-    """Name the steps that are missing among others; a dict's key and its value count once."""
+    """Return a phrase that lists missing steps. A dict's key and its value count once."""
     known = {*others}
     missing = [step for step in steps if step not in known and not step.startswith("[key ")]
     if not missing:
@@ -263,7 +263,7 @@ def _value(member: Any) -> tuple[type, Any]:
 
 
 def _key(value: Any, depth: int) -> Any:
-    """Get what two members of sets have in common if they are equal, so that few have to be compared."""
+    """Return a key that is equal for equal members of sets, so that few members must be compared."""
     kind = type(value)
     if kind in VALUES:
         return kind, VALUES[kind](value)

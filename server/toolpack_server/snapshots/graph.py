@@ -1,4 +1,4 @@
-"""Walk object graphs.
+"""Traversal of object graphs.
 
 State is read where it is stored (`__dict__`, slots, a container's content), never through properties or
 methods of a class that isn't a builtin.
@@ -28,7 +28,7 @@ IDENTICAL = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, typ
 """Types whose instances are compared by identity."""
 
 ATOMS: frozenset[type] = frozenset((bool, int, str, bytes, type(None), type(...), type(NotImplemented)))
-"""Types whose instances are equal, with nothing else to compare, if `==` says so of two of the same type."""
+"""Types for which `==` between two instances of the same type is a complete comparison."""
 
 VALUES: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys(ATOMS, lambda v: v),
@@ -45,7 +45,7 @@ VALUES: dict[type, Callable[[Any], Any]] = {
     bytearray: bytes,
     random.Random: random.Random.getstate,
 }
-"""Types whose instances hold only a value, each with a function that makes the value comparable."""
+"""Types whose instances hold only a value, each with a function that returns a comparable value."""
 
 CONTENT: dict[type, Callable[[Any], Any]] = {
     int: int.__pos__,
@@ -56,16 +56,16 @@ CONTENT: dict[type, Callable[[Any], Any]] = {
     collections.deque: lambda v: v.maxlen,
     collections.defaultdict: lambda v: v.default_factory,
 }
-"""What instances of these types and of their subclasses hold besides their children."""
+"""For types and their subclasses: a function that returns what instances hold besides their children."""
 
 BUILTINS = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset, collections.deque)
-"""Types whose instances, and those of their subclasses, hold more than attributes."""
+"""Types whose instances hold more than attributes; this includes subclasses."""
 
 MUTABLE = (bytearray, random.Random, itertools.count)
-"""Those types of `VALUES` whose instances can change."""
+"""The mutable types of `VALUES`."""
 
 MEMBER = "{…}"
-"""The step to a member of a set."""
+"""Path step for a member of a set."""
 
 _FIELDS_SET = "__pydantic_fields_set__"
 _OF_MODELS = ("__pydantic_private__", "__pydantic_extra__")
@@ -73,11 +73,11 @@ _SHOWN_NAME = 40
 
 
 class Slot(NamedTuple):
-    """Where instances of a class hold some of their state."""
+    """A slot with a part of an instance's state."""
 
     name: str  # "" for the `__dict__`
     get: Callable[[Any], Any]
-    unpacked: bool  # if it holds a dict, that dict's items are attributes
+    unpacked: bool  # the items of a dict in this slot are attributes
 
 
 def children(value: Any) -> Children:
@@ -142,7 +142,7 @@ def shown(key: object) -> str:
 
 @lru_cache(maxsize=1024)
 def slots_of(kind: type) -> tuple[Slot, ...]:
-    """Get what reads the state of a class's instances, in the order in which a change of it tells most."""
+    """Return the slots of a class, those whose changes are most informative first."""
     found = []
     for base in kind.__mro__:
         for name, slot in vars(base).items():
@@ -151,12 +151,12 @@ def slots_of(kind: type) -> tuple[Slot, ...]:
             elif isinstance(slot, types.MemberDescriptorType):
                 shown_name = "model_fields_set" if name == _FIELDS_SET else name
                 found.append(Slot(shown_name, slot.__get__, unpacked=name in _OF_MODELS))
-    # Last what pydantic sets along with a field.
+    # `model_fields_set` comes last, because pydantic changes it along with a field.
     return tuple(sorted(found, key=lambda slot: (slot.name != "", slot.name == "model_fields_set")))
 
 
 def _states(value: Any) -> Iterator[tuple[Slot, Any]]:
-    """Yield what an instance holds in each slot that isn't empty."""
+    """Yield the non-empty slots of an instance with their values."""
     for slot in slots_of(type(value)):  # type: ignore[arg-type] # a class is hashable
         try:
             yield slot, slot.get(value)

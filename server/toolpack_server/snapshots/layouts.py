@@ -1,6 +1,6 @@
-"""Where the instances of a class hold their state, and how to read and write it without running the class's code.
+"""Layouts of classes: access to the state of instances without running code of the class.
 
-State is read and written through the `__dict__` and `__slots__` descriptors that the interpreter made,
+State is read and written through the `__dict__` and `__slots__` descriptors that the interpreter created. They are
 collected before the first instance is read. No property, `__getattr__`, `__setattr__`, `__init__` or validator runs.
 """
 
@@ -28,7 +28,7 @@ _GET_CONTENT: dict[type, Callable[[Any], Any]] = {
 _SET_CONTENT: dict[type, Callable[[Any, Any], Any]] = {list: list.extend, dict: dict.update, set: set.update}
 
 BUILTIN_BASES = tuple(_GET_CONTENT)
-"""Builtin classes whose subclasses can be stored: their content is written as the plain builtin."""
+"""Builtin classes whose subclasses can be stored. Their content is written as the plain builtin."""
 
 
 class Unset:
@@ -42,15 +42,15 @@ UNSET = Unset()
 
 
 class Layout:
-    """Where the instances of one class keep their state.
+    """Access to the state of one class's instances.
 
-    State is a tuple: for a subclass of a builtin its content, then `__dict__` if there is one, then all slots.
+    The state is a tuple: the content of a builtin's subclass, then `__dict__` if there is one, then all slots.
     """
 
     def __init__(self, cls: type, name: str, base: Any) -> None:
         self.cls = cls
         self.name = name
-        self.base: Any = base  # Any, as mypy takes `base.__new__` for `type.__new__`
+        self.base: Any = base  # Any, because mypy confuses `base.__new__` with `type.__new__`
         self.has_content = base is not object
         self.immutable = self.has_content and base not in _SET_CONTENT
         members = [d for kind in cls.__mro__ for d in vars(kind).values() if isinstance(d, types.MemberDescriptorType)]
@@ -112,7 +112,7 @@ class Layout:
 
 
 def layout_of(cls: type, name: str) -> Layout | None:
-    """Get the layout of a class; None if its instances have state that Python code can't see."""
+    """Return the layout of a class; None if its instances have state that Python code can't see."""
     if issubclass(cls, enum.Enum):
         return None
     base: Any = next((base for base in cls.__mro__ if base in BUILTIN_BASES), object)

@@ -1,8 +1,8 @@
-"""The operators, the only callables that a snapshot's bytes can reach, and the writers that refer to them.
+"""Operators, the only callables that a snapshot's bytes can reach, and the writers that use them.
 
-A snapshot fetches operators by name, and can fetch nothing else. An operator has no state that could be
-altered, checks the exact types of its arguments, takes a class as a string that it looks up in the `ClassTable`, and
-only creates one object or fills an empty one.
+A snapshot can fetch only operators, by name. An operator has no mutable state and checks the exact types of its
+arguments. It takes a class as a string that it looks up in the `ClassTable`. It only creates one object or fills an
+empty one.
 
 Instances are written in two steps, (new, (name,), state, fill), which allows cycles. An instance that hashes by value
 must be complete before it is added to a set, so it is written in one step, (make, (name, *state)). That fails if it is
@@ -25,12 +25,12 @@ from toolpack_server.volumes.volume import Volume
 
 
 class WriteProgress(Protocol):
-    """What the writers read and note while one snapshot is written."""
+    """State that the writers share while one snapshot is written."""
 
     two_steps: bool
     """Write instances that hash by value in two steps as well."""
     must_verify: bool
-    """Only reading the snapshot back shows whether sets and dicts find their members."""
+    """Read the snapshot back, to check that sets and dicts find their members."""
     started: set[int]
     """The ids of the instances whose writing in one step has started."""
 
@@ -39,16 +39,17 @@ Write = Callable[[WriteProgress, Any], tuple[Any, ...]]
 
 
 class OperatorTable:
-    """What writing and reading need, prepared once for a table of classes.
+    """Operators and writers for a table of classes, prepared once.
 
     Every snapshot starts with `preamble`, which fetches each operator by name into the unpickler's memo; the rest of
-    the bytes refers to it by number. `memo` gives the pickler the same numbers. `find` has all that can be fetched.
+    the bytes refers to it by number. `memo` gives the pickler the same numbers. `find` contains everything that can be
+    fetched.
     """
 
     def __init__(self, classes: ClassTable) -> None:
         self.layouts = classes.layouts
         self.writers: dict[type, Write] = _Refusing()
-        self.derived: dict[Any, Any] = {}  # what others make of it once, by themselves
+        self.derived: dict[Any, Any] = {}  # values that other modules derive from the table once
         operators: dict[str, Any] = {}
         for prepare in (_instances, _plain, _enums, _defaultdict):
             found, writers = prepare(classes)
@@ -64,7 +65,7 @@ class OperatorTable:
 
 
 def operators_of(classes: ClassTable) -> OperatorTable:
-    """Get the operators of a table of classes, prepared at first use."""
+    """Return the operators of a table of classes. They are prepared at first use."""
     operators = classes.operators
     if operators is None:
         operators = classes.operators = OperatorTable(classes)
@@ -72,12 +73,12 @@ def operators_of(classes: ClassTable) -> OperatorTable:
 
 
 def _operator(call: Callable[..., Any]) -> Any:
-    """Make a stateless callable: its one-off class holds the code, and the bytes can't reach that class."""
+    """Create a stateless callable. Its class, which has the code, is used once, and the bytes can't reach it."""
     return type("Operator", (), {"__slots__": (), "__call__": staticmethod(call)})()
 
 
 def _plain_str(name: object) -> str:
-    """Return a name if it is a plain string: any other key could bring its own `__eq__`."""
+    """Return a name if it is a plain string. Another key could have its own `__eq__`."""
     if type(name) is not str:
         raise pickle.UnpicklingError("a name must be a string")
     return name
@@ -128,7 +129,7 @@ def _plain(_classes: ClassTable) -> _Prepared:
     the_plain = _operator(lambda name, *args: by_name[_plain_str(name)].checked(*args))
     the_constant = _operator(lambda name: constants[_plain_str(name)])
     writers = {plain.cls: writer_for(name, plain) for name, plain in by_name.items()}
-    write_zone = writers[timezone]  # `UTC` is a singleton and stays it
+    write_zone = writers[timezone]  # `UTC` stays a singleton
     writers[timezone] = lambda progress, value: (write_constant if value is UTC else write_zone)(progress, value)
     writers |= dict.fromkeys((type(...), type(NotImplemented), type(UNSET)), write_constant)
     return {"plain": the_plain, "constant": the_constant}, writers
@@ -198,7 +199,7 @@ def _instances(classes: ClassTable) -> _Prepared:
         def in_one_step(progress: WriteProgress, value: Any) -> tuple[Any, ...]:
             if progress.two_steps:
                 return in_two_steps(progress, value)
-            if id(value) in progress.started:  # one of its own attributes leads back to it
+            if id(value) in progress.started:  # one of its attributes refers back to it
                 raise CycleError
             progress.started.add(id(value))
             progress.must_verify |= own_hash

@@ -1,20 +1,20 @@
-"""Environments to bytes and back: the only place where bytes become objects.
+"""Serialization of environments to bytes and back. Nothing else in the server turns stored bytes into objects.
 
-Bytes may be forged despite their keyed hash. What the reader can do is fixed before the first byte is read.
+Bytes may be forged despite their keyed hash, so the reader's abilities are fixed before the first byte is read.
 Pickle's C implementation does the work, but the only names that it can fetch are those of the operators (see
 `operators.py`), from one dictionary. Nothing is imported, and the bytes can't reach a class. No `__init__`, validator
-or property runs; pickle calls only `__hash__` and `__eq__` of dict keys and set members. The keyed hash is needed all
-the same: nothing else stops bytes that allocate gigabytes, or that make pickle call what an allowed instance offers
+or property runs; pickle calls only `__hash__` and `__eq__` of dict keys and set members. The keyed hash is still
+necessary: nothing else stops bytes that allocate gigabytes, or that make pickle call methods of an allowed instance
 (`append`, `__call__`, a property's setter).
 
-An object is written as a call of an operator of its class, and in one step where that is possible: the operator makes
-it, with all its state. In a graph with a cycle that isn't: an object that contains itself must be there before its
-state. Then everything is written anew in two steps, first an empty instance, then its state (`two_steps`). In between,
-a set or a dict may hash a member whose state isn't there yet, and never find it again; so such bytes are read back at
-once, and refused unless each set and dict finds its members.
+An object is written as a call of an operator of its class. Usually this takes one step: the operator creates the object
+with all its state. A graph with a cycle needs two steps, because an object that contains itself must exist before its
+state: first an empty instance, then its state (`two_steps`). In between, a set or a dict may hash a member without its
+state, and never find it again. Such bytes are therefore read back at once, and refused unless each set and dict finds
+its members.
 
-Most environments have no cycle, so the first attempt tries without. It costs nothing to learn that there is one: a
-writer that meets an object which it has begun and not ended raises `CycleError`.
+Most environments have no cycle, so the first attempt uses one step. A cycle is detected at no cost: a writer that meets
+an object that it has begun but not finished raises `CycleError`.
 """
 
 import copyreg
@@ -67,7 +67,7 @@ def thaw(data: bytes, classes: ClassTable) -> Any:
 
 
 class _Writer(pickle.Pickler):
-    """Writes all but plain builtins through the table's writers; a type without a writer is refused."""
+    """Writes all objects except plain builtins with the table's writers. Types without a writer are refused."""
 
     def __init__(self, buffer: io.BytesIO, operators: OperatorTable, *, two_steps: bool) -> None:
         super().__init__(buffer, 5, buffer_callback=_refuse_buffer)
@@ -82,7 +82,7 @@ class _Writer(pickle.Pickler):
 
 
 class _Reader(pickle.Unpickler):
-    """Fetches operators and nothing else."""
+    """Resolves names of operators, and no others."""
 
     def __init__(self, buffer: io.BytesIO, operators: OperatorTable) -> None:
         super().__init__(buffer)
@@ -116,7 +116,7 @@ def _load(data: bytes, operators: OperatorTable) -> Any:
 def _check_members(data: bytes, value: object, operators: OperatorTable) -> None:
     """Check that every set and dict, read back, finds its members.
 
-    It doesn't if a member was hashed before the state that its hash depends on was there.
+    A member isn't found if it was hashed before it had the state that its hash depends on.
     """
     reason = "a member's hash depends on a cycle that the member is part of"
     try:
@@ -138,7 +138,7 @@ def _hashes_by_value(member: object, operators: OperatorTable) -> bool:
 
 
 def _explained(value: object, operators: OperatorTable, error: Exception) -> SnapshotError:
-    """Find the object that can't be written and describe it with its path; slow, but only called after a failure."""
+    """Return an error with the object that can't be written and its path. Slow, but only called after a failure."""
     writer = _Writer(io.BytesIO(), operators, two_steps=True)
     too_deep = isinstance(error, RecursionError)
     try:
@@ -149,7 +149,7 @@ def _explained(value: object, operators: OperatorTable, error: Exception) -> Sna
                 try:
                     writer.reducer_override(found)
                 except Exception as why:  # noqa: BLE001 - writing may fail in any way
-                    # The only field of a root model is all of it, and its author hasn't named it.
+                    # The only field of a root model has no name of its author's, so the path omits it.
                     path = path.removeprefix(".root" * isinstance(value, RootModel))  # noqa: PLW2901 - the last one
                     undeclared = isinstance(why, UnsupportedObjectError) and why.undeclared
                     inside = _never_stored(found, writer) if undeclared else None
@@ -162,7 +162,7 @@ def _explained(value: object, operators: OperatorTable, error: Exception) -> Sna
 
 
 def _never_stored(value: object, writer: _Writer) -> str | None:
-    """Find in an instance of a class that isn't declared what couldn't be stored if it were."""
+    """Return what else prevents storing an instance of an undeclared class, in case its class were declared."""
     for path, _depth, found in walk(value):
         why = None if type(found) in NATIVE else _refusal(found, writer)
         if why is not None and not why.undeclared:

@@ -1,8 +1,8 @@
-"""The fixed list of plain types that every snapshot may hold, and how each is written and read.
+"""Plain types that every snapshot may contain, each with its writer and reader.
 
-Pickle could write most of them itself, but then the bytes would have to name their classes. Here each type has a
-function that gives its constructor arguments and one that creates an instance from them. Reading accepts only
-the argument types listed, so forged arguments never reach a constructor that does more than construct.
+Pickle could write most of them itself, but then the bytes would contain names of classes. Here each type has a function
+that returns constructor arguments, and one that creates an instance from them. The reader accepts only the listed
+types of arguments, so forged arguments never reach a constructor that does more than construct.
 """
 
 import collections
@@ -29,7 +29,7 @@ from toolpack_server.base.errors import UnsupportedObjectError
 class Plain(NamedTuple):
     """One type of the list.
 
-    `items` and `pairs` yield the contents, which are added after the container is created: it may contain itself.
+    `items` and `pairs` yield the contents. They are added after the container is created, as it may contain itself.
     """
 
     cls: type
@@ -47,7 +47,7 @@ class Plain(NamedTuple):
 
 
 def _no_attributes(value: Any, *allowed: str) -> tuple[()]:
-    """Return no arguments; refuse a value with other attributes than those allowed, as they would be lost."""
+    """Return no arguments. Refuse a value with attributes that aren't allowed, because they would be lost."""
     if vars(value).keys() - {*allowed}:
         raise UnsupportedObjectError("attributes were set on it")
     return ()
@@ -76,7 +76,7 @@ def _uuid(number: int, safe: int | None) -> uuid.UUID:
 
 
 def _count_arguments(count: Any) -> tuple[Any, ...]:
-    # In all Python versions, only its text shows start and step.
+    # Only the repr shows start and step in all Python versions.
     start, step = (*literal_eval(repr(count).removeprefix("count").replace(")", ",)")), 1)[:2]
     if type(start) not in (int, float) or type(step) not in (int, float):
         raise UnsupportedObjectError("it counts something other than integers and floats")
@@ -90,13 +90,13 @@ def _random_arguments(generator: Any) -> tuple[Any, ...]:
 
 
 def _random(state: tuple[Any, ...], gauss_next: float | None) -> random.Random:
-    made = random.Random(0)  # noqa: S311 - the pack's own generator
-    made.setstate((random.Random.VERSION, state, gauss_next))
-    return made
+    generator = random.Random(0)  # noqa: S311 - the pack's own generator
+    generator.setstate((random.Random.VERSION, state, gauss_next))
+    return generator
 
 
 _ZONES = (timezone, zoneinfo.ZoneInfo, TzInfo)
-_any_date: Any = date  # the constructors take packed bytes, which their type stubs leave out
+_any_date: Any = date  # the constructors accept packed bytes, which their type stubs omit
 _any_datetime: Any = datetime
 _any_time: Any = time
 

@@ -1,7 +1,7 @@
-"""The keyed hash on whatever is stored, checked before a byte of it is used.
+"""Seal of stored data: a keyed hash that is checked before the data is used.
 
-Without the key nobody can forge a snapshot, change which classes it claims to be written by, or put it in
-another's place. The hash is keyed BLAKE2b (RFC 7693).
+Without the key, an attacker can't forge a snapshot, change its fingerprint of classes, or exchange it for another one.
+The hash is keyed BLAKE2b (RFC 7693).
 """
 
 import hashlib
@@ -19,28 +19,32 @@ _HEADER = FORMAT.encode()
 _ANY_HEADER = re.compile(rb"toolpack-snapshot-\d")
 
 
-def seal(payload: bytes, fingerprint: str, key: bytes, place: str) -> bytes:
-    """Prepend a header: format, keyed hash of all the rest and of the place, fingerprint of the classes."""
+def seal(payload: bytes, fingerprint: str, key: bytes, label: str) -> bytes:
+    """Return the payload with a header: format, keyed hash of the rest and of the label, fingerprint of the classes.
+
+    Args:
+        label: Name of what is sealed, such as a session and a part. Only the same label unseals the data.
+    """
     encoded = fingerprint.encode()
     classes = bytes([len(encoded)]) + encoded
-    return b"".join((_HEADER, _sealing_hash(place, (classes, payload), key), classes, payload))
+    return b"".join((_HEADER, _sealing_hash(label, (classes, payload), key), classes, payload))
 
 
-def unseal(blob: bytes, fingerprint: str, key: bytes, place: str) -> bytes:
-    """Check that a blob was sealed for this place, by classes of this fingerprint, and return the payload.
+def unseal(blob: bytes, fingerprint: str, key: bytes, label: str) -> bytes:
+    """Return the payload of a blob that was sealed with this key, label and fingerprint.
 
     Raises:
-        StateDamagedError: The hash is wrong: the bytes were damaged, sealed with another key or for another place. Or
-            they have another format.
+        StateDamagedError: The hash is wrong, as the bytes were damaged, or sealed with another key or label. Or the
+            format is another one.
         ClassesChangedError: The hash is right, but the payload was written by other classes.
     """
     start = len(_HEADER) + _HASH_SIZE
-    # SQLite keeps text as text if somebody has written that instead of bytes.
+    # SQLite returns text if text was written instead of bytes.
     whole = blob if isinstance(blob, bytes) else b""
-    rest = memoryview(whole)[start:]  # a large one isn't copied
+    rest = memoryview(whole)[start:]  # without a copy
     if not (
         whole.startswith(_HEADER)
-        and hmac.compare_digest(whole[len(_HEADER) : start], _sealing_hash(place, (rest,), key))
+        and hmac.compare_digest(whole[len(_HEADER) : start], _sealing_hash(label, (rest,), key))
     ):
         other = _ANY_HEADER.match(whole)
         if other and other[0] != _HEADER:
@@ -62,16 +66,16 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, place: str) -> bytes:
 
 
 class KeyedHash:
-    """Keyed hashes for one purpose; those for different purposes have nothing in common."""
+    """Keyed hashes for one purpose. Hashes for different purposes are unrelated."""
 
     def __init__(self, key: bytes, purpose: str) -> None:
-        # Copied for every hash: setting the key up takes longer than hashing a short text.
+        # Copied for every hash, because setting up the key takes longer than hashing a short text.
         self._begun = hashlib.blake2b(_framed(purpose), key=_short(key), digest_size=_HASH_SIZE)
 
     def of(self, *parts: str | bytes | memoryview) -> str:
-        """Get the keyed hash of parts, as 64 hexadecimal digits."""
+        """Return the keyed hash of parts as 64 hexadecimal digits."""
         keyed = self._begun.copy()
-        for part in parts:  # as `_framed` does, without a copy
+        for part in parts:  # same as `_framed`, without a copy
             encoded = part.encode() if isinstance(part, str) else part
             keyed.update(b"%d:" % len(encoded))
             keyed.update(encoded)
@@ -79,13 +83,13 @@ class KeyedHash:
 
 
 def _framed(part: str | bytes | memoryview) -> bytes:
-    """Put the length in front, so that no two lists of parts are the same text."""
+    """Return a part with its length as prefix, so that different lists of parts have different bytes."""
     encoded = part.encode() if isinstance(part, str) else part
     return b"".join((b"%d:" % len(encoded), encoded))
 
 
-def _sealing_hash(place: str, rest: Iterable[bytes | memoryview], key: bytes) -> bytes:
-    keyed = hashlib.blake2b(_HEADER + _framed(place), key=_short(key), digest_size=_HASH_SIZE)
+def _sealing_hash(label: str, rest: Iterable[bytes | memoryview], key: bytes) -> bytes:
+    keyed = hashlib.blake2b(_HEADER + _framed(label), key=_short(key), digest_size=_HASH_SIZE)
     for piece in rest:
         keyed.update(piece)
     return keyed.digest()
@@ -93,5 +97,5 @@ def _sealing_hash(place: str, rest: Iterable[bytes | memoryview], key: bytes) ->
 
 def _short(key: bytes) -> bytes:
     if not key:
-        raise ValueError("A keyed hash needs a secret key: without one it would prove nothing.")
+        raise ValueError("A keyed hash needs a secret key: without a key it proves nothing.")
     return hashlib.blake2b(key).digest() if len(key) > hashlib.blake2b.MAX_KEY_SIZE else key
