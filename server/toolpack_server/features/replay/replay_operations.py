@@ -75,7 +75,7 @@ class UnrunCall(RepeatedCall):
         if self.outcome is not None or not self.plan.toolpack:  # it fails by itself
             return (yield from super().changing(state, start_clock))
         outcome = timed_out(self.plan) if self._failure is Failure.DEADLINE else self._lost()
-        return self._changed(outcome, self.plan.timeout_seconds)
+        return self._effect(outcome, self.plan.timeout_seconds)
 
     def _lost(self) -> Outcome:
         error = CrashedError(
