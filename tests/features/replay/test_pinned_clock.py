@@ -15,7 +15,7 @@ from random import random as imported_random, choice, randint
 from secrets import token_hex
 from time import time as imported_time
 from uuid import uuid4
-from toolpack_server.features.replay.pinned_clock import Pin, start_ns
+from toolpack_server.features.replay.pinned_clock import PinnedClock as Pin, start_ns
 
 imported_now, imported_today = datetime.now, date.today
 PIN = Pin(tick=3, seed="a seed", now_ns=1_800_000_000 * 10**9)
