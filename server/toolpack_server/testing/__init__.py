@@ -1,4 +1,4 @@
-"""Sessions for the tests of toolpacks, without a server."""
+"""Sessions for tests of toolpacks, without a server."""
 
 from toolpack_server.features.authoring.testing import Participant, Session, add_pack_dir
 

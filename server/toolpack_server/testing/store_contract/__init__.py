@@ -1,6 +1,6 @@
-"""The contract of stores as tests: each sentence of `SessionStore` and `SharedStore`, for a store of anybody's.
+"""Contract tests for stores: they check each sentence of `SessionStore` and `SharedStore`.
 
-A file of tests imports all of it, and says how a store is opened:
+To test your store, import all names in a test file and define a fixture that opens the store:
 
     from toolpack_server.testing.store_contract import *
 
@@ -8,10 +8,10 @@ A file of tests imports all of it, and says how a store is opened:
     def new_store(tmp_path):
         return lambda: functools.partial(MyStore, tmp_path / secrets.token_hex())
 
-`new_store` gives a function that opens one empty store, and opens it again when it is called again; each call of
-`new_store` is for another store. A store without `claim` belongs to one process: tests of leases are skipped.
+The fixture returns a function that creates a new empty store at each call. It returns this store's opener: a function
+that opens the store, and opens it again at the next call. Tests of leases are skipped for a store without `claim`.
 
-A test looks at a store through its methods alone. It needs pytest and hypothesis.
+The tests use only a store's methods. They need pytest and hypothesis.
 """
 
 import pytest
@@ -21,9 +21,9 @@ from toolpack_server.testing.store_contract.commits import (
     TestCreate,
     TestGet,
     TestKept,
-    test_a_session_that_was_deleted_since_its_last_commit_is_not_committed_to,
+    test_commit_to_session_deleted_since_last_one_is_refused,
 )
-from toolpack_server.testing.store_contract.comparison import test_random_operations_do_what_they_do_in_memory
+from toolpack_server.testing.store_contract.comparison import test_random_operations_match_memory_store
 from toolpack_server.testing.store_contract.history import TestHistory
 from toolpack_server.testing.store_contract.lifetimes import TestDelete, TestExpiryAndListing, TestLeases, TestLifetime
 from toolpack_server.testing.store_contract.samples import session
@@ -40,8 +40,8 @@ __all__ = [
     "TestLifetime",
     "one",
     "store",
-    "test_a_session_that_was_deleted_since_its_last_commit_is_not_committed_to",
-    "test_random_operations_do_what_they_do_in_memory",
+    "test_commit_to_session_deleted_since_last_one_is_refused",
+    "test_random_operations_match_memory_store",
 ]
 
 
@@ -55,7 +55,7 @@ def store(new_store):
 
 @pytest.fixture
 def one(store):
-    """A session with two parts, in the store."""
-    kept = session()
-    store.create([kept], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0"})
-    return kept
+    """A stored session with two parts."""
+    stored = session()
+    store.create([stored], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0"})
+    return stored

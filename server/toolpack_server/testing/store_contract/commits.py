@@ -1,4 +1,4 @@
-"""What is created and committed, and what forks keep of it."""
+"""Contract tests of creation and commits, and of deleted sessions that are kept for their forks."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,14 +17,14 @@ from toolpack_server.testing.store_contract.samples import (
     delete_expired,
     existing,
     fork_of,
-    nothing_is_left_of,
+    is_fully_deleted,
     record_id,
     session,
 )
 
 
 class TestCreate:
-    def test_a_session_is_stored_unchanged(self, store):
+    def test_session_is_stored_unchanged(self, store):
         kept = session(
             recipe=bytes(range(256)),
             details=b"\n\0\n\xff",
@@ -35,12 +35,12 @@ class TestCreate:
         assert store.get(kept.id) == (kept, Head(-1, 0, {"bank": "b"}, 0))
         assert store.blobs(["b"]) == {"b": b"\0\xff\n"}
 
-    def test_sessions_differ_in_their_recipes(self, store):
+    def test_sessions_created_together_may_differ_in_recipe(self, store):
         sessions = [session(recipe=recipe) for recipe in (b"", b"one", b"other", b"one")]
         store.create(sessions, {}, {})
         assert [store.get(each.id)[0] for each in sessions] == sessions
 
-    def test_a_session_may_have_no_parts(self, store):
+    def test_session_may_have_no_parts(self, store):
         kept = session()
         store.create([kept], {}, {})
         assert store.get(kept.id) == (kept, Head(-1, 0, {}, 0))
@@ -49,24 +49,24 @@ class TestCreate:
         store.trim(kept.id, 0, 0)
         assert store.get(kept.id)[1] == Head(0, 1, {}, 0, record_id(kept, 0))
 
-    def test_sessions_created_together_each_have_the_parts(self, store):
+    def test_sessions_created_together_have_same_parts(self, store):
         many = [session() for _ in range(50)]
         store.create(many, {"bank": "b", "mail": "b"}, {"b": b"x"})
         assert all(store.get(each.id) == (each, Head(-1, 0, {"bank": "b", "mail": "b"}, 0)) for each in many)
         assert store.commit([change(many[0], 0, "b1")]) == [True]
         assert store.get(many[1].id)[1].parts["bank"] == "b"
 
-    def test_a_fork_refers_to_existing_blobs(self, store, one):
+    def test_fork_refers_to_existing_blobs(self, store, one):
         fork = fork_of(one, 3, 5)
         store.create([fork], {"bank": "b0"}, {})
         assert store.get(fork.id)[0] == ancestor(store, fork) == fork
         assert store.get(fork.id)[1].parts == {"bank": "b0"}
 
-    def test_an_existing_blob_is_left_unchanged(self, store, one):
+    def test_existing_blob_is_left_unchanged(self, store, one):
         store.create([fork_of(one)], {"bank": "b0"}, {"b0": b"other"})
         assert store.blobs(["b0"]) == {"b0": b"bank 0"}
 
-    def test_a_missing_blob_is_refused_and_nothing_added(self, store):
+    def test_create_with_missing_blob_adds_nothing(self, store):
         first, second = session(), session()
         with pytest.raises(MissingBlobError):
             store.create([first, second], {"bank": "b", "mail": "gone"}, {"b": b"x"})
@@ -74,7 +74,7 @@ class TestCreate:
         assert store.count() == 0
         assert existing(store, "b") == []
 
-    def test_an_existing_session_is_left_unchanged(self, store, one):
+    def test_existing_session_is_left_unchanged(self, store, one):
         store.commit([change(one, 0, "b1")])
         store.create([one], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0", "new": b"x"})
         assert store.get(one.id)[1] == Head(0, 1, {"bank": "b1", "mail": "m0"}, 0, record_id(one, 0))
@@ -82,16 +82,16 @@ class TestCreate:
         delete(store, [one.id])
         assert existing(store, "b0", "m0", "b1", "new") == []
 
-    def test_no_session_keeps_a_blob_that_it_does_not_refer_to(self, store):
+    def test_unreferenced_blob_is_not_stored(self, store):
         store.create([session()], {"bank": "b"}, {"b": b"x", "other": b"y"})
         store.create([], {"bank": "c"}, {"c": b"x"})
         assert existing(store, "b", "other", "c") == ["b"]
 
 
 class TestKept:
-    """What forks need of a session that is deleted."""
+    """Deleted sessions that are kept for their forks."""
 
-    def test_a_deleted_session_is_seen_by_its_forks_alone(self, store, one):
+    def test_deleted_session_is_visible_only_to_its_forks(self, store, one):
         store.commit([change(one, index, f"v{index}", call_id="c" if index == 1 else None) for index in range(4)])
         fork = fork_of(one, 2, 1)
         store.create([fork], store.parts_at(one.id, 2), {})
@@ -115,7 +115,7 @@ class TestKept:
             store.parts_at(one.id, 2)
         assert existing(store, "b0", "v0", "v1", "v2", "v3", "v4") == ["b0", "v1"]
 
-    def test_it_goes_with_the_last_fork_and_so_do_its_ancestors(self, store, one):
+    def test_kept_session_and_ancestors_go_with_last_fork(self, store, one):
         child, grandchild, other = fork_of(one), session(), session()
         store.create([child], {"bank": "b1"}, {"b1": b"1"})
         store.commit([commit(child, 0)])
@@ -130,12 +130,12 @@ class TestKept:
         delete(store, [other.id])
         assert len(store.records(child.id, -1, 10)) == 1
         delete(store, [grandchild.id])
-        assert nothing_is_left_of(store, child)
-        assert nothing_is_left_of(store, one)
+        assert is_fully_deleted(store, child)
+        assert is_fully_deleted(store, one)
         assert existing(store, "b0", "b1", "b2") == []
         assert store.stored_bytes("alice") == 0
 
-    def test_a_session_outlives_its_forks(self, store, one):
+    def test_session_outlives_its_forks(self, store, one):
         store.commit([commit(one, 0)])
         child = fork_of(one, 1, 0)
         store.create([child], {}, {})
@@ -143,12 +143,12 @@ class TestKept:
         store.create([grandchild], {}, {})
         delete(store, [child.id])
         delete(store, [grandchild.id])
-        assert nothing_is_left_of(store, child)
+        assert is_fully_deleted(store, child)
         assert store.get(one.id)[1].index == 0
         delete(store, [one.id])
-        assert nothing_is_left_of(store, one)
+        assert is_fully_deleted(store, one)
 
-    def test_an_expired_session_is_kept_for_its_forks_too(self, store):
+    def test_expired_session_is_kept_for_its_forks(self, store):
         short = session(expires_at=1000.0)
         store.create([short], {"bank": "b"}, {"b": b"b"})
         fork = fork_of(short, expires_at=1520.0)
@@ -158,10 +158,10 @@ class TestKept:
         assert store.get(short.id) is None
         assert store.parts_at(short.id, 0) == {"bank": "b"}
         assert list(delete_expired(store, 1530.0, 10)) == [fork.id]
-        assert nothing_is_left_of(store, short)
+        assert is_fully_deleted(store, short)
         assert store.stored_bytes("alice") == 0
 
-    def test_its_bytes_count_for_its_owner(self, store, one):
+    def test_kept_session_counts_bytes_for_its_owner(self, store, one):
         body = b"x" * 1000
         store.commit([change(one, index, f"v{index}", body=body) for index in range(300)])
         before = store.stored_bytes("alice")
@@ -173,7 +173,7 @@ class TestKept:
         delete(store, [fork.id])
         assert store.stored_bytes("alice") == 0
 
-    def test_its_id_is_taken_until_it_goes(self, store, one):
+    def test_id_of_kept_session_stays_taken(self, store, one):
         fork = fork_of(one)
         store.create([fork], {}, {})
         delete(store, [one.id])
@@ -184,7 +184,7 @@ class TestKept:
         store.create([one], {"bank": "again"}, {"again": b"x"})
         assert store.get(one.id)[1] == Head(-1, 0, {"bank": "again"})
 
-    def test_a_session_that_does_not_exist_is_not_forked(self, store, one):
+    def test_fork_of_missing_session_is_refused(self, store, one):
         fork = fork_of(one)
         store.create([fork], {"bank": "b0"}, {})
         delete(store, [one.id])
@@ -195,7 +195,7 @@ class TestKept:
         assert store.count() == 1
         assert existing(store, "new") == []
 
-    def test_a_long_line_of_ancestors_goes_at_once(self, store):
+    def test_long_chain_of_ancestors_is_deleted_at_once(self, store):
         line = [session()]
         store.create(line, {"bank": "b"}, {"b": b"b"})
         for number in range(300):
@@ -206,7 +206,7 @@ class TestKept:
         assert existing(store, "b", "b0", "b298", "b299") == ["b", "b299"]
         assert len(store.records(line[0].id, -1, 10)) == 1
         delete(store, [line[-1].id])
-        assert all(nothing_is_left_of(store, kept) for kept in line)
+        assert all(is_fully_deleted(store, kept) for kept in line)
         assert store.stored_bytes("alice") == 0
 
 
@@ -216,13 +216,13 @@ class TestGet:
         assert store.find_agent("unknown") is None
         assert store.find_agent(one.agent_key) == one.id
 
-    def test_an_expired_session_can_still_be_read(self, store):
+    def test_expired_session_can_still_be_read(self, store):
         kept = session(expires_at=0.0)
         store.create([kept], {}, {})
         assert store.get(kept.id)[0] == kept
 
     @pytest.mark.usefixtures("one")
-    def test_blobs(self, store):
+    def test_blobs_are_returned_by_id(self, store):
         assert store.blobs(["m0", "b0", "m0"]) == {"b0": b"bank 0", "m0": b"mail 0"}
         assert store.blobs([]) == {}
         with pytest.raises(MissingBlobError):
@@ -230,7 +230,7 @@ class TestGet:
 
 
 class TestCommit:
-    def test_a_commit_moves_the_head(self, store, one):
+    def test_commit_updates_head(self, store, one):
         kept = commit(
             one, 0, call_id="c", body=b"{\n}\0", parts={"bank": "b1"}, blobs={"b1": b"bank 1"}, expires_at=3000.125
         )
@@ -242,12 +242,12 @@ class TestCommit:
         assert store.records(one.id, -1, 10) == [kept.record]
         assert store.blobs(["b1"]) == {"b1": b"bank 1"}
 
-    def test_the_version_may_stay_and_may_grow_without_a_changed_part(self, store, one):
+    def test_version_may_stay_or_grow_without_changed_part(self, store, one):
         assert store.commit([commit(one, 0, version=0), commit(one, 1, version=1)]) == [True, True]
         assert store.get(one.id) == (one, Head(1, 1, {"bank": "b0", "mail": "m0"}, 0, record_id(one, 1)))
         assert store.parts_at(one.id, 1) == {"bank": "b0", "mail": "m0"}
 
-    def test_a_batch_is_stored_in_order(self, store, one):
+    def test_batch_is_stored_in_order(self, store, one):
         other = session()
         store.create([other], {"bank": "b0"}, {})
         batch = [change(one, 0, "x"), change(other, 0, "y"), change(one, 1, "z"), commit(one, 2, parts={"mail": "y"})]
@@ -268,7 +268,7 @@ class TestCommit:
             ),
         ],
     )
-    def test_a_refused_commit_changes_nothing_and_affects_no_other(self, store, one, refused):
+    def test_refused_commit_changes_nothing_and_affects_no_other(self, store, one, refused):
         other = session()
         store.create([other], {"bank": "b0"}, {})
         assert store.commit([change(one, 0, "first", call_id="c")]) == [True]
@@ -279,7 +279,7 @@ class TestCommit:
         assert (store.get(one.id), store.records(one.id, -1, 10)) == before
         assert existing(store, "new", "o1", "o2") == ["o1", "o2"]
 
-    def test_a_commit_names_the_record_before_it(self, store, one):
+    def test_commit_needs_id_of_last_record(self, store, one):
         assert store.commit([change(one, 0, "first", after="another")]) == [False]
         assert store.commit([change(one, 0, "first")]) == [True]
         assert store.get(one.id)[1].last == record_id(one, 0)
@@ -289,7 +289,7 @@ class TestCommit:
         assert store.commit([other._replace(record=replace(other.record, id="another"))]) == [False]
         assert [record.id for record in store.records(one.id, -1, 9)] == [record_id(one, 0), record_id(one, 1)]
 
-    def test_a_commit_names_its_holder(self, store, one):
+    def test_commit_needs_lease_holder(self, store, one):
         claim(store, one, "w1")
         assert store.commit([change(one, 0, "b1", epoch=1, holder="w2")]) == [False]
         batch = [change(one, 0, "b1", epoch=1, holder="w1"), change(one, 1, "b2", epoch=1, holder="w1", release=True)]
@@ -297,17 +297,17 @@ class TestCommit:
         assert store.commit(batch) == [True, True]
         assert store.commit([change(one, 2, "b3", epoch=1, holder="w1")]) == [False]
 
-    def test_commits_after_a_refused_one_are_refused_too(self, store, one):
+    def test_commits_that_follow_refused_one_are_refused(self, store, one):
         batch = [change(one, 0, "x", epoch=3), change(one, 1, "y"), commit(one, 2, parts={"bank": "x"})]
         assert store.commit(batch) == [False, False, False]
         assert store.get(one.id)[1].index == -1
 
-    def test_the_same_call_id_in_two_sessions_is_two_calls(self, store, one):
+    def test_same_call_id_in_two_sessions_is_two_calls(self, store, one):
         other = session()
         store.create([other], {}, {})
         assert store.commit([commit(one, 0, call_id="c"), commit(other, 0, call_id="c")]) == [True, True]
 
-    def test_a_repeated_commit_is_stored_once(self, store, one):
+    def test_repeated_commit_is_stored_once(self, store, one):
         batch = [change(one, 0, "b1", call_id="c", expires_at=3000.0), change(one, 1, "b2")]
         assert store.commit(batch) == [True, True]
         store.renew(one.id, 4000.0)
@@ -318,7 +318,7 @@ class TestCommit:
         delete(store, [one.id])
         assert existing(store, "b0", "b1", "b2") == []
 
-    def test_a_repeated_commit_is_recognized_after_its_epoch_and_blobs_are_gone(self, store, one):
+    def test_repeated_commit_succeeds_with_old_epoch_and_no_blobs(self, store, one):
         batch = [change(one, index, f"b{index + 1}") for index in range(3)]
         store.commit(batch)
         claim(store, one, "worker")
@@ -328,14 +328,14 @@ class TestCommit:
         assert existing(store, "b1", "b2") == []
 
     @pytest.mark.parametrize("other", [{"body": b"[]"}, {"call_id": "d"}, {"call_id": None}, {"version": 0}])
-    def test_another_record_at_the_same_index_is_refused(self, store, one, other):
+    def test_other_record_at_same_index_is_refused(self, store, one, other):
         assert store.commit([commit(one, 0, call_id="c")]) == [True]
         assert store.commit([commit(one, 0, **{"call_id": "c", **other})]) == [False]
 
-    def test_an_empty_batch_does_nothing(self, store):
+    def test_empty_batch_does_nothing(self, store):
         assert store.commit([]) == []
 
-    def test_threads_that_commit_to_one_session_have_one_winner_for_each_index(self, store, one):
+    def test_concurrent_commits_have_one_winner_per_index(self, store, one):
         rounds, workers = 25, 4
         start = threading.Barrier(workers)
 
@@ -357,7 +357,7 @@ class TestCommit:
         assert [record.index for record in records] == won
         assert store.get(one.id)[1].parts["bank"] == records[-1].body.decode()
 
-    def test_threads_that_commit_to_their_own_sessions_all_win(self, store):
+    def test_concurrent_commits_to_different_sessions_succeed(self, store):
         mine = [session() for _ in range(4)]
         store.create(mine, {"bank": "b"}, {"b": b"x"})
 
@@ -369,7 +369,7 @@ class TestCommit:
             assert all(pool.map(work, mine))
 
 
-def test_a_session_that_was_deleted_since_its_last_commit_is_not_committed_to(store, one):
+def test_commit_to_session_deleted_since_last_one_is_refused(store, one):
     assert store.commit([commit(one, 0)]) == [True]
     delete(store, [one.id])
     assert store.commit([commit(one, 1)]) == [False]

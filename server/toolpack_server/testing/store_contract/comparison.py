@@ -1,4 +1,4 @@
-"""Random operations: a store answers as the one in memory does, which is the model."""
+"""Random operations on a store, whose answers must equal those of the memory store."""
 
 from dataclasses import replace
 from itertools import count
@@ -20,7 +20,7 @@ from toolpack_server.testing.store_contract.samples import (
 
 
 class Comparison(RuleBasedStateMachine):
-    """Applies the same operations to two stores and compares all visible state."""
+    """State machine that applies the same operations to two stores and compares all visible state."""
 
     sessions = Bundle("sessions")
     parts = st.sampled_from(["bank", "mail", "x/y"])
@@ -139,7 +139,7 @@ class Comparison(RuleBasedStateMachine):
     @precondition(leased.fget)
     @rule(worker=st.sampled_from(["w1", "w2"]))
     def holder_ended(self, worker):
-        """Whoever has ended never comes back: another one has its place."""
+        """End a worker and replace it by a new one: a worker that has ended never comes back."""
         ended, self.workers[worker] = self.workers[worker], f"{worker}-{self.name()}"
         self.both(lambda store: store.holder_ended(ended))
 
@@ -184,12 +184,12 @@ class Comparison(RuleBasedStateMachine):
 
 
 def compare(new_store, examples, steps):
-    """Apply random operations to stores, and to the model.
+    """Apply random operations to stores and to the memory store, and compare the answers.
 
     Args:
-        new_store: Gives a function that opens an empty store, each time another one.
-        examples: How many stores.
-        steps: The most operations on each.
+        new_store: The fixture's function; each call returns the opener of a new empty store.
+        examples: Number of stores.
+        steps: Maximum number of operations on each store.
     """
 
     class Opened(Comparison):
@@ -203,5 +203,5 @@ def compare(new_store, examples, steps):
     Opened.TestCase("runTest").runTest()
 
 
-def test_random_operations_do_what_they_do_in_memory(new_store):
+def test_random_operations_match_memory_store(new_store):
     compare(new_store, 15, 20)

@@ -1,4 +1,4 @@
-"""What is read of the past, and what is trimmed."""
+"""Contract tests of records, versions, counted bytes and trimming."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ class TestHistory:
         assert store.parts_at(one.id, 1) == {"bank": "b1", "mail": "m0"}
         assert store.parts_at(one.id, 2) == {"bank": "b1", "mail": "m2"}
 
-    def test_a_future_version_and_a_deleted_session(self, store, one):
+    def test_parts_of_unknown_version_or_session_are_errors(self, store, one):
         with pytest.raises(VersionNotRetainedError):
             store.parts_at(one.id, 1)
         with pytest.raises(VersionNotRetainedError):
@@ -31,7 +31,7 @@ class TestHistory:
             store.parts_at("gone", 0)
 
     @pytest.mark.parametrize(("versions", "kept"), [(0, 99), (6, 99), (6, 2), (6, 0)])
-    def test_a_history_is_taken_over(self, store, versions, kept):
+    def test_create_with_history_copies_versions_and_records(self, store, versions, kept):
         grown = session(owner="grown")
         store.create([grown], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0"})
         for index in range(versions):
@@ -86,7 +86,7 @@ class TestHistory:
         with pytest.raises(MissingBlobError):
             store.blobs(["new b0"])
 
-    def test_records(self, store, one):
+    def test_records_are_returned_in_order(self, store, one):
         kept = [commit(one, index, call_id=f"c{index}" if index % 2 else None) for index in range(7)]
         store.commit(kept)
         records = [each.record for each in kept]
@@ -100,7 +100,7 @@ class TestHistory:
         assert store.record_of_call(one.id, "c2") is None
         assert store.record_of_call("gone", "c3") is None
 
-    def test_records_up_to_a_number_of_bytes(self, store, one):
+    def test_records_stop_before_max_bytes(self, store, one):
         store.commit([commit(one, index, body=b"x" * 1000) for index in range(40)])
 
         def counted(after, limit, max_bytes):
@@ -115,7 +115,7 @@ class TestHistory:
         assert counted(39, 3, 10) == 0
 
     @pytest.mark.parametrize("owner", ["", "ann", 'a"n', "a\\n", '"', '","', "\\", "añ€\U0001f600", "a\nn", "a]["])
-    def test_a_commit_counts_for_its_owner_whatever_the_name(self, store, owner):
+    def test_commit_counts_bytes_for_any_owner_name(self, store, owner):
         kept = session(owner=owner, agent_key=f"key of {owner}")
         store.create([kept], {}, {})
         before = store.stored_bytes(owner)
@@ -125,7 +125,7 @@ class TestHistory:
         delete(store, [kept.id])
         assert store.stored_bytes(owner) == 0
 
-    def test_bytes_are_counted(self, store):
+    def test_stored_bytes_counts_shared_data_once(self, store):
         assert store.stored_bytes("ann") == 0
         recipe = b"r" * 10_000
         kept = session(owner="ann", recipe=recipe, labels={"label": "l" * 5_000})
@@ -157,7 +157,7 @@ class TestHistory:
         delete(store, [fork.id])
         assert store.stored_bytes("ann") == 0
 
-    def test_trim_keeps_the_first_the_current_and_the_newest(self, store, one):
+    def test_trim_keeps_first_current_and_newest_versions(self, store, one):
         store.commit([change(one, index, f"b{index + 1}") for index in range(9)])
         store.trim(one.id, 3, 10**6)
         assert existing(store, *(f"b{number}" for number in range(10))) == ["b0", "b6", "b7", "b8", "b9"]
@@ -168,7 +168,7 @@ class TestHistory:
         assert refused.value.oldest == 6
         assert len(store.records(one.id, -1, 100)) == 9
 
-    def test_trim_keeps_a_part_that_an_older_version_wrote(self, store, one):
+    def test_trim_keeps_part_that_older_version_wrote(self, store, one):
         store.commit(
             [change(one, 0, "m1", part="mail"), *(change(one, index, f"b{index + 1}") for index in range(1, 6))]
         )
@@ -177,7 +177,7 @@ class TestHistory:
         assert store.get(one.id)[1].parts == {"bank": "b6", "mail": "m1"}
         assert existing(store, "b2", "b3", "b4", "m1") == ["m1"]
 
-    def test_trim_counts_only_the_bytes_that_only_those_versions_need(self, store, one):
+    def test_trim_counts_only_bytes_of_blobs_for_old_versions(self, store, one):
         def sized(index, blob, size):
             return commit(one, index, parts={"bank": blob}, blobs={blob: b"x" * size})
 
@@ -196,12 +196,12 @@ class TestHistory:
         store.trim(one.id, 100, 100)
         assert existing(store, "old", "big", "a", "b", "c") == ["big", "b", "c"]
 
-    def test_trim_of_nothing(self, store, one):
+    def test_trim_without_old_versions_does_nothing(self, store, one):
         store.trim(one.id, 0, 0)
         store.trim("gone", 0, 0)
         assert store.parts_at(one.id, 0) == {"bank": "b0", "mail": "m0"}
 
-    def test_a_version_stays_for_the_fork_that_refers_to_it(self, store, one):
+    def test_blobs_of_trimmed_version_stay_for_forks(self, store, one):
         store.commit([change(one, index, f"b{index + 1}") for index in range(3)])
         fork = session()
         store.create([fork], store.parts_at(one.id, 1), {})
@@ -213,7 +213,7 @@ class TestHistory:
         delete(store, [fork.id])
         assert existing(store, "b1", "m0", "f1") == []
 
-    def test_records_of_several_sessions_at_these_indices_and_no_others(self, store, one):
+    def test_records_at_returns_exactly_the_given_ranges(self, store, one):
         other = session()
         store.create([other], {}, {})
         store.commit([commit(kept, index) for kept in (one, other) for index in range(6)])

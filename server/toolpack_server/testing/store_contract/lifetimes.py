@@ -1,4 +1,4 @@
-"""When sessions end, how they are listed and deleted, and who holds their leases."""
+"""Contract tests of expiry, lists, deletion and leases."""
 
 import contextlib
 import threading
@@ -24,7 +24,7 @@ from toolpack_server.testing.store_contract.samples import (
 
 
 class TestExpiryAndListing:
-    def test_renewed_and_expired(self, store):
+    def test_renewed_session_expires_later(self, store):
         early, middle, late = (session(expires_at=at) for at in (10.0, 20.5, 30.0))
         store.create([late, early, middle], {}, {})
         store.renew(early.id, 40.0)
@@ -39,26 +39,26 @@ class TestExpiryAndListing:
         assert store.count() == 0
 
     @pytest.mark.parametrize("jump", [10**7, -(10**7)])
-    def test_time_that_nobody_counted_does_not_count(self, store, jump):
+    def test_gaps_between_clock_readings_do_not_count(self, store, jump):
         start = 10.0**9
         assert store.count_time(start) == StoreClock(start, 0.0)
         assert store.count_time(start + jump) == StoreClock(start, jump)
         for later in (0, 1, 9, 11, 40, 100, 101, 90, 31, 91):
             assert store.count_time(start + jump + later) == StoreClock(start + later, jump)
-        assert store.count_time(start + 91) == StoreClock(start + 91, 0.0)  # the clock is set right again
+        assert store.count_time(start + 91) == StoreClock(start + 91, 0.0)  # the clock was corrected
 
-    def test_the_time_is_that_of_the_clock_that_all_have(self, store):
+    def test_count_time_without_argument_uses_shared_clock(self, store):
         assert abs(store.count_time().now - time.time()) < 10
         assert store.count_time().now <= store.count_time().now
 
-    def test_an_expired_session_stays_while_something_runs_in_it(self, store):
+    def test_expired_session_stays_while_busy(self, store):
         busy, expired = session(expires_at=20.0), session(expires_at=10.0)
         store.create([busy, expired], {}, {})
         assert list(delete_expired(store, 20.0, 10, {busy.id})) == [expired.id]
         assert list(delete_expired(store, 20.0 + HELD_SECONDS - 1, 10, {busy.id})) == []
         assert list(delete_expired(store, 20.0 + HELD_SECONDS, 10, {busy.id})) == [busy.id]
 
-    def test_a_commit_either_keeps_its_session_or_is_refused(self, store):
+    def test_commit_during_expiry_renews_session_or_is_refused(self, store):
         delete_expired(store, 10.0, 1)
         for _ in range(20):
             kept = session(expires_at=20.0)
@@ -75,7 +75,7 @@ class TestExpiryAndListing:
                 expired = delete_expired(store, 20.0, 1000)
                 assert renewed.result() == [not expired] == [store.get(kept.id) is not None]
 
-    def test_listed_by_owner_and_labels_in_order_of_ids(self, store):
+    def test_list_filters_by_owner_and_labels_in_id_order(self, store):
         many = [session(owner=("alice", "bob")[n % 2], labels={"n": str(n % 3), "x": '"n":"0"'}) for n in range(30)]
         store.create(many[::-1], {}, {})
         store.commit([commit(many[3], 0)])
@@ -93,14 +93,14 @@ class TestExpiryAndListing:
         assert listed("nobody", {}, "", 100) == []
         assert listed(None, {}, "", 0) == []
 
-    def test_listed_after_many_without_the_label(self, store):
+    def test_list_finds_label_after_many_sessions_without_it(self, store):
         store.create([session() for _ in range(450)], {}, {})
         last = session(labels={"run": "2"})
         store.create([last], {}, {})
         assert store.list(SessionQuery(None, {"run": "2"}, "", 1)) == [(last, 0)]
 
-    def test_listed_newest_first(self, store):
-        # Forks that are made together have the same time of creation.
+    def test_list_newest_first(self, store):
+        # Forks that are created together have the same creation time.
         many = [session(owner=("alice", "bob")[n % 2], created_at=1000.5 + n // 5) for n in range(30)]
         store.create(many[::-1], {}, {})
         store.commit([commit(many[3], 0)])
@@ -121,7 +121,7 @@ class TestExpiryAndListing:
             with pytest.raises(SessionNotFoundError):
                 listed(owner, {}, ids[24], 3)
 
-    def test_forks_of_a_session_are_listed_in_both_orders(self, store):
+    def test_list_of_forks_in_both_orders(self, store):
         root = session()
         forks = [fork_of(root, 1, created_at=1000.5 + n // 2, labels={"n": str(n % 2)}) for n in range(9)]
         others = [fork_of(forks[0]), fork_of(root, owner="bob")]
@@ -148,13 +148,13 @@ class TestExpiryAndListing:
         with pytest.raises(SessionNotFoundError):
             listed("alice", {}, ids[4], 2, newest_first=True)
 
-    def test_counted(self, store):
+    def test_count_of_owner_and_of_all(self, store):
         store.create([session(owner=owner) for owner in ("", "bob", "bob")], {}, {})
         assert [store.count(), store.count(""), store.count("bob"), store.count("carol")] == [3, 1, 2, 0]
 
 
 class TestDelete:
-    def test_all_data_of_a_session_is_deleted(self, store, one):
+    def test_delete_removes_all_data(self, store, one):
         store.commit([change(one, 0, "b1", call_id="c")])
         assert delete(store, [one.id, "gone", one.id]) == [one.id]
         assert store.get(one.id) is None
@@ -174,7 +174,7 @@ class TestDelete:
         assert store.get(one.id) is None
         assert delete(store, []) == delete(store, [one.id]) == []
 
-    def test_a_reused_id_starts_empty(self, store, one):
+    def test_reused_id_starts_empty(self, store, one):
         store.commit([change(one, 0, "b1", call_id="c")])
         claim(store, one, "worker")
         delete(store, [one.id])
@@ -183,7 +183,7 @@ class TestDelete:
         assert store.get(one.id) == (again, Head(-1, 0, {"bank": "b0"}, 0))
         assert store.commit([change(again, 0, "b1", call_id="c")]) == [True]
 
-    def test_many_with_long_histories(self, store, one):
+    def test_many_sessions_with_long_histories_are_deleted(self, store, one):
         many = [session() for _ in range(250)]
         store.create(many, {"bank": "b0"}, {})
         store.commit([commit(many[0], index) for index in range(450)])
@@ -193,7 +193,7 @@ class TestDelete:
         assert existing(store, "b0", *(f"{each.id}-1" for each in many)) == ["b0"]
         assert store.get(one.id)[0] == one
 
-    def test_shared_blobs_stay_until_the_last_fork_is_deleted(self, store):
+    def test_shared_blobs_stay_until_last_session_is_deleted(self, store):
         first, second = session(recipe=b"x" * 1000), session(recipe=b"x" * 1000)
         store.create([first, second], {"bank": "b"}, {"b": b"x"})
         delete(store, [first.id])
@@ -207,13 +207,13 @@ class TestLeases:
         if not hasattr(store, "claim"):
             pytest.skip("a store of one process has no leases")
 
-    def test_a_lease_has_one_holder(self, store, one):
+    def test_lease_has_one_holder(self, store, one):
         assert claim(store, one, "w1") == Head(-1, 0, {"bank": "b0", "mail": "m0"}, 1)
         assert claim(store, one, "w2") == Lease("w1", 0)
         assert claim(store, one, "w1").epoch == 2
         assert store.get(one.id)[1].epoch == 2
 
-    def test_leases_of_several_sessions_are_acquired_in_one_step(self, store, one):
+    def test_claim_of_several_leases_is_one_step(self, store, one):
         two, three = session(), session()
         store.create([two, three], {"bank": "b0"}, {"b0": b"0"})
         claim(store, two, "w2")
@@ -223,14 +223,14 @@ class TestLeases:
         assert [head.epoch for head in store.claim([two.id, one.id], "w1", {Lease("w2", 0), Lease("w3", 1)})] == [2, 2]
         assert store.claim([], "w1") == []
 
-    def test_a_commit_needs_the_current_epoch(self, store, one):
+    def test_commit_needs_current_epoch(self, store, one):
         claim(store, one, "w1")
         assert store.commit([commit(one, 0)]) == [False]
         assert store.commit([commit(one, 0, epoch=2)]) == [False]
         assert store.commit([commit(one, 0, epoch=1)]) == [True]
         assert claim(store, one, "w2") == Lease("w1", 0)
 
-    def test_a_lease_is_released_with_a_commit_or_without(self, store, one):
+    def test_lease_is_released_with_or_without_commit(self, store, one):
         claim(store, one, "w1")
         assert store.commit([commit(one, 0, epoch=1, release=True)]) == [True]
         assert claim(store, one, "w2").epoch == 2
@@ -242,7 +242,7 @@ class TestLeases:
         assert claim(store, one, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3, record_id(one, 0))
         store.release("gone", "w1", 0)
 
-    def test_commits_that_go_in_together_each_renew_and_give_back_their_own(self, store, one):
+    def test_batch_renews_and_releases_each_session_separately(self, store, one):
         two, three = session(), session()
         store.create([two, three], {"bank": "b0"}, {})
         everybody = (one, two, three)
@@ -260,12 +260,12 @@ class TestLeases:
         assert [getattr(each, "epoch", None) for each in claimed] == [2, 2, None]
         assert claimed[2] == Lease("w1", 0)
 
-    def test_a_refused_commit_does_not_release_the_lease(self, store, one):
+    def test_refused_commit_does_not_release_lease(self, store, one):
         claim(store, one, "w1")
         assert store.commit([commit(one, 5, epoch=1, release=True)]) == [False]
         assert claim(store, one, "w2") == Lease("w1", 0)
 
-    def test_a_dead_holders_lease_can_be_claimed_by_its_watcher(self, store, one):
+    def test_watcher_of_dead_holder_acquires_its_lease(self, store, one):
         claim(store, one, "w1")
         store.heartbeat("w1")
         store.heartbeat("w1")
@@ -279,7 +279,7 @@ class TestLeases:
         assert claim(store, one, "w1") == Lease("w2", 0)
 
     @pytest.mark.parametrize("heartbeats", [0, 2])
-    def test_of_a_holder_that_has_ended_all_know_it(self, store, one, heartbeats):
+    def test_leases_of_ended_holder_are_free(self, store, one, heartbeats):
         claim(store, one, "w1")
         for _ in range(heartbeats):
             store.heartbeat("w1")
@@ -289,7 +289,7 @@ class TestLeases:
         assert claim(store, one, "w2").epoch == 2
         assert claim(store, one, "w4") == Lease("w2", 0)
 
-    def test_a_session_stays_while_a_living_worker_holds_its_lease(self, store):
+    def test_expired_session_stays_while_live_worker_holds_lease(self, store):
         held = [session(expires_at=20.0) for _ in range(3)]
         expired = session(expires_at=20.0)
         store.create([*held, expired], {}, {})
@@ -304,7 +304,7 @@ class TestLeases:
         store.commit([commit(held[0], 0, epoch=1, release=True, holder="lives")])
         assert list(delete_expired(store, 21.0, 9)) == [held[0].id]
 
-    def test_a_holder_is_asked_for_what_others_wait_for(self, store, one):
+    def test_heartbeat_returns_sessions_that_others_ask_for(self, store, one):
         assert not store.heartbeat("w1")
         store.ask(one.id, "w1")
         store.ask(one.id, "w1")
@@ -313,17 +313,17 @@ class TestLeases:
         assert set(store.heartbeat("w1")) == {one.id, "s2"}
         assert not store.heartbeat("w1")
 
-    def test_threads_that_claim_one_session_have_one_holder(self, store, one):
+    def test_concurrent_claims_have_one_holder(self, store, one):
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda worker: claim(store, one, f"w{worker}"), range(8)))
         assert sum(isinstance(answer, Head) for answer in answers) == 1
 
 
 class TestLifetime:
-    def test_ping(self, store):
+    def test_ping_raises_nothing(self, store):
         store.ping()
 
-    def test_closed_twice_and_opened_again(self, new_store):
+    def test_store_can_be_closed_twice_and_reopened(self, new_store):
         opener = new_store()
         store, kept = opener(), session()
         store.create([kept], {"bank": "b0"}, {"b0": b"bank 0"})
@@ -332,4 +332,4 @@ class TestLifetime:
         store.close()
         store.close()
         with contextlib.closing(opener()) as again:
-            assert again.get(kept.id) in (None, shown)  # a store may last only as long as it is open
+            assert again.get(kept.id) in (None, shown)  # a store may lose its data when it is closed

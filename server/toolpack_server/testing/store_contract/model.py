@@ -1,4 +1,4 @@
-"""A store in memory that has leases, as if several processes shared it: for tests of leases, and a model of others."""
+"""Memory store with leases, as if several processes shared it. Tests use it alone and compare other stores with it."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -8,11 +8,13 @@ from toolpack_server.stores.memory import MemoryStore
 
 
 class SharedMemory(MemoryStore):
+    """A memory store with the methods of `SharedStore`."""
+
     shared = True
 
     def __init__(self):
         super().__init__()
-        self._leases = {}  # by session: the epoch, and the holder or None
+        self._leases = {}  # session id -> epoch, and holder or None
         self._heartbeats = defaultdict(int)
         self._asked = defaultdict(set)
 

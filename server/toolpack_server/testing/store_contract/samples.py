@@ -1,4 +1,4 @@
-"""Sessions and commits for the tests of stores."""
+"""Sample sessions and commits for the contract tests, and helpers that call a store."""
 
 from dataclasses import replace
 from itertools import count
@@ -12,6 +12,7 @@ numbers = count()
 
 
 def session(**changes):
+    """Return a new session with default values, changed by `changes`."""
     number = next(numbers)
     plain = StoredSession(
         id=f"s{number:035}",
@@ -28,7 +29,7 @@ def session(**changes):
 
 
 def commit(kept, index, *, version=None, call_id=None, body=b"{}", epoch=0, **more):
-    """Get a commit of a record; its version is by default one more than its index."""
+    """Return a commit of a record. Its version is by default one more than its index."""
     version = index + 1 if version is None else version
     record = Record(index, version, call_id, body, record_id(kept, index))
     return Commit(kept.id, epoch, record, **{"after": record_id(kept, index - 1), **more})
@@ -39,11 +40,12 @@ def record_id(kept, index):
 
 
 def change(kept, index, blob, *, part="bank", **more):
+    """Return a commit that gives a part a new blob."""
     return commit(kept, index, parts={part: blob}, blobs={blob: f"body of {blob}".encode()}, **more)
 
 
 def claim(store, kept, holder, *dead):
-    """Claim one session's lease."""
+    """Claim the lease of one session. Skip the test if the store has no leases."""
     if not hasattr(store, "claim"):
         pytest.skip("a store of one process has no leases")
     (claimed,) = store.claim([kept.id], holder, dead)
@@ -55,7 +57,7 @@ def fork_of(kept, version=0, last=-1, **more):
 
 
 def delete(store, session_ids):
-    """Delete sessions, and what else is stored of them."""
+    """Delete sessions with all their data."""
     deleted = store.delete(session_ids)
     store.clean_up()
     return deleted
@@ -68,18 +70,19 @@ def delete_expired(store, now, limit, busy=()):
 
 
 def existing(store, *blobs):
-    """Get those of these blobs that are in the store."""
-    found = []
+    """Return those of the blobs that the store has."""
+    stored = []
     for blob in blobs:
         try:
             store.blobs([blob])
         except MissingBlobError:
             continue
-        found.append(blob)
-    return found
+        stored.append(blob)
+    return stored
 
 
 def use_and_delete(store):
+    """Create, change, fork and delete sessions. Nothing of them may remain."""
     many = [session(owner=owner, recipe=owner.encode()) for owner in ("", "bob", "bob")]
     store.create(many, {"bank": "b"}, {"b": b"x"})
     store.create(many, {"bank": "again"}, {"again": b"x"})
@@ -94,10 +97,10 @@ def use_and_delete(store):
 
 
 def ancestor(store, kept):
-    """Get a session as it was created; it has no time of expiry any more."""
+    """Return a session as it was created, with the `expires_at` of `kept`: the stored one has no meaning any more."""
     found = store.ancestor(kept.id)
     return found and replace(found, expires_at=kept.expires_at)
 
 
-def nothing_is_left_of(store, kept):
+def is_fully_deleted(store, kept):
     return ancestor(store, kept) is None and store.records(kept.id, -1, 10) == []
