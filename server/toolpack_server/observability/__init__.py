@@ -1,4 +1,4 @@
-"""Prometheus metrics, the log of calls, and what a tracer is told of them.
+"""Observability: Prometheus metrics, the log, and the interface of tracers.
 
-Neither tokens nor agents' keys are ever written.
+Tokens and agents' keys are never written.
 """

@@ -1,6 +1,6 @@
-"""Metrics in Prometheus' text format.
+"""Exposition of metrics in Prometheus' text format.
 
-Only who shows metrics imports it, as Prometheus' library takes longer to import than most of the server.
+Only code that shows metrics imports this module, because the import of Prometheus' library is slow.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ _KINDS: dict[str, Any] = {
 
 
 def exposition(metrics: Metrics, sessions: int | None, *, calls: bool = True) -> bytes:
-    """Get all metrics in Prometheus' text format, version 0.0.4.
+    """Return all metrics in Prometheus' text format, version 0.0.4.
 
     Args:
-        metrics: Those of any worker; what is shown is summed over all of them.
-        sessions: The number of sessions in the store; None if unknown.
+        metrics: The metrics of any worker. The text has the sums over all workers.
+        sessions: The number of sessions in the store, or None if unknown.
         calls: Include the metrics that name toolpacks and functions.
     """
     body: bytes = generate_latest(_Families(metrics))
@@ -43,16 +43,16 @@ class _Families(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        return map(_shown, self._metrics.summed())
+        return map(_prometheus_metric, self._metrics.summed())
 
 
-def _shown(family: SummedFamily) -> Metric:
-    made: Any = _KINDS[family.kind](f"toolpack_{family.name}", family.text, labels=family.labels)
+def _prometheus_metric(family: SummedFamily) -> Metric:
+    metric: Any = _KINDS[family.kind](f"toolpack_{family.name}", family.text, labels=family.labels)
     for labels, sample in family.samples.items():
         if family.kind == "histogram":
             buckets, total = sample
             names = [(floatToGoString(bound), count) for bound, count in buckets]  # type: ignore[no-untyped-call]
-            made.add_metric(labels, buckets=names, sum_value=total)
+            metric.add_metric(labels, buckets=names, sum_value=total)
         else:
-            made.add_metric(labels, sample)
-    return made  # type: ignore[no-any-return]
+            metric.add_metric(labels, sample)
+    return metric  # type: ignore[no-any-return]

@@ -1,12 +1,12 @@
-"""The log, on standard error: calls, events of sessions, refused requests, workers, faults.
+"""Log on standard error: calls, events of sessions, refused requests, workers and faults.
 
-A line is one JSON object, whatever its level and however many lines its traceback has; on a terminal it is
-formatted for reading. No line has a token, an agent's key, a whole session id or the path of an unknown address, and a
-call's line has arguments and results only if a setting says so.
+Each line is one JSON object, at any level and with any traceback. On a terminal, lines are formatted for people. No
+line contains a token, an agent's key, a whole session id or an unknown path. The line of a call contains arguments and
+results only if a setting says so.
 
-Everything but calls comes through Python's logging. Lines of calls that end together are written together, because the
-write is the most expensive step; a record of `logging` for each would cost as much again. So are those of events, on an
-event loop: they are written at the end of its turn, or before the next line of another kind.
+Calls bypass Python's `logging`, whose records would double the cost of a line. Lines of calls that end together are
+written together, because the write is the most expensive step. Events on an event loop are collected, too: they are
+written at the end of the loop's iteration, or before the next line of another kind.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ _SECRET_ID = re.compile(r"[0-9a-f]{32,}")
 
 
 def configure_logging(style: Style, level: str) -> None:
+    """Configure Python's logging for this process."""
     logging.basicConfig(level=level.upper(), handlers=[_Handler(style)], force=True)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
@@ -40,42 +41,58 @@ def configure_logging(style: Style, level: str) -> None:
 
 
 def event(name: str, level: int = logging.INFO, **fields: Any) -> None:
+    """Log an event with the fields that aren't None, the request's id and its trace context."""
     if log.isEnabledFor(level):
         trace = trace_context.get()
-        known = {"request_id": request_id.get() or None, **fields, **(trace.members() if trace else {})}
-        extra = {"event": {k: v for k, v in known.items() if v is not None}}
-        # As `Logger.log` does, without looking for the caller, which would take a third of the time.
+        members = {"request_id": request_id.get() or None, **fields, **(trace.members() if trace else {})}
+        extra = {"event": {k: v for k, v in members.items() if v is not None}}
+        # The same as `Logger.log`, but it doesn't look for the caller, which would take a third of the time.
         log.handle(log.makeRecord(log.name, level, "", 0, name, (), None, extra=extra))
 
 
 def shown_id(session_id: str) -> str:
+    """Return the part of a session id that may be logged."""
     return session_id[:SHOWN_ID_CHARACTERS]
 
 
 class EndedCall(NamedTuple):
-    """A finished call, as it is counted and logged."""
+    """A finished call, for the log and the metrics.
 
-    at: float  # when it ended, in seconds since the epoch
+    Attributes:
+        at: The time of its end, in seconds since the epoch.
+        session_id: Its session. The line contains only the first characters.
+        owner: The owner of the token, or None for a call by an agent's path.
+        kwargs: The JSON text of its arguments, as they were sent.
+        outcome: `ok`, or the reason of the failure.
+        result: The result as JSON, or the error's text.
+        seconds: The time from arrival to answer.
+        traceback: The traceback of the function's exception, if the log has tracebacks.
+        raised_at: The file, line and function that raised.
+        trace: The trace context of its request.
+        counted_as: The function's toolpack and registered name, for the metrics. Both are "" if the function is unknown
+            or the call was refused.
+    """
+
+    at: float
     request_id: str
-    session_id: str  # its session; the line has only the first characters
-    owner: str | None  # whose token it came with; None for an agent's path
+    session_id: str
+    owner: str | None
     function: str
-    kwargs: bytes  # the JSON text of its arguments, as they were sent
-    outcome: str  # `ok`, or why it failed
-    result: bytes | str | None  # the result as JSON, or the error's text
-    seconds: float  # the time from arrival to answer
-    traceback: str | None = None  # where its function raised; None if it didn't, or the log has no tracebacks
-    raised_at: str | None = None  # file, line and function; None if it didn't raise
-    trace: TraceContext | None = None  # where its request belongs in a distributed trace, if that says so
-    # Its function's toolpack, and the function's name there; "" if there is no such function, or the call was refused.
+    kwargs: bytes
+    outcome: str
+    result: bytes | str | None
+    seconds: float
+    traceback: str | None = None
+    raised_at: str | None = None
+    trace: TraceContext | None = None
     counted_as: tuple[str, str] = ("", "")
 
 
 class CallLog:
-    """Writes a line for each call.
+    """Log with a line for each call.
 
     Args:
-        style: `json`, `text`, `off`, `auto`: text on a terminal, else JSON, or `full`: as `auto`, with arguments.
+        style: `json`, `text` or `off`; `auto`: text on a terminal, else JSON; `full`: the same with arguments.
     """
 
     def __init__(self, style: Style, *, level: str = "info") -> None:
@@ -84,8 +101,9 @@ class CallLog:
         self._arguments = style == "full"
 
     def write(self, calls: Iterable[EndedCall]) -> None:
+        """Write the lines of these calls."""
         if self._is_on:
-            # If standard error was closed it stays closed, and no line needs to be made any more.
+            # A closed standard error stays closed, so no further line is formatted.
             self._is_on = _write(b"\n".join([*map(self._line, calls), b""]))
 
     def _line(self, call: EndedCall) -> bytes:
@@ -94,8 +112,8 @@ class CallLog:
             "request_id": call.request_id,
             "session": shown_id(call.session_id),
             "owner": "agent" if call.owner is None else call.owner,
-            # A client may send a secret key as the function's name by mistake.
-            "function": _SECRET_ID.sub(lambda found: f"{shown_id(found[0])}…", call.function[:256]),
+            # A client may send a key as the function's name by mistake.
+            "function": _SECRET_ID.sub(lambda match: f"{shown_id(match[0])}…", call.function[:256]),
             "outcome": call.outcome,
             "duration_ms": round(call.seconds * 1000, 3),
         }
@@ -125,10 +143,10 @@ class _Handler(logging.Handler):
     def __init__(self, style: Style) -> None:
         super().__init__()
         self._line = _text_line if _is_text(style) else _json_line
-        self._lines: list[bytes] = []  # those of events in this turn of the event loop
+        self._lines: list[bytes] = []  # lines of events in this iteration of the event loop
 
     def handle(self, record: logging.LogRecord) -> bool:
-        # A tool function may log, and this takes the handler's lock.
+        # A tool function may log. If it were interrupted here, the handler's lock would stay held.
         with uninterruptible:
             return super().handle(record)
 
@@ -137,7 +155,7 @@ class _Handler(logging.Handler):
             self._lines.append(self._line(record).encode("utf-8", "backslashreplace") + b"\n")
             if not hasattr(record, "event") or not self._flush_soon():
                 self._flush()
-        except Exception:  # noqa: BLE001 - as all handlers do: a mistake in a log call must not fail what it is about
+        except Exception:  # noqa: BLE001 - as in all handlers: an error in a log call must not affect its caller
             self.handleError(record)
 
     def flush(self) -> None:
@@ -148,7 +166,7 @@ class _Handler(logging.Handler):
             self.release()
 
     def _flush_soon(self) -> bool:
-        """Flush at the end of this turn of the event loop; get False if this thread runs none."""
+        """Flush at the end of this iteration of the event loop. Return False if this thread runs no loop."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -164,12 +182,12 @@ class _Handler(logging.Handler):
 
 
 def _is_text(style: Style) -> bool:
-    """Whether lines are formatted for reading: `auto` and `off` leave it to whether standard error is a terminal."""
+    """Return whether lines are formatted for people: for `text`, and for other styles but `json` on a terminal."""
     return style == "text" or (style != "json" and sys.stderr.isatty())
 
 
 def _write(lines: bytes) -> bool:
-    """Write lines; say if standard error is still open: that it was closed must not stop the server."""
+    """Write lines. Return False if standard error is closed, which must not stop the server."""
     try:
         sys.stderr.buffer.write(lines)
         sys.stderr.buffer.flush()
@@ -189,13 +207,13 @@ def _json_line(record: logging.LogRecord) -> str:
 
 
 def _text_line(record: logging.LogRecord) -> str:
-    """`LEVEL: message`, or the time and the fields of an event."""
+    """Return a line of the form `LEVEL: message`, or with the time and the fields of an event."""
     fields = getattr(record, "event", None)
     if fields is None:
         text = f"{record.levelname}: {record.getMessage()}"
     else:
-        shown = " ".join(f"{name}={_field(value)}" for name, value in fields.items())
-        text = f"{timestamp(record.created)} {record.msg} {shown}"
+        members = " ".join(f"{name}={_field(value)}" for name, value in fields.items())
+        text = f"{timestamp(record.created)} {record.msg} {members}"
     trace = _traceback(record)
     return f"{text}\n{trace}" if trace else text
 
@@ -212,5 +230,5 @@ def _field(value: Any) -> str:
 
 
 def _without_folder(place: str) -> str:
-    """Return a place without the folder of its file: a log shows no paths of the machine."""
+    """Return a place without the folder of its file, because logs must not show the machine's paths."""
     return place.rpartition("/")[2]

@@ -1,8 +1,8 @@
 """Prometheus metrics, summed over all workers.
 
-All numbers are in memory that the workers share with their supervisor, so that they survive a worker and need no files,
-for which a disk could be too full. Labels come from registered functions and fixed words, never from a
-client, so that each number has its slot before the first worker starts. Only one process writes to a row.
+All numbers are in memory that the workers share with their supervisor. So they survive the end of a worker and need no
+files. Labels come from registered functions and fixed words, never from clients, so each number has a slot before the
+first worker starts. Each worker has a row of slots, and only one process writes to a row.
 """
 
 import mmap
@@ -22,19 +22,19 @@ GAUGES = {
     "stuck_threads": "Threads still running a function that passed its deadline.",
     "cached_sessions": "Sessions in the workers' caches.",
     "waiting_coroutines": "Calls whose async functions wait, without a thread.",
-    "waiting_coroutine_bytes": "Memory that those hold, as estimated.",
+    "waiting_coroutine_bytes": "Estimated memory of these calls.",
 }
 NUMBER_BYTES = 8
 
 
 class MetricFamily(NamedTuple):
-    """Numbers of a feature: one, or one for each value of a label.
+    """A metric of a feature: one number, or one for each value of a label.
 
     Attributes:
-        name: Its name behind `toolpack_`.
-        text: What it counts or measures, in a sentence.
-        counts: It only grows, by `Metrics.count`; otherwise `Metrics.measure` sets it.
-        label: The name of the label; "" for a single number.
+        name: Its name without the prefix `toolpack_`.
+        text: Its help text, a sentence.
+        counts: True for a counter, which `Metrics.count` increases. False for a gauge, which `Metrics.measure` sets.
+        label: The name of the label, or "" for a single number.
         values: All values of the label.
     """
 
@@ -46,7 +46,7 @@ class MetricFamily(NamedTuple):
 
 
 class _Histogram:
-    """The slots of one histogram in a row: a count for each bucket, then the sum."""
+    """The slots of one histogram in a row: a count for each bucket, then the sum of the values."""
 
     def __init__(self, bounds: Sequence[float], start: int) -> None:
         self.end = start + len(bounds) + 2
@@ -58,17 +58,17 @@ class _Histogram:
         row[self.end - 1] += value
 
     def read(self, sums: Sequence[float]) -> tuple[Sequence[tuple[float, float]], float]:
-        """Get how many values were up to each bound, and the sum of all."""
+        """Return the number of values up to each bound, and the sum of all values."""
         counts = accumulate(sums[self._start : self.end - 1])
         return [*zip((*self._bounds, float("inf")), counts, strict=True)], sums[self.end - 1]
 
 
 class SummedFamily(NamedTuple):
-    """A metric as it is shown, summed over the workers.
+    """A metric, summed over the workers.
 
     Attributes:
         labels: The names of its labels.
-        samples: By a tuple of their values a number, or what `_Histogram.read` gets.
+        samples: The number, or the result of `_Histogram.read`, for each tuple of label values.
     """
 
     name: str
@@ -79,10 +79,13 @@ class SummedFamily(NamedTuple):
 
 
 class Metrics:
-    """The metrics of one worker, and the sums over all; functions are given with the names of their toolpacks.
+    """The metrics of one worker, and the sums over all workers.
 
     Args:
-        of_features: The families of each feature. Those of one are shown together, once a number isn't 0.
+        functions: The toolpack and the name of each function.
+        outcomes: All outcomes of calls.
+        rows: The max number of workers.
+        of_features: The metrics of each feature. A feature's metrics are shown when one of its numbers isn't 0.
     """
 
     def __init__(
@@ -98,13 +101,13 @@ class Metrics:
         series = [(*pair, outcome) for pair in pairs for outcome in outcomes]
         self._of_features = of_features
         families = [family for each in of_features for family in each]
-        more = [(family.name, value) for family in families for value in family.values]
-        self._more = {number: slot for slot, number in enumerate(more, len(GAUGES))}
+        feature_numbers = [(family.name, value) for family in families for value in family.values]
+        self._slots = {number: slot for slot, number in enumerate(feature_numbers, len(GAUGES))}
         self._gauges = [
             *range(len(GAUGES)),
-            *(self._more[family.name, value] for family in families if not family.counts for value in family.values),
+            *(self._slots[family.name, value] for family in families if not family.counts for value in family.values),
         ]
-        first = len(GAUGES) + len(more)
+        first = len(GAUGES) + len(feature_numbers)
         self._calls = {labels: slot for slot, labels in enumerate(series, first)}
         self._commit_seconds = _Histogram(SECONDS, first + len(series))
         self._snapshot_bytes = _Histogram(BYTES, self._commit_seconds.end)
@@ -119,18 +122,18 @@ class Metrics:
         self._commit_lock = threading.Lock()
 
     def of_row(self, number: int) -> Self:
-        """Write to another row from now on; for the process of one worker."""
+        """Write to this row from now on, in the process of one worker, and return `self`."""
         self._row = self._rows[number]
         self.running.of_row(number)
         return self
 
     def called(self, toolpack: str, function: str, outcome: str, seconds: float) -> None:
-        """Count a call; `toolpack` and `function` are "" if there is no such function."""
+        """Count a call. `toolpack` and `function` are "" if the function is unknown."""
         self._row[self._calls[toolpack, function, outcome]] += 1
         self._seconds[toolpack, function].observe(self._row, seconds)
 
     def committed(self, seconds: float, commits: Sequence[Commit]) -> None:
-        """Count a commit and the snapshots in it; from any thread."""
+        """Count a commit and its snapshots. Thread-safe."""
         with self._commit_lock:
             self._commit_seconds.observe(self._row, seconds)
             for commit in commits:
@@ -138,31 +141,34 @@ class Metrics:
                     self._snapshot_bytes.observe(self._row, len(blob))
 
     def count(self, family: MetricFamily, value: str = "") -> None:
-        """Add 1 to a number of a feature's, under a lock of that feature's own."""
-        self._row[self._more[family.name, value]] += 1
+        """Add 1 to a feature's counter. The feature must hold a lock."""
+        self._row[self._slots[family.name, value]] += 1
 
     def measure(self, family: MetricFamily, number: float, value: str = "") -> None:
-        """Set a number of a feature's, likewise."""
-        self._row[self._more[family.name, value]] = number
+        """Set a feature's gauge. The feature must hold a lock."""
+        self._row[self._slots[family.name, value]] = number
 
     def worker_ended(self) -> None:
-        """Set all that was measured of a worker that has ended to 0; what was counted stays."""
+        """Set the gauges of a worker that has ended to 0. Its counters stay."""
         for slot in self._gauges:
             self._row[slot] = 0
 
     def measured(self, *gauges: float) -> None:
+        """Set the gauges of `GAUGES`, in their order."""
         for slot, value in enumerate(gauges):
             self._row[slot] = value
 
     def summed(self) -> Iterator[SummedFamily]:
-        """Get all metrics; numbers of functions that weren't called aren't there."""
+        """Yield all metrics, without the numbers of functions that weren't called."""
         sums = [sum(column) for column in zip(*self._rows, strict=True)]
         for (name, text), number in zip(GAUGES.items(), sums, strict=False):
             yield SummedFamily(name, text, "gauge", (), {(): number})
         for families in self._of_features:
-            found = [_summed(each, [sums[self._more[each.name, value]] for value in each.values]) for each in families]
-            if any(any(each.samples.values()) for each in found):
-                yield from found
+            summed = [
+                _summed(each, [sums[self._slots[each.name, value]] for value in each.values]) for each in families
+            ]
+            if any(any(family.samples.values()) for family in summed):
+                yield from summed
         calls = {labels: sums[slot] for labels, slot in self._calls.items() if sums[slot]}
         yield SummedFamily("calls", "Calls, by outcome.", "counter", ("toolpack", "function", "outcome"), calls)
         seconds = {called: self._seconds[called].read(sums) for called in sorted({each[:2] for each in calls})}

@@ -1,6 +1,6 @@
-"""The id of a request: what its log lines, its answer's header and whoever has sent it have in common.
+"""Request ids, which connect a client's request with its response header and its log lines.
 
-An id that is given is taken only if it is safe to log.
+A client may choose the id with the header X-Request-Id. The server uses it only if it is safe to log.
 """
 
 import re
@@ -14,7 +14,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def accept_request_id(header: bytes | None) -> str:
-    """Get the X-Request-Id header if it is safe to log, else a new id, and make it the current request's."""
+    """Set the current request's id to the X-Request-Id header if that is safe to log, else a new id; return the id."""
     if header and REQUEST_ID.fullmatch(header):
         accepted = header.decode("ascii")
     else:

@@ -1,7 +1,7 @@
-"""What a tracer asks the core to note of a call: when its parts began and ended, and below which span it runs.
+"""Interface between the core and a tracer: the times of a call's parts, and its parent span.
 
-Where nobody traces there is no tracer, and a call pays for nothing but the look whether there is one. Noting
-takes no lock; the tracer reads what was noted when the call has been answered.
+Without a tracer, a call only checks that there is none. Recording times needs no lock; the tracer reads them when the
+call has been answered.
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class AskedBy(NamedTuple):
-    """The message that asked for a call."""
+    """The protocol message that caused a call."""
 
     protocol: str  # `mcp` or `jsonrpc`
     method: str
@@ -20,10 +20,10 @@ class AskedBy(NamedTuple):
 
 
 class CallTrace:
-    """What is noted of one call; times are nanoseconds since the epoch, and 0 if that hasn't happened.
+    """The recorded times of one call, in nanoseconds since the epoch. A time is 0 before it happens.
 
     Attributes:
-        told: What another process is told that runs its function; None if it needn't know.
+        told: Data for the process that runs the function, if that is another one, or None.
     """
 
     __slots__ = ("commit_began", "commit_ended", "run_began", "run_ended", "told")
@@ -33,42 +33,44 @@ class CallTrace:
         self.run_began = self.run_ended = self.commit_began = self.commit_ended = 0
 
     def runs(self) -> None:
-        """Note that its run begins. Called in the context in which its function then runs."""
+        """Record the begin of its function, in the context in which the function then runs."""
         self.run_began = time.time_ns()
         _running.set(self)
 
     def has_run(self) -> None:
+        """Record the end of its function."""
         self.run_ended = time.time_ns()
 
     def committed(self, began: int) -> None:
+        """Record the begin and the end of its commit."""
         self.commit_began, self.commit_ended = began, time.time_ns()
 
     def take(self, found: Any) -> None:
-        """Take what the process that ran the function has noted, which may be anything."""
+        """Store data from the process that ran the function. Its form must be checked."""
 
 
 class Tracer(Protocol):
-    """Makes spans of calls and evaluations. Brief, and never raises."""
+    """Creates spans of calls and evaluations. Its methods are fast and never raise."""
 
     def begin(self, session_id: str, function: str, arguments: bytes) -> CallTrace:
-        """Begin the span of a call; `asked_by` and `trace_context` say where it belongs."""
+        """Begin the span of a call. `asked_by` and `trace_context` have its message and its parent span."""
 
     def end(self, trace: CallTrace, outcome: str, result: bytes | str | None, refusal: BaseException | None) -> None:
-        """End it.
+        """End the span of a call.
 
         Args:
-            outcome: `ok`, or why it failed, as in the log.
+            outcome: `ok`, or the reason of the failure, as in the log.
             result: The result as JSON, or the error's text.
-            refusal: Why it was refused; None if it wasn't.
+            refusal: The error of a refused call, or None.
         """
 
     def evaluated(
         self, session_id: str, task: str, began: int, verdict: Mapping[str, Any] | None, refusal: Exception | None
     ) -> None:
-        """Make the span of the evaluation of a task that began then, and has ended with a verdict or was refused."""
+        """Create the span of a task's evaluation, which began at `began` and ended with a verdict or a refusal."""
 
     def close(self) -> None:
-        """Send the spans that wait, when all calls have ended; runs in a thread, and may take a second or two."""
+        """Send the waiting spans after the end of all calls. It runs in a thread and may take a second or two."""
 
 
 asked_by: ContextVar[AskedBy | None] = ContextVar("asked_by", default=None)
@@ -76,5 +78,5 @@ _running: ContextVar[CallTrace | None] = ContextVar("running", default=None)
 
 
 def running_trace() -> CallTrace | None:
-    """Get the trace of the call that the present thread is running."""
+    """Return the trace of the call that the current thread is running."""
     return _running.get()
