@@ -6,7 +6,7 @@ import pytest
 from serving import PATIENCE, RpcError, wait_until
 
 from toolpack_server.base.errors import DeadlineError, OverloadedError
-from toolpack_server.engine.batcher import MOST, Batcher
+from toolpack_server.engine.batcher import BATCH_MAX, Batcher
 
 
 class Errands:
@@ -63,13 +63,13 @@ def test_those_that_wait_at_the_same_time_are_done_together(together):
 
 def test_one_errand_takes_a_limited_number(together):
     async def test(doubling, errands):
-        futures = [doubling.do(number) for number in range(MOST + 2)]
+        futures = [doubling.do(number) for number in range(BATCH_MAX + 2)]
         errands.do()
         await asyncio.sleep(0)  # the next one is submitted on the event loop
         errands.do()
-        assert outcomes(futures) == [*range(0, 2 * MOST + 4, 2)]
+        assert outcomes(futures) == [*range(0, 2 * BATCH_MAX + 4, 2)]
 
-    assert [*map(len, together(test))] == [MOST, 2]
+    assert [*map(len, together(test))] == [BATCH_MAX, 2]
 
 
 def test_what_is_refused_together_is_done_alone(together):

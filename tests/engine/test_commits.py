@@ -9,9 +9,9 @@ from serving import RpcError, ledger, open_store, wait_until
 from toolpack_server.base.errors import OverloadedError
 from toolpack_server.engine import commits, queues, session_clock
 
-UNKNOWN = "It is not known whether the call was kept"
+UNKNOWN = "It is unknown whether the call was stored"
 FAILURES = {
-    "refused": (False, "Another worker has taken the session over; nothing was changed."),
+    "refused": (False, "Another worker has taken over the session; nothing was changed."),
     "store out of reach": (OverloadedError("The store can't be reached."), "The store can't be reached."),
     "outcome unknown": (RuntimeError("the answer was lost"), UNKNOWN),
 }

@@ -261,7 +261,7 @@ def test_who_was_paused_can_not_commit_to_what_others_have_taken_over(bench, sto
     with pytest.raises(RpcError) as refused:
         call.result(serving.PATIENCE)
     assert refused.value.code == -32006
-    assert "taken the session over; nothing was changed" in refused.value.message
+    assert "taken over the session; nothing was changed" in refused.value.message
     assert bench.result(session_id, "total") == 7
     ledger.gates["paused"].set()
     assert bench.call(session_id, "add_and_hold", {"call_id": "paused"}, name="paused")["result"] == 10

@@ -1,75 +1,76 @@
-"""When operations on sessions run, on which thread, in which order, and how they are committed.
+"""Scheduler of operations on sessions: queues, lanes, threads, deadlines, leases and commits.
 
-An operation says what to do (`jobs.Operation`); this package decides when. It doesn't know what a function, a
-snapshot or JSON-RPC is.
+An operation (`jobs.Operation`) states the work; this package decides when and on which thread it runs. The package
+knows nothing of functions, snapshots or JSON-RPC.
 
 The life of a job
 -----------------
 
-Each line says where a job is in that state, who moves it on to one of the next, and what that takes. "The lock" is
-`Threads.lock`. An errand waits for no session: it begins as ready, and isn't applied, committed and settled.
+Each row gives a state, the container of a job in that state, the code that moves the job to its next state, and the
+lock for that move. "The lock" is `Threads.lock`. A `ThreadJob` has no session: it starts as ready, and is never
+applied, committed or settled.
 
 =========== ============================= =================================================== ==========================
-State       The job is in                 Moved on by                                         Under
+State       Container                     Moved on by                                         Lock
 =========== ============================= =================================================== ==========================
-queued      `Queues._arrived`             the event loop, at the end of its turn: `_admit`    the lock
-admitted    `SessionQueue.jobs`           whoever ends what it waits for: `_start_next`       the lock
-ready       `Threads._ready`              the leader: `_work`; the loop's thread if the job   nothing: a `SimpleQueue`
-                                          came alone and is quick: `LoopDriver`
-in a lane   `Lane._waiting`               whoever gives a place back: `_complete`,            the lock
-                                          `_discard`, the watcher. It is ready again
-running     `PoolThread.job`              its thread: `_complete`, or the watcher at its      the lock
-                                          deadline: `_time_out`. The first one wins
-waiting     `Waiting._waiting`, on no     a thread, when its coroutine has ended: it is       the lock
-            thread                        running again; or the watcher, at its deadline:
-                                          ending. If its function is blamed before its
-                                          coroutine has begun, it is ready again:
-                                          `Waiting.give_back`
-ending      `Waiting._ending`: answered   a thread, when its coroutine has ended:             the lock
-                                          `Threads._take_back`. It wakes the session
-left behind `Threads._stuck`: its thread  complete already, but still running. At the end     the lock
-                                          its thread wakes the session: `_discard`, `resume`
-complete    `Queues.leave`                whoever has moved it there, at once; back to        the lock
-                                          admitted if another worker holds the lease
-applied     `Threads._done`               a thread that has nothing else to do:               `_finishing`
-                                          `_finish_done`, `Committer`
+queued      `Queues._arrived`             the event loop at the end of its turn: `_admit`     the lock
+admitted    `SessionQueue.jobs`           `_start_next`, when the session is free             the lock
+ready       `Threads._ready`              the leader: `_work`. Or the event loop's thread,    none: a `SimpleQueue`
+                                          for a quick job that came alone: `LoopDriver`
+in a lane   `Lane._waiting`               the code that frees capacity: `_complete`,          the lock
+                                          `_discard`, the watcher. The job is ready again
+running     `PoolThread.job`              its thread: `_complete`. Or the watcher at the      the lock
+                                          deadline: `_time_out`. The first of them wins
+waiting     `Waiting._waiting`, without   a thread, when the coroutine has ended: running     the lock
+            a thread                      again. Or the watcher at the deadline: ending. If
+                                          the function is blamed before the coroutine
+                                          starts: ready again, by `Waiting.give_back`
+ending      `Waiting._ending`, answered   a thread, when the coroutine has ended:             the lock
+                                          `Threads._take_back`. It resumes the session
+left behind `Threads._stuck` has its      already complete, but still running. When its       the lock
+            thread                        thread ends, the session resumes: `_discard`,
+                                          `resume`
+complete    `Queues.leave`                the same code, at once: applied. Or admitted        the lock
+                                          again, if another worker holds the lease
+applied     `Threads._done`               a thread without other work: `_finish_done`,        `_finishing`
+                                          `Committer`
 committed   the store, or refused by it   the same thread: `Queues._finish`                   `_finishing`, the lock
-settled     that thread's batch           the same thread: `deliver`                          nothing
-delivered   the waiter's event loop       nobody any more                                     nothing
+settled     that thread's batch           the same thread: `deliver`                          none
+delivered   the caller's event loop       final state                                         none
 =========== ============================= =================================================== ==========================
 
-An operation begins when the one before it in its session is *applied*: it may build upon what isn't committed yet. If
-that commit is refused, the session's state is invalid, and what was built upon it is refused with it. Nobody hears of
-a result before it is settled.
+An operation starts when the previous operation of its session is *applied*, so it may build on uncommitted changes. If
+that commit is refused, the session's state is invalid, and all operations that built on it are refused, too. A caller
+gets a result only after it is settled.
 
-A job that waits too long as admitted or in a lane is refused by the thread that keeps time (`Queues._keep_time`). One
-that is cancelled leaves its queue, or ends as if its deadline had passed.
+The thread `Queues._keep_time` refuses jobs that wait too long as admitted or in a lane. A cancelled job leaves its
+queue, or ends as if its deadline had passed.
 
-Who goes first
---------------
+Priorities
+----------
 
-Functions of all owners share one interpreter, so a worker watches what each kind of job does. Four rules follow from
-that; where one of them is wrong, it costs time and nothing else.
+Functions of all owners share one interpreter, so a worker measures each kind of job. Four rules use the measurements.
+A wrong guess costs time but no correctness.
 
-1. A kind that is known to be quick (`Pace.is_quick`) runs at once, on the leader's thread or the event loop's.
-2. Any other job needs a place in its lane, of which each owner has a share: before it starts, or, if it turns out to be
-   slow while it runs, from then on. Within an owner kinds take turns; those that aren't known to wait have a reserve.
-3. A function that computes needs a place to compute, too. Of a kind of which it isn't known whether it computes or
-   waits, a few are tried (`Pace.may_start`).
-4. While a function computes, threads give way to each other sooner (`Pace.share_interpreter`).
+1. A quick kind (`Pace.is_quick`) runs at once, on the leader's thread or the event loop's.
+2. Any other job needs capacity in its lane, where each owner has a share. A job that turns out to be slow while it runs
+   takes its capacity then. Within an owner's share, kinds take turns. Kinds that aren't known to wait have a reserve.
+3. A function that computes also needs capacity to compute. For a kind that isn't known to compute or to wait, a few
+   jobs may run as trials (`Pace.may_start`).
+4. While a function computes, threads switch more often (`Pace.share_interpreter`).
 
-The order of the locks
-----------------------
+The order of locks
+------------------
 
-Whoever holds a lock takes only those below it:
+A thread that holds a lock may take only locks further down this list:
 
-1. `Threads._finishing`: one batch of commits at a time, so that they reach the store in their order. The only lock that
-   is held while the store is asked.
-2. `Threads.lock`: queues, lanes, threads, and what `complete` does. Held for microseconds by everybody, the event loop
-   included: nothing under it may block.
-3. `Leases._lock`: what a worker remembers of leases. The store is asked outside of it.
-4. The lock of the cache, for as long as a value is looked up.
+1. `Threads._finishing` serializes batches of commits, so that they reach the store in order. It is the only lock that
+   is held during access to the store.
+2. `Threads.lock` guards queues, lanes, threads, and `complete`. All threads, the event loop's included, hold it for
+   microseconds. Code under it must not block.
+3. `Leases._lock` guards a worker's tables of leases. The store is accessed outside of it.
+4. The cache's lock is held during a lookup.
 
-Toolpacks' functions run, and sessions are loaded, without any lock: an interruption may end a function anywhere. For
-the same reason `interruption` and `LoopDriver` use none, but a token that `list.pop` gives to exactly one thread.
+Toolpacks' functions run, and sessions are loaded, without a lock, because an interruption may end a function anywhere.
+For the same reason `interruption` and `LoopDriver` use no lock, but a token that `list.pop` gives to one thread only.
 """

@@ -1,7 +1,7 @@
-"""Requests of one sort that are done together with those that wait at the same time, as when a crowd creates sessions.
+"""Batcher: handles requests of one sort that wait at the same time together, for example many new sessions.
 
-None waits for others to come. A thread that is free takes all that wait, up to a number. If what it does with
-them is refused, each is done alone, so that none fails because of another one.
+A request never waits for others to arrive. A free thread takes all waiting requests, up to a maximum. If the batch is
+refused, each request is handled alone, so that no request fails because of another.
 """
 
 import asyncio
@@ -12,18 +12,19 @@ from typing import Any, Generic, TypeVar
 from toolpack_server.base.errors import DeadlineError
 from toolpack_server.engine.jobs import ThreadJob
 
-MOST = 256  # at once
+BATCH_MAX = 256  # requests in one batch
 
 R = TypeVar("R")
 
 
 class Batcher(Generic[R]):
-    """Requests of one sort.
+    """Queue of requests of one sort, which are handled in batches.
 
     Args:
-        work: Does requests, in a thread, and gets the answer to each, in their order. One whose answer is an exception
-            is refused; all are, if it raises.
-        known: What is known if the deadline is missed, at the end of a sentence.
+        submit: Runs a job on a thread.
+        work: Handles requests in a thread and returns their answers in order. An answer that is an exception refuses
+            its request. If `work` raises, all requests are refused.
+        known: The end of the error's sentence after a missed deadline: what is known of the result.
     """
 
     def __init__(
@@ -37,62 +38,62 @@ class Batcher(Generic[R]):
         self._work = work
         self.timeout_seconds = timeout_seconds
         self.known = known
-        self._waiting: deque[_Asked] = deque()
-        self._coming = False  # an errand that takes what waits
+        self._waiting: deque[_Waiter] = deque()
+        self._is_scheduled = False  # a job was submitted that will take the waiting requests
 
     def do(self, request: R) -> asyncio.Future[Any]:
-        """Do a request; await its answer."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, answer))
-        self._come()
-        return answer
+        """Submit a request, and return the future of its answer."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        self._schedule()
+        return future
 
-    def _come(self) -> None:
-        if self._waiting and not self._coming:
-            self._coming = True
+    def _schedule(self) -> None:
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
             self._submit(_BatchJob(self, self._do_waiting))
 
     def _do_waiting(self, batch: "_BatchJob") -> Sequence[Any]:
         self._take(batch)
         if self._waiting:
-            batch.loop.call_soon_threadsafe(self._come)
+            batch.loop.call_soon_threadsafe(self._schedule)
         return self._do(batch)
 
     def _do(self, batch: "_BatchJob") -> Sequence[Any]:
-        return self._work([request for request, _ in batch.asked])
+        return self._work([request for request, _ in batch.waiters])
 
     def _take(self, batch: "_BatchJob") -> None:
-        self._coming = False  # first: what comes from here on may be overlooked
-        while self._waiting and len(batch.asked) < MOST:
-            batch.asked.append(self._waiting.popleft())
+        self._is_scheduled = False  # before the loop, which may miss a request that arrives now
+        while self._waiting and len(batch.waiters) < BATCH_MAX:
+            batch.waiters.append(self._waiting.popleft())
 
     def answer(self, batch: "_BatchJob") -> None:
-        """Answer the requests that were done together; called on the event loop."""
-        if not batch.asked:  # it was refused before it began
+        """Answer the requests of a batch. Call this on the event loop."""
+        if not batch.waiters:  # the job was refused before it started
             self._take(batch)
-        answers = batch.answer if batch.error is None else [batch.error] * len(batch.asked)
-        for asked, answer in zip(batch.asked, answers, strict=True):
-            _, future = asked
+        answers = batch.answer if batch.error is None else [batch.error] * len(batch.waiters)
+        for waiter, answer in zip(batch.waiters, answers, strict=True):
+            _, future = waiter
             if not isinstance(answer, Exception):
-                if not future.done():  # otherwise nobody waits any more
+                if not future.done():  # done: the caller has cancelled it
                     future.set_result(answer)
-            elif len(batch.asked) > 1 and not isinstance(answer, DeadlineError):
-                self._submit(_BatchJob(self, self._do, asked))
+            elif len(batch.waiters) > 1 and not isinstance(answer, DeadlineError):
+                self._submit(_BatchJob(self, self._do, waiter))
             elif not future.done():
                 future.set_exception(answer)
 
 
-_Asked = tuple[Any, asyncio.Future[Any]]
-"""A request, and what its answer is awaited with."""
+_Waiter = tuple[Any, asyncio.Future[Any]]
+"""A request and the future of its answer."""
 
 
 class _BatchJob(ThreadJob):
-    """Requests that are done together; the first of them may be known before it begins."""
+    """Job that handles a batch: the requests that wait when it starts, or the given one alone."""
 
-    def __init__(self, batcher: Batcher[Any], work: Callable[["_BatchJob"], Sequence[Any]], *asked: _Asked) -> None:
+    def __init__(self, batcher: Batcher[Any], work: Callable[["_BatchJob"], Sequence[Any]], *waiters: _Waiter) -> None:
         super().__init__(lambda: work(self), batcher.timeout_seconds, known=batcher.known)
         self._batcher = batcher
-        self.asked = [*asked]
+        self.waiters = [*waiters]
 
     def deliver(self) -> None:
         self._batcher.answer(self)

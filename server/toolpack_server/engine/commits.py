@@ -1,7 +1,7 @@
-"""Commits: what several operations have done goes into the store in one transaction.
+"""Committer: writes the changes of several operations to the store in one transaction.
 
-A commit that was refused, or whose outcome isn't known, makes the session's state invalid, so that nothing
-that was built upon it is committed or acknowledged.
+A commit that was refused, or that has an unknown outcome, makes the session's state invalid. Then no operation that
+built on it is committed or acknowledged.
 """
 
 import time
@@ -13,13 +13,13 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.engine.state import CLOSED, SessionState
 from toolpack_server.stores.base import Commit, SessionStore
 
-TRIM_EVERY = 64  # records: to look for old versions costs a query
+TRIM_EVERY = 64  # records between two trims, because looking for old versions costs a query
 
-REFUSED = "Another worker has taken the session over; nothing was changed. Send the call again, with its call_id."
-UNKNOWN = "It is not known whether the call was kept: send it again with its call_id, or look for it in the trace."
+REFUSED = "Another worker has taken over the session; nothing was changed. Retry the call with the same call_id."
+UNKNOWN = "It is unknown whether the call was stored. Retry it with the same call_id, or look for it in the trace."
 
 Measure = Callable[[float, Sequence[Commit]], None]
-"""Called with the seconds that the store has taken, and the commits."""
+"""Callback with the duration of a transaction in seconds, and its commits."""
 
 
 class Committer:
@@ -31,7 +31,7 @@ class Committer:
         self._measure = measure
 
     def commit(self, changes: Sequence[tuple[SessionState, Commit]]) -> Sequence[bool]:
-        """Commit changes of sessions, in their order; get for each whether it is in the store."""
+        """Commit changes of sessions in order. Return for each whether it is in the store."""
         _, commits = zip(*changes, strict=True)
         kept, why = self._commit(commits)
         for (state, commit), is_kept in zip(changes, kept, strict=True):
@@ -43,7 +43,7 @@ class Committer:
         return kept
 
     def _commit(self, commits: Sequence[Commit]) -> tuple[Sequence[bool], str]:
-        """Commit; say which commits were kept, and why the others were not."""
+        """Commit; return which commits were stored, and the message for the others."""
         began = time.perf_counter()
         try:
             return self._store.commit(commits), REFUSED
@@ -58,11 +58,11 @@ class Committer:
     def _is_closed(self, session_id: str) -> bool:
         try:
             return self._store.get(session_id) is None
-        except Exception:  # noqa: BLE001 - then it isn't known
+        except Exception:  # noqa: BLE001 - unknown: report the refused commit instead
             return False
 
     def _trim(self, session_id: str) -> None:
         try:
             self._store.trim(session_id, self._keep_versions, self._keep_bytes)
-        except Exception:  # the next trim deletes what this one should have
+        except Exception:  # the next trim deletes the same versions
             log.exception("The history of a session could not be trimmed")

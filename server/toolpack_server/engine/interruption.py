@@ -1,23 +1,23 @@
-"""Interrupting a function that has passed its deadline.
+"""Interruption of a function that has missed its deadline.
 
-The interpreter can raise an exception in another thread (`PyThreadState_SetAsyncExc`), between any two steps of that
-thread. In the wrong place it would leave a lock held or a transaction open; from Python 3.14 on even a `with` statement
-can be left with its lock held (cpython issue 148874).
+The interpreter can raise an exception in another thread (`PyThreadState_SetAsyncExc`), between any two instructions of
+that thread. In the wrong place the exception would leave a lock held or a transaction open. From Python 3.14 on, even
+the end of a `with` statement may leave its lock held (cpython issue 148874).
 
-The exception is raised only while the function itself runs, and this module takes no lock. Function and
-interrupter race for one token: `list.pop` gives it to exactly one of them. Server code that a function calls, to load
-its files for example, takes the token, too, for as long as it runs (`base/uninterruptible`).
+So the exception is raised only while the function itself runs, and this module takes no lock. The function's thread and
+the interrupter race for one token: `list.pop` gives it to exactly one of them. Server code that a function calls, for
+example to load files, also holds the token while it runs (`base/uninterruptible`).
 
     function's thread            interrupter's thread        outcome
     enter: puts the token
     runs the function
     exit: takes the token        finds no token              the function has ended; nothing is raised
     or: still in the function    takes it, raises            the exception ends the function
-    or: exit finds no token      has taken it, is raising    exit waits until that is done, takes the exception back if
-                                                             it is still on its way, and raises another itself
+    or: exit finds no token      has taken it, is raising    exit waits for the interrupter, cancels an exception that
+                                                             is still pending, and raises `Interrupted` itself
 
-So when a block has been left, no exception is on its way to its thread any more. A thread that holds a lock of the
-server's, a connection to a store or a working copy has the token, and can't be interrupted.
+After a block, no exception is pending for its thread. A thread that holds one of the server's locks, a store's
+connection or a working copy also holds the token, so it can't be interrupted.
 """
 
 import ctypes
@@ -34,14 +34,14 @@ from toolpack_server.functions.coroutines import wake_loop
 _WAIT_SECONDS = 0.0005
 
 
-# A function object of our own: to `ctypes.pythonapi`'s, libraries may give other types.
+# A separate function object, because other libraries may set other argument types on `ctypes.pythonapi`'s.
 _set_exception = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
     ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
 )
 
 
-class _TakenBack(BaseException):
-    """Raised in place of an exception that is taken back, and caught at once."""
+class _PendingReplaced(BaseException):
+    """Replaces a pending exception, and is caught at once."""
 
 
 def raise_in(thread: int, exception: type[BaseException]) -> None:
@@ -49,22 +49,22 @@ def raise_in(thread: int, exception: type[BaseException]) -> None:
     _set_exception(thread, exception)
 
 
-def _take_back() -> None:
-    """Take back an exception that may still be on its way to this thread.
+def _cancel_pending() -> None:
+    """Cancel an exception that may still be pending for this thread.
 
-    Another one is raised in its place. Were there none at all, the interpreter would go on looking for it, in all
-    threads and for ever, and in Python 3.11 a thread that is profiled or traced would do nothing else.
+    Another exception replaces it and is raised. Merely removing it would leave the interpreter looking for it in all
+    threads for ever; in Python 3.11, a profiled or traced thread would do nothing else.
     """
-    with suppress(_TakenBack):
-        _set_exception(threading.get_ident(), _TakenBack)
-        while True:  # the interpreter looks at the end of each round
+    with suppress(_PendingReplaced):
+        _set_exception(threading.get_ident(), _PendingReplaced)
+        while True:  # the interpreter raises pending exceptions at the end of each round
             pass
 
 
 class Interruptible(InterruptTarget):
-    """A context manager, used by one thread, whose block another thread can interrupt, permanently.
+    """Context manager of one thread; another thread can interrupt its block. Later blocks then raise at their start.
 
-    The block is a function, or a wait: `with interruptible.waiting(end): ...`.
+    The block runs a function, or waits: `with interruptible.waiting(end): ...`.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,11 @@ class Interruptible(InterruptTarget):
         self._end: Callable[[], None] | None = None
 
     def waiting(self, end: Callable[[], None]) -> Self:
-        """Make the next block one that waits for something; `end` ends the wait, from another thread. Brief."""
+        """Make the next block a wait.
+
+        Args:
+            end: Ends the wait. It is called from another thread and must be fast.
+        """
         self._end = end
         return self
 
@@ -86,7 +90,7 @@ class Interruptible(InterruptTarget):
             self.__exit__()
 
     def __exit__(self, *_exception: object) -> None:
-        """End the block, in `Interrupted` if somebody wants that."""
+        """End the block, and raise `Interrupted` if it was interrupted."""
         try:
             self.token.pop()
         except IndexError:
@@ -97,18 +101,18 @@ class Interruptible(InterruptTarget):
             raise Interrupted
 
     def await_exception(self) -> None:
-        # The interrupter was faster. Its exception comes now, or was swallowed by the function: wait until it has been
-        # raised, and take it back if it is still on its way, so that it can't hit anything after this.
+        # The interrupter was faster. Its exception is pending, or the function has swallowed it. Wait until it was
+        # set, then cancel it, so that it isn't raised in later code.
         while not self._raised:
             time.sleep(_WAIT_SECONDS)
-        _take_back()
+        _cancel_pending()
 
     def interrupt(self) -> None:
-        """End the block if it is running, and every later one at its beginning."""
+        """Interrupt the block if it is running, and every later block at its start."""
         self.wanted = True
         try:
             self.token.pop()
-        except IndexError:  # no block is running, or the server's own code within it
+        except IndexError:  # no block is running, or server code is running within it
             return
         if self._end is not None:
             self._end()
@@ -120,21 +124,21 @@ class Interruptible(InterruptTarget):
 
 
 class InterruptibleThread(InterruptTarget):
-    """All that one thread runs, of which another thread can interrupt a part, such as one step of an event loop."""
+    """Interrupt target for a whole thread; another thread can interrupt a part, such as one step of an event loop."""
 
     def __init__(self) -> None:
         super().__init__()
         self.token.append(None)
 
     def await_exception(self) -> None:
-        # The exception, if the interrupter raises one at all, comes while this waits.
+        # If the interrupter raises an exception, it arrives during this wait.
         while True:
             time.sleep(_WAIT_SECONDS)
             with suppress(IndexError):
                 return self.token.pop()
 
     def interrupt(self, thread: int, is_running: Callable[[], bool]) -> None:
-        """Raise `Interrupted` in the thread if the part is running, and not the server's own code within it."""
+        """Raise `Interrupted` in the thread if the part is running, unless server code is running within it."""
         try:
             self.token.pop()
         except IndexError:

@@ -1,7 +1,7 @@
-"""What runs on a thread while somebody waits for it: operations on sessions, and other work that blocks.
+"""Jobs: blocking work on a thread whose answer a caller awaits, such as an operation on a session.
 
-`run` only notes its result, and `complete` makes that the answer. A thread that has passed its deadline can
-therefore no longer change an answer.
+`run` only stores its result; `complete` makes the result the answer. So a thread that has missed its deadline can't
+change an answer.
 """
 
 import asyncio
@@ -35,76 +35,86 @@ LaneName = Literal["functions", "reads", "authors"]
 
 
 class StartClock(Protocol):
-    """Starts the deadline of the running job, in seconds from now; after `stuck_after` its thread counts as stuck."""
+    """Function that sets the deadline of the running job.
+
+    Args:
+        seconds: Time from now to the deadline.
+        stuck_after: Time from now until a thread that still runs the job counts as stuck.
+    """
 
     def __call__(self, seconds: float, stuck_after: float = ...) -> None: ...
 
 
 class OperationTracer(Protocol):
-    """Is told how far an operation is; brief, and from any thread."""
+    """Receiver of the stages of an operation. Its methods are called from any thread and must be fast."""
 
     def runs(self) -> None:
-        """Note that it begins to run, in the context in which it runs."""
+        """Handle the start of the operation. Called in the operation's `contextvars` context."""
 
-    def has_run(self) -> None: ...
+    def has_run(self) -> None:
+        """Handle the end of the operation, before its commit."""
 
     def committed(self, began: int) -> None:
-        """Note that its commit, which began then, in nanoseconds since the epoch, has ended."""
+        """Handle the end of the operation's commit. `began` is its start in nanoseconds since the epoch."""
 
 
 class Operation(Protocol):
-    """Something to do in a session, when its turn has come."""
+    """Work in a session, which runs in the session's order of operations."""
 
     session_id: str
     owner: str  # the owner that the session must have
     kind: str  # operations of one kind take about the same time
-    lane: LaneName  # that limits it unless its kind is known to be quick
-    after_commits: bool  # it reads from the store what earlier operations have done, so it starts after their commits
-    # Nobody wants it any more. It changes nothing and leaves no record, unless that is committed already.
+    lane: LaneName  # limits the operation unless its kind is known to be quick
+    after_commits: bool  # start after the commits of earlier operations, because this one reads the store
+    # The caller has cancelled it. It then changes nothing and leaves no record, unless it is already committed.
     cancelled: bool
 
     @property
     def trace(self) -> OperationTracer | None:
-        """Who is told how far it is; None if nobody wants to know."""
+        """The receiver of the operation's stages, if any."""
 
     def steps(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        """Do the work, in threads; may block. A `RequestError` refuses it: nothing has changed."""
-
-    def on_timeout(self, state: SessionState) -> Effect:
-        """Get the result of having passed the deadline. `steps` may still be running. Brief: called under a lock.
+        """Run the operation in threads; may block.
 
         Raises:
-            RequestError: That is the answer.
+            RequestError: The operation is refused. Nothing has changed.
+        """
+
+    def on_timeout(self, state: SessionState) -> Effect:
+        """Return the effect of a missed deadline. `steps` may still be running. Must be fast: called under a lock.
+
+        Raises:
+            RequestError: The answer to the caller, without any effect.
         """
 
 
 class Job:
-    """Something to do on a thread, with an optional deadline, and whoever waits for its answer.
+    """Work on a thread, with an optional deadline and the future of its answer.
 
-    Created on the event loop of the waiter. The package's docstring tells its life.
+    Create a job on the event loop of its caller. The package's docstring describes the states of a job.
     """
 
-    # The lane that limits it unless its kind is known to be quick; None for what is always quick.
+    # The lane that limits the job unless its kind is known to be quick. None: the job is always quick.
     lane: LaneName | None = None
     kind: str = ""  # jobs of one kind take about the same time
     owner: str = ""
-    in_lane: bool = False  # it has or had a place in its lane, or waits for one
-    deadline: float | None = None  # when, on the monotonic clock, it has taken too long; None while no clock runs
-    # From when on its thread counts as stuck, if it has passed its deadline and still runs.
+    in_lane: bool = False  # the job uses or has used capacity of its lane, or waits for it
+    deadline: float | None = None  # on the monotonic clock; None: not set yet
+    # Time, on the monotonic clock, from which a thread that still runs the job counts as stuck.
     stuck_from: float = float("inf")
-    awaiting: Awaiting | None = None  # the coroutine that it has to wait for before it goes on
-    call: SharedCall | None = None  # the one for which it waits, or has waited
-    settled_at: float = 0.0  # when that ended, or was handed over and given back, on the monotonic clock
-    awaited_seconds: float = 0.0  # for how long it has waited for that
-    held_up: bool = False  # the loop on which it waits is blocked by another call, and was given up
-    waits_for = "a thread"
-    left_behind: bool = False  # it has passed its deadline and still runs
+    awaiting: Awaiting | None = None  # the coroutine that must end before the job goes on
+    call: SharedCall | None = None  # that coroutine on a shared loop
+    settled_at: float = 0.0  # time of its start on the loop, then of its end, on the monotonic clock
+    awaited_seconds: float = 0.0  # duration of the coroutine on the loop
+    held_up: bool = False  # another call blocks the coroutine's loop, so that loop was abandoned
+    waits_for = "a thread"  # for the error message of a job that waited too long
+    left_behind: bool = False  # the job has missed its deadline and still runs
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
-        self.context = Context()  # in which it runs, all its steps: it meets no context variable of another job
-        self.arrived = time.monotonic()  # when it came, on the monotonic clock
+        self.context = Context()  # all steps of the job run in it, without the context variables of other jobs
+        self.arrived = time.monotonic()
         self.answer: Any = None
         self.error: Exception | None = None
         self._returned: Any = None
@@ -114,9 +124,9 @@ class Job:
         return False
 
     def is_over(self, now: float) -> bool:
-        """Whether the job, which runs, has passed its deadline or was cancelled.
+        """Return whether a running job has missed its deadline or was cancelled.
 
-        Before its clock has started it isn't cancelled by others: then it looks itself, in `start_clock`.
+        A job without a deadline yet returns False even if it was cancelled: it checks that itself, in `start_clock`.
         """
         return self.deadline is not None and (now > self.deadline or self.is_cancelled())
 
@@ -125,55 +135,58 @@ class Job:
         self.deadline, self.stuck_from = now + seconds, now + stuck_after
 
     def run(self) -> None:
-        """Do the work, and note its result. Called on the job's thread, without a lock."""
+        """Do the work and store its result. Called on the job's thread, without a lock."""
         try:
             self._returned = self.context.run(self.work)
-        except Interrupted:  # the job has been completed by whoever has interrupted it; this thread is to end
+        except Interrupted:  # the interrupter has completed the job; this thread must end
             raise
         except (RequestError, CallError, HeavyReadError, RpcRefusedError) as error:
             self._raised = without_frames(error)
         except MissingBlobError as missing:
             try:
                 self._raised = without_frames(self.why_missing(missing))
-            except RequestError as error:  # of the store, which was asked once more
+            except RequestError as error:  # from another access to the store
                 self._raised = without_frames(error)
-        except BaseException:  # SystemExit too: it must not end the thread
+        except BaseException:  # SystemExit, too, which must not end the thread
             log.exception("A request failed")
             self._raised = InternalError()
 
     def work(self) -> Any:
-        """Do the work; may block and raise. If it has to wait for a coroutine it sets `awaiting`, and is called again.
+        """Do the work, and return its result. May block and raise.
 
-        Then `call` says what came of the coroutine.
+        To wait for a coroutine, set `awaiting` and return. `work` is called again after the coroutine has ended; then
+        `call` has its result.
         """
         raise NotImplementedError
 
     def weight(self) -> int:
-        """Estimate the memory that it holds while it waits, in bytes."""
+        """Return the estimated memory of the job in bytes while it waits."""
         return 0
 
     def drop(self) -> None:
-        """Forget what is left of the work: nobody wants it any more."""
+        """Close the coroutine and the remaining steps of an abandoned job."""
 
     def why_missing(self, missing: MissingBlobError) -> RequestError:  # noqa: ARG002 - a subclass uses it
-        """Say why blobs that the work needs are missing; may ask the store."""
+        """Return the error for missing blobs. May access the store."""
         return StateDamagedError(
             "A snapshot of the session is missing from the store: restore it, or reset the session."
         )
 
     def complete(self, *, timed_out: bool) -> bool:
-        """Make what `run` has noted the answer, and say if the job is done; if not, it is submitted again at some time.
+        """Make the result of `run` the answer. Return whether the job is done; if not, it is submitted again later.
 
-        Called once for each run, under the lock: brief, and must not raise. If it has timed out, what `run` does or has
-        done doesn't count.
+        Called once for each run, under the lock. Must be fast and must not raise.
+
+        Args:
+            timed_out: Ignore the result of `run`, which may still be running.
         """
         raise NotImplementedError
 
     def ended(self) -> None:
-        """Note that the run of a job that was left behind has ended. Called under the lock: brief."""
+        """Handle the end of a run that was left behind. Called under the lock; must be fast."""
 
     def deliver(self) -> None:
-        """Answer the waiter, if there still is one; called on the event loop."""
+        """Answer the caller, unless it has stopped waiting. Called on the event loop."""
         if self.future.done():
             return
         if self.error is not None:
@@ -182,41 +195,41 @@ class Job:
             self.future.set_result(self.answer)
 
     def refuse(self, error: Exception) -> None:
-        """Answer what hasn't run, or will never be committed, with an error; from any thread."""
+        """Answer a job that hasn't run, or will never be committed, with an error. Callable from any thread."""
         self.error = error
         deliver([self])
 
 
 def deliver(jobs: Sequence[Job]) -> None:
-    """Answer the waiters of jobs on their event loops, from any thread."""
-    # All of a batch at once: each wake-up of an event loop is a system call.
+    """Answer the callers of jobs on their event loops. Callable from any thread."""
+    # One wake-up for each event loop, because each is a system call.
     by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in jobs:
         by_loop.setdefault(job.loop, []).append(job)
     for loop, its_jobs in by_loop.items():
         try:
             loop.call_soon_threadsafe(deliver_here, its_jobs)
-        except RuntimeError:  # the event loop is closed: nobody waits any more
+        except RuntimeError:  # the event loop is closed, so no caller waits
             log.debug("%d answers had no receiver", len(its_jobs))
 
 
 def deliver_here(jobs: Sequence[Job]) -> None:
-    """Answer the waiters of jobs, on the event loop that all of them wait on."""
+    """Answer the callers of jobs. Call this on their event loop."""
     for job in jobs:
         job.deliver()
 
 
 def deadline_error(thread: int, seconds: float, known: str = NOTHING_CHANGED) -> DeadlineError:
-    """Return the error of a missed deadline, which says what the thread was running."""
-    what = label_of(thread) or "The request"
-    return DeadlineError(f"{what} took longer than {seconds:g} s and was given up; {known}.")
+    """Return the error of a missed deadline, with the label of the code that the thread was running."""
+    label = label_of(thread) or "The request"
+    return DeadlineError(f"{label} took longer than {seconds:g} s and was given up; {known}.")
 
 
 class ThreadJob(Job):
-    """Work on the store or on an environment that has no turn in a session's queue.
+    """Work on the store or on an environment, outside of the sessions' queues.
 
     Args:
-        known: What is known when it has missed its deadline, at the end of a sentence.
+        known: The end of the error's sentence after a missed deadline: what is known of the result.
     """
 
     def __init__(
@@ -237,17 +250,17 @@ class ThreadJob(Job):
 
     def work(self) -> Any:
         self._thread = threading.get_ident()
-        # Without a lane it only asks the store, and what keeps that waiting isn't this worker's thread.
+        # Without a lane the job only accesses the store. Then a slow store, not a stuck thread, causes the delay.
         self.start_clock(self._timeout_seconds, self._timeout_seconds if self.lane else float("inf"))
         return self._work()
 
     def begin_change(self, known: str) -> None:
-        """Say what is known from here on when the deadline is missed; called by the work, before it changes anything.
+        """Set `known` for a deadline that is missed from here on. The work calls this before it changes anything.
 
         Raises:
-            DeadlineError: It was missed, and the waiter has heard what was known before.
+            DeadlineError: The deadline was missed already, and the caller has got the earlier `known`.
         """
-        self._known = known  # first: whoever still reads what was known has seen the deadline pass
+        self._known = known  # first: a thread that still reads the old text has seen the deadline pass
         if self.is_over(time.monotonic()):
             raise deadline_error(self._thread, self._timeout_seconds, known)
 

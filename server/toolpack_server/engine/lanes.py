@@ -1,18 +1,18 @@
-"""Lanes: how many threads jobs of one sort may occupy, and in which order the others wait.
+"""Lanes: limits on the number of threads for jobs of one sort, with queues of the waiting jobs.
 
-No owner takes more than its share, and owners take turns: one that submits many jobs delays only its own.
-Within an owner kinds take turns, too, and one that isn't known to wait never waits for those that are. A lane changes
-under the lock of the threads alone.
+No owner takes more than its share, and owners take turns: an owner that submits many jobs delays only its own jobs.
+Within an owner's share, kinds of jobs take turns, too. A kind that isn't known to wait never waits for kinds that are.
+A lane changes only under the lock of the threads.
 
-What becomes of a job that comes to a lane:
+A job that enters a lane:
 
-    its share has a place      it is inside, and counts in `taken` and in its share, until it leaves
-    no place, but the reserve  it runs in the reserve, which counts nowhere; when the watcher finds that its kind waits,
-      is for its kind          it takes a place of its share, even beyond that
-    neither                    it waits, by share and by kind; whoever leaves lets the next one start
+    its share has a slot       it is inside, and counts in `taken` and in its share, until it leaves
+    no slot, but its kind may  it runs in the reserve, which isn't counted; when the watcher finds that its kind waits,
+      use the reserve          it takes a slot of its share, even above the maximum
+    neither                    it waits in the queue of its share and kind; a job that leaves starts the next one
 
-A job whose kind is known to be quick comes to no lane. If it turns out to be slow, it takes its place while it runs
-(`occupy`). One that has passed its deadline and doesn't end is left behind: others get its place, its share doesn't.
+A job of a quick kind enters no lane. If it turns out to be slow, it takes a slot while it runs (`occupy`). A job that
+has missed its deadline and doesn't end is left behind: other owners get its slot, but it still counts in its share.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -23,44 +23,50 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.engine.jobs import Job
 from toolpack_server.engine.pace import Pace
 
-COMPUTING = 2  # functions at the same time: more would only take the interpreter from each other and from the others
-# At the same time, of all owners; one owner has at most half of them, so that it can't keep the others out.
-HEAVY_READS = 2  # each takes the processor for as long as it lasts
-AUTHORS = 4  # evaluators, loaders, builders: they may compute, or wait, for as long as their deadline lets them
-SPARE_THREADS = 16  # for the leader and for what is always quick, unless the store keeps it waiting
-RESERVE = 16  # places among the functions beside all shares, for kinds that aren't known to wait
+COMPUTING = 2  # functions that compute at once; more would only compete for the interpreter
+# Jobs at once, of all owners. One owner gets at most half, so that it can't block the others.
+HEAVY_READS = 2  # each keeps the CPU busy until it ends
+AUTHORS = 4  # evaluators, loaders, builders: they may compute or wait until their deadline
+SPARE_THREADS = 16  # for the leader and for jobs that are always quick unless the store is slow
+RESERVE = 16  # extra slots for functions of kinds that aren't known to wait
 RESERVE_PER_KIND = 2
-RESERVE_APART = 2  # the same, where functions run in other processes
-# Places in other processes beside those that functions have: for that reserve and what has left it, for heavy reads
-# and what authors write, and two for quick functions, which take no place in a lane.
+RESERVE_APART = 2  # like RESERVE, if functions run in other processes
+# Slots in other processes besides those of functions: for the reserve and the jobs that have left it, for heavy reads
+# and authors' code, and two for quick functions, which enter no lane.
 SPARE_PLACES = 2 * RESERVE_APART + HEAVY_READS + AUTHORS + 2
 
 Share = Hashable
-"""Whose share of a lane a job takes: an owner's, or that of one of an owner's functions."""
+"""Key of a share of a lane: an owner, or an owner and one of its functions."""
 
 
 class Backlog:
-    """How many jobs wait for their turn: all of a worker, in queues of sessions and in lanes, and those of each owner.
+    """Number of waiting jobs of a worker, in queues of sessions and in lanes: the total, and by owner.
 
-    Changed under the lock of the threads.
+    It changes only under the lock of the threads.
     """
 
     def __init__(self) -> None:
         self.total = 0
         self.of_owner: Counter[str] = Counter()
 
-    def add(self, owner: str, more: int) -> None:
-        self.total += more
-        self.of_owner[owner] += more
+    def add(self, owner: str, change: int) -> None:
+        self.total += change
+        self.of_owner[owner] += change
 
 
 class Lane:
-    """A limited number of places for jobs: `total` in all, and `per_share` for each share.
+    """A limited number of slots for jobs, with a queue.
 
-    Beside them there may be a reserve: jobs of some kinds may start where all places are taken. A job that must leave
-    it counts in its share, even beyond that; as many of these as the reserve has places take no place of others.
+    There may be a reserve, in which jobs of some kinds may start when no slot is free. A job that must leave the
+    reserve counts in its share, even above the maximum. Up to the size of the reserve, such jobs take no slot of
+    others.
 
-    Those that wait for a place are counted in `backlog`.
+    Args:
+        total: Maximum weight of all jobs inside.
+        per_share: Maximum weight of the jobs of one share.
+        backlog: Counts the waiting jobs.
+        share: Returns the share of a job.
+        weigh: Returns the weight of a job; by default each job has the weight 1.
     """
 
     def __init__(
@@ -80,23 +86,23 @@ class Lane:
         self._left_behind: set[Job] = set()
         self.taken = 0
         self._running: Counter[Share] = Counter()
-        self._beyond = 0  # how much of `taken` is beyond what a share may take
-        # By share, then by kind; the one whose turn is next comes first.
+        self._beyond = 0  # the part of `taken` that is above the maximum of the shares
+        # By share, then by kind, in the order of their turns.
         self._waiting: OrderedDict[Share, OrderedDict[str, deque[Job]]] = OrderedDict()
         self._reserve = 0
         self._may_use_reserve: Callable[[str], bool] = lambda _: False
         self._in_reserve: dict[Job, str] = {}
 
     def keep_reserve(self, places: int, may_use: Callable[[str], bool]) -> None:
-        """Keep so many places in reserve for the kinds that may use them."""
+        """Add a reserve with a number of slots, for the kinds that may use it."""
         self._reserve, self._may_use_reserve = places, may_use
 
     def enter(self, job: Job) -> bool:
-        """Take a place for a job that is to start now; if there is none, let it wait and get False."""
+        """Take a slot for a job that should start now. If no slot is free, queue the job and return False."""
         if self._is_inside(job):
             return True
         share = self._share(job)
-        # Whoever is waiting has no place to take (`leave` sees to that), so this one can't overtake it.
+        # No waiting job could take a slot, as `leave` has started all that could. So this job overtakes none.
         if self._has_place(share):
             self.occupy(job)
             return True
@@ -108,17 +114,17 @@ class Lane:
         return False
 
     def occupy(self, job: Job) -> None:
-        """Take a place for a job that runs already, even if there is none."""
+        """Take a slot for a job that is running already, even if none is free."""
         if not self._is_inside(job):
             self._take_place(job)
 
     def reweigh(self, job: Job) -> None:
-        """Weigh a job again that is inside already."""
+        """Update the weight of a job inside."""
         self._give_back(job)
         self._take_place(job)
 
     def leave(self, job: Job) -> list[Job]:
-        """Give back the place of a job that has ended; get the jobs that are to start now."""
+        """Free the slot of a job that has ended. Return the jobs to start now."""
         if self._in_reserve.pop(job, None) is None:
             if job not in self._inside:
                 return []
@@ -126,29 +132,29 @@ class Lane:
         return self._start_waiting()
 
     def leave_reserve(self, job: Job) -> list[Job]:
-        """Let a job that may not use the reserve any more take a place of its share, even if there is none."""
+        """Move a job from the reserve to a slot of its share, even if none is free. Return the jobs to start now."""
         if self._in_reserve.pop(job, None) is None:
             return []
         self.occupy(job)
         return self._start_waiting()
 
     def leave_behind(self, job: Job) -> list[Job]:
-        """Let others have the place of a job inside that may never end; it goes on to count in its own share."""
+        """Free the slot of a job that may never end, but count the job in its share. Return the jobs to start now."""
         if job not in self._left_behind:
             self._left_behind.add(job)
             self.taken -= self._inside[job]
         return self._start_waiting()
 
     def release(self, kind: str) -> list[Job]:
-        """Let the jobs of a kind go that wait, for they need no place any more, and get them."""
-        return self._take(lambda waits, jobs: len(jobs) if waits == kind else 0)
+        """Remove the waiting jobs of a kind, which need no slot any more, and return them."""
+        return self._take(lambda waiting_kind, jobs: len(jobs) if waiting_kind == kind else 0)
 
     def expire(self, before: float) -> list[Job]:
-        """Let the jobs go that have waited since before a time, and get them."""
+        """Remove the jobs that arrived before a time and still wait, and return them."""
         return self._take(lambda _, jobs: sum(job.arrived < before for job in jobs))
 
     def _take(self, how_many: Callable[[str, deque[Job]], int]) -> list[Job]:
-        """Take the first jobs of each share and kind out of those that wait."""
+        """Remove the first jobs from the queue of each share and kind, and return them."""
         taken = []
         for share, kinds in list(self._waiting.items()):
             for kind, jobs in list(kinds.items()):
@@ -187,9 +193,9 @@ class Lane:
         return sum(other == kind for other in self._in_reserve.values()) < RESERVE_PER_KIND
 
     def _start_waiting(self) -> list[Job]:
-        """Start one job of each share that has a place, then those that may use the reserve."""
+        """Start one job of each share that has a slot, then the jobs that may use the reserve."""
         started = []
-        # The one whose turn is next may have all of its share already: look at the others, too.
+        # The next share in turn may have all of its slots already, so look at all shares.
         for share in list(self._waiting):
             if self._has_place(share):
                 job = self._next(share, next(iter(self._waiting[share])))
@@ -204,7 +210,7 @@ class Lane:
         return started
 
     def _next(self, share: Share, kind: str) -> Job:
-        """Take the next job of a share and kind; the others wait behind those of all other kinds and shares."""
+        """Remove and return the next job of a share and kind. Move both to the end of the order of turns."""
         kinds = self._waiting[share]
         jobs = kinds[kind]
         job = jobs.popleft()
@@ -223,17 +229,17 @@ class Lane:
 class Lanes:
     """All lanes of a worker.
 
-    A function that computes is in two of them: beside its place among the functions it needs one to compute. Which
-    functions compute is `Pace`'s to know.
+    A function that computes needs a slot in two lanes: one of the functions' lane and one to compute. `Pace` decides
+    which functions compute. A call that awaits on a shared loop needs memory in the lane of waiting calls instead.
 
     Args:
-        places: How many functions run at once in other processes; None if they run on threads of this one.
+        places: Maximum number of functions at once in other processes. None: functions run on threads of this process.
     """
 
     def __init__(self, settings: Settings, pace: Pace, backlog: Backlog, places: int | None = None) -> None:
         self._pace = pace
         threads, computing, reserve = settings.max_threads, COMPUTING, RESERVE
-        if places is not None:  # functions don't share an interpreter, but their processes
+        if places is not None:  # functions run in other processes, so they don't share this interpreter
             threads = computing = min(threads, places)
             reserve = RESERVE_APART
         functions = Lane(threads, settings.share(threads), backlog)
@@ -253,9 +259,9 @@ class Lanes:
         self.max_threads = settings.max_threads + 2 * RESERVE + HEAVY_READS + AUTHORS + SPARE_THREADS
 
     def enter(self, job: Job) -> bool:
-        """Take the places that a job needs which is to start now; if one is missing, let it wait there and get False.
+        """Take the slots that a job needs to start now. If one isn't free, queue the job for it and return False.
 
-        When it has got that one, it is submitted and comes here again.
+        When the job has got that slot, it is submitted and comes here again.
         """
         job.in_lane = True
         if job.lane is None:
@@ -265,36 +271,38 @@ class Lanes:
             return self._room.enter(job)
         if not self._by_name[job.lane].enter(job):
             return False
-        # The other lanes' jobs compute, too, but those are narrow enough.
+        # Jobs of the other lanes compute, too, but these lanes have few slots.
         return job.lane != "functions" or self._pace.may_start(job.kind) or self._computing.enter(job)
 
     def awaits(self, job: Job) -> bool:
-        """Whether a job needs room to wait rather than a thread."""
+        """Return whether a job awaits on a shared loop, so that it needs memory and not a thread."""
         return job.lane == "functions" and self._pace.awaits(job.kind)
 
     def wait(self, job: Job) -> list[Job]:
-        """Let a job wait that runs: it gives its thread back; get the jobs that are to start now."""
+        """Move a running job to the waiting calls, which frees its thread. Return the jobs to start now."""
         job.in_lane = True
         self._room.occupy(job)
         self._room.reweigh(job)
         return self._leave_thread(job)
 
     def freed(self) -> list[Job]:
-        """Get the jobs that are to start because another one has entered a lane and left one."""
+        """Return the jobs to start since a job moved from one lane to another, and clear the list."""
         freed, self._freed = self._freed, []
         return freed
 
     def release(self, kind: str) -> list[Job]:
-        """Return the jobs of a kind that wait for a thread, as its calls wait on a shared loop instead."""
+        """Remove the jobs of a kind that wait for a thread, and return them. They now await on a shared loop."""
         return self._computing.release(kind) + self._by_name["functions"].release(kind)
 
     def waiting_bytes(self) -> int:
         return self._room.taken
 
     def occupy(self, job: Job, looks: int, used_processor: float) -> list[Job]:
-        """Take the places of a job that runs and has turned out to be slow; get the jobs that are to start for that.
+        """Take the slots of a running job that has turned out to be slow. Return the jobs to start now.
 
-        The watcher has looked at it so often, and seen it use the processor for `used_processor`.
+        Args:
+            looks: Number of the watcher's looks at the job.
+            used_processor: CPU time of the job during these looks, in seconds.
         """
         if job.lane is None:
             return []
@@ -315,13 +323,13 @@ class Lanes:
         return started + self._by_name[job.lane].leave(job) if job.lane else started
 
     def leave_behind(self, job: Job) -> list[Job]:
-        """Let others compute though a job hasn't ended, as it may never end; it keeps a place among the functions.
+        """Free the slot to compute of a job that may never end; it keeps its slot of the functions' lane.
 
-        Otherwise two loops without an end would keep everybody from computing, and any number of them would take all
-        threads. In the other lanes, which have few places, it keeps its owner's share alone.
+        Otherwise two endless loops would block all functions that compute. If it kept no slot, endless loops could take
+        all threads. In the other lanes, which have few slots, the job only counts in its owner's share.
         """
         started = self._computing.leave(job)
-        if job.lane is not None:  # it may have been so quick, or cancelled so soon, that it has none
+        if job.lane is not None:  # occupy first: a quick kind, or a job cancelled early, may have no slot yet
             lane, job.in_lane = self._by_name[job.lane], True
             lane.occupy(job)
             started += lane.leave_reserve(job) if job.lane == "functions" else lane.leave_behind(job)

@@ -1,9 +1,9 @@
-"""Leases: which worker may commit to a session that several processes could commit to.
+"""Leases: the right of one worker to commit to a session, in a store that several workers share.
 
-A lease only keeps workers from doing each other's work. A commit is safe because it names the record before
-it, which the store compares, so a mistake here costs time and never data. No clocks of two machines are compared: a
-worker adds to its heartbeat in the store, and whoever waits for its lease watches that number on its own clock. Where
-a supervisor has seen a worker end, another worker says so in the store, and nobody waits.
+A lease only avoids duplicate work. Commits are safe without it, because a commit names the record before it and the
+store compares that. So a mistake here costs time and never data. The clocks of two machines are never compared: a
+worker increases its heartbeat in the store, and a worker that waits for its lease watches that number by its own clock.
+If a supervisor has seen a worker end, another worker tells the store, and no worker waits for those leases.
 """
 
 import secrets
@@ -21,35 +21,35 @@ from toolpack_server.stores.base import Head, Lease, SessionStore, SharedStore
 
 HEARTBEAT_SECONDS = 1.0
 DEAD_SECONDS = 5.0
-# The most that one look counts: while the store, or the worker that looks, stood still, no heartbeat could be seen.
+# Maximum time that one look counts: no heartbeat is visible while the store or the looking worker stands still.
 LOOK_SECONDS = 0.25
-ASK_SECONDS = 1.0  # how long a worker waits for a lease before it asks the holder for it, and then asks again
-ASKED = 10_000  # sessions that a worker remembers having waited for
+ASK_SECONDS = 1.0  # time between two requests to the holder of a lease
+ASKED = 10_000  # max sessions in the table of these requests
 
 
 class Leases:
-    """The gate to sessions: acquires and releases leases if the store is shared, else lets everybody through."""
+    """Acquires and releases leases if the store is shared. Otherwise all leases are granted at once."""
 
     def __init__(self, store: SessionStore) -> None:
         self.required = store.shared
-        self._store = cast("SharedStore", store)  # is asked for leases only if they are required
-        self.holder = secrets.token_hex(8)  # by which the store knows this worker
-        # By holder: its heartbeat, when that was looked at last, and for how many seconds it was seen to stand still.
+        self._store = cast("SharedStore", store)  # used for leases only if they are required
+        self.holder = secrets.token_hex(8)  # id of this worker in the store
+        # By holder: heartbeat, time of the last look, and seconds without a new heartbeat.
         self._watched: dict[str, tuple[int, float, float]] = {}
-        self._asks: dict[str, float] = {}  # session -> when to ask for its lease
-        self._lock = threading.Lock()  # of the dictionaries
-        self._unreleased: dict[str, int | None] = {}  # session -> epoch; None if it isn't known
-        self._ended: set[str] = set()  # other workers, of which the store isn't told yet
+        self._asks: dict[str, float] = {}  # session -> time of the next request for its lease
+        self._lock = threading.Lock()  # guards the dictionaries
+        self._unreleased: dict[str, int | None] = {}  # session -> epoch; None if the epoch is unknown
+        self._ended: set[str] = set()  # ended workers that the store must still be told of
         self._last_heartbeat = float("-inf")
         self._reachable = True
 
     def acquire(self, states: Sequence[SessionState]) -> None:
-        """Acquire the leases of sessions, and with each the session's head; `leased` then says which were given.
+        """Acquire the leases of sessions with the sessions' heads. `leased` of a state is True if it was granted.
 
-        A session that is gone becomes invalid. Blocks, so no lock may be held.
+        The state of a deleted session becomes invalid. This blocks, so the caller must hold no lock.
 
         Raises:
-            OverloadedError: The store can't be used.
+            OverloadedError: The store is unavailable.
         """
         if not self.required:
             for state in states:
@@ -59,7 +59,7 @@ class Leases:
         try:
             claimed = self._claim([*by_id])
         except OverloadedError:
-            with self._lock:  # the store may have given them
+            with self._lock:  # the store may have granted them
                 self._unreleased.update(dict.fromkeys(by_id))
             raise
         with self._lock:
@@ -68,7 +68,7 @@ class Leases:
                 if found is None:
                     state.invalid = CLOSED
                 elif isinstance(found, Head):
-                    self._unreleased.pop(session_id, None)  # that was an earlier epoch
+                    self._unreleased.pop(session_id, None)  # of an earlier epoch
                     self._asks.pop(session_id, None)
                     state.follow(found)
                     state.holder, state.leased = self.holder, True
@@ -86,9 +86,9 @@ class Leases:
         return claimed
 
     def _is_time_to_ask(self, session_id: str) -> bool:
-        """Whether a lease has been waited for so long that its holder may not know that it has it.
+        """Return whether to ask the holder for a lease, because it may not know that it holds the lease.
 
-        The release of a lease is lost if the store loses its newest data, or the answer to `claim`.
+        That happens if the store loses its newest data, with the release, or if the answer to `claim` is lost.
         """
         now = time.monotonic()
         with self._lock:
@@ -100,10 +100,10 @@ class Leases:
         return due
 
     def release(self, state: SessionState, *, committed: bool = False) -> None:
-        """Release the lease of a session; if the last commit hasn't done so, the store is told soon.
+        """Release the lease of a session. Unless the last commit has released it, the store is told soon.
 
-        Where a commit was refused, or its outcome isn't known, the store may have lost its newest data: then a later
-        lease of this worker has the same epoch, and must not be released in place of this one.
+        After a refused commit or an unknown outcome, the store may have lost its newest data. Then a later lease of
+        this worker may have the same epoch, and must not be released by mistake; so the epoch is stored as unknown.
         """
         if not self.required or not state.leased:
             return
@@ -113,20 +113,21 @@ class Leases:
                 self._unreleased[state.session.id] = None if state.invalid else state.epoch
 
     def holder_ended(self, holder: str) -> None:
-        """Note that another worker has ended; the store is told soon, so that nobody waits for its leases."""
+        """Handle the end of another worker. The store is told soon, so that no worker waits for its leases."""
         with self._lock:
             self._ended.add(holder)
 
     def end(self) -> None:
-        """Tell the store that this worker ends: nobody waits for its leases, and nothing is kept of it."""
+        """Tell the store that this worker ends, so that no worker waits for its leases."""
         if self.required:
-            with suppress(Exception):  # the store may be closed already; then its leases end as those of a dead worker
+            with suppress(Exception):  # if the store is closed, its leases expire like those of a dead worker
                 self._store.holder_ended(self.holder)
 
     def keep_up(self, is_busy: Callable[[str], bool]) -> None:
-        """Send a heartbeat if one is due, and tell the store which leases were released; called again and again.
+        """Send a heartbeat if one is due, and tell the store which leases were released. Called periodically.
 
-        In a session that `is_busy` this worker has something to do, so it will acquire the lease itself.
+        Args:
+            is_busy: Returns whether this worker has work in a session; then it acquires the lease itself.
         """
         if not self.required:
             return
@@ -166,13 +167,13 @@ class Leases:
                     del self._unreleased[session_id]
 
     def _release_if_held(self, session_id: str) -> None:
-        # By its epoch: if this worker acquires the lease meanwhile, it keeps it.
+        # Release by epoch, so that a lease that this worker acquires meanwhile stays.
         found = self._store.get(session_id)
         if found is not None:
             self._store.release(session_id, self.holder, found[1].epoch)
 
     def _is_dead(self, lease: Lease) -> bool:
-        """Look at a lease's holder once more; say whether it has shown no heartbeat for long enough."""
+        """Check the heartbeat of a lease's holder. Return whether it has stood still long enough."""
         now = time.monotonic()
         with self._lock:
             heartbeat, looked, still = self._watched.get(lease.holder, (None, now, 0.0))
@@ -182,7 +183,7 @@ class Leases:
 
 
 class AcquireLeases(Job):
-    """Acquires the leases of several sessions in one step; if that fails, each job finds out for itself."""
+    """Job that acquires the leases of several sessions in one step. If it fails, each session's job tries again."""
 
     def __init__(
         self, leases: Leases, states: Sequence[SessionState], jobs: Sequence[Job], submit: Callable[[Job], None]

@@ -1,11 +1,11 @@
-"""The thread that runs the event loop, and between two of its runs a job that came alone.
+"""Loop driver: runs the event loop, and on the same thread, between two runs, a job that came alone.
 
-To wake another thread for such a job, and to be woken by it, would take longer than most calls. So the loop stops, its
-thread runs and finishes the job, and runs the loop again. Should that take longer than a tick, another thread runs the
-loop from then on, and the first one just brings the job to its end.
+Two thread switches for such a job would take longer than most calls. So the loop stops, its thread runs and finishes
+the job, and then runs the loop again. If the job takes longer than a tick, another thread runs the loop from then on,
+and the first thread only finishes the job.
 
-Whoever has the token runs the loop. While a job runs, the token lies in a list, and `list.pop` gives it to
-exactly one thread: the one that has finished the job, or one that was started because that takes long.
+The thread that holds the token runs the loop. While a job runs, the token is in a list. `list.pop` gives it to exactly
+one thread: the thread that has finished the job, or a new thread that was started because the job takes long.
 """
 
 import asyncio
@@ -18,11 +18,17 @@ from toolpack_server.base.errors import Interrupted
 from toolpack_server.engine.jobs import Job, deliver, deliver_here
 from toolpack_server.engine.pool_thread import PoolThread
 
-WAKE_SECONDS = 1.0  # if the system hands a signal to another thread, its handler runs when the main thread wakes up
+WAKE_SECONDS = 1.0  # period of the main thread; a signal that another thread got is handled when the main thread wakes
 
 
 class LoopDriver:
-    """Runs an event loop; `run_job` finishes a job on the thread that asks, and returns whose waiters to answer."""
+    """Runs an event loop, and jobs between its runs.
+
+    Args:
+        start_thread: Starts a pool thread with a function.
+        run_job: Runs and finishes a job on the current thread, and returns the jobs to answer.
+        loop_factory: Creates the event loop; None: asyncio's default.
+    """
 
     def __init__(
         self,
@@ -42,7 +48,7 @@ class LoopDriver:
         self._since = 0.0
 
     def run(self, main: Coroutine[Any, Any, object]) -> None:
-        """Run the loop, on other threads, until a coroutine has ended, or raises. Handles signals meanwhile."""
+        """Run the loop on other threads until a coroutine ends or raises. This thread handles signals meanwhile."""
         self._main = self.loop.create_task(main)
         self._main.add_done_callback(lambda _: self.loop.stop())
         self._since = time.monotonic()
@@ -56,17 +62,21 @@ class LoopDriver:
         self._main.result()
 
     def run_next(self, job: Job) -> None:
-        """Run a job as soon as this turn of the loop is over; called on the loop."""
+        """Run a job after this turn of the loop. Call this on the loop."""
         self._job = job
         self.loop.stop()
 
     def take_back(self) -> Job | None:
-        """Get the job that was to be run next, so that it isn't; called on the loop."""
+        """Unschedule the job that `run_next` scheduled, and return it. Call this on the loop."""
         job, self._job = self._job, None
         return job
 
     def look(self, now: float, seconds: float) -> None:
-        """Let another thread run the loop if a job keeps this one for long; `RuntimeError` if none can be started."""
+        """Start another thread for the loop if a job has kept its thread for longer than `seconds`.
+
+        Raises:
+            RuntimeError: The system allows no more threads.
+        """
         if self._token and now - self._since > seconds:
             self._start_thread(self._drive)
 
@@ -74,16 +84,16 @@ class LoopDriver:
         done: Sequence[Job] = ()
         next_job: Job | None = None
         while self._take_token():
-            # Before the loop runs, on its own thread: no wake-up is needed.
+            # The loop isn't running and this is its thread, so no wake-up is needed.
             deliver_here(done)
-            done, next_job = (), None  # with all that they have worked with: the next ones may be long in coming
-            if thread.disowned:  # its job has passed its deadline: it must get no other
+            done, next_job = (), None  # free the jobs' objects: the next job may come much later
+            if thread.disowned:  # its job has missed its deadline, so the thread must get no other job
                 self._token.append(None)
                 self._start_thread(self._drive)
                 return
             try:
                 self.loop.run_forever()
-            except BaseException as error:  # noqa: BLE001 - `SystemExit`, which `run` raises again
+            except BaseException as error:  # noqa: BLE001 - `SystemExit`, too: `run` raises it again
                 self._failure = error
             if self._main.done() or self._failure is not None:
                 self._ended.set()
@@ -95,7 +105,7 @@ class LoopDriver:
                 done = self._run_job(thread, next_job) if next_job else ()
             except Interrupted:
                 done = ()
-        deliver(done)  # another thread runs the loop by now
+        deliver(done)  # another thread runs the loop now
 
     def _take_token(self) -> bool:
         try:

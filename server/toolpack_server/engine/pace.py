@@ -1,19 +1,19 @@
-"""How long jobs of one kind take, and whether they wait or compute meanwhile, as far as has been seen.
+"""Pace: statistics of each kind of job, such as whether it is quick, and whether it waits or computes.
 
-It only steers who goes first; being wrong costs time and nothing else. What counts is processor time and how
-often the watcher has looked, never time that has passed: a process that stood still, or got no processor, shows nothing
-of its functions. Kinds are the names of registered functions and a few fixed words, so their number is bounded.
+The statistics only set priorities, so a wrong guess costs time but no correctness. They use CPU time and the number of
+the watcher's looks, never wall-clock time: a process that was stopped, or got no CPU, shows nothing of its functions.
+Kinds are the names of registered functions and a few fixed words, so their number is bounded.
 
-Two questions are asked of a kind, and each answer may change with every run:
+Each run of a job updates two properties of its kind:
 
-- Is it quick? `quick_runs` goes up by one with each run below 3 ms, to eight at most, and down by four with each that
-  has computed for longer. From four on the kind needs no place in a lane; so one that was quick for long is forgiven
-  once. Four runs in a row that only waited make it slow, too.
-- If it isn't, does it wait or compute? The watcher looks at a job that runs every 5 ms. Whoever has used a tenth of
-  that time on the processor computes, whoever has used a twentieth waits; between these nothing changes.
+- Is it quick? A run below 3 ms increases `quick_runs` by one, up to eight. A longer run that computes decreases it by
+  four. With four or more the kind is quick and needs no slot of a lane. So a kind at eight stays quick after one slow
+  run. Four runs in a row that only waited make a kind slow, too.
+- If it is slow, does it wait or compute? The watcher looks at a running job every 5 ms. A job that has used more than
+  10% of that time on the CPU computes; a job that has used less than 5% waits. Between these, nothing changes.
 
-Calls of an async function await on a loop that they share, from the first one on. A function that blocks or computes
-there loses the loop until the worker ends (`blame`); its calls then run in threads.
+Calls of an async function share an event loop, from the first call on. A function that blocks or computes there is
+blamed (`blame`): until the worker ends, its calls run in threads.
 """
 
 import sys
@@ -21,39 +21,40 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 QUICK_SECONDS = 0.003
-QUICK_RUNS = 4  # until a kind of job is known to be quick; one that computes for longer than that counts as many
-SLOW_RUNS = 4  # in a row, in which it only waited, until a quick kind isn't quick any more, or is known to wait
-SLOW_LOOKS = 4  # of the watcher at a single job, after which its kind isn't quick any more
+QUICK_RUNS = 4  # min `quick_runs` of a quick kind; a slow run that computes subtracts this
+SLOW_RUNS = 4  # slow runs in a row that only waited, until a kind isn't quick or is known to wait
+SLOW_LOOKS = 4  # of the watcher at one job, until its kind isn't quick
 LOOK_SECONDS = 0.005  # between two looks
-COMPUTES_SECONDS, COMPUTES_SHARE = 0.003, 0.1  # of the processor: several that compute have to share it
+COMPUTES_SECONDS, COMPUTES_SHARE = 0.003, 0.1  # CPU time of a job that computes; several such jobs share the CPU
 WAITS_SHARE = 0.05
-CALL_BYTES = 24 * 1024  # that a call which waits holds, as long as nothing is known of its kind
-TRIALS = 4  # at the same time, of a kind of which it isn't known whether it waits or computes
+CALL_BYTES = 24 * 1024  # initial estimate of the memory of a waiting call
+TRIALS = 4  # jobs at once of a kind that isn't known to wait or to compute
 
-# How long a thread may keep the interpreter while others want it. Calls are brief, and lose a third of their speed if
-# they take it from each other. Beside a function that computes, however, each wait lasts that long, and a call has
-# several.
+# The interpreter's switch interval. Calls are short, and lose a third of their speed if they interrupt each other. But
+# next to a function that computes, each wait for the interpreter lasts this long, and a call has several.
 SLICE_SECONDS = 0.001
 SHORT_SLICE_SECONDS = 0.000005
 
 
 @dataclass(slots=True)
 class _Kind:
-    quick_runs: int = 0  # less the slow ones, within bounds
+    quick_runs: int = 0  # quick runs minus slow runs, within bounds
     slow_runs: int = 0  # in a row
-    long_looks: int = 0  # at how many jobs in a row the watcher has looked for long
+    long_looks: int = 0  # jobs in a row that the watcher has looked at SLOW_LOOKS times
     was_quick: bool = False
     waits: bool | None = None
     trials: int = 0
-    function: str = ""  # the async function that was awaited last on a shared loop
-    held: int = CALL_BYTES  # how many bytes its calls have held lately while they waited
+    function: str = ""  # the async function that was last awaited on a shared loop
+    held: int = CALL_BYTES  # moving average of the bytes that a waiting call holds
 
 
 _UNKNOWN = _Kind()
-"""A kind of which nothing was seen; nobody changes it."""
+"""The statistics of an unknown kind. Read-only."""
 
 
 class Pace:
+    """Statistics of all kinds of jobs in a worker."""
+
     def __init__(self) -> None:
         self._kinds: defaultdict[str, _Kind] = defaultdict(_Kind)
         self._blamed: set[str] = set()
@@ -64,11 +65,11 @@ class Pace:
         return self._kinds.get(kind, _UNKNOWN).quick_runs >= QUICK_RUNS
 
     def waits(self, kind: str) -> bool:
-        """Whether a kind is known to wait."""
+        """Return whether a kind is known to wait."""
         return bool(self._kinds.get(kind, _UNKNOWN).waits)
 
     def may_start(self, kind: str) -> bool:
-        """Whether a slow job may start without a turn to compute: its kind waits, or that must be found out."""
+        """Return whether a slow job may start without a slot to compute: its kind waits, or the job is a trial."""
         seen = self._kinds[kind]
         if seen.waits is None and seen.trials < TRIALS:
             seen.trials += 1
@@ -76,14 +77,19 @@ class Pace:
         return bool(seen.waits)
 
     def ran(self, kind: str, seconds: float, used_processor: float) -> None:
-        """Note that a job has ended after so many seconds, for some of which it has used the processor."""
+        """Update the statistics after a job.
+
+        Args:
+            seconds: Duration of the job.
+            used_processor: CPU time of the job in seconds.
+        """
         seen = self._kinds[kind]
         seen.trials = max(0, seen.trials - 1)
         if seconds < QUICK_SECONDS:
             seen.slow_runs = seen.long_looks = 0
             seen.quick_runs = min(seen.quick_runs + 1, 2 * QUICK_RUNS)
             if seen.quick_runs == QUICK_RUNS:
-                seen.was_quick, seen.waits = True, None  # if it is slow again, that must be found out again
+                seen.was_quick, seen.waits = True, None  # if the kind gets slow again, determine `waits` again
             return
         seen.slow_runs += 1
         if used_processor > QUICK_SECONDS:
@@ -92,15 +98,19 @@ class Pace:
             seen.quick_runs = 0
 
     def is_slow(self, kind: str, looks: int, used_processor: float) -> bool:
-        """Note that a job which is running takes long, and say if its kind waits rather than computes.
+        """Update the statistics with a running slow job. Return whether its kind waits rather than computes.
 
-        Called at each look of the watcher: `looks` at the job by now, and the processor time that it has used since.
+        Called at each look of the watcher.
+
+        Args:
+            looks: Number of looks at the job so far.
+            used_processor: CPU time of the job during these looks, in seconds.
         """
         seen = self._kinds[kind]
         if looks == SLOW_LOOKS:
             seen.quick_runs = 0
             seen.long_looks += 1
-            # One that was quick has perhaps been kept from running.
+            # A kind that was quick may only have been kept from running.
             seen.was_quick &= seen.long_looks < SLOW_RUNS
         seconds = looks * LOOK_SECONDS
         if used_processor > max(COMPUTES_SECONDS, COMPUTES_SHARE * seconds):
@@ -112,7 +122,7 @@ class Pace:
     # Async functions
 
     def awaits(self, kind: str) -> bool:
-        """Return whether calls of a kind wait on a shared loop, as far as is known."""
+        """Return whether the last call of a kind awaited on a shared loop, and its function isn't blamed."""
         function = self._kinds.get(kind, _UNKNOWN).function
         return bool(function) and function not in self._blamed
 
@@ -127,7 +137,11 @@ class Pace:
         return function not in self._blamed and not self.is_quick(kind)
 
     def handed_over(self, kind: str, function: str, held: int) -> bool:
-        """Note that a call waits on the shared loop, and how many bytes it holds; return whether that is new."""
+        """Update the statistics with a call that now waits on a shared loop. Return whether that is new for its kind.
+
+        Args:
+            held: Memory of the call in bytes.
+        """
         seen, is_new = self._kinds[kind], not self.awaits(kind)
         seen.trials = max(0, seen.trials - 1)
         seen.waits, seen.function = True, function
@@ -135,13 +149,13 @@ class Pace:
         return is_new
 
     def blame(self, function: str) -> bool:
-        """Let a function's calls run in threads from now on; return whether that is new."""
+        """Make a function's calls run in threads from now on. Return whether they used a shared loop before."""
         is_new = function not in self._blamed
         self._blamed.add(function)
         return is_new
 
     def share_interpreter(self, *, computing: bool) -> None:
-        """Let threads give way to each other sooner while a function computes."""
+        """Set the interpreter's switch interval: shorter while a function computes."""
         seconds = SHORT_SLICE_SECONDS if computing else SLICE_SECONDS
         if seconds != self._slice_seconds:
             self._slice_seconds = seconds

@@ -1,6 +1,6 @@
-"""One thread for jobs.
+"""Pool thread: a thread that runs jobs, with its measurements of the current job.
 
-It knows its own job and nothing of the other threads; what it should do comes from `threads.py`.
+It has no access to other threads. `threads.py` passes in the function that it runs.
 """
 
 import threading
@@ -13,30 +13,39 @@ from toolpack_server.engine.interruption import Interruptible
 from toolpack_server.engine.jobs import Job
 from toolpack_server.functions.coroutines import close_loop
 
-# Of a period on the processor: even a function that computes gets little while calls take turns with it.
+# Minimum share of CPU time of a thread that computes. It is small, because calls take turns with such a thread.
 COMPUTES = 0.01
 
-CLOCK_SECONDS = 0.001  # that the processor's time at the beginning of a job may be old: to ask for it takes 4 µs
-SECOND_LOOK = 2  # of the watcher at a job: it runs for longer than a tick
+CLOCK_SECONDS = 0.001  # maximum age of the CPU time at a job's start; reading it takes 4 µs
+SECOND_LOOK = 2  # the number of the watcher's look at which a job has run for longer than a tick
 
 
 class PoolThread:
-    """A worker thread and the job it is running."""
+    """A thread and its current job.
+
+    Args:
+        work: The thread's function.
+        ended: Called when the thread ends.
+    """
 
     def __init__(self, work: Callable[["PoolThread"], None], ended: Callable[["PoolThread"], None]) -> None:
         self._thread = threading.Thread(target=self._run, args=(work, ended), name="calls", daemon=True)
         self.job: Job | None = None
         self.since = 0.0  # when the job began, on the monotonic clock
-        self.disowned = False  # the job was taken from it, at its deadline or at the end: it gets no other, and ends
+        self.disowned = False  # the job was taken away at its deadline or at the stop: the thread ends after it
         self.interruptible = Interruptible()
-        self._used = 0.0  # of the processor's time, in seconds
-        self._used_before = 0.0  # when the job began, or just before
-        self._asked = float("-inf")  # when that was, on the monotonic clock
-        self.looks = 0  # of the watcher at the job
-        self._used_at_first = 0.0  # when the watcher first asked what the job does
+        self._used = 0.0  # CPU time of the thread in seconds, as `computes` last read it
+        self._used_before = 0.0  # CPU time at the start of the job, or shortly before
+        self._read_at = float("-inf")  # time of that reading, on the monotonic clock
+        self.looks = 0  # number of the watcher's looks at the job
+        self._used_at_first = 0.0  # CPU time at the watcher's second look
 
     def start(self) -> None:
-        """Start it; a `RuntimeError` says that the system allows no more threads."""
+        """Start the thread.
+
+        Raises:
+            RuntimeError: The system allows no more threads.
+        """
         self._thread.start()
 
     def _run(self, work: Callable[["PoolThread"], None], ended: Callable[["PoolThread"], None]) -> None:
@@ -53,22 +62,22 @@ class PoolThread:
 
     def begin(self, job: Job) -> None:
         self.since = now = time.monotonic()
-        if now - self._asked > CLOCK_SECONDS:
-            self._asked, self._used_before = now, time.thread_time()
+        if now - self._read_at > CLOCK_SECONDS:
+            self._read_at, self._used_before = now, time.thread_time()
         self.looks = 0
         self.job = job
 
     def used_processor(self) -> float:
-        """Get how long, in seconds, the job has computed, and at most `CLOCK_SECONDS` more; asked on its thread."""
+        """Return the CPU time of the job in seconds, at most `CLOCK_SECONDS` too much. Call this on its thread."""
         return time.thread_time() - self._used_before
 
     def is_stuck(self, now: float) -> bool:
-        """Whether its job has passed its deadline by more than callers can bring about."""
+        """Return whether the job is still running after `Job.stuck_from`, the function's own deadline."""
         return self.job is not None and self.job.stuck_from < now
 
     def computes(self, seconds: float) -> bool:
-        """Whether the thread has used the processor in these seconds, since this was asked last."""
-        if self._thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):  # macOS doesn't tell
+        """Return whether the thread has used the CPU in the `seconds` since the last call of this method."""
+        if self._thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):  # macOS lacks the function
             return True
         before, self._used = self._used, time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
         if self.looks == SECOND_LOOK:
@@ -76,14 +85,14 @@ class PoolThread:
         return self._used - before > COMPUTES * seconds
 
     def watched(self) -> tuple[int, float]:
-        """Get how often the watcher has looked since it first asked `computes`, and how long the job has computed."""
+        """Return the number of looks since the watcher first called `computes`, and the job's CPU time since then."""
         return self.looks - SECOND_LOOK, self._used - self._used_at_first
 
 
 class _InterruptibleHere(threading.local):
-    """A context manager around what may be interrupted, on whichever thread it is used."""
+    """Context manager around interruptible code, with one `Interruptible` for each thread."""
 
-    def __init__(self) -> None:  # called by each thread that uses it
+    def __init__(self) -> None:  # `threading.local` calls this once on each thread
         self.block = Interruptible()
 
     def __enter__(self) -> None:
@@ -97,5 +106,5 @@ here = _InterruptibleHere()
 
 
 def interruptible() -> Interruptible:
-    """Get the context manager around what may be interrupted in the job that this thread is running."""
+    """Return this thread's context manager around the interruptible code of its job."""
     return here.block

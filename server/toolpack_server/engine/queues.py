@@ -1,13 +1,12 @@
-"""The queues of sessions: who has the next turn, and what is committed together.
+"""Queues of sessions: the order of operations in each session, and their common commits.
 
-Every session with something to do has a queue. Its operations run one after the other, in order of arrival, each on
-what the one before it left. When no more are ready, what operations of all sessions have done is committed at once, and
-only then answered.
+Every session with work has a queue. Its operations run one after the other in order of arrival, each on the result of
+the previous one. When no more are ready, the results of all sessions are committed together, and then answered.
 
-If other processes may commit to the same sessions, a queue first acquires its session's lease, and releases it with its
-last commit or when other workers should have their turn.
+If other processes may commit to the same sessions, a queue first acquires its session's lease. It releases the lease
+with its last commit, or when other workers should get a turn.
 
-Queues change under the lock of the threads alone, which is held briefly and never while the store is asked.
+Queues change only under the lock of the threads. It is held briefly and never during access to the store.
 """
 
 import asyncio
@@ -39,13 +38,13 @@ from toolpack_server.functions.leftovers import resumed, suspended
 from toolpack_server.functions.steps import CoroutineResult, Steps, settle
 from toolpack_server.stores.base import Commit, Head, SessionStore
 
-POLL_SECONDS = 0.005  # how soon a lease is asked for again; less often for operations that have waited long
+POLL_SECONDS = 0.005  # min delay between two attempts to acquire a lease; it grows with the time that a job has waited
 SLOW_POLL_SECONDS = 0.02
-TURN_SECONDS = 0.5  # how long a queue that is never empty keeps its lease from other workers
-YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
+TURN_SECONDS = 0.5  # max time that a queue with work keeps its lease from other workers
+YIELD_SECONDS = 0.025  # delay before it acquires the lease again; every polling worker tries once in that time
 STOP_SECONDS = 2.0
-CALL_BYTES = 16 * 1024  # that a call which waits takes, beside its session's state
-MOST_LEFT_BEHIND = 2  # functions of a session that were given up before their own deadlines; then it waits for one
+CALL_BYTES = 16 * 1024  # memory of a waiting call, without its session's state
+MOST_LEFT_BEHIND = 2  # abandoned functions of a session before their own deadlines; with more, the session waits
 
 AGAIN = "nothing was changed. Send it again."
 CANCELLED = "The call was cancelled; nothing was changed."
@@ -71,9 +70,10 @@ class SessionJob(Job):
         self._left_work = False
 
     def work(self) -> Effect | None:
-        """Enter the session, then run the operation there; None if another worker holds the session's lease.
+        """Enter the session and run the operation up to its end or its next coroutine for a shared loop.
 
-        It does the next steps, until they end, or there is a coroutine to be awaited elsewhere.
+        Returns:
+            The effect; None if the operation awaits a coroutine, or if another worker holds the session's lease.
         """
         call, steps, threads = self.call, self._steps, self._queues.threads
         settled: CoroutineResult | None = None
@@ -129,7 +129,7 @@ class SessionJob(Job):
 
     def start_clock(self, seconds: float, stuck_after: float = float("inf")) -> None:
         super().start_clock(seconds, stuck_after)
-        # From here on the watcher looks; what was cancelled before it did must not begin.
+        # From here on the watcher checks for cancellation. An operation that was cancelled before must not start.
         if self.operation.cancelled:
             raise OverloadedError(CANCELLED)
 
@@ -143,14 +143,15 @@ class SessionJob(Job):
         self._queues.resume(self)
 
     def waits_for_lease(self) -> bool:
-        """Whether the session couldn't be entered because another worker holds its lease."""
+        """Return whether the session couldn't be entered because another worker holds its lease."""
         return self.state is None and self._raised is None
 
     def apply(self, now: float, *, timed_out: bool, release: bool) -> None:
-        """Move the session's state on by the operation's result, and note what to commit; `release` ends the lease.
+        """Apply the operation's result to the session's state, and set the commit.
 
         Args:
-            now: By the session clock.
+            now: The time by the session clock.
+            release: Release the lease with the commit.
         """
         state = self.state
         if self.trace is not None:
@@ -158,10 +159,10 @@ class SessionJob(Job):
         if state is None or (self._raised is not None and not timed_out):
             self.error = self._raised
             return
-        if timed_out and self.is_cancelled():  # no record: whoever has cancelled it wants nothing of it
+        if timed_out and self.is_cancelled():  # without a record, because the caller has cancelled it
             self.error = OverloadedError(CANCELLED)
             return
-        if timed_out and self.held_up:  # nor is what another session's call did a fact of this session
+        if timed_out and self.held_up:  # without a record, because a call of another session is the cause
             self.error = OverloadedError(HELD_UP)
             return
         try:
@@ -171,12 +172,12 @@ class SessionJob(Job):
         except RequestError as error:
             self.error = error
         except Exception:
-            # The state may have moved on by half of the result, so nothing may build upon it.
+            # The result may be half applied, so no operation may build on this state.
             log.exception("The result of a request could not be applied")
             self.error, state.invalid = InternalError(), NOT_KEPT
 
     def settle(self) -> None:
-        """Take over how the commit has ended: where the session's state has become invalid, the answer is an error."""
+        """Handle the outcome of the commit. If the session's state has become invalid, the answer is an error."""
         state = self.state
         if state is None:
             return
@@ -186,28 +187,28 @@ class SessionJob(Job):
             if self.commit.record.call_id is not None:
                 state.uncommitted.pop(self.commit.record.call_id, None)
         elif state.invalid and not isinstance(self.error, InternalError):
-            # Also if there was nothing to commit: the answer may have been read from what is void now.
+            # Also without a commit: the answer may have been read from the invalid state.
             closed = state.invalid == CLOSED
             self.error = SessionNotFoundError() if closed else OverloadedError(state.invalid)
 
 
 @dataclass(eq=False, slots=True)
 class SessionQueue:
-    """The operations that wait for one session. It decides nothing but whether the next one may start."""
+    """The waiting operations of one session. It only decides whether the next one may start."""
 
-    # Since when the session has been worked on without a pause, on the monotonic clock.
+    # Start of the current run of operations without a pause, on the monotonic clock.
     turn_began: float
     jobs: deque[SessionJob] = field(default_factory=deque)
     running: bool = False
-    unfinished: int = 0  # how many have run and wait for their commit
+    unfinished: int = 0  # operations that have run and wait for their commit
     state: SessionState | None = None  # as the last operation left it, committed or not
-    # Those that were given up before their own deadlines, and still run.
+    # Jobs that were abandoned before their functions' own deadlines, and still run.
     left_behind: tuple[SessionJob, ...] = ()
-    closing: bool = False  # the lease is released with the last commit, so nothing starts before that has ended
-    parked_until: float | None = None  # when to ask for the lease again
+    closing: bool = False  # the last commit releases the lease, so no operation starts before it has ended
+    parked_until: float | None = None  # time of the next attempt to acquire the lease
 
     def is_empty(self) -> bool:
-        """Whether nothing needs to be known of the session any more."""
+        """Return whether the queue can be deleted."""
         return not (self.jobs or self.running or self.unfinished or self.left_behind)
 
     def has_work(self) -> bool:
@@ -222,7 +223,7 @@ class SessionQueue:
         return self.jobs.popleft()
 
     def park(self, job: SessionJob, now: float) -> None:
-        """Put a job back that waits for the session's lease, to ask for it again soon, later if it has waited long."""
+        """Put a job back that waits for the session's lease. The delay grows with the time that it has waited."""
         self.parked_until = now + min(max(POLL_SECONDS, (now - job.arrived) / 50), SLOW_POLL_SECONDS)
         self.jobs.appendleft(job)
 
@@ -233,7 +234,7 @@ class SessionQueue:
         return len(waiting)
 
     def expire(self, now: float, before: float) -> list[SessionJob]:
-        """Note what needn't be waited for any longer, and let the jobs go that arrived before a time."""
+        """Drop conditions that have expired. Remove and return the jobs that arrived before a time."""
         if self.parked_until is not None and now >= self.parked_until:
             self.parked_until = None
         if self.left_behind:  # after its own deadline it counts as stuck
@@ -245,7 +246,7 @@ class SessionQueue:
 
 
 class Queues:
-    """All queues of a worker, with the threads that empty them."""
+    """All queues of a worker, with its threads, leases and commits."""
 
     def __init__(self, store: SessionStore, settings: Settings, measure: Measure, places: int | None = None) -> None:
         self._store = store
@@ -256,7 +257,7 @@ class Queues:
         self._lock = self.threads.lock
         self._queues: dict[str, SessionQueue] = {}
         self._arrived: list[SessionJob] = []  # in this turn of the event loop; only the event loop uses it
-        self._came_alone = False  # the last one, and found nothing else to be done
+        self._came_alone = False  # the last job came alone, and no session had any work
         self._backlog = self.threads.backlog
         self._most_of_owner = settings.share(settings.max_waiting)
         self.leases = Leases(store)
@@ -270,9 +271,9 @@ class Queues:
     # Called on the event loop
 
     def run(self, operation: Operation) -> asyncio.Future[Any]:
-        """Run an operation when its turn has come; await its answer, which comes once everything is committed.
+        """Run an operation in its session's order. Return the future of its answer, which is set after the commit.
 
-        Awaiting raises `RequestError` if the operation was refused, and nothing has changed.
+        Awaiting the future raises `RequestError` if the operation was refused. Then nothing has changed.
         """
         job = SessionJob(self, operation)
         if self._stopped:
@@ -282,15 +283,15 @@ class Queues:
         return job.future
 
     def do(self, errand: ThreadJob) -> asyncio.Future[Any]:
-        """Do an errand, which waits for no session; await its answer. Awaiting may raise `RequestError`."""
-        if self._stopped:  # nobody would ever run it
+        """Run a job outside of sessions. Return the future of its answer; awaiting it may raise `RequestError`."""
+        if self._stopped:  # no thread would run it
             errand.refuse(OverloadedError(STOPPING))
         else:
             self.threads.submit(errand)
         return errand.future
 
     def cancel(self, operation: Operation) -> None:
-        """Cancel an operation: it leaves its queue, or ends as if its deadline had passed; see `Operation`."""
+        """Cancel an operation. It leaves its queue, or ends as if it had missed its deadline; see `Operation`."""
         operation.cancelled = True
         with self._lock:
             queue = self._queues.get(operation.session_id)
@@ -303,16 +304,16 @@ class Queues:
         return self._backlog.total
 
     def busy(self) -> Sequence[str]:
-        """Get the ids of the sessions that have something to do."""
+        """Return the ids of the sessions that have a queue."""
         return [*self._queues]
 
     def is_idle(self) -> bool:
-        """Whether there is nothing to wait for: no session has anything to do, or the threads have stopped."""
+        """Return whether no session has work, or the threads have stopped."""
         queues = list(self._queues.values())
         return self._stopped or not (self._arrived or any(queue.has_work() for queue in queues))
 
     def stop(self) -> None:
-        """Stop the threads, refuse whatever hasn't been committed, and release all leases."""
+        """Stop the threads, refuse all uncommitted jobs, and release all leases."""
         if self._stopped:
             return
         unfinished: list[Job] = [*self._arrived, *self.threads.stop()]
@@ -330,9 +331,9 @@ class Queues:
     def _enqueue(self, job: SessionJob) -> None:
         """Put a job into its session's queue.
 
-        Jobs that come in one turn of the event loop go to the threads together, at its end: the leading thread then
-        finds all of them, and the event loop finishes its turn without sharing the interpreter with it. If the last one
-        came alone, the next that finds everything quiet most probably does, too: it goes at once.
+        Jobs that arrive in one turn of the event loop go to the threads together, at its end. The leader then finds all
+        of them, and doesn't compete with the event loop for the interpreter. If the last job came alone and no session
+        has work, the next one probably comes alone, too, so it goes at once.
         """
         self._arrived.append(job)
         if len(self._arrived) > 1:
@@ -343,9 +344,9 @@ class Queues:
             job.loop.call_soon(self._admit)
 
     def _admit(self) -> None:
-        """Put the jobs that have arrived into the queues of their sessions, and start those that needn't wait."""
+        """Put the jobs that have arrived into their sessions' queues, and start the jobs that can start now."""
         arrived, self._arrived = self._arrived, []
-        # Read without the lock: a queue that goes meanwhile only makes this job one that didn't come alone.
+        # Read without the lock: if a queue is deleted meanwhile, this job only doesn't count as alone.
         quiet = not self._queues
         self._came_alone = quiet and len(arrived) == 1
         started: list[SessionJob] = []
@@ -371,7 +372,7 @@ class Queues:
     def _refusal(self, job: SessionJob, queue: SessionQueue | None) -> Exception | None:
         state = queue.state if queue else None
         if state is not None and job.operation.owner != state.session.owner:
-            # Answered at once, as for a session that doesn't exist: it must neither wait nor fill another's queue.
+            # Answer at once, as for an unknown session: the job must not fill another owner's queue.
             return SessionNotFoundError()
         settings, backlog, most = self._settings, self._backlog, self._most_of_owner
         in_session = len(queue.jobs) if queue else 0
@@ -382,12 +383,12 @@ class Queues:
         return None
 
     def _acquire_leases(self, jobs: list[SessionJob]) -> list[SessionJob]:
-        """Acquire the leases of several sessions in one step of the store, then start their jobs; get the others."""
+        """Submit a job that acquires the leases of several sessions and then starts their jobs. Return the others."""
         states: dict[str, SessionState] = {}
         for job in jobs:
             operation = job.operation
             state = self.cache.get(operation.session_id)
-            # Of a session that isn't known the state must be read first: its job does that, and acquires the lease.
+            # A session without a cached state must be read first: its job does that and acquires the lease.
             if state is None or state.invalid or self._queues[operation.session_id].state is not None:
                 continue
             if operation.owner == state.session.owner:
@@ -403,8 +404,12 @@ class Queues:
     # Called on the job's thread, without a lock
 
     def enter(self, operation: Operation) -> SessionState | None:
-        """Get the session's state, or raise `SessionNotFoundError`; None if another worker holds its lease."""
-        # Nobody else uses the queue's state while its job runs; what is known already isn't asked of the store.
+        """Return the session's state, or None if another worker holds its lease.
+
+        Raises:
+            SessionNotFoundError: There is no such session, or it has another owner.
+        """
+        # Only this job uses the queue's state while it runs. The store is read only without a cached state.
         queue = self._queues[operation.session_id]
         state = queue.state
         if state is None or state.invalid:
@@ -424,14 +429,14 @@ class Queues:
         return state if state.leased else None
 
     def head(self, session_id: str) -> Head | None:
-        """Read a session's head from the store; None if the session is gone."""
+        """Read a session's head from the store. Return None if the session doesn't exist."""
         found = self._store.get(session_id)
         return found and found[1]
 
     # Called under the lock
 
     def leave(self, job: SessionJob, *, timed_out: bool) -> bool:
-        """Apply what a job has done and let the next one start; say if the job is done."""
+        """Apply the result of a job and start the next job. Return whether the job is done."""
         queue = self._queues[job.operation.session_id]
         queue.running = False
         now = time.monotonic()
@@ -441,8 +446,8 @@ class Queues:
             return False
         queue.unfinished += 1
         if job.left_behind and job.stuck_from > now:
-            # Its caller has cancelled it, or shortened its deadline. With too many of them the session waits, so that
-            # nobody can fill a worker with threads that are left behind by sending such calls over and over.
+            # The caller has cancelled the job or shortened its deadline. With too many such jobs the session waits, so
+            # that a client can't fill a worker with abandoned threads.
             queue.left_behind += (job,)
         leased = self.leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
@@ -452,7 +457,7 @@ class Queues:
         return True
 
     def resume(self, job: SessionJob) -> None:
-        """Let a session go on that may wait for a job that was left behind and has ended."""
+        """Resume a session that may wait for an abandoned job, which has ended now."""
         queue = self._queues.get(job.operation.session_id)
         if queue is not None and job in queue.left_behind:
             queue.left_behind = tuple(other for other in queue.left_behind if other is not job)
@@ -467,7 +472,7 @@ class Queues:
             del self._queues[session_id]
 
     def _pause(self, last: SessionJob, queue: SessionQueue) -> None:
-        """Put the state of a session back whose jobs are all committed; release its lease unless more jobs wait."""
+        """Put a session's state into the cache after all its commits. Release its lease unless more jobs wait."""
         state = queue.state
         if self.leases.required and state is not None and (queue.closing or state.invalid or not queue.jobs):
             released = last.committed and last.commit is not None and last.commit.release
@@ -492,7 +497,7 @@ class Queues:
         for job in jobs:
             if isinstance(job, SessionJob):
                 session_jobs.append(job)
-                # Of a state that an earlier batch has made invalid nothing is committed any more.
+                # Commit nothing that built on a state that an earlier batch has made invalid.
                 if job.state is not None and job.commit is not None and not job.state.invalid:
                     changing.append(job)
                     changes.append((job.state, job.commit))

@@ -1,8 +1,8 @@
-"""The time by which sessions live, between two looks at the store.
+"""Session clock: a worker's copy of the store's clock, which the expiry of sessions uses.
 
-Only the store counts it, by one clock for all servers (`SessionStore.count_time`), and a worker adds what has
-passed on its own monotonic clock since it looked. So this time runs on evenly, whatever happens to a clock, and what
-was written by it needn't be corrected.
+The store has one clock for all servers (`SessionStore.count_time`). A worker reads it from time to time, and adds the
+time since then from its own monotonic clock. So session time runs evenly even if a system clock is set, and stored
+times need no correction.
 """
 
 import time
@@ -11,18 +11,18 @@ from toolpack_server.stores.base import StoreClock
 
 
 class SessionClock:
-    """What a worker knows of the time by which sessions live.
+    """A worker's copy of the store's clock.
 
     Attributes:
-        ahead: By how many seconds this time is ahead of the monotonic clock.
-        uncounted: By how many the store's clock is ahead of this time.
+        ahead: Session time minus the monotonic clock, in seconds.
+        uncounted: The store's clock minus session time, in seconds.
     """
 
     def __init__(self, counted: StoreClock) -> None:
         self.look(counted)
 
     def look(self, counted: StoreClock) -> None:
-        """Take over what the store has just counted."""
+        """Set the clock from a new reading of the store's clock."""
         self.ahead, self.uncounted = counted.now - time.monotonic(), counted.uncounted
 
     def now(self) -> float:

@@ -1,36 +1,37 @@
-"""What a worker knows of one session, and how the result of an operation moves it on.
+"""Session state: a worker's cache of one session, which each operation updates.
 
-A state belongs to one operation at a time, and forgetting it changes nothing but speed. It may be ahead of
-the store by the commits that are on their way; where one of them is refused, the state is invalid.
+A state belongs to one operation at a time. Dropping it only costs time. It may be ahead of the store by commits that
+are in progress. If one of them is refused, the state is invalid.
 
-What a worker believes
-----------------------
+Cached facts
+------------
 
-All that a worker remembers of sessions and the store could contradict, here and elsewhere. Each line says who may make
-it stale, and what notices that before it does harm. `tests/engine/test_beliefs.py` has a test for each.
+Everything that a worker caches of sessions, here and elsewhere, and that the store could contradict. Each row says what
+makes the cached fact stale, and what detects that before it does harm. `tests/engine/test_beliefs.py` has a test for
+each row.
 
 ============================== ===================================== ==================================================
-Belief                         Made stale by                         Noticed by
+Cached fact                    Made stale by                         Detected by
 ============================== ===================================== ==================================================
-The session exists             whoever closes it, or the sweep       the store, which gives no lease and refuses
+The session exists             a client that closes it, or expiry    the store, which grants no lease and refuses
                                                                      commits; `Queues.forget` in the same worker
 index, version, parts, last,   another worker's commits; a store     the lease, which comes with the head (`follow`);
 stored                         that has lost its newest data         a commit names the record before it
-blobs, live, working copies    the same                              `follow`, which keeps those of the same blobs
-memo: counters, digests        the same; a thread that was given up  `follow`, which drops it; `remembered`
-leased, epoch, holder          whoever takes this worker for dead    a commit names both
-uncommitted call_ids           a commit that is refused              the state is invalid then; all other call_ids are
-                                                                     asked of the store
-expires_at                     another worker that renews it         nothing: it is only later then, and is written
-                                                                     again. Whoever deletes sessions asks the store
+blobs, live, working copies    the same                              `follow`, which keeps those with the same blob ids
+memo: counters, digests        the same; an abandoned thread         `follow`, which drops it; `remembered`
+leased, epoch, holder          a worker that takes this one for dead the store: a commit names epoch and holder
+uncommitted call_ids           a refused commit                      the state, which is invalid then; other call_ids
+                                                                     are looked up in the store
+expires_at                     another worker that renews it         nothing: the expiry is only later, and is written
+                                                                     again. Deleting a session checks the store
 `SessionClock`                 a store whose clock is set            each look for expired sessions, every second
 `Quotas`, numbers of sessions  other workers; sessions that end      the store is asked again before anything is
                                                                      refused, and every few seconds
-Agents' keys                   whoever closes the session            the session isn't found: the key is forgotten
-How records follow each other  a store that has lost its newest data the id of the last one that is known (`Paths`)
+Agents' keys                   a client that closes the session      the session isn't found: the key is dropped
+The order of records           a store that has lost its newest data the id of the last known record (`Paths`)
 ============================== ===================================== ==================================================
 
-What never changes needs no notice: what a session is made of, its addresses, and the digest of a blob.
+Immutable facts need no check: a session's recipe, its addresses, and the digest of a blob.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,20 +59,20 @@ NONE: Mapping[Any, Any] = MappingProxyType({})
 
 @dataclass(slots=True, eq=False)
 class Effect:
-    """What an operation has done to a session.
+    """The effect of an operation on a session.
 
     Attributes:
-        answer: What the caller gets. Whoever is around the operation may replace it; the record stays as it is.
-        members: The members of the record that are the kind's own; None if nothing is to be recorded.
-        versions: By how much the session's version increases.
-        seconds: How long it took.
-        parts: The new blob id of each part that has changed.
-        new_blobs: The bytes of those blobs that the store doesn't have yet, by id.
-        blobs: The current bytes of parts, as far as they are known.
+        answer: The answer to the caller. Operation hooks may replace it; the record doesn't change.
+        members: The members of the record that its kind defines; None: no record.
+        versions: The increase of the session's version.
+        seconds: Duration of the operation.
+        parts: The new blob ids of the changed parts.
+        new_blobs: The bytes of blobs that the store doesn't have yet, by id.
+        blobs: The current bytes of parts, as far as known.
         live: The live environments that equal those bytes.
-        private: What only the server reads of the record.
-        record: The record to commit, once it is written; None if there is nothing to commit.
-        memo: What each of those around the operation remembers of the session as of this record.
+        private: The members of the record that only the server reads.
+        record: The record to commit, once it is written; None: nothing to commit.
+        memo: The state of each operation hook as of this record.
     """
 
     answer: Any
@@ -88,11 +89,11 @@ class Effect:
 
 
 class SessionState(Generic[F]):
-    """What is known of one session.
+    """A worker's cache of one session.
 
-    An operation may read it: `session` is how it was created, `version` its current version, and `index` that of its
-    last record. What the operation changes is its `Effect`. `facts` is what the operations have made of `session`; the
-    engine only keeps it.
+    Operations may read it: `session` has the data of its creation, `version` is the current version, and `index` is
+    the index of the last record. An operation returns its changes as an `Effect`. `facts` is a value that operations
+    derive from `session`; the engine only stores it.
     """
 
     __slots__ = (
@@ -103,40 +104,40 @@ class SessionState(Generic[F]):
 
     def __init__(self, session: StoredSession, head: Head) -> None:
         self.session = session
-        self.expires_at = session.expires_at  # its expiry as stored last
-        self.blobs: dict[str, bytes] = {}  # the bytes of those parts that were needed so far
+        self.expires_at = session.expires_at  # the last stored expiry
+        self.blobs: dict[str, bytes] = {}  # the bytes of the parts that were used so far
         # The environments that equal those bytes; an operation takes them out while it runs.
         self.live: dict[str, BaseModel] = {}
         self.parts: dict[str, str] = {}  # the blob id of each part
-        self.uncommitted: dict[str, Record] = {}  # the records whose commit is on its way, by call_id
-        self.unstored: dict[str, bytes] = {}  # the blobs that are on their way with those commits, by id
+        self.uncommitted: dict[str, Record] = {}  # the records with a commit in progress, by call_id
+        self.unstored: dict[str, bytes] = {}  # the blobs of those commits, by id
         self.leased = False
-        self.facts: F | None = None  # None until the session has proved to be as it was created
+        self.facts: F | None = None  # None until the session's stored data was verified
         self._session_bytes = _size(session)
-        # Who holds the lease, as the store knows this worker; None in a store that isn't shared.
+        # This worker's id in the store, if it holds the lease; None if the store isn't shared.
         self.holder: str | None = None
-        self.untrimmed = 0  # how many bytes of blobs were added since its old versions were deleted last
-        # Why nothing may build upon this state, for example because a commit was refused; "" if it is valid.
+        self.untrimmed = 0  # bytes of blobs added since old versions were last deleted
+        # The reason why no operation may use this state, such as a refused commit; "" if it is valid.
         self.invalid = ""
         self.follow(head)
 
     def follow(self, head: Head) -> None:
-        """Take over the session's head from the store, and keep the bytes and objects that still belong to it."""
+        """Update the state from the session's head in the store. Keep the bytes and objects that are still valid."""
         for part in {**self.parts, **head.parts}:  # a volume may have more parts than before
             if head.parts.get(part) != self.parts.get(part):
                 self.blobs.pop(part, None)
                 self.live.pop(live_name(part), None)
         self.index, self.version, self.epoch = head.index, head.version, head.epoch
         self.last = head.last
-        self.stored = head.size  # about how many bytes the store holds for what its calls have added
+        self.stored = head.size  # estimated bytes in the store that calls have added
         self.parts = dict(head.parts)
-        self.memo: dict[Any, Any] = {}  # what those around operations remember of the session as of its last record
+        self.memo: dict[Any, Any] = {}  # the state of each operation hook as of the last record
 
     def remembered(self, hook: Any, read: Callable[[], T]) -> T:
-        """Return what a hook remembers of the session as of its last record; read it if it isn't known yet.
+        """Return the memo of a hook as of the session's last record. Call `read` to create it at first use.
 
-        A thread that has passed its deadline may still read while the session goes on. What it reads then belongs to
-        the memo that there was before.
+        A thread that has missed its deadline may still be reading while the session goes on. Its result then goes into
+        the old memo.
         """
         memo = self.memo
         if hook not in memo:
@@ -145,15 +146,16 @@ class SessionState(Generic[F]):
         return known
 
     def take_live(self) -> dict[str, BaseModel]:
-        """Take the live environments out: should the operation pass its deadline, no other one meets them again."""
+        """Remove and return the live environments, so that no later operation gets them after a missed deadline."""
         live, self.live = self.live, {}
         return live
 
     def apply(self, effect: Effect, now: float, *, release: bool) -> Commit | None:
-        """Move on by what an operation has done, and get what is to be committed; `release` ends the lease with it.
+        """Apply the effect of an operation to this state, and return the commit, if any.
 
         Args:
-            now: By the session clock.
+            now: The time by the session clock.
+            release: Release the lease with the commit.
         """
         self.blobs.update(effect.blobs)
         self.live.update(effect.live)
@@ -184,7 +186,7 @@ class SessionState(Generic[F]):
         )
 
     def _renewed_expiry(self, now: float) -> float | None:
-        """Renew the session, and get its new expiry if that has to be written."""
+        """Renew the session. Return its new expiry, or None if the stored one is late enough."""
         ttl = self.session.ttl_seconds
         if now + ttl <= self.expires_at:
             return None
@@ -192,13 +194,13 @@ class SessionState(Generic[F]):
         return self.expires_at
 
     def size(self) -> int:
-        """Estimate the memory that this takes, in bytes."""
+        """Return the estimated memory of this state in bytes."""
         live = sum(map(len, map(self.blobs.get, self.live, repeat(b""))))
         return STATE_BYTES + self._session_bytes + sum(map(len, self.blobs.values())) + LIVE_FACTOR * live
 
 
 def _size(session: StoredSession) -> int:
-    """Estimate the memory of what a client has given when it created a session."""
+    """Return the estimated memory of a session's creation data in bytes."""
     labels = sum(len(name) + len(value) for name, value in session.labels.items())
     return labels + len(session.recipe) + len(session.details)
 

@@ -1,14 +1,13 @@
-"""The threads on which jobs run: leader and followers, after Schmidt's pattern of that name.
+"""Thread pool for jobs, with the leader/followers pattern (Schmidt), and the watcher of their deadlines.
 
-One thread leads. It takes one job after the other and runs it itself. When no more are ready, it hands all that are
-done to `finish` at once, so that many jobs share one commit and no job waits for a thread to wake up. Before a job that
-isn't known to be quick, or when one takes longer than a tick, another thread takes the lead and the first just brings
-its own job to an end. Such slow jobs are limited by their lanes. A quick job that comes alone needs no leader: the
-event loop's own thread runs it, see `loop_driver`.
+One thread leads. It takes the ready jobs one after the other and runs them itself. When no job is ready, it passes all
+complete jobs to `finish`, so that many jobs share one commit and no job waits for a thread switch. Another thread takes
+the lead before a job that isn't known to be quick, or when a job takes longer than a tick. The first thread then only
+finishes its job. Lanes limit such slow jobs. A quick job that comes alone needs no leader: the event loop's thread runs
+it, see `loop_driver`.
 
-A job does its work in `run`, which touches nothing shared. What follows for others happens in `complete`,
-called exactly once, briefly and under this module's lock. A thread whose job has passed its deadline is
-*disowned*: whatever it still does reaches nobody.
+A job works in `run`, which touches no shared data. It changes shared data in `complete`, which is called once, under
+this module's lock, and must be fast. A thread whose job has missed its deadline is *disowned*: its results are ignored.
 """
 
 import asyncio
@@ -30,21 +29,21 @@ from toolpack_server.functions.leftovers import leftover_threads
 
 TICK_SECONDS = LOOK_SECONDS
 QUIET_TICKS = 200
-IDLE_SECONDS = 10.0  # until a thread that nobody needs ends
+IDLE_SECONDS = 10.0  # until an idle thread ends
 BATCH = 64
-MANY = 4  # jobs that came alone, one after the other: then the next will, too
+MANY = 4  # jobs in a row that came alone, until the next job is expected to come alone, too
 
 
 class Threads:
-    """Runs jobs.
+    """Runs jobs on a pool of threads.
 
     Attributes:
-        backlog: How many jobs wait; changed under the lock.
+        backlog: The number of waiting jobs; changed under the lock.
 
     Args:
-        finish: Gets the jobs that are complete, in that order, in batches; one batch at a time. Must not raise. When it
-            returns, their waiters are answered.
-        places: As of `Lanes`.
+        finish: Called with batches of complete jobs in order, one batch at a time. It must not raise. After it, the
+            callers of the jobs are answered.
+        places: See `Lanes`.
     """
 
     def __init__(self, finish: Callable[[list[Job]], None], settings: Settings, places: int | None = None) -> None:
@@ -57,22 +56,22 @@ class Threads:
         self._finishing = threading.Lock()
         self._process = os.getpid()
         self._driver: LoopDriver | None = None
-        self._alone = 0  # how many jobs in a row have come alone
+        self._alone = 0  # jobs in a row that have come alone
         self._look_for_cancelled = False
         self._idle = 0  # threads that wait to lead
-        self._ready: SimpleQueue[Job | None] = SimpleQueue()  # None only wakes the leader up
+        self._ready: SimpleQueue[Job | None] = SimpleQueue()  # None only wakes the leader
         self._calls = Waiting(self._ready.put, self._pace)
         self._done: list[Job] = []
         self._leader: PoolThread | None = None
         self._threads: set[PoolThread] = set()  # the loop's driver adds to it without the lock: copy it in one step
-        self._stuck: set[PoolThread] = set()  # those whose job was left behind, whether they count as stuck yet or not
+        self._stuck: set[PoolThread] = set()  # threads with a job that was left behind; some don't count as stuck yet
         self._stopped = False
         self._wake = threading.Event()
         self._start_thread(self._work)
         threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
 
     def drive(self, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None) -> LoopDriver:
-        """Get what is to run the event loop, so that its thread can run jobs that come alone."""
+        """Return a driver of the event loop, whose thread also runs jobs that come alone."""
         self._driver = LoopDriver(self._start_thread, self._run_alone, loop_factory)
         return self._driver
 
@@ -81,7 +80,11 @@ class Threads:
         self._ready.put(job)
 
     def submit_arrived(self, jobs: Sequence[Job], *, alone: bool) -> None:
-        """Run the jobs of those that have come in this turn of the event loop; `alone`: only one, and all was quiet."""
+        """Run the jobs that can start now, of those that arrived in this turn of the event loop.
+
+        Args:
+            alone: Only one job arrived, and no session had any work.
+        """
         self._alone = self._alone + 1 if alone else 0
         if self._alone > MANY and jobs and self._driver is not None and self._pace.is_quick(jobs[0].kind):
             self._driver.run_next(jobs[0])
@@ -89,7 +92,7 @@ class Threads:
             self._start(jobs)
 
     def stop(self) -> list[Job]:
-        """Let the threads end once they are idle; get the jobs that will never be finished, some of which still run."""
+        """Stop the threads after their current jobs. Return the unfinished jobs, some of which are still running."""
         self._stopped = True
         next_job = self._driver.take_back() if self._driver else None
         with self.lock:
@@ -110,28 +113,28 @@ class Threads:
         return unfinished
 
     def expire(self, before: float) -> list[Job]:
-        """Let the jobs go that have waited for a place in a lane since before a time; called under the lock."""
+        """Remove and return the jobs in lanes that arrived before a time. Call this under the lock."""
         expired = self._lanes.expire(before)
-        for job in expired:  # one that waited to compute has its place among the functions already
+        for job in expired:  # a job that waited for a slot to compute already has a slot of the functions' lane
             self._start(self._lanes.leave(job))
         return expired
 
     def stuck_threads(self) -> int:
-        """Count the threads in functions that have passed their own deadline, and those that functions left behind."""
+        """Return the number of threads in functions after their own deadline, and of threads that functions left."""
         now = time.monotonic()
         stuck = sum(thread.is_stuck(now) for thread in list(self._stuck)) + self._calls.stuck(now)
         return stuck + leftover_threads()
 
     def waiting_calls(self) -> tuple[int, int]:
-        """Count the calls that wait on shared loops, and the bytes, as estimated, that they hold."""
+        """Return the number of calls that wait on shared loops, and their estimated memory in bytes."""
         return len(self._calls), self._lanes.waiting_bytes()
 
     def look_for_cancelled(self) -> None:
-        """Look at those calls, of which one was cancelled."""
+        """Make the watcher check the waiting calls, because one was cancelled."""
         self._look_for_cancelled = True
 
     def may_share(self, kind: str, function: str) -> bool:
-        """Whether a call may await an async function's coroutine on the shared loop, instead of on its thread."""
+        """Return whether a call may await an async function's coroutine on the shared loop instead of its thread."""
         return not self._stopped and self._pace.may_share(kind, function)
 
     def _start_thread(self, work: Callable[[PoolThread], None]) -> None:
@@ -142,7 +145,7 @@ class Threads:
     # What a thread does
 
     def _work(self, thread: PoolThread) -> None:
-        """Lead and follow, until the threads are stopped or a job on this one has passed its deadline."""
+        """Lead and follow, until the pool stops or a job on this thread has missed its deadline."""
         while self._take_lead(thread):
             while self._leader is thread and not self._stopped:
                 job = self._next_job()
@@ -154,14 +157,14 @@ class Threads:
                 self._run(thread, job)
                 if not self._complete(thread, job):
                     return
-                del job  # with all that it has worked with: the next one may be long in coming
+                del job  # free its objects: the next job may come much later
                 if self._leader is not thread:
                     self._ready.put(None)  # wake the leader, which may have nothing else to do
 
     def _may_run(self, job: Job) -> bool:
-        """Take what a job needs to run, or to go on; get False if it waits for that, or isn't to go on.
+        """Take the slots that a job needs to start or continue. Return False if it must wait or has ended.
 
-        Another thread leads while this one runs a slow job.
+        Before a slow job, pass the lead to another thread.
         """
         if job.call is not None:
             return self._take_back(job)
@@ -170,10 +173,10 @@ class Threads:
         with self.lock:
             entered = self._lanes.enter(job)
             self._start(self._lanes.freed())
-            if entered and not self._lanes.awaits(job):  # one that awaits only begins and ends on this thread
+            if entered and not self._lanes.awaits(job):  # an awaiting job only starts and ends on this thread
                 try:
                     self._replace_leader()
-                except RuntimeError:  # no thread can be started now; the watcher tries again
+                except RuntimeError:  # no thread can start now; the watcher tries again
                     log.exception("The system allows no more threads")
         return entered
 
@@ -185,21 +188,21 @@ class Threads:
         if job.awaiting is not None:  # a loop has given it back
             self._calls.go_on(job)
         thread.begin(job)
-        # Looked at first: to set an event takes a lock, which costs each quick job more than the look.
+        # Check before set: setting an event takes a lock, which would slow down each quick job.
         if not self._wake.is_set():
             self._wake.set()
         job.run()
-        if os.getpid() != self._process:  # a process that a function has forked returns from it, too
+        if os.getpid() != self._process:  # a process that the function forked returns here, too
             os._exit(0)
 
     def _take_lead(self, thread: PoolThread) -> bool:
-        """Wait until nobody leads, and lead; get False if this thread is to end."""
+        """Wait for the lead and take it. Return False if this thread must end."""
         with self.lock:
             while self._leader is not None and not self._stopped:
                 self._idle += 1
                 woken = self._followers.wait(IDLE_SECONDS)
                 self._idle -= 1
-                # The last idle one stays. If it was to lead but its wait had just ended, nobody leads: then it does.
+                # The last idle thread stays. If its wait ended just before it was notified, no thread leads: it leads.
                 if not woken and self._idle and self._leader is not None:
                     return False
             if not self._stopped:
@@ -207,9 +210,9 @@ class Threads:
             return not self._stopped
 
     def _next_job(self) -> Job | None:
-        """Get the next job; if none is ready or enough are done, finish those and get None."""
+        """Return the next job. If none is ready, or enough are complete, finish the complete jobs and return None."""
         if self._done:
-            # Their waiters wait for the commit: take what is there, but don't wait for more.
+            # Callers wait for the commit, so take only a job that is ready.
             if len(self._done) < BATCH:
                 try:
                     return self._ready.get_nowait()
@@ -220,16 +223,16 @@ class Threads:
         return self._ready.get()
 
     def _finish_done(self) -> list[Job]:
-        """Finish all jobs that are complete, and get them; one thread at a time, so that commits keep their order."""
+        """Finish and return all complete jobs. One thread at a time does this, so that commits keep their order."""
         with self._finishing:
-            # Taken only now: what was completed while another thread finished belongs to this batch.
+            # Take the jobs under `_finishing`, to include jobs that were completed while another thread finished.
             with self.lock:
                 batch, self._done = self._done, []
             self._finish(batch)
         return batch
 
     def _take_back(self, job: Job) -> bool:
-        """Go on with a job whose coroutine has ended, unless its deadline was faster."""
+        """Take a job whose coroutine has ended. Return False if the watcher has answered it at its deadline."""
         with self.lock:
             if self._calls.take(job):
                 self._pace.ran(job.kind, job.awaited_seconds, 0.0)
@@ -240,7 +243,7 @@ class Threads:
         return False
 
     def _let_wait(self, thread: PoolThread, job: Job) -> bool:
-        """Let a job wait for its coroutine, unless its deadline was faster; say whether this thread goes on."""
+        """Move a job to the waiting calls, unless its deadline was first. Return whether this thread goes on."""
         with self.lock:
             if not thread.disowned:
                 thread.job = None
@@ -254,7 +257,7 @@ class Threads:
         return False
 
     def _complete(self, thread: PoolThread, job: Job) -> bool:
-        """Claim a job as done, unless its deadline was faster; say whether this thread goes on."""
+        """Complete a job, unless its deadline was first. Return whether this thread goes on."""
         if job.awaiting is not None:
             return self._let_wait(thread, job)
         with self.lock:
@@ -262,14 +265,14 @@ class Threads:
                 return False
             now = time.monotonic()
             thread.job = None
-            # Not if only its last part was here, or if it was answered without running, as the repeat of a call is:
-            # that says nothing of its kind.
+            # Not if only the last part of the job ran here, or if it was answered without running, like a repeated
+            # call: its duration says nothing about its kind.
             if job.lane is not None and not job.settled_at and job.deadline is not None:
                 seconds = now - thread.since
                 self._pace.ran(job.kind, seconds, 0.0 if seconds < QUICK_SECONDS else thread.used_processor())
             if job.in_lane:
                 self._start(self._lanes.leave(job))
-            # The process may have stood still: then the deadline has passed, though nobody has noticed.
+            # The process may have been stopped: then the deadline has passed before the watcher noticed.
             if job.complete(timed_out=job.is_over(now)):
                 self._done.append(job)
             return True
@@ -280,18 +283,18 @@ class Threads:
         quiet = 0
         while not self._stopped:
             time.sleep(TICK_SECONDS)
-            # First, so that a job which begins from here on sets it again: none is missed.
+            # Clear first: a job that starts from here on sets it again, so none is missed.
             self._wake.clear()
             with self.lock:
                 busy = [thread for thread in [*self._threads] if thread.job is not None]
                 try:
                     self._look_at(busy)
-                except RuntimeError:  # no thread can be started now; the next look tries again
+                except RuntimeError:  # no thread can start now; the next look tries again
                     log.exception("The system allows no more threads")
                 self._look_at_waiting()
             self._calls.look()
             quiet = 0 if busy or self._wake.is_set() or len(self._calls) else quiet + 1
-            # Not at once: waking this thread again would cost each of a row of lone calls more than the ticks do.
+            # Only after a while: for single calls in a row, waking this thread each time costs more than the ticks.
             if quiet > QUIET_TICKS and not self._stopped:
                 self._wake.wait()
 
@@ -299,7 +302,7 @@ class Threads:
         now = time.monotonic()
         if self._driver is not None:
             self._driver.look(now, TICK_SECONDS)
-        # Summed, not `any`: each thread must be asked in each tick, as it answers for the time since it was asked last.
+        # `sum` and not `any`: `computes` covers the time since its last call, so call it for each thread in each tick.
         computing = sum(thread.computes(TICK_SECONDS) for thread in self._stuck) > 0
         for thread in busy:
             thread.looks += 1
@@ -322,7 +325,7 @@ class Threads:
             self._start([job])
 
     def _look_at_slow(self, thread: PoolThread) -> None:
-        """Note what a slow job does, and let another thread lead if this one does."""
+        """Update the lanes and statistics with a slow job. If its thread leads, pass the lead to another."""
         job = thread.job
         if job is not None:
             self._start(self._lanes.occupy(job, *thread.watched()))
@@ -330,12 +333,12 @@ class Threads:
             self._replace_leader()
 
     def _time_out(self, thread: PoolThread, job: Job) -> None:
-        """Complete a job instead of its thread, which is disowned: it ends with the job."""
-        # First, because only this can fail: then the next look finds everything as it was.
+        """Complete a job at its deadline and disown its thread, which ends with the job."""
+        # First, because only this can fail: then nothing has changed and the next look tries again.
         if self._leader is thread:
             self._replace_leader()
         thread.disowned = job.left_behind = True
-        # It doesn't count towards the limit of threads any more: others would have to wait for a loop without an end.
+        # The thread no longer counts towards the limit of threads, or an endless loop would block other jobs.
         self._threads.discard(thread)
         self._stuck.add(thread)
         self._start(self._lanes.leave_behind(job))

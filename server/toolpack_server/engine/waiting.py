@@ -1,23 +1,23 @@
-"""The calls whose coroutines wait on shared loops, a loop for each function.
+"""Waiting calls: calls of async functions that await on shared event loops, one loop for each function.
 
-Whoever takes a job out of those that wait, under the lock of the threads, decides what becomes of it: the
-thread that goes on with it, or the watcher at its deadline.
+The thread that removes a job from the waiting jobs, under the lock of the threads, decides the outcome: a pool thread
+continues the job, or the watcher answers it at its deadline.
 
-A function may share a loop from its first call on. The watcher blames one that blocks the loop or computes there: its
-later calls run in threads, and so do those that haven't begun. Calls that have begun stay on the loop. Their clocks
-stand while a step of another call keeps it. If that step has passed its own deadline and can't be interrupted, the loop
-is given up, and they are refused: nothing has changed.
+A function uses a shared loop from its first call on. The watcher blames a function that blocks the loop or computes
+there. Its later calls, and calls that haven't started, then run in threads. Calls that have started stay on the loop.
+Their deadlines move while a step of another call blocks the loop. If that step has missed its own deadline and can't be
+interrupted, the loop is abandoned, and its calls are refused without any change.
 
-A job is in one of these places:
+A job is in one of these states:
 
-    _waiting   its coroutine runs or awaits on the loop of its function; nobody has answered it
-    taken      the coroutine has ended: a thread has the job, and goes on with what it returned
-    _ending    its deadline was faster: the watcher has answered it, and its coroutine is cancelled, every second
-               anew, until it ends; who then takes the job learns that there is nothing left to do
-    given back its function was blamed before it began: it goes to its lane, and then runs on a thread
+    _waiting   its coroutine runs or awaits on the function's loop; the job isn't answered
+    taken      the coroutine has ended; a thread continues the job with its result
+    _ending    the deadline was first: the watcher has answered the job; its coroutine is cancelled every second until
+               it ends; the thread that then takes the job only cleans up
+    given back the function was blamed before the coroutine started: the job enters its lane, then runs on a thread
 
-Both that end the waiting may come at the same moment. The lock lets one be first: `take` and `take_over` both remove
-the job from `_waiting`, and whoever finds it gone leaves it to the other.
+The end of the coroutine and the deadline may coincide. `take` and `take_over` both remove the job from `_waiting` under
+the lock, so only the first has an effect.
 """
 
 import asyncio
@@ -36,39 +36,43 @@ from toolpack_server.engine.pace import LOOK_SECONDS, Pace
 from toolpack_server.functions.shared_loop import SharedCall, SharedLoop
 from toolpack_server.functions.steps import Awaiting
 
-BLOCKED_LOOKS = 10  # of the watcher at one step, until the step counts as one that blocks, and for each further time
-BLOCKED_TIMES = 4  # more than there were calls without such a step, until a function is blamed
-INTERRUPTIONS = 20  # of a step that has passed its deadline, one after BLOCKED_LOOKS, until its loop is given up
-COMPUTED_SECONDS = 0.03  # of the processor in one step, until it counts as one that computes
-AGAIN_SECONDS = 1.0  # until a coroutine that doesn't end is cancelled again
+BLOCKED_LOOKS = 10  # of the watcher at one step that count as one block of the loop
+BLOCKED_TIMES = 4  # blocks, minus the calls without a block, until a function is blamed
+INTERRUPTIONS = 20  # of a step after its deadline, one every BLOCKED_LOOKS, until its loop is abandoned
+COMPUTED_SECONDS = 0.03  # min CPU time of a step that computes
+AGAIN_SECONDS = 1.0  # between two cancellations of a coroutine that doesn't end
 
 
 class Waiting:
-    """Calls that wait; `settled` gets each whose coroutine has ended, on the loop's thread."""
+    """The waiting calls of a worker.
+
+    Args:
+        settled: Called on the loop's thread with each job whose coroutine has ended.
+    """
 
     def __init__(self, settled: Callable[[Job], None], pace: Pace) -> None:
         self._settled = settled
         self._pace = pace
         self._loops: dict[str, SharedLoop] = {}
-        # With their entries in `_deadlines`, and for how long the loop was kept from them before.
+        # By job: its loop, its entry in `_deadlines`, and the seconds that the loop had been blocked before.
         self._waiting: dict[Job, tuple[SharedLoop, list[Any], float]] = {}
-        self._blocked: Counter[str] = Counter()  # how often a function's steps blocked, less calls without such steps
+        self._blocked: Counter[str] = Counter()  # blocks of a function's steps, minus calls without a block
         self._given_up: set[SharedLoop] = set()
-        self._ending: dict[Job, tuple[SharedLoop, float]] = {}  # answered already, with when to cancel them again
-        self._deadlines: list[list[Any]] = []  # a heap: the time, a number, and the job, unless it has ended
+        self._ending: dict[Job, tuple[SharedLoop, float]] = {}  # answered jobs, with the time of the next cancellation
+        self._deadlines: list[list[Any]] = []  # a heap of time, number, and job; None if the job has ended
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._ending)
 
     def stuck(self, now: float) -> int:
-        """Count the calls that have passed their own deadlines and don't end."""
+        """Return the number of calls that have missed their functions' own deadlines and don't end."""
         return sum(job.stuck_from < now and not job.held_up for job in list(self._ending))
 
     # Called under the lock
 
     def begin(self, job: Job) -> str:
-        """Let a job wait for its coroutine; return the function that made it."""
+        """Start the coroutine of a job on its function's loop. Return the function's name."""
         awaiting = job.awaiting
         if awaiting is None or job.deadline is None:
             raise RuntimeError("the job has no coroutine, or no deadline")
@@ -91,7 +95,7 @@ class Waiting:
         self._push(job, loop, loop.kept)
         try:
             loop.begin(job.call)
-        except RuntimeError:  # the next one tries again
+        except RuntimeError:  # the next call tries again
             log.exception("The system allows no more threads")
         return awaiting.function
 
@@ -101,14 +105,14 @@ class Waiting:
         heapq.heappush(self._deadlines, entry)
 
     def give_back(self) -> list[Job]:
-        """Take the jobs out whose functions were blamed before their coroutines began."""
+        """Remove and return the jobs whose functions were blamed before their coroutines started."""
         given_back = []
         for function, loop in self._loops.items():
             if self._pace.is_blamed(function) and (calls := loop.give_back()):
                 jobs = {job.call: job for job in self._waiting}
                 for call in calls:
                     job = jobs.get(call)
-                    if job is None:  # the server stops
+                    if job is None:  # the server is stopping
                         call.coroutine.close()
                         continue
                     self._waiting.pop(job)[1][2] = None
@@ -117,12 +121,12 @@ class Waiting:
         return given_back
 
     def go_on(self, job: Job) -> None:
-        """Let the clock of a job go on that was given back and has a thread now."""
+        """Extend the deadline of a job that was given back and has a thread now, by its time in between."""
         if job.awaiting is not None and job.deadline is not None:
             job.deadline += time.monotonic() - job.settled_at
 
     def _catch_up(self, job: Job) -> float:
-        """Move a job's deadline by the time for which others have kept its loop; return that time."""
+        """Extend a job's deadline by the time that other calls have blocked its loop. Return that time."""
         loop, _, before = self._waiting[job]
         if job.call is None or job.deadline is None:
             return 0.0
@@ -131,7 +135,7 @@ class Waiting:
         return lost
 
     def take(self, job: Job) -> bool:
-        """Take a job out to go on with it; get False if it was answered meanwhile, and has ended now."""
+        """Remove a job to continue it. Return False if it was answered meanwhile; then it has ended."""
         if job not in self._waiting:
             self._ending.pop(job, None)
             return False
@@ -142,14 +146,14 @@ class Waiting:
         return True
 
     def take_all(self) -> list[Job]:
-        """Take all jobs out that wait, and end the loops: the threads stop."""
+        """Remove and return all waiting jobs, and end the loops, because the threads stop."""
         jobs, self._waiting = [*self._waiting], {}
         for loop in self._loops.values():
             loop.end()
         return jobs
 
     def take_over(self, now: float, *, look_for_cancelled: bool) -> list[Job]:
-        """Take those out that have passed their deadlines, or were cancelled; their coroutines are cancelled."""
+        """Remove and return the jobs that missed their deadlines or were cancelled, and cancel their coroutines."""
         over: list[Job] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             job = heapq.heappop(self._deadlines)[2]
@@ -168,7 +172,7 @@ class Waiting:
             over += [job for job in self._waiting if job.is_cancelled()]
         taken = []
         for job in over:
-            # Not once its coroutine has returned: what that has left may swallow its cancellation, and never end.
+            # Not after its coroutine has returned: tasks that it left may swallow the cancellation and never end.
             ended = job.call is None or job.call.ended
             if job in self._waiting and not ended and (job.held_up or job.is_over(now)):
                 self._ending[job] = self._waiting.pop(job)[0], now
@@ -178,14 +182,14 @@ class Waiting:
                 self._ending[job] = loop, now + AGAIN_SECONDS
                 call = job.call
                 if call is not None:
-                    call.cancelled = True  # at once: the loop may be kept by its step
+                    call.cancelled = True  # at once, because its own step may block the loop
                     loop.call_soon_threadsafe(call.cancel)
         return taken
 
     # Called by the watcher, without the lock
 
     def look(self) -> None:
-        """Look at all loops, and blame the functions whose steps block or compute."""
+        """Check all loops, and blame the functions with steps that block or compute."""
         for function, loop in list(self._loops.items()):
             looks, used, call = loop.look()
             if used >= COMPUTED_SECONDS:
@@ -209,9 +213,9 @@ class Waiting:
 
 
 def _interrupt(loop: SharedLoop, call: SharedCall) -> None:
-    """Raise `Interrupted` in a step that has passed its deadline; asyncio makes it the end of that step's task."""
+    """Raise `Interrupted` in a step that has missed its deadline. In asyncio this ends the step's task."""
     thread, block = loop.thread, loop.block
     if thread is None or thread.ident is None or not isinstance(block, InterruptibleThread):
         return
-    # Asked at the last moment: the step may just have ended, and the exception must not hit another call's.
+    # The check runs at the last moment: the exception must not reach the step of another call.
     block.interrupt(thread.ident, lambda: getattr(asyncio.current_task(loop), "call", None) is call)
