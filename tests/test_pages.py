@@ -257,18 +257,18 @@ def test_write_a_toolpack(folder):
 
 
 def test_write_a_package(folder):
-    (block,) = blocks(HOW_TO, "Packages", "console")
+    (block,) = blocks(WORLDS, "Packages", "console")
     ((command, wrote),) = commands_and_outputs(block)
     (printed,) = run_console([(command, "")], folder)
     here = ".venv/bin/"  # isn't printed where it is on the PATH
     assert printed.replace(here, "") == wrote.replace(here, "")
-    (shown,) = blocks(HOW_TO, "Packages", "text")
+    (shown,) = blocks(WORLDS, "Packages", "text")
     assert shown in (folder / "errands-toolpack" / "pyproject.toml").read_text()
 
 
-HOW_TO = "docs/write/how_to.md"
+WORLDS, PORT = "docs/write/worlds.md", "docs/write/port.md"
 LESSONS = ("Plain functions", "An environment", "Test a toolpack")
-PORTS = ("Classes as environments", "Port a collection", "Functions from JSON Schemas")
+PORTS = ("Port a collection", "Functions from JSON Schemas")
 
 
 def work_through(page, headings, folder):
@@ -296,20 +296,21 @@ def test_the_lessons_on_toolpacks(folder):
 
 
 def test_how_to_port(folder):
-    work_through(HOW_TO, PORTS, folder)
-    command = re.search(r"`(\S+pytest --pack-dir packs tests)`", section(HOW_TO, "Port a collection"))[1]
+    work_through(WORLDS, ["Classes as environments"], folder)
+    work_through(PORT, PORTS, folder)
+    command = re.search(r"`(\S+pytest --pack-dir packs tests)`", section(PORT, "Port a collection"))[1]
     (printed,) = run_console([(command, "")], folder)
     assert "1 passed" in printed
 
 
 def test_toolpacks_with_databases_and_files(folder):
-    work_through(HOW_TO, ["Keep a database", "Keep files"], folder)
+    work_through(WORLDS, ["Keep a database", "Keep files"], folder)
 
 
 def test_a_toolpack_with_a_data_frame(folder):
     pytest.importorskip("pyarrow")
     pytest.importorskip("pandas")
-    work_through(HOW_TO, ["Data frames"], folder)
+    work_through(WORLDS, ["Data frames"], folder)
 
 
 def test_a_client_that_launches_its_server(folder):
@@ -583,9 +584,9 @@ RUN = {
     ("docs/internals/develop.md", "Checks before a release"),
     ("docs/internals/features.md", "The smallest one"),  # by test_foreign_feature.py
     ("docs/operate/isolation.md", "Turn it on"),
-    (HOW_TO, "Data frames"),
-    (HOW_TO, "Keep a database"),
-    (HOW_TO, "Keep files"),
+    (WORLDS, "Data frames"),
+    (WORLDS, "Keep a database"),
+    (WORLDS, "Keep files"),
     ("docs/reference/mcp.md", "A first call"),
     ("docs/reference/mcp.md", "Clients that launch servers"),
     ("docs/reference/mcp.md", "Content"),
@@ -602,9 +603,10 @@ RUN = {
     ("docs/evaluate/faults.md", "Variants of tasks"),
     ("docs/evaluate/replay.md", "Replay a session"),
     *(("docs/write/toolpacks.md", heading) for heading in LESSONS),
-    *((HOW_TO, heading) for heading in PORTS),
+    (WORLDS, "Classes as environments"),
+    *((PORT, heading) for heading in PORTS),
     ("docs/write/toolpacks.md", "Find mistakes"),
-    (HOW_TO, "Packages"),
+    (WORLDS, "Packages"),
     ("docs/write/tasks.md", "In one sitting"),
     ("docs/write/tasks.md", "Audit"),
     ("docs/evaluate/replay.md", "Seeded sessions"),
@@ -664,7 +666,7 @@ def test_every_code_block_is_run_or_named_here():
         ("docs/train/trainers.md", "ORS"),
         ("docs/train/trainers.md", "OpenEnv"),
     }
-    printed.add((HOW_TO, "Packages"))
+    printed.add((WORLDS, "Packages"))
     printed |= {("docs/evaluate/faults.md", "In one sitting"), ("docs/evaluate/faults.md", "Variants of tasks")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]

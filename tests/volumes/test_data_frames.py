@@ -13,7 +13,7 @@ from toolpack_server import Files
 pd = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
-PAGE = (Path(__file__).parents[2] / "docs" / "write" / "how_to.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "write" / "worlds.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
