@@ -78,7 +78,7 @@ def test_the_command_of_the_page_makes_the_secret():
 
 def test_a_pod_has_time_to_finish_its_calls():
     pause = int(SERVER["lifecycle"]["preStop"]["exec"]["command"][1])
-    leave, drain = (float(VARIABLES[f"TOOLPACK_{name}_SECONDS"]["value"]) for name in ("LEAVE", "DRAIN"))
+    leave, drain = (float(VARIABLES[f"TOOLPACK_{name}_SECONDS"]["value"]) for name in ("SHUTDOWN_DELAY", "DRAIN"))
     assert leave > 0
     assert drain >= Settings().timeout_seconds
     assert POD["terminationGracePeriodSeconds"] >= pause + leave + drain + STOP_SECONDS

@@ -167,7 +167,7 @@ def test_patterns_of_agents_and_strangers_do_not_either():
     """Those that become an expression: of file names, and of functions' names in rules."""
     for piece in ("*a", "*", "?*", "[a-z]*", "*[!a]", "**a"):
         pattern = piece * 60 + "b"
-        for fits in (files_glob._fitting(pattern), lambda name, pattern=pattern: fnmatch.fnmatchcase(name, pattern)):
+        for fits in (files_glob._matcher(pattern), lambda name, pattern=pattern: fnmatch.fnmatchcase(name, pattern)):
             assert not takes_long(partial(fits, "a" * 255))
             assert not fits("a" * 255)
     names = {"a" * number: "x" for number in range(1, 60)}

@@ -882,7 +882,7 @@ def test_a_past_that_was_changed_in_the_store_judges_nobody(tmp_path, make_bench
     with contextlib.closing(sqlite3.connect(tmp_path / "sessions.db")) as store, store:
         key = "(SELECT key FROM sessions WHERE id = (SELECT parent FROM sessions WHERE id = ?))"
         store.execute(f"DELETE FROM records WHERE session = {key}", (good,))
-    assert "is missing from the store" in refused(-32012, verdict, bench, good).message
+    assert "are missing from the store" in refused(-32012, verdict, bench, good).message
 
 
 def test_a_task_that_is_no_longer_loaded_stops_the_agent_and_not_the_client(quick, monkeypatch):
