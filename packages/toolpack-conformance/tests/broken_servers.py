@@ -641,11 +641,11 @@ class ResetsForksToo(Proxy):
 def restored(change, patch):
     """What is restored from bytes is something else than what was stored."""
 
-    def thawed(self, payload, original=PlainCodec.thawed):
+    def thaw(self, payload, original=PlainCodec.thaw):
         environment = original(self, payload)
         return change(environment) if hasattr(environment, "total") else environment
 
-    patch.setattr(PlainCodec, "thawed", thawed)
+    patch.setattr(PlainCodec, "thaw", thaw)
 
 
 def as_json(environment):

@@ -79,7 +79,7 @@ class Target:
         # What is compressed is refused: a few bytes of it can hold gigabytes.
         plain = {"Accept-Encoding": "identity"}
         if not url.startswith(("http://", "https://")):
-            raise Failed(f"{url!r} is no URL of a server: give one such as http://127.0.0.1:8000")
+            raise Failed(f"{url!r} isn't the URL of a server: give one such as http://127.0.0.1:8000")
         try:
             self._http = httpx.Client(base_url=url, transport=transport or bounded_transport(), headers=plain)
         except httpx.InvalidURL as error:

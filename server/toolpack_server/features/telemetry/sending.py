@@ -28,7 +28,8 @@ QUIET_SECONDS = 60.0  # minimum interval of log lines
 MAX_QUEUE_SIZE = 2048  # spans, as in the specification
 SERVER_THREADS |= {"OtelBatchSpanRecordProcessor", "OtelPeriodicExportingMetricReader"}
 # The exporters log every attempt, some with the receiver's whole URL, which may hold a key.
-logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL + 1)
+for _name in ("exporter", "sdk._shared_internal", "sdk.metrics._internal.export", "sdk.trace.export"):
+    logging.getLogger(f"opentelemetry.{_name}").setLevel(logging.CRITICAL + 1)
 
 
 class LossLog:
