@@ -317,7 +317,7 @@ def test_in_memory_nothing_is_replaced_and_the_log_says_so_once(tmp_path):
         for _ in range(3 + Settings().max_stuck_threads):
             session = server.rpc("create_session")["session_id"]
             assert server.call(session, "hang")["error"].startswith("TimeoutError")
-        warned = "without a supervisor"
+        warned = "no supervisor that could replace it"
         wait_until(lambda: warned in (tmp_path / "server.log").read_text(), "the warning")
         assert server.call(server.rpc("create_session")["session_id"], "answer")["result"] == "here"
         assert server.http.get("/readyz").status_code == 200

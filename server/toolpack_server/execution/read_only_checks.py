@@ -102,11 +102,10 @@ class CheckedWorld(Protocol):
     snapshot: Snapshot
     dirty: set[str]
     volumes: Volumes | None
+    loaded: dict[str, tuple[BaseModel, Sequence[str]]]
 
     @property
     def codec(self) -> PlainCodec: ...
-
-    def loaded(self, toolpack: str) -> tuple[BaseModel, Sequence[str]] | None: ...
 
     def decode(self, part: str) -> BaseModel: ...
 
@@ -133,7 +132,7 @@ class ReadOnlyCheck:
         """
         began = time.perf_counter()
         try:
-            environment, parts = world.loaded(toolpack) or (None, ())
+            environment, parts = world.loaded.get(toolpack) or (None, ())
             if environment is None or world.dirty.isdisjoint(parts):
                 return None
             with _without_volumes(world, environment):
@@ -160,7 +159,7 @@ class ReadOnlyCheck:
 
     def change(self, world: CheckedWorld, toolpack: str, before: BaseModel | None) -> tuple[str, str] | None:
         """Return the path and the reason of an environment's change since `before`, or since its snapshot."""
-        environment, parts = world.loaded(toolpack) or (None, ())
+        environment, parts = world.loaded.get(toolpack) or (None, ())
         if environment is None or not parts:  # only volumes, and a read-only call can't write to volumes
             return None
         with _without_volumes(world, environment):

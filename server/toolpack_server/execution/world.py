@@ -46,7 +46,7 @@ class World:
     raised: bool = False  # the toolpack's own code raised an exception, not the server's code around it
     volumes: Volumes | None = None  # the volumes of the environments in use; None if these have no volumes
     nested: list[bytes] = field(default_factory=list)  # the results of nested calls as JSON, in the order of the calls
-    _loaded: dict[str, tuple[BaseModel, Sequence[str]]] = field(default_factory=dict)
+    loaded: dict[str, tuple[BaseModel, Sequence[str]]] = field(default_factory=dict)  # with their parts
 
     @property
     def codec(self) -> PlainCodec:
@@ -54,14 +54,14 @@ class World:
 
     def environment(self, toolpack: str) -> BaseModel:
         """Return the environment of a toolpack, with at least the attributes in the call's footprint."""
-        if toolpack not in self._loaded:
-            self._loaded[toolpack] = self._load(toolpack, self.plan.footprint[toolpack])
-        return self._loaded[toolpack][0]
+        if toolpack not in self.loaded:
+            self.loaded[toolpack] = self._load(toolpack, self.plan.footprint[toolpack])
+        return self.loaded[toolpack][0]
 
     def may_change(self, toolpack: str) -> None:
         """Mark the used parts of a toolpack's environment as dirty."""
-        if toolpack in self._loaded:
-            self.dirty.update(self._loaded[toolpack][1])
+        if toolpack in self.loaded:
+            self.dirty.update(self.loaded[toolpack][1])
 
     def add_nested_result(self, result: Any) -> None:
         """Store the JSON of a nested call's result now, before the outer function can change the result."""
@@ -73,10 +73,6 @@ class World:
             text = dumps(without_json(result))
         self.nested.append(cut_if_longer(text, self.nested_bytes_left))
         self.nested_bytes_left -= len(self.nested[-1])
-
-    def loaded(self, toolpack: str) -> tuple[BaseModel, Sequence[str]] | None:
-        """Return a toolpack's environment and the names of its parts, or None if the call hasn't used it."""
-        return self._loaded.get(toolpack)
 
     def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, Sequence[str]]:
         names = tuple(self.snapshot.parts)
