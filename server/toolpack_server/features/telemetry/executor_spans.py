@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from toolpack_server.features.telemetry.provider import create_provider
 
 MAX_SPANS = 256  # of one call
-MAX_TEXT = 4096  # characters of a name, a key or a value
+MAX_TEXT = 4096  # characters of a name, an id, a key or a value
 SPAN_ID_BYTES = 8
 UINT64, INT64 = range(2**64), range(-(2**63), 2**63)  # what protobuf can encode
 
@@ -60,7 +60,7 @@ def _collector() -> SpanCollector:
 
 def _describe(span: Any) -> dict[str, Any]:
     return {
-        "name": _text(span.name),
+        "name": encodable(span.name),
         "scope": span.instrumentation_scope.name if span.instrumentation_scope else "",
         "span_id": f"{span.context.span_id:016x}",
         "parent_id": f"{span.parent.span_id:016x}" if span.parent else "",
@@ -83,14 +83,14 @@ def read_spans(claims: Any, run: SpanContext, resource: Resource) -> Iterator[Re
 
 def _read_span(claim: Mapping[str, Any], run: SpanContext, resource: Resource) -> ReadableSpan:
     return ReadableSpan(
-        _text(claim["name"]),
+        encodable(claim["name"]),
         _span_context(claim["span_id"], run),
         _span_context(claim["parent_id"], run),
         resource,
         _plain(claim["attributes"]),
-        [Event(_text(name), _plain(attributes), _time(at)) for name, at, attributes in claim["events"]],
+        [Event(encodable(name), _plain(attributes), _time(at)) for name, at, attributes in claim["events"]],
         kind=SpanKind(claim["kind"]),
-        instrumentation_scope=InstrumentationScope(_text(claim["scope"])),
+        instrumentation_scope=InstrumentationScope(encodable(claim["scope"])),
         status=_status(StatusCode(claim["status"]), claim["message"]),
         start_time=_time(claim["began"]),
         end_time=_time(claim["ended"]),
@@ -106,7 +106,7 @@ def _span_context(span_id: str, run: SpanContext) -> SpanContext:
 
 
 def _status(code: StatusCode, message: Any) -> Status:
-    return Status(code, _text(message)) if code is StatusCode.ERROR and message else Status(code)
+    return Status(code, encodable(message)) if code is StatusCode.ERROR and message else Status(code)
 
 
 def _time(nanoseconds: Any) -> int:
@@ -118,13 +118,13 @@ def _time(nanoseconds: Any) -> int:
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes as numbers and short texts."""
     items: Iterable[tuple[Any, Any]] = attributes.items()
-    return {_text(key): value if _is_number(value) else _text(value) for key, value in items}
+    return {encodable(key): value if _is_number(value) else encodable(value) for key, value in items}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, bool | float) or (type(value) is int and value in INT64)
 
 
-def _text(value: Any) -> str:
-    """Return a text that protobuf can encode."""
-    return str(value)[:MAX_TEXT].encode("utf-8", "replace").decode()
+def encodable(value: Any, max_length: int = MAX_TEXT) -> str:
+    """Return a value as text, cut to a max length, without the lone surrogates that protobuf can't encode."""
+    return str(value)[:max_length].encode("utf-8", "replace").decode()

@@ -15,19 +15,18 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from toolpack_server.base.errors import RequestError
 from toolpack_server.features.telemetry.environment import METRICS, TRACES, captures_content
-from toolpack_server.features.telemetry.executor_spans import read_spans
+from toolpack_server.features.telemetry.executor_spans import encodable, read_spans
 from toolpack_server.features.telemetry.provider import NAME, create_provider, create_resource
 from toolpack_server.features.telemetry.sending import LossLog, MetricExporter, SpanQueue, close_all
 from toolpack_server.observability.request_ids import request_id
 from toolpack_server.observability.trace_context import trace_context
 from toolpack_server.observability.tracing import AskedBy, CallTrace, asked_by
 from toolpack_server.rpc.codes import ERROR_INTERNAL_ERROR, describe
+from toolpack_server.sessions.call_observer import OK, REFUSED
 
 EXECUTOR = "toolpack_server.features.telemetry.executor_spans:run_traced"
 MAX_CONTENT = 16_384  # characters of arguments, and of a result
-MAX_ID = 4096  # characters of a request's id
 BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)  # seconds, by the conventions for MCP
-OK, REFUSED = "ok", "refused"
 _NOBODY = AskedBy("", "run_function", None)
 _propagator = TraceContextTextMapPropagator()
 
@@ -120,7 +119,7 @@ class CallTracer:
             **(more or {}),
         }
         if asked.id is not None:
-            attributes["jsonrpc.request.id"] = str(asked.id)[:MAX_ID].encode("utf-8", "replace").decode()
+            attributes["jsonrpc.request.id"] = encodable(asked.id)
         parent = trace_context.get()
         above = Context() if parent is None else _propagator.extract(parent.members(), Context())
         span_name = f"{asked.method} {name}" if name else asked.method
@@ -208,6 +207,6 @@ def _failure(asked: AskedBy, outcome: str, refusal: BaseException | None) -> dic
 
 
 def _cut(content: bytes | str) -> str:
-    """Return the start of arguments or of a result, as a string that protobuf can encode."""
+    """Return the start of arguments or of a result."""
     text = content if isinstance(content, str) else content[:MAX_CONTENT].decode(errors="ignore")
-    return text[:MAX_CONTENT].encode("utf-8", "replace").decode()
+    return encodable(text, MAX_CONTENT)
