@@ -26,8 +26,8 @@ class Child:
     """A forked process.
 
     Args:
-        run: The function to run. It gets the child's end of the pipe, calls `follow` first, and returns the exit
-            status.
+        run: The function to run. It gets the child's end of the pipe, calls `set_up_child` or `follow` first, and
+            returns the exit status.
         others: The parent's ends of the pipes to other children. The new child closes them.
 
     Raises:
@@ -123,6 +123,18 @@ def handle_stop(handler: signal.Handlers | Callable[[int, FrameType | None], obj
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def set_up_child(parent: int, *, own_group: bool) -> None:
+    """Make this child end at a stop signal, and with its parent.
+
+    Args:
+        own_group: Move the child to a process group of its own. Ctrl-C then reaches only the parent, which handles it.
+    """
+    if own_group:
+        os.setpgid(0, 0)
+    handle_stop(signal.SIG_DFL)
+    follow(parent)
 
 
 def follow(parent: int) -> None:

@@ -7,7 +7,6 @@ only without threads. The process imports no toolpack.
 import json
 import logging
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from toolpack_server.base.errors import SettingsError, StartError
-from toolpack_server.processes.child import Child, follow, handle_stop
+from toolpack_server.processes.child import Child, set_up_child
 
 SETTLE_MS = 100  # without a change before a report: an editor or a checkout writes several files
 CHECK_MS = 250  # between two checks that the parent still runs and no folder was replaced
@@ -75,9 +74,7 @@ def python_files(folders: Sequence[Path]) -> Files:
 
 def _report(folders: Sequence[Path], pipe: Connection, parent: int) -> int:
     """Send the files of each change until the parent ends. The first message, an empty list, reports the start."""
-    os.setpgid(0, 0)  # Ctrl-C then reaches only the parent, which handles it
-    handle_stop(signal.SIG_DFL)
-    follow(parent)
+    set_up_child(parent, own_group=True)
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # else it logs the number of changes
     before: Files | None = None
     try:

@@ -7,7 +7,6 @@ toolpacks in an isolated call.
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -18,7 +17,7 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.inventory import Inventory
 from toolpack_server.packs.loading import catalog_of
-from toolpack_server.processes.child import Child, follow, handle_stop
+from toolpack_server.processes.child import Child, set_up_child
 
 
 class Loaded(NamedTuple):
@@ -60,8 +59,7 @@ def run_isolated(work: Callable[[], Any]) -> Any:
     parent = os.getpid()
 
     def run(pipe: Connection) -> int:
-        handle_stop(signal.SIG_DFL)
-        follow(parent)
+        set_up_child(parent, own_group=False)
         try:
             pipe.send_bytes(json.dumps(work()).encode())
         except Exception:  # noqa: BLE001 - the process ends here

@@ -21,7 +21,7 @@ from types import FrameType
 from toolpack_server.base.errors import StartError
 from toolpack_server.base.settings import Settings
 from toolpack_server.base.terminal import echo
-from toolpack_server.processes.child import Child, follow, handle_stop
+from toolpack_server.processes.child import Child, handle_stop, set_up_child
 from toolpack_server.processes.file_watch import FileWatch
 from toolpack_server.processes.isolated_call import Loaded, load
 from toolpack_server.processes.supervisor import STOP_SECONDS
@@ -55,9 +55,7 @@ class Generation(Child):
 def _live(settings: Settings, serve: Serve, pipe: Connection, parent: int, *, first: bool) -> int:
     """Run a generation in the forked process, and return its exit status."""
     try:
-        os.setpgid(0, 0)  # Ctrl-C then reaches only the parent, which handles it
-        handle_stop(signal.SIG_DFL)
-        follow(parent)
+        set_up_child(parent, own_group=True)
         # With a bytecode cache, Python wouldn't notice a second change of a file in the same second.
         sys.dont_write_bytecode = True
         loaded = load(settings)
