@@ -20,7 +20,7 @@ import click
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "packages" / "toolpack-trainers"
-NEWEST = re.compile(r"==.*")
+PIN = re.compile(r"==.*")
 
 
 class Trial(NamedTuple):
@@ -69,7 +69,7 @@ def create(environment: Path, python: str | None) -> None:
 
 def versions(python: Path, requirements: list[str]) -> str:
     """Return the names and the installed versions of the required packages."""
-    names = [NEWEST.sub("", each) for each in requirements]
+    names = [PIN.sub("", each) for each in requirements]
     code = f"from importlib.metadata import version; print(*(f'{{n}} {{version(n)}}' for n in {names}), sep=', ')"
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -108,7 +108,7 @@ def main(names: tuple[str, ...], *, pinned: bool) -> None:
     """Try the newest versions of the trainers' clients, and print which of them no longer play."""
     chosen = {name: requirements for name, requirements in peers().items() if not names or name in names}
     if not pinned:
-        chosen = {name: [NEWEST.sub("", each) for each in requirements] for name, requirements in chosen.items()}
+        chosen = {name: [PIN.sub("", each) for each in requirements] for name, requirements in chosen.items()}
     with tempfile.TemporaryDirectory() as folder:
         failed = [name for name, requirements in chosen.items() if not plays(name, requirements, Path(folder))]
     sys.exit(1 if failed else 0)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tools.peers import TRIALS, peers
+
 ROOT = Path(__file__).parents[3]
-PROJECT = tomllib.loads((ROOT / "packages" / "toolpack-trainers" / "pyproject.toml").read_text(encoding="utf-8"))[
-    "project"
-]
-PINNED = dict(each.split("==") for extra in PROJECT["optional-dependencies"].values() for each in extra)
+PINNED = dict(each.split("==") for extra in peers().values() for each in extra)
 NAMED = {  # what the page calls them
     "openreward": r"`openreward` SDK",
     "trl": r"\bTRL",
@@ -23,6 +22,10 @@ NAMED = {  # what the page calls them
 
 def test_every_peer_has_its_name_on_the_page():
     assert PINNED.keys() == NAMED.keys()
+
+
+def test_every_peer_has_a_trial():
+    assert peers().keys() == TRIALS.keys()
 
 
 @pytest.mark.parametrize(
