@@ -115,7 +115,10 @@ def session_template(
 
 
 class SessionFactory:
-    """Factory of sessions. Its methods block, so they must run in threads.
+    """Factory of sessions.
+
+    Its methods use the store, so they block and must run in threads. Only `is_brief`, and `prepared` if `is_brief`
+    returns True, may run on the event loop.
 
     Args:
         cache: This worker's session states. New sessions are added, so their first call needn't read the store.
