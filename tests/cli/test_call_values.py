@@ -1,4 +1,4 @@
-"""The command reads its arguments by the schema of the function."""
+"""How `call` reads its arguments: by the schema of the function."""
 
 from datetime import date
 from enum import StrEnum
@@ -35,12 +35,12 @@ class Size(StrEnum):
         (Any | None, "5", 5),
     ],
 )
-def test_a_text_parameter_gets_the_text(annotation, text, value):
+def test_text_parameter_gets_the_text_unchanged(annotation, text, value):
     schema = parameters_model("f", {"x": (annotation, ...)}).model_json_schema()
     assert values({"x": text}, schema) == {"x": value}
 
 
-def test_a_command_gives_numbers_as_texts_where_texts_are_wanted(tmp_path):
+def test_call_sends_numbers_as_text_to_text_parameters(tmp_path):
     (tmp_path / "words.py").write_text(
         "from toolpack_server import EmptyEnv, Toolpack\n\n\n"
         "class Words(EmptyEnv):\n    first: str\n\n\n"

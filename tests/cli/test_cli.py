@@ -1,4 +1,4 @@
-"""The command line: its output, and that every error is one sentence and exit status 1."""
+"""The command line: its output and its errors. Each error is one sentence and exits with status 1."""
 
 import fcntl
 import http.server
@@ -36,7 +36,7 @@ def broken_packs(folder):
     return folder
 
 
-def test_check_prints_every_problem_with_file_function_and_remedy(tmp_path):
+def test_check_prints_file_function_and_remedy_of_each_problem(tmp_path):
     result = run("check", "--pack-dir", str(broken_packs(tmp_path)))
     assert result.returncode == 1
     lines = result.stderr.splitlines()
@@ -51,7 +51,7 @@ def test_check_prints_every_problem_with_file_function_and_remedy(tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_serve_stops_at_the_first_problem_and_counts_the_rest(tmp_path):
+def test_serve_prints_the_first_problem_and_counts_the_rest(tmp_path):
     result = run("serve", "--pack-dir", str(broken_packs(tmp_path)), "--data-dir", str(tmp_path / "data"))
     assert result.returncode == 1
     assert len(result.stderr.splitlines()) == 1
@@ -87,7 +87,7 @@ def test_list_shows_packs_and_functions():
         (["take_gold", "amount=1"], 1),
     ],
 )
-def test_call_runs_a_function_here_and_prints_its_result(arguments, printed):
+def test_call_runs_a_function_locally_and_prints_its_result(arguments, printed):
     result = invoke("call", *FIXTURES, *arguments)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == printed
@@ -108,7 +108,7 @@ def test_call_runs_a_function_here_and_prints_its_result(arguments, printed):
         (["add", "amount=NaN"], "input_value='NaN'"),
     ],
 )
-def test_call_says_on_standard_error_what_went_wrong(arguments, said):
+def test_call_prints_errors_to_stderr(arguments, said):
     result = invoke("call", *FIXTURES, *arguments)
     assert result.exit_code != 0
     assert said in result.stderr
@@ -116,7 +116,7 @@ def test_call_says_on_standard_error_what_went_wrong(arguments, said):
 
 
 class _Redirecting(http.server.BaseHTTPRequestHandler):
-    """Redirects every request to another path of its server, and notes what comes."""
+    """Handler that redirects each request to another path of its server, and records the requests."""
 
     seen: ClassVar[list] = []
 
@@ -127,14 +127,14 @@ class _Redirecting(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_GET = do_POST  # noqa: N815 - so the base class calls it
+    do_GET = do_POST  # noqa: N815 - the base class calls this name
 
     def log_message(self, *_args):
         pass
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_call_sends_its_token_to_no_other_server(status):
+def test_call_does_not_send_its_token_to_a_redirect_target(status):
     with http.server.HTTPServer(("127.0.0.1", 0), _Redirecting) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -151,7 +151,7 @@ def test_call_sends_its_token_to_no_other_server(status):
 
 
 class _Answering(http.server.BaseHTTPRequestHandler):
-    """Answers every request with the same."""
+    """Handler that answers each request with the same body."""
 
     answer = b""
 
@@ -164,7 +164,7 @@ class _Answering(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def answering():
-    """Serve one answer for everything; give a function that sets it and gets the URL."""
+    """Serve one fixed answer. Yield a function that sets the answer and returns the URL."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answering) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
@@ -181,7 +181,7 @@ def answering():
 HEAD = "HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n"
 
 
-def test_a_server_that_asks_for_a_token_is_given_one_by_an_option_or_a_variable(answering):
+def test_token_for_a_server_comes_from_an_option_or_a_variable(answering):
     url = answering('HTTP/1.0 401 Unauthorized\r\n\r\n{"error": {"message": "Send the header Authorization."}}')
     result = invoke("session", "list", "--url", url)
     said = f"{url} requires a valid token: give one with --token, or as TOOLPACK_TOKEN."
@@ -205,7 +205,7 @@ def test_a_server_that_asks_for_a_token_is_given_one_by_an_option_or_a_variable(
         (HEAD + "{", "can't be reached: IncompleteRead(1 bytes read, 998 more expected). Is the server running?"),
     ],
 )
-def test_an_answer_of_another_shape_is_one_sentence(answering, command, answer, said):
+def test_reply_of_the_wrong_shape_is_a_one_sentence_error(answering, command, answer, said):
     is_http = answer[:1] in {"{", "["}
     url = answering(f"HTTP/1.0 200 OK\r\n\r\n{answer}" if is_http else answer)
     result = invoke(*command, "--url", url)
@@ -215,7 +215,7 @@ def test_an_answer_of_another_shape_is_one_sentence(answering, command, answer, 
     assert result.stdout == ""
 
 
-def test_serve_prints_where_it_listens_what_it_loaded_and_what_to_try(tmp_path):
+def test_serve_prints_address_toolpacks_and_a_first_command(tmp_path):
     with server_process.served(tmp_path, "--store", "memory:") as server:
         first, *rest = server.banner.splitlines()
         assert first == f"Toolpack Server listens on {server.url}, store memory:"
@@ -235,7 +235,7 @@ def test_serve_prints_where_it_listens_what_it_loaded_and_what_to_try(tmp_path):
         assert "No session has this id" in gone.stderr
 
 
-def test_where_it_listens_is_printed_without_the_stores_password(capsys):
+def test_serve_does_not_print_the_password_of_the_store(capsys):
     banner(Settings(store="redis://:s3cret@host"), load_catalog().inventory(), 8000)
     first, *_ = capsys.readouterr().out.splitlines()
     assert first == "Toolpack Server listens on http://127.0.0.1:8000, store redis://…@host"
@@ -252,7 +252,7 @@ def test_where_it_listens_is_printed_without_the_stores_password(capsys):
         (["serve", "--packs", "nowhere"], "no module has a toolpack 'nowhere'; found: "),
     ],
 )
-def test_serve_refuses_in_one_sentence_what_cannot_work(tmp_path, arguments, said):
+def test_serve_rejects_invalid_settings_in_one_sentence(tmp_path, arguments, said):
     result = run_here(*arguments, "--data-dir", str(tmp_path), TOOLPACK_PORT="0")
     assert result.returncode == 1
     assert said in result.stderr
@@ -262,7 +262,7 @@ def test_serve_refuses_in_one_sentence_what_cannot_work(tmp_path, arguments, sai
 @pytest.mark.heavy
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("flags", [["--store", "memory:"], [], ["--workers", "2"]], ids=" ".join)
-def test_serving_gives_no_warning(tmp_path, flags):
+def test_serving_emits_no_warning(tmp_path, flags):
     with server_process.served(tmp_path, *flags) as server:
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         assert server.call(session_id, "add", amount=1)["error"] is None
@@ -271,7 +271,7 @@ def test_serving_gives_no_warning(tmp_path, flags):
     assert "Warning" not in (tmp_path / "server.log").read_text()
 
 
-def test_call_shows_where_a_function_raised():
+def test_call_shows_the_line_where_a_function_raised():
     result = run("call", *FIXTURES, "add_then", "how=raise")
     assert result.returncode == 1
     first, *middle, last = result.stderr.splitlines()
@@ -283,19 +283,19 @@ def test_call_shows_where_a_function_raised():
     assert result.stderr.count(last) == 1
 
 
-def test_call_names_similar_functions():
+def test_call_suggests_similar_function_names():
     result = run("call", *FIXTURES, "ad", "amount=1")
     assert result.returncode == 1
     assert result.stderr.startswith("ToolNotFoundError: The requested function `ad` is not available. Did you mean add")
 
 
-def test_call_compares_what_read_only_functions_leave_behind():
+def test_call_verifies_read_only_functions():
     result = invoke("call", "--pack-dir", str(serving.PACKS), "--packs", "liars", "search", "word=a")
     assert result.exit_code == 1
     assert result.stderr.endswith("ReadOnlyError: search promised read_only=True but changed env.seen\n")
 
 
-# A start that fails says one sentence and nothing else.
+# Failed starts: one sentence, no traceback.
 
 
 def nothing(_folder):
@@ -355,7 +355,7 @@ def holding():
     ],
 )
 @pytest.mark.usefixtures("holding")
-def test_a_start_that_fails_says_one_sentence_and_nothing_else(tmp_path, prepare, arguments, said):
+def test_failed_start_prints_only_one_sentence(tmp_path, prepare, arguments, said):
     variables = {"TOOLPACK_PORT": "0", "TOOLPACK_SECRET_KEY": "0123456789abcdef"}
     result = (run_here if prepare is nothing else run)(
         "serve", "--packs", "bank", *prepare(tmp_path), *arguments, **variables
@@ -369,7 +369,7 @@ def test_a_start_that_fails_says_one_sentence_and_nothing_else(tmp_path, prepare
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
 @pytest.mark.parametrize("words", [["list", *FIXTURES], ["token", "ann"], ["call", *FIXTURES, "add", "amount=1"]])
-def test_what_cant_be_written_is_one_sentence(words):
+def test_failed_write_to_stdout_is_a_one_sentence_error(words):
     with Path("/dev/full").open("w") as full:
         command, environment = server_process.command(*words), server_process.environment()
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
@@ -378,7 +378,7 @@ def test_what_cant_be_written_is_one_sentence(words):
     assert "Traceback" not in ended.stderr
 
 
-def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(monkeypatch):
+def test_command_of_a_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr("toolpack_server.cli.entry_points", lambda **_: ())
     for name, package in companions(COMMANDS).items():
         result = invoke(name, "--help")
@@ -390,9 +390,9 @@ def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(monkeyp
         assert (Path(__file__).parents[2] / "packages" / package / "pyproject.toml").exists()
 
 
-def test_a_function_of_several_toolpacks_is_that_of_the_one_that_gets_options_and_of_an_opt_in_one_last():
+def test_ambiguous_function_prefers_options_and_avoids_opt_in():
     packs = [{"name": name, "functions": ["look"], "opt_in": name == "shy"} for name in ("shop", "shy")]
-    assert [_owner(packs, "look", given) for given in ({}, {"shy": {}}, {"shop": {}})] == ["shop", "shy", "shop"]
+    assert [_owner(packs, "look", options) for options in ({}, {"shy": {}}, {"shop": {}})] == ["shop", "shy", "shop"]
     packs.append({**packs[0], "name": "market"})
     assert _owner(packs, "look", {"market": {}}) == "market"
     with pytest.raises(click.UsageError, match=r"2 toolpacks have a function 'look': call shop\.look or market\.look"):

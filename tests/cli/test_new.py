@@ -1,4 +1,4 @@
-"""`toolpack-server new`: what it writes works as it is, and it overwrites nothing."""
+"""`toolpack-server new`: the files that it writes work unchanged, and it overwrites no file."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ new = partial(command_line.invoke, "new")
     ids=["here", "elsewhere", "database"],
 )
 @pytest.mark.heavy
-def test_the_commands_that_it_prints_work_as_they_are(tmp_path, monkeypatch, flags, listed, passed):
+def test_printed_commands_of_new_work_unchanged(tmp_path, monkeypatch, flags, listed, passed):
     monkeypatch.chdir(tmp_path)
     printed = new("chores", *flags).output
     commands = [line.strip() for line in printed.partition("Try:\n")[2].splitlines()]
@@ -49,7 +49,7 @@ def test_the_commands_that_it_prints_work_as_they_are(tmp_path, monkeypatch, fla
 
 
 @pytest.mark.parametrize("flags", [[], ["--database"]])
-def test_a_package_holds_the_same_toolpack_and_test(tmp_path, monkeypatch, flags):
+def test_package_has_the_same_toolpack_and_test_as_the_file(tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     printed = new("my_chores", "--package", *flags).output
     new("my_chores", *flags)
@@ -68,7 +68,7 @@ def test_a_package_holds_the_same_toolpack_and_test(tmp_path, monkeypatch, flags
     assert all(command.startswith("toolpack-server ") and "--packs my_chores" in command for command in commands[2:])
 
 
-def test_it_overwrites_nothing(tmp_path):
+def test_new_overwrites_no_file(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_chores.py").write_text("mine")
     refused = new("chores", "--dir", tmp_path)
@@ -83,20 +83,20 @@ def test_it_overwrites_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["my-pack", "1st", "class", "_hidden", "", "a.b", "é", "x" * 65])
-def test_a_name_that_no_module_should_have_is_refused(tmp_path, name):
+def test_invalid_module_name_is_rejected(tmp_path, name):
     refused = new("--dir", tmp_path, "--", name)
     assert refused.exit_code == 2
     assert "Error: " in refused.output
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     refused = new("chores", "--dir", tmp_path / "file")
     assert (refused.exit_code, "can't be written: " in refused.output) == (1, True)
 
 
-def test_commands_that_are_not_on_the_path_are_printed_with_their_folder(tmp_path):
+def test_commands_outside_path_are_printed_with_their_folder(tmp_path):
     beside = Path(sys.executable).parent
     (tmp_path / ".venv").symlink_to(beside.parent)
     printed = {

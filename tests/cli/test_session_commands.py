@@ -1,4 +1,4 @@
-"""`call` with steps and options, `session` with what it shows, and `list --url`: on a server and in its store."""
+"""`call` with steps and options, the `session` commands, and `list --url`: against a server and its store."""
 
 import asyncio
 import json
@@ -19,19 +19,19 @@ FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
 
 
 def printed(*arguments):
-    """Run a command that prints JSON, and get its values."""
+    """Run a command that prints JSON, and return the printed values."""
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
-    decoder, text, found = json.JSONDecoder(), result.stdout.strip(), []
+    decoder, text, values = json.JSONDecoder(), result.stdout.strip(), []
     while text:
         value, end = decoder.raw_decode(text)
-        found.append(value)
+        values.append(value)
         text = text[end:].strip()
-    return found
+    return values
 
 
 def said(*arguments):
-    """Run a command that fails, and get its sentence."""
+    """Run a command that fails, and return its error message."""
     result = run_here(*arguments)
     assert result.returncode != 0
     assert result.stdout == ""
@@ -46,14 +46,14 @@ def test_call_runs_several_steps_in_one_session():
     assert printed("call", *FIXTURES, "add", "amount=4", "--", "add", "amount=5", "--", "total") == [4, 9, 9]
 
 
-def test_call_takes_functions_of_several_toolpacks_and_options():
+def test_call_uses_functions_and_options_of_several_toolpacks():
     assert printed(
         "call", *FIXTURES, "--option", "vault.gold=7", "--option", "bank.balance=5", "take_gold", "amount=2", "--",
         "get_balance", "--", "total",
     ) == [2, "5", 0]  # fmt: skip
 
 
-def test_call_stops_at_the_first_step_that_fails():
+def test_call_stops_at_the_first_failed_step():
     result = invoke("call", *FIXTURES, "add", "amount=4", "--", "add", "amount=x", "--", "total")
     assert result.exit_code == 1
     assert result.stdout == "4\n"
@@ -73,7 +73,7 @@ def test_call_stops_at_the_first_step_that_fails():
         (["total", "--", "total", "amount"], "'amount' is not of the form name=value."),
     ],
 )
-def test_call_says_what_is_wrong_with_steps_and_options(arguments, sentence):
+def test_call_rejects_wrong_steps_and_options(arguments, sentence):
     result = invoke("call", *FIXTURES, *arguments)
     assert result.exit_code != 0
     assert sentence in result.output
@@ -100,10 +100,10 @@ red, blue, grey = box("red", True), box("blue", True), box("grey", False)
 '''
 
 
-def test_call_asks_which_function_is_meant_if_several_have_its_name(tmp_path):
+def test_call_lists_the_candidates_of_an_ambiguous_function(tmp_path):
     (tmp_path / "boxes.py").write_text(BOXES)
     here = ["call", "--pack-dir", str(tmp_path)]
-    assert printed(*here, "put", "x=1") == ["1 in grey"]  # the others are opt-in
+    assert printed(*here, "put", "x=1") == ["1 in grey"]  # the other two are opt-in
     assert printed(*here, "red.put", "x=1", "--", "blue.put", "x=2") == ["1 in red", "2 in blue"]
     assert printed(*here, "red.put", "x=1") == ["1 in red"]
     result = invoke(*here, "--packs", "red,blue", "put", "x=1")
@@ -111,12 +111,12 @@ def test_call_asks_which_function_is_meant_if_several_have_its_name(tmp_path):
     assert result.exit_code != 0
 
 
-# looking at sessions
+# session commands
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A server, and three of its sessions: a parent with a reset, its fork, and another's."""
+    """A server with three sessions: a parent that was reset, its fork, and a session of another owner."""
     folder = tmp_path_factory.mktemp("world")
     tokens = {"TOOLPACK_TOKENS": "ann:ann-token,bob:bob-token"}
     with server_process.served(folder, **tokens) as server:
@@ -139,7 +139,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture(params=["server", "store"])
 def place(request, world, tmp_path):
-    """The flags with which the commands look at the server, or at a copy of its data."""
+    """The options with which a command reads the server, or a copy of its data directory."""
     if request.param == "server":
         return ["--url", world.url, "--token", "ann-token"]
     for name in ("sessions.db", "sessions.db-wal", "secret.key"):
@@ -152,7 +152,7 @@ def with_packs(place):
     return [*place, *FIXTURES] if "--data-dir" in place else place
 
 
-def test_sessions_lists_them_newest_first(world, place):
+def test_list_shows_sessions_newest_first(world, place):
     (found,) = printed("session", "list", *place)
     seen = [world.other, world.fork, world.parent] if "--data-dir" in place else [world.fork, world.parent]
     assert [session["session_id"] for session in found] == seen
@@ -163,7 +163,7 @@ def test_sessions_lists_them_newest_first(world, place):
     assert [each["session_id"] for each in printed("session", "list", *place, "--limit", "1")[0]] == seen[:1]
 
 
-def test_trace_shows_what_a_session_did(world, place):
+def test_trace_shows_the_calls_and_resets_of_a_session(world, place):
     (records,) = printed("session", "trace", *place, world.parent)
     assert [(record["kind"], record.get("function")) for record in records] == [
         ("call", "add"),
@@ -178,7 +178,7 @@ def test_trace_shows_what_a_session_did(world, place):
     ]
 
 
-def test_env_and_diff_show_environments(world, place):
+def test_env_and_diff_show_environments_of_sessions(world, place):
     flags = with_packs(place)
     assert printed("session", "env", *flags, world.fork)[0]["ledger"]["ledger"]["entries"] == [4, 5]
     assert printed("session", "env", *flags, "--pointer", "/ledger/ledger/entries", "--version", "0", world.fork) == [
@@ -190,7 +190,7 @@ def test_env_and_diff_show_environments(world, place):
     assert printed("session", "diff", *flags, world.parent, world.parent) == [[]]
 
 
-def test_the_beginning_of_an_id_is_enough(world, place):
+def test_prefix_of_a_session_id_is_enough(world, place):
     assert printed("session", "trace", *place, world.fork[:12]) == printed("session", "trace", *place, world.fork)
     result = invoke("session", "trace", *place, "")
     assert result.exit_code == 1
@@ -198,7 +198,7 @@ def test_the_beginning_of_an_id_is_enough(world, place):
     assert "No sessions' ids begin with 'x'." in invoke("session", "trace", *place, "x").stderr
 
 
-def test_on_a_terminal_the_output_is_for_people(world):
+def test_output_on_a_terminal_is_text_instead_of_json(world):
     place = ["--url", world.url, "--token", "ann-token"]
     header, fork, parent = on_a_terminal("session", "list", *place).splitlines()
     assert header.split() == ["SESSION", "VERSION", "CREATED", "TOOLPACKS"]
@@ -216,7 +216,7 @@ def test_on_a_terminal_the_output_is_for_people(world):
     assert on_a_terminal("session", "list", *place, "--label", "run=8") == "No sessions.\n"
 
 
-def test_no_name_in_a_session_or_its_world_moves_the_cursor():
+def test_control_characters_of_a_session_do_not_reach_a_terminal():
     moves = "\x1b[2J"
     session = {"session_id": "s", "version": 0, "created_at": "", "toolpacks": [], "labels": {"name": moves}}
     patch = [{"op": "add", "path": f"/bank/{moves}", "value": moves}, {"op": "move", "path": "/a", "from": f"/{moves}"}]
@@ -225,7 +225,7 @@ def test_no_name_in_a_session_or_its_world_moves_the_cursor():
         assert "[2J" in text
 
 
-def test_a_server_is_asked_for_its_sessions_without_importing_one(world):
+def test_session_commands_with_url_do_not_import_the_server(world):
     args = ["session", "list", "--url", world.url, "--token", "ann-token"]
     program = (
         f"import sys; from toolpack_server.cli import cli; cli({args!r}, standalone_mode=False); "
@@ -236,15 +236,15 @@ def test_a_server_is_asked_for_its_sessions_without_importing_one(world):
     assert json.loads(shown) == json.loads(invoke(*args).output)
 
 
-def test_list_shows_what_a_server_has(world):
+def test_list_shows_the_toolpacks_of_a_server(world):
     remote = invoke("list", "--url", world.url, "--token", "ann-token")
     assert remote.exit_code == 0, remote.output
-    assert "ledger\n" in remote.output  # whose folder is the operator's business
+    assert "ledger\n" in remote.output  # without the folder, which a server doesn't reveal
     here = invoke("list", *FIXTURES).output
     assert remote.output == re.sub(rf" \({serving.PACKS}/\w+\.py(\)|, )", lambda found: " (" * (found[1] != ")"), here)
 
 
-def test_what_cannot_be_looked_at_is_said_in_one_sentence(world, tmp_path):
+def test_session_that_cannot_be_read_is_a_one_sentence_error(world, tmp_path):
     assert said("session", "list", "--data-dir", str(world.folder)) == (
         f"toolpack-server: A running server uses {world.folder}/sessions.db: ask that server, with --url."
     )
@@ -258,7 +258,7 @@ def test_what_cannot_be_looked_at_is_said_in_one_sentence(world, tmp_path):
     assert "can't be reached" in said("session", "list", "--url", "http://127.0.0.1:1")
 
 
-def test_a_session_whose_toolpack_is_not_loaded_is_listed_and_traced_but_not_shown(world, tmp_path):
+def test_session_without_its_toolpack_is_listed_but_not_shown(world, tmp_path):
     for name in ("sessions.db", "sessions.db-wal", "secret.key"):
         (tmp_path / name).write_bytes((world.folder / name).read_bytes())
         (tmp_path / name).chmod(0o600)
@@ -267,10 +267,10 @@ def test_a_session_whose_toolpack_is_not_loaded_is_listed_and_traced_but_not_sho
     assert "Toolpack 'ledger' is not loaded" in said("session", "env", *place, "--packs", "bank", world.fork)
 
 
-# beside a hostile server
+# hostile servers
 
 
-def test_an_answer_has_an_end(monkeypatch):
+def test_reply_that_never_ends_is_rejected(monkeypatch):
     monkeypatch.setattr(requests, "MAX_REPLY_BYTES", 2**20)
     with server_that(endless) as url:
         result = invoke("session", "list", "--url", url)
@@ -278,7 +278,7 @@ def test_an_answer_has_an_end(monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["@127.0.0.2/x", ".evil.example/x", "http://evil.example/x"])
-def test_a_token_goes_to_no_other_host(path):
+def test_token_is_not_sent_to_another_host(path):
     ask = requests.remote("http://127.0.0.1:1", "secret")
     with pytest.raises(click.ClickException, match="isn't a path"):
         asyncio.run(ask("get_task", {}, path))

@@ -1,4 +1,4 @@
-"""The call log has one line for each call, without arguments and results unless a setting asks for them."""
+"""The call log: one line per call, with arguments and results only if a setting enables them."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ SECRET = "what-was-said"
 
 
 class Log:
-    """The log of a running server, from the start of the test."""
+    """The part of a running server's log that was written during the test."""
 
     def __init__(self, server, folder):
         self.server = server
@@ -35,11 +35,11 @@ class Log:
         self._from = self._path.stat().st_size
 
     def text(self):
-        self.server.http.get("/healthz")  # calls that ended before this request are in the log when it is answered
+        self.server.http.get("/healthz")  # when this is answered, the log has all calls that ended before
         return self._path.read_bytes()[self._from :].decode()
 
     def all(self):
-        """Every line; each must be one JSON object."""
+        """Return all lines, each parsed as one JSON object."""
         return [json.loads(line) for line in self.text().split("\n")[:-1]]
 
     def lines(self):
@@ -72,7 +72,7 @@ def post(server, path, method, headers=None, **params):
     return server.http.post(path, json=body, headers=headers)
 
 
-def test_a_line_for_each_call_with_these_fields(log):
+def test_call_log_has_a_line_per_call_with_these_fields(log):
     session = log.server.rpc("create_session", toolpacks=["ledger"])
     session_id = session["session_id"]
     log.server.call(session_id, "add", amount=1)
@@ -97,7 +97,7 @@ def test_a_line_for_each_call_with_these_fields(log):
     assert len({line["request_id"] for line in lines}) == 5
 
 
-def test_a_batch_is_one_request_with_a_line_for_each_call(log):
+def test_batch_has_one_request_id_and_a_line_per_call(log):
     session_id = log.server.rpc("create_session", toolpacks=["ledger"])["session_id"]
     params = {"session_id": session_id, "function": "total"}
     batch = [{"jsonrpc": "2.0", "id": number, "method": "run_function", "params": params} for number in range(3)]
@@ -106,21 +106,21 @@ def test_a_batch_is_one_request_with_a_line_for_each_call(log):
 
 
 @pytest.mark.parametrize("given", ["abc-123", "x", "a" * 128, '{"a":1}', "../../etc", "%s%n"])
-def test_a_request_id_is_accepted_and_returned(log, given):
+def test_valid_request_id_is_accepted_and_returned(log, given):
     reply = post(log.server, "/rpc", "run_function", {"X-Request-ID": given}, session_id="0" * 32, function="add")
     assert reply.headers["x-request-id"] == given
     assert [line["request_id"] for line in log.lines()] == [given]
 
 
 @pytest.mark.parametrize("given", ["", "a" * 129, "a b", "a\tb", b"\xff", "é".encode(), None])
-def test_a_request_id_that_is_unsafe_to_log_is_replaced(log, given):
+def test_request_id_that_is_unsafe_to_log_is_replaced(log, given):
     headers = {} if given is None else {"X-Request-ID": given}
     reply = post(log.server, "/rpc", "run_function", headers, session_id="0" * 32, function="add")
     assert re.fullmatch(r"[0-9a-f]{16}", reply.headers["x-request-id"])
     assert [line["request_id"] for line in log.lines()] == [reply.headers["x-request-id"]]
 
 
-def test_a_forked_process_gives_request_ids_of_its_own():
+def test_forked_process_generates_its_own_request_ids():
     ours, theirs = multiprocessing.Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
@@ -132,13 +132,13 @@ def test_a_forked_process_gives_request_ids_of_its_own():
     theirs.close()
 
 
-def test_refusals_return_the_request_id_too(log):
+def test_rejected_requests_return_the_request_id(log):
     reply = log.server.http.post("/rpc", content=b"{}", headers={"Content-Type": "x", "X-Request-ID": "mine"})
     assert (reply.status_code, reply.headers["x-request-id"]) == (415, "mine")
 
 
 @pytest.mark.parametrize("name", ['a\n{"time": 1}', "\r\n", "\x1b[2J", "\u2028", "\x00", "x" * 10_000, "😀", '"}'])
-def test_a_function_s_name_is_one_string_in_one_line(log, name):
+def test_function_name_is_logged_as_one_string_on_one_line(log, name):
     session_id = log.server.rpc("create_session", toolpacks=["ledger"])["session_id"]
     log.server.call(session_id, name)
     (line,) = log.lines()
@@ -155,7 +155,7 @@ def test_arguments_and_results_are_not_logged(log):
     assert SECRET not in log.text()
 
 
-def test_arguments_and_results_are_logged_if_a_setting_says_so(tmp_path):
+def test_log_calls_full_adds_arguments_and_results(tmp_path):
     with serving_with(tmp_path, TOOLPACK_LOG_CALLS="full") as server:
         log = Log(server, tmp_path)
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
@@ -168,7 +168,7 @@ def test_arguments_and_results_are_logged_if_a_setting_says_so(tmp_path):
         assert failed["result"].startswith("ValidationError: ")
 
 
-def test_it_can_be_off(tmp_path):
+def test_log_calls_off_disables_the_call_log(tmp_path):
     with serving_with(tmp_path, TOOLPACK_LOG_CALLS="off") as server:
         log = Log(server, tmp_path)
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
@@ -176,7 +176,7 @@ def test_it_can_be_off(tmp_path):
         assert [line["event"] for line in log.all()] == ["create_session"]
 
 
-def test_only_lines_that_are_important_enough_are_logged(tmp_path):
+def test_log_level_filters_lines(tmp_path):
     with serving_with(tmp_path, TOOLPACK_LOG_LEVEL="warning") as server:
         log = Log(server, tmp_path)
         server.call(server.rpc("create_session", toolpacks=["ledger"])["session_id"], "total")
@@ -184,10 +184,10 @@ def test_only_lines_that_are_important_enough_are_logged(tmp_path):
         assert [line["status"] for line in log.all()] == [415]
 
 
-# What happens to sessions, and what is refused
+# Session events and refused requests
 
 
-def test_the_life_of_sessions_is_logged(log):
+def test_session_events_are_logged(log):
     session_id = log.server.rpc("create_session", toolpacks=["ledger"], labels={"who": SECRET})["session_id"]
     forks = log.server.rpc("fork_session", session_id=session_id, count=2)
     log.server.rpc("reset_session", session_id=session_id)
@@ -210,7 +210,7 @@ def test_the_life_of_sessions_is_logged(log):
     assert SECRET not in log.text()
 
 
-def test_refused_requests_are_logged_without_paths_that_may_be_secrets(log):
+def test_refused_requests_are_logged_without_secret_paths(log):
     session = log.server.rpc("create_session", toolpacks=["ledger"])
     key = session["agent_path"].removeprefix("/agents/")
     http = log.server.http
@@ -230,7 +230,7 @@ def test_refused_requests_are_logged_without_paths_that_may_be_secrets(log):
     assert key not in log.text()
 
 
-def test_of_many_refused_requests_in_a_second_some_are_only_counted(monkeypatch, caplog):
+def test_floods_of_refused_requests_are_only_counted(monkeypatch, caplog):
     clock = serving.Clock(monkeypatch, refusals)
     clock.move(1 - clock.monotonic() % 1)
     log = refusals.RefusalLog()
@@ -243,10 +243,10 @@ def test_of_many_refused_requests_in_a_second_some_are_only_counted(monkeypatch,
     assert [record.event.get("count") for record in caplog.records[-2:]] == [7, None]
 
 
-# At level debug: where a function raised
+# Log level debug: tracebacks of functions
 
 
-def test_the_log_says_where_a_function_raised_and_the_reply_does_not(tmp_path):
+def test_debug_log_has_tracebacks_that_replies_do_not_have(tmp_path):
     with serving_with(tmp_path, TOOLPACK_LOG_LEVEL="debug") as server:
         log = Log(server, tmp_path)
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
@@ -265,7 +265,7 @@ def test_the_log_says_where_a_function_raised_and_the_reply_does_not(tmp_path):
 
 
 @pytest.mark.parametrize("level", ["info", "warning"])
-def test_at_other_levels_there_is_no_traceback(tmp_path, level):
+def test_other_log_levels_have_no_tracebacks(tmp_path, level):
     with serving_with(tmp_path, TOOLPACK_LOG_LEVEL=level) as server:
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         server.call(session_id, "add_then", how="raise")
@@ -276,12 +276,12 @@ def test_at_other_levels_there_is_no_traceback(tmp_path, level):
 def raised_by(function):
     try:
         function()
-    except BaseException as error:  # noqa: BLE001 - whatever it raises
+    except BaseException as error:  # noqa: BLE001 - the function may raise anything
         return tracebacks.traceback_text(error)
     return None
 
 
-def test_a_traceback_has_the_causes_and_not_the_server_s_own_code():
+def test_traceback_shows_causes_without_the_servers_own_frames():
     def cause():
         raise KeyError("missing")
 
@@ -304,7 +304,7 @@ def test_a_traceback_has_the_causes_and_not_the_server_s_own_code():
     assert "server/toolpack_server/functions" not in text
 
 
-def test_a_traceback_is_limited():
+def test_traceback_length_is_limited():
     def deep(depth):
         if depth:
             return other(depth - 1)
@@ -318,11 +318,11 @@ def test_a_traceback_is_limited():
     assert text.startswith("Traceback")
 
 
-# On a terminal
+# Output on a terminal
 
 
 class Terminal(io.TextIOWrapper):
-    """Standard error as a terminal or a pipe."""
+    """Standard error that is a terminal, or a pipe."""
 
     def __init__(self, *, interactive=True):
         super().__init__(io.BytesIO(), write_through=True)
@@ -346,7 +346,7 @@ def called(terminal, style, function="add", owner="ann", kwargs=None):
     return log
 
 
-def test_on_a_terminal_it_is_plain_text():
+def test_terminal_output_is_plain_text():
     terminal = Terminal()
     called(terminal, "auto")
     called(terminal, "auto", owner=None)
@@ -358,39 +358,39 @@ def test_on_a_terminal_it_is_plain_text():
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\r", "\x00", "\u202e", "\u2028", "\x9b1m", "é 😀"])
-def test_on_a_terminal_control_characters_are_escaped(name):
+def test_control_characters_are_escaped_on_a_terminal(name):
     terminal = Terminal()
     called(terminal, "text", function=name, owner=name, kwargs={"a": name})
     (line,) = terminal.lines()
     assert re.fullmatch(rb"[ -~]+", line)
 
 
-def test_in_a_pipe_it_is_json():
+def test_pipe_output_is_json():
     pipe = Terminal(interactive=False)
     called(pipe, "auto")
     assert list(json.loads(pipe.lines()[0])) == FIELDS
 
 
-def test_ids_in_a_function_s_name_are_shortened():
+def test_ids_in_a_function_name_are_shortened():
     pipe = Terminal()
     called(pipe, "json", function=f"get {'0123456789abcdef' * 2}")
     assert json.loads(pipe.lines()[0])["function"] == "get 01234567…"
 
 
-def test_a_closed_log_does_not_stop_the_server():
+def test_closed_log_does_not_stop_the_server():
     pipe = Terminal()
     pipe.close()
     called(pipe, "json")
 
 
-def test_each_request_has_an_id_of_its_own():
+def test_each_request_gets_its_own_id():
     assert accept_request_id(b"mine") == request_id.get() == "mine"
-    made = accept_request_id(None)
-    assert made == request_id.get()
-    assert re.fullmatch(r"[0-9a-f]{16}", made)
+    generated = accept_request_id(None)
+    assert generated == request_id.get()
+    assert re.fullmatch(r"[0-9a-f]{16}", generated)
 
 
-def test_an_unknown_path_is_not_logged(log):
+def test_unknown_path_is_not_logged(log):
     assert log.server.http.get("/agents/" + "a" * 32).status_code == 405
     assert log.server.http.get("/" + "a" * 32).status_code == 404
     with contextlib.suppress(httpx.TransportError):

@@ -1,4 +1,4 @@
-"""Prometheus metrics: summed over workers, correct after one dies, with a bounded number of labels."""
+"""Prometheus metrics: summed over workers, correct after a worker dies, with a bounded number of label values."""
 
 import contextlib
 import http.client
@@ -44,7 +44,7 @@ class Load:
         return self.rpc("create_session", toolpacks=["ledger"])["result"]["session_id"]
 
     def call(self, toolpack, outcome, function, session_id, /, **params):
-        """Send a call, and record how it must be counted."""
+        """Send a call, and record how the server must count it."""
         envelope = self.rpc("run_function", session_id=session_id, function=function, **params)
         with self._lock:
             self.sent[toolpack, function if toolpack else "", outcome] += 1
@@ -74,7 +74,7 @@ class Load:
 
 
 def work(load, rounds=15):
-    """Make calls with every outcome."""
+    """Make calls with each outcome."""
     session = load.create()
     for number in range(rounds):
         load.call("ledger", "ok", "add", session, kwargs={"amount": 1})
@@ -99,7 +99,7 @@ def workers(server):
     return Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
 
 
-def test_counters_are_summed_over_workers_and_survive_one(server):
+def test_counters_are_summed_over_workers_and_survive_a_crash(server):
     load = Load(server.url)
     wait_until(lambda: len(workers(server)) == 2, "two workers")
     with ThreadPoolExecutor(4) as pool:
@@ -119,10 +119,10 @@ def test_counters_are_summed_over_workers_and_survive_one(server):
     assert load.sample("toolpack_call_seconds_bucket", le="+Inf") == calls
     by_ledger = sum(times for (toolpack, _, _), times in load.sent.items() if toolpack == "ledger")
     assert load.sample("toolpack_call_seconds_count", toolpack="ledger") == by_ledger
-    assert load.sample("toolpack_call_seconds_sum", toolpack="ledger") >= 0.3 * 5  # five that passed their deadline
+    assert load.sample("toolpack_call_seconds_sum", toolpack="ledger") >= 0.3 * 5  # five calls missed their deadline
 
 
-def test_a_slow_function_is_seen_by_its_name(server):
+def test_slow_function_is_identified_by_its_name(server):
     load = Load(server.url)
     session = load.create()
     before = seconds_of(load)
@@ -143,7 +143,7 @@ def seconds_of(load):
 
 
 def check_counted(load):
-    # A call is counted when its answer is on its way, and it may be another worker that is asked for the numbers.
+    # A worker counts a call when it sends the answer, and another worker may serve the metrics.
     wait_until(lambda: load.counted().total() >= load.sent.total(), "the last count")
     assert load.counted() == load.sent
 
@@ -155,7 +155,7 @@ def is_served(load):
         return None
 
 
-def test_labels_are_bounded_whatever_clients_send(server):
+def test_clients_cannot_add_label_values(server):
     load = Load(server.url)
     work(load, 2)
     before = load.counted().keys()
@@ -198,20 +198,20 @@ def test_gauges_commits_and_snapshots(server):
     assert load.sample("toolpack_waiting_calls") == 0
 
 
-def test_metrics_need_the_token(server):
+def test_metrics_require_the_token(server):
     assert server.http.get("/metrics").status_code == 401
     reply = server.http.get("/metrics", headers=HEADERS)
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-def test_one_worker_in_memory_counts_too(tmp_path):
+def test_single_worker_in_memory_counts_too(tmp_path):
     with server_process.served(tmp_path, "--store", "memory:") as server:
         load = Load(server.url)
         work(load, 1)
         check_counted(load)
 
 
-def test_metrics_are_served_while_the_store_is_unreachable(tmp_path, redis_server_of_its_own):
+def test_metrics_are_served_without_the_store(tmp_path, redis_server_of_its_own):
     url, process_id = redis_server_of_its_own
     key = "a key that only this test knows"
     with server_process.served(tmp_path, "--store", url, TOOLPACK_SECRET_KEY=key) as server:

@@ -1,4 +1,4 @@
-"""The author and the operator are told where a function raised; agents aren't."""
+"""The location of an error in a function: authors and operators see it, agents don't."""
 
 import json
 
@@ -10,7 +10,7 @@ from toolpack_server.functions.tracebacks import raised_at
 pytestmark = IN_BOTH
 
 
-def test_the_log_says_where_a_function_raised(bench):
+def test_log_has_the_line_where_a_function_raised(bench):
     seen = []
     bench.service.sessions._observer._log.write = seen.extend
     session = bench.create("ledger")
@@ -27,7 +27,7 @@ def test_the_log_says_where_a_function_raised(bench):
     assert fine.raised_at is None
 
 
-def test_the_innermost_line_that_is_no_library_is_named():
+def test_innermost_line_outside_libraries_is_named():
     def decode():
         json.loads("{")
 

@@ -1,4 +1,4 @@
-"""A request's traceparent and tracestate, as W3C defines them, stand in its log lines and its records."""
+"""W3C trace context: the log lines and records of a request have its traceparent and tracestate."""
 
 import json
 import socket
@@ -33,15 +33,15 @@ def log(running):
     [
         (PARENT, True),
         (f"00-{TRACE}-{SPAN}-00", False),
-        (f"00-{TRACE}-{SPAN}-ff", True),  # flags that nobody knows yet
-        (f"cc-{TRACE}-{SPAN}-01", True),  # a later version begins like this one
+        (f"00-{TRACE}-{SPAN}-ff", True),  # flags of a future version
+        (f"cc-{TRACE}-{SPAN}-01", True),  # a later version begins with the same fields
         (f"cc-{TRACE}-{SPAN}-01-what-the-future-will-be-like", True),
     ],
 )
-def test_a_traceparent_is_read(given, sampled):
-    found = read_trace_context(given)
-    assert (found.trace_id, found.span_id, found.sampled, found.state) == (TRACE, SPAN, sampled, "")
-    assert found.traceparent == f"00-{TRACE}-{SPAN}-{'01' if sampled else '00'}"
+def test_valid_traceparent_is_parsed(given, sampled):
+    context = read_trace_context(given)
+    assert (context.trace_id, context.span_id, context.sampled, context.state) == (TRACE, SPAN, sampled, "")
+    assert context.traceparent == f"00-{TRACE}-{SPAN}-{'01' if sampled else '00'}"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_traceparent_is_read(given, sampled):
         *(f"00-{TRACE}0-{SPAN}-01", f"0-{TRACE}-{SPAN}-01", f"..-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN[1:]}-01"),
     ],
 )
-def test_what_is_no_traceparent_is_ignored(given):
+def test_invalid_traceparent_is_ignored(given):
     assert read_trace_context(given, "foo=1") is None
 
 
@@ -78,7 +78,7 @@ def test_what_is_no_traceparent_is_ignored(given):
         *((f"foo={'x' * 257}", ""), (",".join(f"m{number}=1" for number in range(33)), ""), (7, ""), (None, "")),
     ],
 )
-def test_a_tracestate_is_kept_if_it_is_valid(given, kept):
+def test_valid_tracestate_is_kept(given, kept):
     assert read_trace_context(PARENT, given).state == kept
     assert len(kept) <= MAX_STATE
 
@@ -105,7 +105,7 @@ def test_log_lines_have_the_context_of_their_request(log):
     ]
 
 
-def test_of_two_pipelined_requests_each_has_its_own(log):
+def test_pipelined_requests_have_their_own_context(log):
     session_id = log.server.rpc("create_session", toolpacks=["ledger"])["session_id"]
     params = {"session_id": session_id, "function": "total"}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params})
@@ -124,7 +124,7 @@ def test_of_two_pipelined_requests_each_has_its_own(log):
     ("header", "member", "kept"),
     [(OTHER, PARENT, PARENT), (OTHER, "00-x", OTHER), (None, PARENT, PARENT), (OTHER, 7, OTHER)],
 )
-def test_a_message_of_mcp_goes_before_its_header(log, header, member, kept):
+def test_context_in_an_mcp_message_overrides_the_header(log, header, member, kept):
     session = log.server.rpc("create_session", toolpacks=["ledger"])
     headers = {"traceparent": header} if header else {}
     meta = {"traceparent": member, "tracestate": "foo=1"}
@@ -135,7 +135,7 @@ def test_a_message_of_mcp_goes_before_its_header(log, header, member, kept):
     assert (line["traceparent"], line.get("tracestate")) == (kept, "foo=1" if kept == PARENT else None)
 
 
-def test_records_have_it_where_only_the_server_reads():
+def test_record_keeps_the_context_private_to_the_server():
     with serving.Bench() as bench:
         session_id = bench.create()
 

@@ -1,4 +1,4 @@
-"""What takes too long at the start is interrupted by what it does, not by how busy the machine is."""
+"""The time limit of imports: it counts the process's own work, so a busy machine doesn't cause a timeout."""
 
 import time
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not hasattr(module.signal, "setitimer"), reason=
 
 
 class Machine:
-    """A machine on which this process has a share of a processor."""
+    """A `time` module that gives this process a fixed share of a CPU."""
 
     monotonic = staticmethod(time.monotonic)
 
@@ -25,7 +25,7 @@ def go_on(seconds):
         pass
 
 
-def test_code_that_gets_little_of_a_processor_is_not_interrupted_and_the_log_says_what_is_slow(monkeypatch, caplog):
+def test_import_starved_of_cpu_continues_and_is_logged_as_slow(monkeypatch, caplog):
     monkeypatch.setattr(module, "time", Machine(share=0.05))
     with time_limit(0.05, "its import"):
         go_on(0.4)
@@ -34,14 +34,14 @@ def test_code_that_gets_little_of_a_processor_is_not_interrupted_and_the_log_say
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 1.0, 2.0])
-def test_code_that_waits_or_computes_is_interrupted(monkeypatch, share):
+def test_import_that_waits_or_computes_too_long_is_interrupted(monkeypatch, share):
     monkeypatch.setattr(module, "time", Machine(share))
     with pytest.raises(TimeLimitExceeded, match=r"its import takes longer than 0\.05 s at .*: advice\."):  # noqa: SIM117
         with time_limit(0.05, "its import", "advice"):
             go_on(60)
 
 
-def test_code_that_gets_little_of_a_processor_is_interrupted_when_it_has_had_enough(monkeypatch):
+def test_import_with_little_cpu_is_interrupted_at_its_cpu_limit(monkeypatch):
     monkeypatch.setattr(module, "time", Machine(share=0.25))
     with pytest.raises(TimeLimitExceeded), time_limit(0.05, "its import"):
         go_on(60)

@@ -1,4 +1,4 @@
-"""Toolpacks that installed distributions bring: which are loaded, what is said of them, and that versions are kept."""
+"""Toolpacks of installed distributions: how they are loaded, their problems, and their versions in sessions."""
 
 import contextlib
 import importlib
@@ -47,7 +47,7 @@ def kiosk(name="kiosk", coin=1, field=""):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """A function that installs a distribution as pip would, in place of an older version, and gives its folder."""
+    """A function that installs a distribution as pip does, replacing an older version, and returns its folder."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)
@@ -83,7 +83,7 @@ def problem(*arguments):
     return str(stopped.value)
 
 
-def test_installed_toolpacks_are_loaded_as_bundled_ones_are(install, tmp_path):
+def test_installed_toolpacks_load_like_bundled_ones(install, tmp_path):
     install("kiosk-toolpack", "1.2.0", "kiosk = kiosk_toolpack", kiosk_toolpack=kiosk())
     folder = tmp_path / "packs"
     folder.mkdir()
@@ -102,7 +102,7 @@ def test_installed_toolpacks_are_loaded_as_bundled_ones_are(install, tmp_path):
     ]
 
 
-def test_an_entry_point_may_name_one_of_several_toolpacks(install):
+def test_entry_point_may_select_one_toolpack_of_a_module(install):
     two = kiosk() + '\nother = Toolpack("other")\n'
     install("two-toolpacks", "1", "kiosk = two_toolpacks", two_toolpacks=two)
     assert {"kiosk", "other"} <= set(load_catalog().toolpacks)
@@ -111,7 +111,7 @@ def test_an_entry_point_may_name_one_of_several_toolpacks(install):
     assert load_catalog([], ["other"]).versions(["other"]) == {"other": "2"}
 
 
-def test_only_what_is_named_is_imported(install):
+def test_only_selected_toolpacks_are_imported(install):
     site = install("ready", "1", "kiosk = ready", ready=kiosk())
     noted = site / "imported"
     code = f"from pathlib import Path\nPath({str(noted)!r}).touch()\n"
@@ -136,7 +136,7 @@ def test_only_what_is_named_is_imported(install):
     ],
     ids=["import", "error", "exit", "no module", "no submodule", "error above", "registration"],
 )
-def test_one_that_cannot_be_imported_stops_the_start_and_is_named(install, code, entry_point, says):
+def test_failed_import_stops_the_start_with_the_distribution(install, code, entry_point, says):
     site = install("broken-toolpack", "0.3", f"broken = {entry_point}", broken=code)
     message = problem()
     assert message.startswith(f"broken-toolpack 0.3: {says.format(file=site / 'broken' / '__init__.py')}")
@@ -156,12 +156,12 @@ def test_one_that_cannot_be_imported_stops_the_start_and_is_named(install, code,
         ),
     ],
 )
-def test_one_without_a_toolpack_is_noted(install, code, entry_point, says):
+def test_distribution_without_a_toolpack_is_a_notice(install, code, entry_point, says):
     site = install("empty-toolpack", "1", f"empty = {entry_point}", empty=code)
     assert f"empty-toolpack 1: {site / 'empty' / '__init__.py'}: {says}" in load_catalog().notices
 
 
-def test_a_clash_of_names_says_both_places(install, tmp_path):
+def test_name_clash_names_both_sources(install, tmp_path):
     site = install("first-kiosk", "1.0", "kiosk = first", first=kiosk())
     folder = tmp_path / "packs"
     folder.mkdir()
@@ -171,7 +171,8 @@ def test_a_clash_of_names_says_both_places(install, tmp_path):
     assert problem([folder], ["kiosk"]) == (
         f"first-kiosk 1.0: {first}: the name 'kiosk' is taken by {own}: {remedy} first-kiosk."
     )
-    assert list(load_catalog([folder]).toolpacks) == ["kiosk"]  # whoever develops it has it installed, too
+    # The author of a toolpack also has it installed, so the folder wins.
+    assert list(load_catalog([folder]).toolpacks) == ["kiosk"]
     second = f"{site}/second/__init__.py:12: Toolpack('kiosk')"
     install("second-kiosk", "2.0", "kiosk = second", second=kiosk())
     for names in ([], ["kiosk"]):
@@ -194,7 +195,7 @@ def test_a_clash_of_names_says_both_places(install, tmp_path):
 
 @pytest.fixture(params=["sqlite", "redis"])
 def pair(request, install, store_url):
-    """A function that upgrades the toolpack, and starts one more server on the store that all of them share."""
+    """A function that upgrades the toolpack and starts another server on the same store."""
     url = store_url(request.param)
     with contextlib.ExitStack() as stack:
         newest = [None]
@@ -202,7 +203,7 @@ def pair(request, install, store_url):
         def upgraded(version, **changes):
             install("kiosk-toolpack", version, "kiosk = kiosk_toolpack", kiosk_toolpack=kiosk(**changes))
             if request.param == "sqlite" and newest[0] is not None:
-                newest[0].close()  # its file has one server at a time
+                newest[0].close()  # an SQLite file belongs to one server at a time
             newest[0] = Bench(load_catalog([], ["kiosk", "bank"]), url)
             stack.callback(newest[0].close)
             return newest[0]
@@ -214,7 +215,7 @@ def versions(bench, session_id):
     return bench.rpc("get_session", session_id=session_id)["toolpack_versions"]
 
 
-def test_a_session_keeps_the_version_that_it_was_created_with(pair):
+def test_session_keeps_the_toolpack_version_of_its_creation(pair):
     old = pair("1.0")
     session = old.rpc("create_session", toolpacks=["kiosk"])
     assert session["toolpack_versions"] == {"kiosk": "1.0"}
@@ -233,7 +234,7 @@ def test_a_session_keeps_the_version_that_it_was_created_with(pair):
     ]
 
 
-def test_other_classes_than_a_sessions_are_told_with_both_versions(pair):
+def test_changed_classes_are_rejected_with_both_versions(pair):
     old = pair("1.0")
     session = old.create("kiosk")
     old.result(session, "pay")
@@ -247,18 +248,18 @@ def test_other_classes_than_a_sessions_are_told_with_both_versions(pair):
     assert new.result(session, "pay") == 1
 
 
-def test_a_replay_tells_that_the_version_is_another(pair):
+def test_replay_reports_another_toolpack_version(pair):
     old = pair("1.0")
     session = old.create("kiosk", "bank")
     old.result(session, "pay")
     assert old.rpc("replay_session", session_id=session)["other_versions"] == {}
     bundle = old.rpc("export_bundle", session_id=session)["bundle"]
     new = pair("1.1", coin=10)
-    found = new.rpc("replay_session", session_id=session)
-    assert found.get("diverged")["index"] == 0
-    assert found["other_versions"] == {"kiosk": {"recorded": "1.0", "replayed": "1.1"}}
+    replay = new.rpc("replay_session", session_id=session)
+    assert replay.get("diverged")["index"] == 0
+    assert replay["other_versions"] == {"kiosk": {"recorded": "1.0", "replayed": "1.1"}}
     repeated = new.rpc("import_bundle", bundle=bundle, mode="replay")
-    assert repeated["other_versions"] == found["other_versions"]
+    assert repeated["other_versions"] == replay["other_versions"]
     assert repeated["session"]["toolpack_versions"]["kiosk"] == "1.1"
     exact = new.rpc("import_bundle", bundle=bundle)
     assert exact["toolpack_versions"]["kiosk"] == "1.0"
@@ -266,19 +267,19 @@ def test_a_replay_tells_that_the_version_is_another(pair):
     assert new.rpc("import_bundle", bundle=again)["toolpack_versions"]["kiosk"] == "1.0"
 
 
-def test_a_toolpack_of_a_folder_has_no_version(make_bench):
+def test_toolpack_of_a_folder_has_no_version(make_bench):
     bench = make_bench()
     assert bench.rpc("create_session", toolpacks=["ledger"])["toolpack_versions"] == {}
     (ledger,) = [each for each in bench.rpc("list_toolpacks") if each["name"] == "ledger"]
     assert {"distribution", "version"} & ledger.keys() == set()
 
 
-# A real wheel
+# A wheel that pip installs
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel of a package that `new` has written, and the folder of the package."""
+    """The wheel of a package that `new` wrote, and the folder of the package."""
     folder = tmp_path_factory.mktemp("wheel")
     written = command_line.invoke("new", "--package", "errands", "--dir", folder)
     assert written.exit_code == 0, written.output
@@ -289,7 +290,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(wheel, tmp_path_factory):
-    """A folder into which pip has installed that wheel."""
+    """A folder into which pip installed the wheel."""
     folder = tmp_path_factory.mktemp("site")
     flags = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "install", *flags, str(wheel[0])], check=True)
@@ -301,7 +302,7 @@ def with_site(site):
 
 
 @pytest.mark.heavy
-def test_the_tests_of_a_new_package_pass(wheel, site):
+def test_tests_of_a_new_package_pass(wheel, site):
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(wheel[1])],
         env=os.environ | with_site(site),
@@ -315,7 +316,7 @@ def test_the_tests_of_a_new_package_pass(wheel, site):
 
 
 @pytest.mark.heavy
-def test_an_installed_wheel_is_listed_with_its_version(site):
+def test_installed_wheel_is_listed_with_its_version(site):
     listed = command_line.run("list", "--packs", "errands", **with_site(site))
     assert listed.stdout.startswith("errands (errands-toolpack 0.1.0)\n  list_items() [read-only]: "), listed.stderr
     checked = command_line.run("check", "--packs", "errands", **with_site(site))
@@ -324,7 +325,7 @@ def test_an_installed_wheel_is_listed_with_its_version(site):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("variables", [{}, {"TOOLPACK_ISOLATION": "process"}], ids=["threads", "executors"])
-def test_an_installed_wheel_is_served(site, tmp_path, variables):
+def test_installed_wheel_is_served(site, tmp_path, variables):
     with server_process.served(tmp_path, "--packs", "errands", **variables, **with_site(site)) as server:
         session = server.rpc("create_session")
         assert session["toolpack_versions"] == {"errands": "0.1.0"}
@@ -333,7 +334,7 @@ def test_an_installed_wheel_is_served(site, tmp_path, variables):
         assert listed.stdout.startswith("errands (errands-toolpack 0.1.0)\n"), listed.stderr
 
 
-def test_packages_are_watched_for_changes(install):
+def test_folders_of_installed_packages_are_watched(install):
     folder = install("kiosk-toolpack", "1", "kiosk = kiosk_toolpack", kiosk_toolpack=kiosk())
     install("lone", "1", "lone = lone_module")
     (folder / "lone_module.py").write_text(kiosk("lone"))

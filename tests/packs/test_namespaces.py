@@ -1,4 +1,4 @@
-"""Toolpacks of one session with functions of one name: each can be called, and who can do without isn't renamed."""
+"""Functions with the same name in several toolpacks of a session: each is prefixed, and others keep their names."""
 
 from typing import Annotated
 
@@ -22,7 +22,7 @@ Things = Annotated[list[str], Depends("things")]
 
 
 def box(name, *more, opt_in=False):
-    made = Toolpack(name, Box, opt_in=opt_in)
+    toolpack = Toolpack(name, Box, opt_in=opt_in)
 
     def put(things: Things, thing: str = "") -> list[str]:
         """Put something into the box.
@@ -36,8 +36,8 @@ def box(name, *more, opt_in=False):
         """Look into the box."""
         return things
 
-    made.function(put)
-    made.function(read_only=True)(look)
+    toolpack.function(put)
+    toolpack.function(read_only=True)(look)
     for extra in more:
 
         def only(things: Things) -> str:
@@ -46,8 +46,8 @@ def box(name, *more, opt_in=False):
             return name
 
         only.__name__ = extra
-        made.function(only)
-    return made
+        toolpack.function(only)
+    return toolpack
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def names(bench, session, form="native"):
     return [function["function"]["name"] if form == "openai" else function["name"] for function in listed]
 
 
-def test_functions_of_one_name_get_their_toolpacks_as_prefix(bench):
+def test_functions_with_the_same_name_get_their_toolpacks_prefix(bench):
     session = bench.create("red", "blue.dark")
     dotted = ["red.put", "red.look", "paint", "blue.dark.put", "blue.dark.look", "wash"]
     assert names(bench, session) == names(bench, session, "gemini") == dotted
@@ -70,13 +70,13 @@ def test_functions_of_one_name_get_their_toolpacks_as_prefix(bench):
         assert names(bench, session, form) == [name.replace(".", "__") for name in dotted]
 
 
-def test_a_session_that_can_do_without_is_not_renamed(bench):
+def test_session_without_duplicate_names_has_no_prefixes(bench):
     assert names(bench, bench.create("red")) == ["put", "look", "paint"]
     everything = [function["name"] for function in bench.rpc("list_functions")["result"]]
     assert everything == ["put", "look", "paint", "put", "look", "wash", "put", "look", "paint", "green__put"]
 
 
-def test_both_spellings_call_the_function_of_that_toolpack(bench):
+def test_both_spellings_of_a_prefixed_name_can_be_called(bench):
     session = bench.create("red", "blue.dark")
     assert bench.result(session, "red.put", thing="a") == ["a in red"]
     assert bench.result(session, "red__put", thing="b") == ["a in red", "b in red"]
@@ -87,17 +87,17 @@ def test_both_spellings_call_the_function_of_that_toolpack(bench):
     assert error == "ToolNotFoundError: The requested function `put` is not available."
     assert [record["function"] for record in bench.rpc("get_trace", session_id=session)][:2] == ["red.put", "red__put"]
     assert bench.rpc("get_environment", session_id=session)["red"] == {"things": ["a in red", "b in red", "seen"]}
-    assert bench.version(session) == 4  # the second look was read-only
+    assert bench.version(session) == 4  # the second `look` was read-only
 
 
-def test_nested_calls_know_the_names_of_the_session(bench):
+def test_nested_calls_use_the_prefixed_names(bench):
     session = bench.create("red", "blue.dark")
     inner = {"$call": {"function": "wash", "args": {}}}
     assert bench.result(session, "red.put", thing=inner) == ["blue.dark in red"]
     assert bench.rpc("get_environment", session_id=session)["blue.dark"] == {"things": ["seen"]}
 
 
-def test_a_name_that_a_prefix_would_make_ambiguous_gets_one_too(bench):
+def test_name_that_looks_prefixed_gets_a_prefix_too(bench):
     session = bench.create("red", "green")
     assert names(bench, session) == [
         *("red.put", "red.look", "red.paint"),
@@ -107,7 +107,7 @@ def test_a_name_that_a_prefix_would_make_ambiguous_gets_one_too(bench):
     assert bench.result(session, "green__green__put") == "green"
 
 
-def test_metrics_count_a_function_by_the_name_that_its_toolpack_gave_it(bench):
+def test_metrics_use_the_function_name_without_prefix(bench):
     session = bench.create("red", "blue.dark")
     bench.result(session, "blue__dark__put", thing="x")
     counted = serving.wait_until(
@@ -120,7 +120,7 @@ def test_metrics_count_a_function_by_the_name_that_its_toolpack_gave_it(bench):
     assert counted
 
 
-def test_a_fork_and_a_reset_keep_the_names(bench):
+def test_forks_and_resets_keep_the_prefixed_names(bench):
     session = bench.create("red", "blue.dark")
     bench.result(session, "red.put", thing="a")
     (fork,) = bench.rpc("fork_session", session_id=session)
@@ -133,7 +133,7 @@ words = st.from_regex(r"[ab](_{0,2}[ab]){0,2}", fullmatch=True)
 @given(
     st.dictionaries(st.from_regex(r"[ab]([._]{1,2}[ab])?", fullmatch=True), st.lists(words, unique=True), max_size=4)
 )
-def test_names_are_unique_in_both_spellings_or_said_not_to_be(toolpacks):
+def test_names_are_unique_in_both_spellings_or_reported(toolpacks):
     called = called_names(toolpacks)
     assert len(called) == sum(map(len, toolpacks.values()))
     assert all(name in (registered[1], ".".join(registered)) for registered, name in called.items())

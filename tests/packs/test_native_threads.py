@@ -1,4 +1,4 @@
-"""Toolpacks whose libraries start threads when they are imported or used: nothing is forked from such threads."""
+"""Toolpacks whose libraries start threads at import or on use: the server never forks a process with such threads."""
 
 import subprocess
 import sys
@@ -98,7 +98,7 @@ EACH = pytest.mark.parametrize("isolation", ["thread", "process"] if sys.platfor
 
 
 def answers(folder, isolation, packs, **settings):
-    """Let a server run a function of each toolpack in one session, and get the results."""
+    """Start a server, call a function of each toolpack in one session, and return the results."""
     (folder / "packs").mkdir()
     for name, source in packs.items():
         (folder / "packs" / f"{name}.py").write_text(source)
@@ -110,31 +110,33 @@ def answers(folder, isolation, packs, **settings):
 
 
 @EACH
-def test_threads_that_a_factory_starts(tmp_path, isolation):
+def test_factory_may_start_threads(tmp_path, isolation):
     assert answers(tmp_path, isolation, {"pool": POOL}) == [{"result": 4, "error": None}]
 
 
 @EACH
-def test_threads_that_start_at_import(tmp_path, isolation):
+def test_import_may_start_threads(tmp_path, isolation):
     pytest.importorskip("polars")
     pytest.importorskip("duckdb")
     pool = POOL.replace("ThreadPoolExecutor(1)\n", "ThreadPoolExecutor(1)\nPOOL.submit(len, '').result()\n", 1)
-    found = answers(tmp_path, isolation, {"pool": pool, "frame": POLARS, "table": DUCKDB})
-    assert found == [{"result": 4, "error": None}] * 3
+    results = answers(tmp_path, isolation, {"pool": pool, "frame": POLARS, "table": DUCKDB})
+    assert results == [{"result": 4, "error": None}] * 3
 
 
-def test_they_start_at_import_in_the_sandbox_too(tmp_path):
+def test_import_may_start_threads_in_the_sandbox(tmp_path):
     pytest.importorskip("polars")
     pytest.importorskip("duckdb")
     try:
         check_sandbox()
     except SettingsError as error:
         without(str(error))
-    found = answers(tmp_path, "process", {"frame": POLARS, "table": DUCKDB}, TOOLPACK_EXECUTORS_SANDBOX="files,network")
-    assert found == [{"result": 4, "error": None}] * 2
+    results = answers(
+        tmp_path, "process", {"frame": POLARS, "table": DUCKDB}, TOOLPACK_EXECUTORS_SANDBOX="files,network"
+    )
+    assert results == [{"result": 4, "error": None}] * 2
 
 
-def test_an_import_that_the_sandbox_ends_is_said(tmp_path):
+def test_import_killed_in_the_sandbox_is_reported(tmp_path):
     try:
         check_sandbox()
     except SettingsError as error:
@@ -155,7 +157,7 @@ def test_an_import_that_the_sandbox_ends_is_said(tmp_path):
     assert "no process for toolpacks' code can be started; see the log for the cause." in ended.stderr
 
 
-def test_check_builds_and_calls_where_nothing_was_forked_from_such_threads(tmp_path):
+def test_check_works_with_toolpacks_that_start_threads(tmp_path):
     pytest.importorskip("polars")
     for name, source in {"pool": POOL, "frame": POLARS}.items():
         (tmp_path / f"{name}.py").write_text(source)

@@ -1,4 +1,4 @@
-"""The format `openai` has no keyword that OpenAI's API refuses, and accepts what the schema accepts."""
+"""The `openai` format: it has no keyword that OpenAI's API rejects, and accepts the same values as the schema."""
 
 import json
 from typing import Annotated, Literal
@@ -40,36 +40,36 @@ class Tree(BaseModel):
 
 def keywords(schema):
     if isinstance(schema, list):
-        return {found for each in schema for found in keywords(each)}
+        return {keyword for each in schema for keyword in keywords(each)}
     if not isinstance(schema, dict):
         return set()
-    found = {*schema} - {"properties", "$defs"}
+    keyword = {*schema} - {"properties", "$defs"}
     below = [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values()]
     below += [value for name, value in schema.items() if name not in {"properties", "$defs", "default", "enum"}]
-    return found | keywords(below)
+    return keyword | keywords(below)
 
 
 @pytest.mark.parametrize("model", [Card, Cash, Order])
-def test_openai_gets_neither_references_nor_what_it_refuses(model):
+def test_openai_schema_has_no_references_or_rejected_keywords(model):
     translated = openai_schema(model.model_json_schema())
     jsonschema.Draft202012Validator.check_schema(translated)
     assert not keywords(translated) & {*REFUSED, "$ref", "$defs"}
 
 
-def test_only_what_contains_itself_is_referred_to():
+def test_only_recursive_types_keep_a_reference():
     translated = openai_schema(Tree.model_json_schema())
     assert [*translated["$defs"]] == ["Tree"]
     assert not keywords(translated) & REFUSED
     assert json.dumps(translated).count("$ref") == json.dumps(Tree.model_json_schema()).count('"#/$defs/Tree"')
 
 
-def test_a_description_beside_a_reference_is_kept():
+def test_description_next_to_a_reference_is_kept():
     payment = openai_schema(Order.model_json_schema())["properties"]["payment"]
     assert payment["description"] == "How it is paid."
     assert [each["properties"]["kind"]["const"] for each in payment["anyOf"]] == ["card", "cash"]
 
 
-def test_references_that_double_at_each_level_stay():
+def test_references_that_would_grow_exponentially_stay():
     model = Card
     for level in range(40):
         model = create_model(f"Level{level}", left=(model, ...), right=(model, ...))
@@ -79,6 +79,6 @@ def test_references_that_double_at_each_level_stay():
 
 
 @given(st.builds(Order, payment=st.builds(Card) | st.builds(Cash), at=st.tuples(st.integers(), st.text())))
-def test_what_the_schema_accepts_openai_may_send(order):
+def test_openai_schema_accepts_what_the_original_accepts(order):
     value = order.model_dump(mode="json", by_alias=True)
     jsonschema.validate(value, openai_schema(Order.model_json_schema()))

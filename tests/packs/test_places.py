@@ -1,4 +1,4 @@
-"""A line of `check` names the author's function, whatever wraps it, and where its code is."""
+"""Locations in the output of `check`: a line names the author's function and its code, through every wrapper."""
 
 import functools
 
@@ -50,7 +50,7 @@ def plain(amount: int) -> int:
         (functools.partial(Payer()), "Payer.__call__"),
     ],
 )
-def test_a_ready_function_is_named_by_its_own_code(run, name):
+def test_ready_function_is_located_at_its_own_code(run, name):
     for subject in (ready(run, name.rpartition(".")[2]), run):
         file, line, said = place(subject).split(":", 2)
         assert file == __file__
@@ -58,6 +58,6 @@ def test_a_ready_function_is_named_by_its_own_code(run, name):
         assert said.strip() == qualified_name(subject) == name
 
 
-def test_ready_functions_of_one_code_are_told_apart_by_name():
+def test_ready_functions_with_shared_code_differ_by_name():
     assert place(ready(functools.partial(len), "count")).endswith(": count")
     assert place(ready(functools.partial(pay, currency="USD"), "pay_dollars")).endswith(": pay_dollars")

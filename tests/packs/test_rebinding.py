@@ -1,6 +1,9 @@
-"""A changing function can't assign to a dependency whose value can't be changed in place: nothing would be kept."""
+"""Assignments to a dependency in a changing function.
 
-# ruff: noqa: ARG001, C416, F401, F841, PLC0415, PLR1704, PTH123, RUF012, SIM105, T201 - what the functions do is tested
+If the value is immutable, the change would be lost, so registration fails.
+"""
+
+# ruff: noqa: ARG001, C416, F401, F841, PLC0415, PLR1704, PTH123, RUF012, SIM105, T201 - the tests check this code
 
 import datetime as dt
 import enum
@@ -134,7 +137,7 @@ async def awaited(balance: Balance):
         *(inner, inner_of_inner, caught, matched, imported, awaited),
     ],
 )
-def test_a_changing_function_cannot_rebind_a_number(function):
+def test_changing_function_cannot_rebind_an_immutable_value(function):
     with pytest.raises(RegistrationError, match=r"line \d+ assigns to `balance`, which changes nothing") as refused:
         Toolpack("wallet", Wallet).function(function)
     line = int(str(refused.value).partition(": line ")[2].split()[0])
@@ -202,7 +205,7 @@ def list_anew(items: Items, other: Annotated[list[int], Depends("items")]):
 @pytest.mark.parametrize(
     "function", [in_place, only_declared, comprehension, own_parameter, own_variable, of_a_class, list_anew]
 )
-def test_a_function_may_do_all_that_rebinds_nothing(function):
+def test_assignments_that_rebind_no_dependency_are_allowed(function):
     Toolpack("wallet", Wallet).function(function)
 
 
@@ -230,7 +233,7 @@ class Colour(enum.Enum):
         *(int | None, PositiveInt, Literal["a"], NewType("Cents", int), None, Frozen, FrozenData, Pair, Colour),
     ],
 )
-def test_every_type_without_changes_in_place_is_known(kind):
+def test_immutable_types_are_recognized(kind):
     def change(value: Annotated[kind, Depends("anything")]):
         """Do it."""
         value = None
@@ -240,7 +243,7 @@ def test_every_type_without_changes_in_place_is_known(kind):
 
 
 @pytest.mark.parametrize("kind", [Any, list[int], dict[str, int], int | list[int], BaseModel, object, set[int]])
-def test_a_value_with_changes_in_place_may_be_rebound(kind):
+def test_mutable_value_may_be_rebound(kind):
     def change(value: Annotated[kind, Depends("anything")]):
         """Do it."""
         value = None
@@ -248,7 +251,7 @@ def test_a_value_with_changes_in_place_may_be_rebound(kind):
     Toolpack("wallet", Wallet).function(change)
 
 
-def test_the_field_says_the_type_where_the_parameter_says_none():
+def test_type_comes_from_the_field_if_the_parameter_has_none():
     def change(balance: Annotated[Any, Depends("balance")]):
         """Do it."""
         balance += 1

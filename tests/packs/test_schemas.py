@@ -1,4 +1,4 @@
-"""The schemas in the repository match the code; functions are described in the format of each model API."""
+"""The schemas in the repository match the code, and each model API gets its own format of function descriptions."""
 
 import json
 import re
@@ -23,12 +23,12 @@ def schemas(*arguments):
     return CliRunner().invoke(write_schemas, [*map(str, arguments)])
 
 
-def test_the_schemas_in_the_repository_are_those_of_the_code():
+def test_schemas_in_the_repository_match_the_code():
     result = schemas("--check", "--directory", SCHEMAS)
     assert result.exit_code == 0, result.output
 
 
-def test_check_names_files_that_drifted_and_writing_fixes_them(tmp_path):
+def test_check_lists_outdated_schemas_and_writing_updates_them(tmp_path):
     assert schemas("--directory", tmp_path).exit_code == 0
     assert schemas("--check", "--directory", tmp_path).exit_code == 0
     (tmp_path / "envelope.json").write_text("{}")
@@ -52,16 +52,16 @@ def every_schema(document):
             yield from every_schema(part)
 
 
-def test_every_schema_in_the_repository_is_valid():
-    found = 0
+def test_schemas_in_the_repository_are_valid():
+    count = 0
     for path in SCHEMAS.rglob("*.json"):
         for schema in every_schema(json.loads(path.read_text(encoding="utf-8"))):
             jsonschema.Draft202012Validator.check_schema(schema)
-            found += 1
-    assert found > 50
+            count += 1
+    assert count > 50
 
 
-def test_envelopes_and_sessions_are_as_their_schemas_say(bench):
+def test_envelopes_and_sessions_match_their_schemas(bench):
     envelope_schema = json.loads((SCHEMAS / "envelope.json").read_text(encoding="utf-8"))
     document = bench.rpc("rpc.discover")
     results = {method["name"]: method["result"]["schema"] for method in document["methods"]}
@@ -91,7 +91,7 @@ def test_envelopes_and_sessions_are_as_their_schemas_say(bench):
         is_valid("list_functions", bench.rpc("list_functions", format=how))
 
 
-def test_the_native_format_describes_all_functions_in_registration_order(bench):
+def test_native_format_keeps_the_order_of_registration(bench):
     session_id = bench.create("vault", "ledger")
     envelope = bench.rpc("list_functions", session_id=session_id)
     assert envelope["error"] is None
@@ -115,12 +115,12 @@ def test_the_native_format_describes_all_functions_in_registration_order(bench):
     assert envelope["result"][1]["returns"] == {"items": {"type": "string"}, "type": "array"}
 
 
-def test_without_a_session_all_loaded_functions_are_listed(bench):
+def test_list_functions_without_a_session_lists_all_functions(bench):
     listed = bench.rpc("list_functions")["result"]
     assert {function["toolpack"] for function in listed} == {"ledger", "vault", "nasty", "halves"}
 
 
-def test_the_formats_differ_only_in_shape(bench):
+def test_formats_differ_only_in_structure(bench):
     session_id = bench.create("ledger")
     native = {f["name"]: f for f in bench.rpc("list_functions", session_id=session_id)["result"]}
 
@@ -176,7 +176,7 @@ RETURNS = [None, int, Any, Shape, Anything, list[Anything], object, type, type[i
 
 
 @pytest.mark.parametrize("annotation", RETURNS, ids=lambda annotation: re.sub(" at 0x.*", "", str(annotation)))
-def test_a_function_with_any_return_annotation_is_listed(annotation, make_bench):
+def test_function_with_any_return_annotation_is_listed(annotation, make_bench):
     pack = Toolpack("odd")
 
     @pack.function

@@ -1,4 +1,4 @@
-"""Finding and loading toolpacks: which are loaded, and that every problem stops the start, with file and remedy."""
+"""Discovery and loading of toolpacks. Each problem stops the start and names the file and the remedy."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ HEAD = '"""P."""\nfrom toolpack_server import TaskEnvironment, Toolpack, Toolpac
 
 @pytest.fixture
 def folder(tmp_path, request):
-    """A function that writes pack modules with unique names, because a process imports each name once."""
+    """A function that writes pack modules with unique names, because a process imports each name only once."""
     prefix = f"made_{abs(hash(request.node.nodeid))}_"
     before = set(sys.modules)
 
@@ -44,12 +44,12 @@ def problem(folder, **options):
     return str(stopped.value)
 
 
-def test_bundled_packs_load_when_neither_folders_nor_names_are_given():
+def test_bundled_packs_are_the_default():
     assert {"bank", "workspace"} <= set(load_catalog().toolpacks)
     assert not set(serving.FIXTURES) & set(load_catalog().toolpacks)
 
 
-def test_a_folder_replaces_the_bundled_packs_and_names_bring_them_back(folder):
+def test_folder_replaces_bundled_packs_unless_they_are_named(folder):
     where = folder(one=pack("one"), two=pack("two", "g"), _helper="raise AssertionError")
     assert list(load_catalog((where,)).toolpacks) == ["one", "two"]
     assert list(load_catalog((where,), ["two"]).toolpacks) == ["two"]
@@ -57,7 +57,7 @@ def test_a_folder_replaces_the_bundled_packs_and_names_bring_them_back(folder):
     assert list(load_catalog((), ["bank"]).toolpacks) == ["bank"]
 
 
-def test_a_module_may_hold_several_packs_and_import_anothers(folder):
+def test_module_may_define_several_packs_and_import_others(folder):
     where = folder(one=pack("one") + 'other = Toolpack("other")\nagain = toolpack\n')
     module = folder.file("one").rpartition("/")[2].removesuffix(".py")
     folder(two=f"from toolpacks.{module} import toolpack\n")
@@ -65,26 +65,26 @@ def test_a_module_may_hold_several_packs_and_import_anothers(folder):
     assert load_catalog((where,)).toolpacks["one"] is load_catalog((where,)).toolpacks["one"]
 
 
-def test_unknown_names(folder, tmp_path):
+def test_unknown_pack_name_is_rejected_with_a_suggestion(folder, tmp_path):
     where = folder(one=pack("one"))
     assert problem(where, names=["nope"]).startswith("no module has a toolpack 'nope'; found: one")
     assert problem(where, names=["onee"]) == "no module has a toolpack 'onee': did you mean 'one'?"
     assert problem(tmp_path / "nowhere") == f"{tmp_path}/nowhere is not a folder: correct --pack-dir."
 
 
-def test_two_packs_of_one_name(folder):
+def test_two_packs_with_the_same_name_are_rejected(folder):
     where = folder(one=pack("same"), two=pack("same", "g"))
     one, two = (f"{folder.file(name)}:5: Toolpack('same')" for name in ("one", "two"))
     assert problem(where) == f"{two}: the name 'same' is taken by {one}: rename one."
 
 
-def test_functions_of_one_name_need_no_renaming(folder):
+def test_functions_with_the_same_name_need_no_renaming(folder):
     catalog = load_catalog((folder(one=pack("one"), two=pack("two")),))
     assert catalog.choose(None) == ("one", "two")
     assert [function.name for function in catalog.listed(["one", "two"])] == ["one.f", "two.f"]
 
 
-def test_functions_that_no_prefix_tells_apart_stop_the_start_unless_opt_in(folder):
+def test_ambiguous_prefixes_stop_the_start_unless_opt_in(folder):
     where = folder(one=pack("a.b"), two=pack("a__b"))
     says = "a.b.f and a__b.f have the same name in model APIs, which write a dot as __"
     assert problem(where) == f"{says}: rename one of the toolpacks, or make it opt_in."
@@ -108,13 +108,13 @@ def test_functions_that_no_prefix_tells_apart_stop_the_start_unless_opt_in(folde
         ("raise SystemExit(3)\n", 5, "SystemExit: the module ends the program when it is imported"),
     ],
 )
-def test_a_module_that_does_not_import(folder, code, line, says):
+def test_module_with_a_failing_import_stops_the_start(folder, code, line, says):
     message = problem(folder(broken=code))
     assert message.startswith(f"{folder.file('broken')}:{line}: {says}")
     assert message.endswith(("move the file out of the folder.", "correct the name."))
 
 
-def test_every_problem_is_collected(folder):
+def test_all_problems_are_collected(folder):
     where = folder(
         one=pack("one")
         + '@toolpack.function\ndef g():\n    pass\n\n\n@toolpack.function\ndef h(x: int):\n    """H."""\n',
@@ -164,26 +164,29 @@ def test_every_problem_is_collected(folder):
         ("toolpack = Toolpack('p', state_types=[type(lambda: 0)])\n", "can't be stored in a snapshot"),
     ],
 )
-def test_an_environment_that_cannot_be_used_stops_the_start(folder, code, says):
+def test_invalid_environment_stops_the_start(folder, code, says):
     message = problem(folder(pack=code))
     assert says in message
     assert "more: see" not in message
 
 
-def test_a_pack_that_lacks_an_optional_package_is_a_notice_and_no_problem(folder):
+def test_pack_without_its_optional_package_is_only_a_notice(folder):
     where = folder(one=pack("one"), two="raise ToolpackUnavailable('two needs x: pip install x')\n")
     catalog = load_catalog((where,))
     assert list(catalog.toolpacks) == ["one"]
     assert catalog.notices == ["two needs x: pip install x"]
     assert "pip install x" in problem(where, names=["two"])
     folder(three="raise ToolpackUnavailable('three needs y: pip install y')\n")
-    needed = [("any", ["x", "y"]), (f"{Path(folder.file('three')).stem}-small", ["y"])]  # the second is likely in three
+    needed = [
+        ("any", ["x", "y"]),
+        (f"{Path(folder.file('three')).stem}-small", ["y"]),
+    ]
     for name, packages in needed:
         said = problem(where, names=[name])
         assert [package for package in "xy" if f"pip install {package}" in said] == packages
 
 
-def test_a_function_is_registered_with_or_without_a_decorator():
+def test_function_can_be_registered_with_or_without_a_decorator():
     def look() -> int:
         """Look."""
         return 1
@@ -192,38 +195,38 @@ def test_a_function_is_registered_with_or_without_a_decorator():
     assert pack.register_function(look, read_only=True, timeout_seconds=2) is look
     decorated = Toolpack("pack")
     decorated.function(read_only=True, timeout_seconds=2)(look)
-    for made in (pack.functions["look"], decorated.functions["look"]):
-        assert (made.read_only, made.timeout_seconds) == (True, 2)
+    for function in (pack.functions["look"], decorated.functions["look"]):
+        assert (function.read_only, function.timeout_seconds) == (True, 2)
 
 
-def test_a_decorated_function_stays_the_plain_function():
-    made = Toolpack("plain")
+def test_decorated_function_stays_a_plain_function():
+    toolpack = Toolpack("plain")
 
-    @made.function
+    @toolpack.function
     def one() -> int:
         """Get one."""
         return 1
 
-    @made.function(read_only=True, timeout_seconds=2)
+    @toolpack.function(read_only=True, timeout_seconds=2)
     def two() -> int:
         """Get two."""
         return 2
 
     assert (one(), two()) == (1, 2)
-    assert [(f.name, f.read_only, f.timeout_seconds) for f in made.functions.values()] == [
+    assert [(f.name, f.read_only, f.timeout_seconds) for f in toolpack.functions.values()] == [
         ("one", False, None),
         ("two", True, 2),
     ]
-    assert made.environment_class is EmptyEnv
+    assert toolpack.environment_class is EmptyEnv
 
 
 @pytest.mark.parametrize("name", ["", "with space", "é", "-x", "x" * 65, "a/b"])
-def test_invalid_names_of_packs_are_refused(name):
+def test_invalid_pack_name_is_rejected(name):
     with pytest.raises(RegistrationError, match="isn't a valid toolpack name"):
         Toolpack(name)
 
 
-def test_a_factory_that_ends_the_process_ends_only_the_request(make_bench):
+def test_factory_that_exits_fails_only_its_request(make_bench):
     def make(fatal: bool = False) -> EmptyEnv:
         """Make an environment.
 
@@ -241,7 +244,7 @@ def test_a_factory_that_ends_the_process_ends_only_the_request(make_bench):
     assert bench.create("fatal")
 
 
-def test_the_initial_environment_for_the_same_options_is_built_once(make_bench):
+def test_initial_environment_is_built_once_per_options(make_bench):
     built = []
 
     class Counted(TaskEnvironment):
@@ -262,7 +265,7 @@ def test_the_initial_environment_for_the_same_options_is_built_once(make_bench):
     assert numbers == [0, 1] * 3
 
 
-def test_a_dependency_sees_its_own_packs_environment_only(make_bench):
+def test_dependency_reads_only_its_own_packs_environment(make_bench):
     class Thing(BaseModel):
         name: str
 
@@ -272,14 +275,14 @@ def test_a_dependency_sees_its_own_packs_environment_only(make_bench):
             held = {"__annotations__": {"thing": Thing}, "thing": Thing(name=name)}
             names = {"__module__": __name__, "__qualname__": f"Shared{name}"}
             environment = type("Shared", (TaskEnvironment,), held | names)
-            made = packs[name] = Toolpack(name, environment)
+            toolpack = packs[name] = Toolpack(name, environment)
 
             def read(thing: Annotated[Any, Depends("thing")]) -> str:
                 """Read the thing."""
                 return thing.name
 
             read.__name__ = f"read_{name}"
-            made.function(read)
+            toolpack.function(read)
         return Catalog(packs)
 
     bench = make_bench(catalog())
