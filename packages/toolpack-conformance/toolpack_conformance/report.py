@@ -31,7 +31,7 @@ from toolpack_conformance.probes.others import OTHERS
 from toolpack_conformance.probes.probe import GUARANTEES, PROBES, Probe
 from toolpack_conformance.target import TOOLPACK, Failed, NotTried, Target
 
-SECONDS = 600.0  # after which no further request is sent; an idle server needs a few seconds
+SECONDS = 600.0  # max time of a run: no request is sent later. An idle server needs a few seconds
 SECONDS_A_REQUEST = 15.0
 AT_ONCE = 6  # probes, which mostly wait
 MAX_SHOWN = 200  # characters of an exception's text

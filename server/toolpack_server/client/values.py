@@ -198,9 +198,13 @@ class Valuer:
             page = await getattr(self.client, method)(*args, limit=_PAGE, after=page[-1][key], **more)
 
     async def ledger(self, session_id: str, labels: dict[str, str]) -> tuple[str, dict[tuple[int, int], float | None]]:
-        """Return a rollout's ledger and its rewards by step and member; a reward is None if the verdict was invalid.
+        """Return the id of a rollout's ledger, and the rewards in it by step and member. Create the ledger if needed.
 
-        Close forks that are still open: they were cut off.
+        A reward is None if its verdict was invalid. Close the forks that an interrupted run left open.
+
+        Args:
+            session_id: The rollout's session.
+            labels: The labels that the ledger and the forks share.
         """
         found, cut, noted = "", [], {}
         async for each in self._pages("list_sessions", labels=labels, key="session_id"):

@@ -106,5 +106,5 @@ here = _InterruptibleHere()
 
 
 def interruptible() -> Interruptible:
-    """Return this thread's context manager around the interruptible code of its job."""
+    """Return this thread's `Interruptible`. Other threads can interrupt the code in its `with` block at a deadline."""
     return here.block

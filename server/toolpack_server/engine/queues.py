@@ -271,9 +271,10 @@ class Queues:
     # Called on the event loop
 
     def run(self, operation: Operation) -> asyncio.Future[Any]:
-        """Run an operation in its session's order. Return the future of its answer, which is set after the commit.
+        """Add an operation to its session's queue, and return a future of its answer.
 
-        Awaiting the future raises `RequestError` if the operation was refused. Then nothing has changed.
+        The future is done after the commit. If the operation was refused, the future's exception is a `RequestError`,
+        and nothing has changed.
         """
         job = SessionJob(self, operation)
         if self._stopped:

@@ -117,7 +117,11 @@ def _checked(check: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
 
 
 def _check_of(schema: Mapping[str, Any], *, iso_durations: bool) -> Callable[[Any], Any] | None:
-    """Return the check to run before a schema's conversions; None if they are as strict as the JSON Schema."""
+    """Return the check that runs before pydantic converts a value of this schema.
+
+    The check refuses values that pydantic would convert although the JSON Schema doesn't allow them. None: pydantic
+    converts no such value.
+    """
     kind = schema["type"]
     if kind == "timedelta" and not iso_durations:
         return partial(_check_number, "time_delta")
@@ -155,6 +159,7 @@ def _check_float(value: Any) -> Any:
 
 
 def _check_boolean(value: Any) -> Any:
+    """Return a boolean, or the string "true" or "false", unchanged. Refuse the other values that pydantic converts."""
     if type(value) is bool:
         return value
     if type(value) is not str:

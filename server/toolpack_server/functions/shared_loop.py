@@ -131,7 +131,10 @@ class SharedLoop(CallLoop):
             self._wanted.set()
 
     def give_back(self) -> list[SharedCall]:
-        """Remove and return the calls that haven't begun. A cancelled call stays, so that it ends here."""
+        """Return the calls that haven't begun, and remove them from this loop, so that they can run elsewhere.
+
+        Cancelled calls aren't returned. They end on this loop.
+        """
         returned = []
         while self._arrived:
             try:

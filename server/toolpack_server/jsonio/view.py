@@ -149,10 +149,13 @@ def without_json(value: Any) -> dict[str, str]:
 
 
 def _ordered(value: Any, plain: Container[type]) -> Any:
-    """Return a copy with sorted sets and plain objects replaced; `value` itself if it has none."""
+    """Return a copy of a value in which sets are sorted lists and plain objects are replaced by their JSON form.
+
+    Without sets and plain objects, return the value itself.
+    """
     try:
         return _with_sorted_sets(value, {}, 0, plain)
-    # The slower way records the location of each value.
+    # This way is slower, but it knows the location of each value.
     except (PlainObjectError, RecursionError, _RepeatedKeyError):
         return _Objects(plain).copy(value, None)
 

@@ -161,7 +161,7 @@ class SaidMessage(Message):
 
 
 class PartFailure(TypedDict):
-    """The failure of a participant: its name, a word for the reason, and an explanation."""
+    """A participant's failure. `by` is the participant's name, `reason` a code, and `message` the explanation."""
 
     by: str
     reason: str

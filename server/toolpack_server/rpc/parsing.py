@@ -34,7 +34,8 @@ def parsed_bytes(body: bytes) -> int:
 
 
 def has_more_values(body: bytes, limit: int) -> bool:
-    """Return whether JSON text has more values than the limit."""
+    """Return whether JSON text has more values than the limit, which is estimated by the separators between values."""
+    # Most texts are short or have few separators, so their strings, which may contain separators, needn't be removed.
     if len(body) <= limit or _separators(body) <= limit:
         return False
     return _separators(STRING.sub(b"", body)) > limit

@@ -272,9 +272,10 @@ class Scratch:
         return None
 
     def _acquire(self, entry: _CacheEntry) -> CopyHandle:
-        """Count a reader of an entry until `release`; the caller holds the lock.
+        """Add a reader to an entry, and return the entry's handle. The reader calls `release` when it has finished.
 
-        If the entry is shared, hold its handle for a while, so that the next reader finds the copy.
+        The caller of this method must hold the lock. If the entry is shared, `_recent` keeps the handle, so that the
+        copy stays cached for the next reader.
         """
         handle = (entry.handle and entry.handle()) or CopyHandle(entry, None, self._unreferenced)
         entry.readers += 1

@@ -113,10 +113,10 @@ class Limits(NamedTuple):
 
 
 class Volume(ABC):
-    """Base class of the kinds of volumes. Authors put instances of a kind into their environments.
+    """Base class of volumes, such as `Database` and `Files`. Authors put instances into their environments.
 
-    A kind must define `kind` and the abstract methods: `__deepcopy__`, `build`, `parse`, `load`, `sizes`, `finish`,
-    `body`, `abandon`, `view`, `patch` and `export`.
+    Each subclass is a kind of volume. It must define `kind` and the abstract methods: `__deepcopy__`, `build`, `parse`,
+    `load`, `sizes`, `finish`, `body`, `abandon`, `view`, `patch` and `export`.
 
     An instance is used in one of two ways:
 

@@ -123,8 +123,14 @@ class _TrialCodec(PlainCodec):
 class Trials:
     """The trials of one task.
 
+    The constructor plays the task in two sessions and once without a session. If the worlds of the two sessions differ,
+    later calls have a pinned clock and pinned random numbers. If verdicts differ, `unstable` is set.
+
     Args:
-        phase: Callback with the code that runs next.
+        service: The service that creates the sessions.
+        name: The task's full name.
+        task: The task.
+        phase: Called before toolpacks' code runs.
         drive: Runs a coroutine on the service's event loop.
         listed: Returns the functions of toolpacks with their descriptions.
         ignore: JSON Pointers to parts of the world that are ignored in comparisons.
@@ -173,8 +179,7 @@ class Trials:
         initial = first.evidence.initial
         self._start = Stage((initial,))
         self._evidence = replace(first.evidence, initial=initial, final=initial)
-        drawn = first.worlds != second.worlds
-        if drawn:
+        if first.worlds != second.worlds:
             self._pin()
         self._describe(first, listed(self._evidence.toolpacks))
         self.calls: Calls | None
@@ -187,16 +192,16 @@ class Trials:
         for each in self.calls or ():
             self._stages.append(self._call(self._stages[-1], each))
         versions = [len(stage.snapshots) for stage in self._stages]
-        changing = [place for place in range(len(versions) - 1) if versions[place + 1] > versions[place]]
-        self.changing = [place for place in changing if self.calls and self.calls[place][2] == AGENT]
+        changing = [index for index in range(len(versions) - 1) if versions[index + 1] > versions[index]]
+        self.changing = [index for index in changing if self.calls and self.calls[index][2] == AGENT]
         self.nothing, self.solved = first.nothing, first.solved
         self._compare(first, second)
 
     # In sessions
 
     def _session(self, evaluations: int) -> "_SessionShown":
-        means = self._clients, self._phase, self._drive
-        return in_session(self._service, self.name, self.task, *means, evaluations=evaluations)
+        run_options = self._clients, self._phase, self._drive
+        return in_session(self._service, self.name, self.task, *run_options, evaluations=evaluations)
 
     def _compare(self, first: "_SessionShown", second: "_SessionShown") -> None:
         """Set `unstable` if the verdicts of two sessions and those without a session differ."""

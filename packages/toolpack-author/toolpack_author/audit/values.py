@@ -193,7 +193,10 @@ def named_in(prompt: str, value: Any) -> bool:
 
 
 def spoken_in(prompt: str, name: str) -> bool:
-    """Return whether a prompt has the words of a name such as `is_paid`. Inflections such as "completed" count, too."""
+    """Return whether a prompt contains the words of a name, except is, has and was. For `is_paid`, the word is "paid".
+
+    Words with the same first letters count as equal, such as "complete" and "completed".
+    """
     words = [word.casefold() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
     said = [word.casefold() for word in re.findall(r"[^\W\d_]+", prompt)]
 

@@ -212,7 +212,13 @@ def _is_container(value: Any) -> bool:
 
 
 def _corrupt(value: Any, share: float, random: KeyedRandom, fixed: frozenset[str]) -> Any:
-    """Replace a random share of the scalar values by wrong ones."""
+    """Return a copy of a JSON value in which a random share of the texts, numbers and booleans is wrong.
+
+    Args:
+        share: The share of wrong values, from 0 to 1.
+        random: The random source for the location of the value.
+        fixed: Names of members whose values stay right.
+    """
     if isinstance(value, dict):
         return {
             name: member

@@ -26,8 +26,10 @@ from toolpack_server.wiring.service import all_record_kinds
 
 CONSOLE = Path(__file__).parents[3] / "console"
 ENTRY = Path(__file__).with_suffix(".js")
-NOT_SHOWN = {"session_id", "version", "state", "started_at", "duration_ms", "call_id"}  # of records except calls
-MAX_LINES, MAX_CHARACTERS = 1000, 400  # of a rollout, and of a value in a line
+# Fields that aren't shown for records other than calls.
+NOT_SHOWN = {"session_id", "version", "state", "started_at", "duration_ms", "call_id"}
+MAX_LINES = 1000  # shown for one rollout
+MAX_CHARACTERS = 400  # of a value in a line
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(.*)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|const) (\w+))", re.MULTILINE)

@@ -161,10 +161,11 @@ class SessionSummary(SessionOutline, SessionTask):
 
 
 class SessionSummaries(TypedDict):
-    """A page of sessions, limited by the answer's size and time. `next` is the `after` of the next page, if any.
+    """A page of a list of sessions. It ends early if the answer becomes too large or takes too long.
 
-    `rates` summarizes the valid verdicts of this page, without sessions that the console created. `total` counts all
-    matching sessions, on all pages, if they were counted. `digest` is present if the request had `known`.
+    If there are more sessions, `next` is set: pass it as `after` to get the next page. `rates` summarizes the valid
+    verdicts of this page, without sessions that the console created. `total` is the number of matching sessions on
+    all pages, if they were counted. `digest` is set if the request had `known`.
     """
 
     sessions: list[SessionSummary]

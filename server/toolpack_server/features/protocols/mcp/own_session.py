@@ -1,9 +1,11 @@
-"""Endpoint `/mcp`: MCP for clients with a fixed address and no session. The first message creates the session.
+"""Endpoint `/mcp`: MCP for clients that can't create a session first, such as an editor with a fixed URL.
 
-An owner with a token creates sessions here as with `create_session` and its limits, and can't reach other owners'
-sessions. The query of the address selects the session: `packs`, `task`, `seed`, and `session`, a name. With a name,
-each message finds the session of this name or creates it. Without one, `initialize` creates a session and returns the
-key of its `mcp_path` as `Mcp-Session-Id`.
+The server creates the session for the client, with the limits of `create_session`. A client with a token reaches only
+the sessions of its owner. The URL's query has the parameters `packs`, `task` and `seed` of the session, and may name
+it:
+
+- With `session=NAME`, each message uses the session of this name. The first message creates it.
+- Without a name, `initialize` creates a session. The answer's header `Mcp-Session-Id` has the key of its `mcp_path`.
 """
 
 import asyncio

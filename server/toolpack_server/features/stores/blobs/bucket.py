@@ -83,14 +83,15 @@ class Bucket:
         self._threads = ThreadPoolExecutor(MAX_REQUESTS, "blobs")
 
     def check(self, *, new: bool) -> None:
-        """Check that objects can be written, and that the store's blobs are here.
+        """Check that objects can be written. Check that the store's marker is here, or write it for a new store.
 
         Args:
-            new: The store has no objects yet: write the marker. If False, an object store that can't be used now is
-                only logged, because calls that need no object still work.
+            new: Whether the store has no objects yet.
 
         Raises:
-            SettingsError: The store's blobs aren't here, or a new store's objects can't be written.
+            SettingsError: The marker is missing, so the store's blobs are elsewhere. Or the store is new, and its
+                objects can't be written. If an old store's can't be written now, that is only logged, because calls
+                that need no object still work.
         """
         name, marker = f"{self._name}/check", f"{self._name}/{MARKER}"
         try:

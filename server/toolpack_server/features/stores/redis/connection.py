@@ -103,13 +103,19 @@ class RedisConnection:
         self._scripts.close()
         self._client.close()
 
-    def _send(self, send: Callable[[], Any]) -> Any:
-        """Call `send`, with retries after temporary errors."""
+    def _send(self, request: Callable[[], Any]) -> Any:
+        """Call `request`, which sends one command or script to Redis, and return the answer.
+
+        After a temporary error, call it again, for at most `GIVE_UP_SECONDS`.
+
+        Raises:
+            OverloadedError: Redis can't be reached, is full, or refuses the command.
+        """
         deadline = time.monotonic() + GIVE_UP_SECONDS
         delay = 0.0  # the first retry is immediate: mostly an idle connection was closed
         while True:
             try:
-                return send()
+                return request()
             except TEMPORARY as error:
                 if isinstance(error, redis.AuthenticationError) or time.monotonic() + delay > deadline:
                     raise OverloadedError(UNREACHABLE) from error

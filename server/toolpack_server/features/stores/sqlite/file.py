@@ -94,7 +94,12 @@ def is_busy(error: sqlite3.OperationalError) -> bool:
 
 
 def translate(error: BaseException) -> None:
-    """Raise a SQLite error as the error of a store. Return if it is another kind of error."""
+    """Raise the store error for a SQLite error. Do nothing for any other exception.
+
+    Raises:
+        OverloadedError: The file can't be used now.
+        StateDamagedError: The file is damaged.
+    """
     # Locked by another process, disk full, file not writable, or out of memory.
     if isinstance(error, sqlite3.OperationalError | MemoryError):
         why = str(error) or "no memory"

@@ -203,7 +203,10 @@ def _keys(root: FolderNode) -> dict[str, Node]:
 
 
 def _entries(nodes: Mapping[str, Node], keys: Iterable[str]) -> dict[str, _ViewEntry]:
-    """Return the entries of a view. Contents are included while they fit into `MAX_CONTENT_BYTES`."""
+    """Return the entries of a view for some keys.
+
+    Files are shown with their content as long as all shown contents fit into `MAX_CONTENT_BYTES`, else with their size.
+    """
     remaining = MAX_CONTENT_BYTES
     entries = {}
     for key in keys:

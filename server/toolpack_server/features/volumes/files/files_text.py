@@ -62,6 +62,9 @@ def _hunk(group: Sequence[tuple[str, int, int, int, int]], was: Sequence[str], n
 
 
 def _range(start: int, stop: int) -> str:
-    """Return a range of lines as in a unified diff: the first line, and the length unless it is 1."""
+    """Return a range of lines in the notation of a unified diff: "first,length", or "first" for a single line.
+
+    Lines count from 1. An empty range has the number of the line before it.
+    """
     length = stop - start
     return f"{start + 1}" if length == 1 else f"{start + 1 if length else start},{length}"
