@@ -1,4 +1,4 @@
-"""The console as it is served: its headers, its files, how browsers come to it. What it does is tested in a browser."""
+"""The console over HTTP: headers, files, and redirects of browsers. test_console_in_browser.py tests its behaviour."""
 
 import itertools
 import re
@@ -24,7 +24,7 @@ VIEWS = {
 }
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 SCRIPTS |= {name: path.read_text(encoding="utf-8") for name, path in VIEWS.items()}
-DIGEST = re.compile(r"\b[0-9a-f]{24}/")  # the folder in which the page names its files
+DIGEST = re.compile(r"\b[0-9a-f]{24}/")  # the folder of the file names in the page
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
@@ -40,12 +40,12 @@ def served(tmp_path_factory):
 
 @pytest.mark.parametrize("path", ["/", "/console"])
 @pytest.mark.parametrize("headers", [HTML, {}], ids=["browser", "program"])
-def test_who_comes_to_the_root_is_led_to_the_console(served, path, headers):
+def test_root_redirects_to_the_console(served, path, headers):
     reply = served.http.get(path, headers=headers)
     assert (reply.status_code, reply.headers["location"]) == (303, "/console/")
 
 
-def test_a_browser_at_rpc_is_led_to_the_console_and_a_program_told_to_post(served):
+def test_get_rpc_redirects_browsers_and_rejects_programs(served):
     reply = served.http.get("/rpc", headers=HTML)
     assert (reply.status_code, reply.headers["location"], reply.headers["vary"]) == (303, "/console/", "accept")
     for headers in ({}, {"Accept": "application/json"}):
@@ -55,7 +55,7 @@ def test_a_browser_at_rpc_is_led_to_the_console_and_a_program_told_to_post(serve
 
 
 @pytest.mark.parametrize("name", ["", *FILES])
-def test_every_file_is_served_with_headers_that_let_nothing_else_run(served, name):
+def test_every_file_is_served_with_a_strict_content_policy(served, name):
     reply = served.http.get(f"/console/{name}")
     assert (reply.status_code, DIGEST.sub("", reply.text)) == (200, FILES[name or "index.html"])
     headers = reply.headers
@@ -64,7 +64,7 @@ def test_every_file_is_served_with_headers_that_let_nothing_else_run(served, nam
     assert headers["content-type"].partition(";")[0] == MEDIA_TYPES[Path(name or "index.html").suffix]
 
 
-def test_what_is_to_be_known_of_the_kinds_of_records_is_served_and_no_script_names_one(served):
+def test_record_kinds_are_served_and_no_script_names_one(served):
     reply = served.http.get("/console/kinds.json")
     assert (reply.status_code, reply.headers["content-security-policy"]) == (200, POLICY)
     kinds = reply.json()
@@ -73,10 +73,10 @@ def test_what_is_to_be_known_of_the_kinds_of_records_is_served_and_no_script_nam
     assert kinds["message"] == said
     assert set(kinds) == {"call", "reset", "message", "answer", "verdict", "turn", "failure"}
     named = rf"""kind\)? *[!=]== *["'](?:{"|".join(kinds)})["']"""
-    assert {name: found for name, text in SCRIPTS.items() if (found := re.findall(named, text))} == {}
+    assert {name: matches for name, text in SCRIPTS.items() if (matches := re.findall(named, text))} == {}
 
 
-def test_views_of_features_are_served_in_the_same_way(served):
+def test_views_of_features_are_served_like_other_files(served):
     views = served.http.get("/console/views.json").json()
     assert views == {"runs": "./features/tasks/runs.js"}
     for name, path in VIEWS.items():
@@ -86,20 +86,20 @@ def test_views_of_features_are_served_in_the_same_way(served):
 
 
 @pytest.mark.parametrize("name", [*USED, "jsdiff/diff/base.js", "jsdiff/util/string.js", "jsdiff/util/params.js"])
-def test_what_is_vendored_is_served_in_the_same_way(served, name):
+def test_vendored_files_are_served_like_other_files(served, name):
     reply = served.http.get(f"/console/vendored/{name}")
     assert (reply.status_code, reply.headers["content-security-policy"]) == (200, POLICY)
     assert reply.text == (VENDORED / name).read_text(encoding="utf-8")
 
 
-def test_an_unchanged_file_is_not_sent_again(served):
+def test_unchanged_file_is_not_sent_again(served):
     tag = served.http.get("/console/main.js").headers["etag"]
     again = served.http.get("/console/main.js", headers={"If-None-Match": f'"other", W/{tag}'})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
     assert served.http.get("/console/main.js", headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-def test_a_browser_keeps_what_the_page_names_and_asks_again_for_the_page(served):
+def test_files_are_cached_and_the_page_is_revalidated(served):
     page = served.http.get("/console/")
     assert page.headers["cache-control"] == "no-cache"
     named = re.findall(r'(?:src|href)="([^#"]+)"', page.text)
@@ -108,46 +108,46 @@ def test_a_browser_keeps_what_the_page_names_and_asks_again_for_the_page(served)
     for name in (*FILES, *(path.replace("/console/", "/") for path in VIEWS)):
         reply = served.http.get(f"/console/{folder}/{name}")
         assert (reply.status_code, reply.headers["cache-control"]) == (200, "max-age=31536000, immutable")
-    reply = served.http.get(f"/console/{'0' * len(folder)}/main.js")  # that of another server
+    reply = served.http.get(f"/console/{'0' * len(folder)}/main.js")  # the folder of another server version
     assert (reply.text, reply.headers["cache-control"]) == (FILES["main.js"], "no-cache")
 
 
 @pytest.mark.parametrize("path", ["main", "../settings.py", "%2e%2e/settings.py", "/etc/passwd", "main.js/", ".js"])
-def test_nothing_but_its_files_is_served(served, path):
+def test_only_files_of_the_console_are_served(served, path):
     reply = served.http.get(f"/console/{path}")
     assert reply.status_code == 404
     assert reply.json()["error"]["data"] == {"status": 404}
 
 
 @pytest.mark.parametrize("path", ["/", "/console/", "/console/main.js", "/rpc"])
-def test_it_has_the_host_and_origin_rules_of_rpc(served, path):
+def test_console_has_the_host_and_origin_rules_of_rpc(served, path):
     for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
         assert served.http.get(path, headers=headers | HTML).status_code == 403
     assert served.http.post("/console/").status_code == 405
 
 
-def test_a_setting_takes_it_away(tmp_path):
+def test_setting_disables_the_console(tmp_path):
     with server_process.served(tmp_path, "--store", "memory:", TOOLPACK_CONSOLE="false") as running:
         for path in ("/", "/console", "/console/", "/console/main.js"):
             assert running.http.get(path, headers=HTML).status_code == 404
         assert running.http.get("/rpc", headers=HTML).status_code == 405
 
 
-def test_it_needs_no_token_because_it_holds_no_data(tmp_path):
+def test_console_needs_no_token(tmp_path):
     with server_process.served(tmp_path, "--store", "memory:", TOOLPACK_TOKENS="ann:ann-secret") as running:
         assert running.http.get("/console/main.js").status_code == 200
         assert running.http.post("/rpc", json={}).status_code == 401
 
 
-def test_no_script_makes_markup_or_code_of_text():
+def test_no_script_turns_text_into_markup_or_code():
     words = (
         r"(?:inner|outer)HTML|insertAdjacent|document\.write|ContextualFragment|DOMParser|srcdoc|\beval\(|Function\("
     )
-    found = {name: re.findall(words, text) for name, text in SCRIPTS.items()}
-    assert {name: words for name, words in found.items() if words} == {}
+    matches = {name: re.findall(words, text) for name, text in SCRIPTS.items()}
+    assert {name: words for name, words in matches.items() if words} == {}
 
 
-def test_nothing_is_fetched_from_elsewhere():
+def test_console_loads_nothing_from_other_servers():
     addresses = {name: re.findall(r"""(?:https?:)?//[\w.-]+\.\w+[^\s"']*""", text) for name, text in FILES.items()}
     assert {name for name, found in addresses.items() if found} == {"icon.svg", "runs_chart.js"}
     assert {found for each in addresses.values() for found in each} == {"http://www.w3.org/2000/svg"}
@@ -158,26 +158,26 @@ def test_nothing_is_fetched_from_elsewhere():
     }
     referred = set(re.findall(r'(?:src|href)="(?!#)([^"]+)"', FILES["index.html"]))
     assert imported | referred == {*FILES, *(f"vendored/{name}" for name in USED)} - {"index.html"}
-    for name in USED:  # as it was published, and nothing of it is fetched from elsewhere
+    for name in USED:  # Vendored files are the published ones, and they import no file from elsewhere.
         text = (VENDORED / name).read_text(encoding="utf-8")
         for module in re.findall(r'^import .* from [\'"](.*)[\'"];$', text, re.MULTILINE):
             assert (VENDORED / name).parent.joinpath(module).is_file()
     assert "Redistribution and use in source and binary forms" in (VENDORED / "jsdiff" / "LICENSE").read_text()
 
 
-def test_its_lines_fit_into_120_columns():
+def test_lines_have_at_most_120_columns():
     long = [(name, line) for name, text in FILES.items() for line in text.splitlines() if len(line) > 120]
     assert [line for name, line in long if not name.startswith("icon.")] == []
 
 
 @pytest.mark.heavy
-def test_formatter_linter_and_types_find_nothing(tmp_path):
+def test_formatter_linter_and_types_report_nothing(tmp_path):
     if shutil.which("npm") is None:
         without("no npm here: the console's scripts aren't checked")
     for folder, names in {CHECKS: ["package.json", "biome.json", "tsconfig.json"], FOLDER: FILES}.items():
         for name in names:
             shutil.copy(folder / name, tmp_path)
-    for name, path in VIEWS.items():  # beside each other as they are served
+    for name, path in VIEWS.items():  # next to each other, as they are served
         place = tmp_path / "views" / name.split("/")[1] / path.name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
@@ -206,7 +206,7 @@ def contrast(one, other):
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def test_text_has_the_contrast_of_wcag_aa_in_light_and_in_dark():
+def test_text_has_wcag_aa_contrast_in_light_and_dark():
     light, dark = FILES["style.css"].split("@media (prefers-color-scheme: dark)")
     plain = ["page", "panel", "sunk", "chosen"]
     pairs = [*itertools.product(["text", "soft", "accent"], plain), ("on-accent", "accent")]
@@ -223,7 +223,7 @@ def test_text_has_the_contrast_of_wcag_aa_in_light_and_in_dark():
         assert {pair: ratio for pair, ratio in weak.items() if ratio < 4.5} == {}
 
 
-def test_the_readme_shows_a_picture_of_it():
+def test_readme_shows_a_picture_of_the_console():
     picture = FOLDER.parents[2] / "docs" / "evaluate" / "console.png"
     assert "](docs/evaluate/console.png)" in (FOLDER.parents[2] / "README.md").read_text(encoding="utf-8")
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""The console, in a real browser: what a person sees and does there, by promise."""
+"""The console in a real browser: what a user sees and does."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ def server(tmp_path_factory):
 
 
 def bank(server, *calls, **params):
-    """A session of the bank after these calls: its id."""
+    """Create a session of the bank, make these calls, and return its id."""
     session_id = server.rpc("create_session", toolpacks=["bank"], **params)["session_id"]
     for function, arguments in calls:
         assert server.call(session_id, function, **arguments)["error"] is None
@@ -45,7 +45,7 @@ def balance(server, session_id):
     return server.rpc("get_environment", session_id=session_id, pointer="/bank/account/balance")
 
 
-def test_whoever_has_no_session_is_told_what_to_do_first(page, server):
+def test_empty_session_list_says_how_to_create_a_session(page, server):
     for session in server.rpc("list_sessions"):
         server.rpc("close_session", session_id=session["session_id"])
     page.open()
@@ -69,7 +69,7 @@ def test_create_a_session_with_options_and_labels(page, server):
     assert balance(server, session_id) == "77.50"
 
 
-def test_run_a_function_and_see_what_it_changed(page, server):
+def test_run_a_function_and_see_its_changes(page, server):
     session_id = bank(server)
     page.open(f"#/sessions/{session_id}?run=send_money")
     for name, text in {"recipient": IBAN, "amount": "25.00", "subject": "Books"}.items():
@@ -97,7 +97,7 @@ window.fetch = async (url, options) => {
 
 
 @pytest.mark.parametrize("losses", [1, 4])
-def test_a_call_whose_answer_is_lost_runs_once(page, server, losses):
+def test_call_with_a_lost_answer_runs_once(page, server, losses):
     session_id = bank(server)
     page.open(f"#/sessions/{session_id}?run=move_to_savings")
     page.write("amount", "40.25")
@@ -111,7 +111,7 @@ def test_a_call_whose_answer_is_lost_runs_once(page, server, losses):
     assert len(server.rpc("get_trace", session_id=session_id)) == version(server, session_id) == 1
 
 
-def test_an_error_of_the_function_has_not_changed_the_world(page, server):
+def test_failed_function_leaves_the_world_unchanged(page, server):
     session_id = bank(server)
     page.open(f"#/sessions/{session_id}?run=move_to_savings")
     page.write("amount", "99999")
@@ -119,7 +119,7 @@ def test_an_error_of_the_function_has_not_changed_the_world(page, server):
     page.sees("The account holds only 1840.25 euros", "The world has not changed.")
 
 
-def test_a_fork_whose_answer_is_lost_is_made_once(page, server):
+def test_fork_with_a_lost_answer_is_made_once(page, server):
     session_id = bank(server, pay("1.00"))
     page.open(f"#/sessions/{session_id}")
     page.find("button", "Fork after")
@@ -129,7 +129,7 @@ def test_a_fork_whose_answer_is_lost_is_made_once(page, server):
     assert len(server.rpc("list_sessions", parent=session_id)) == 1
 
 
-def test_nested_calls_are_shown_with_what_they_returned(page, server):
+def test_nested_calls_are_shown_with_their_results(page, server):
     nested = {"amount": {"$call": {"function": "get_balance", "args": {}}}}
     session_id = bank(server, ("move_to_savings", nested))
     page.open(f"#/sessions/{session_id}")
@@ -137,7 +137,7 @@ def test_nested_calls_are_shown_with_what_they_returned(page, server):
     page.sees("Nested calls, in the order in which they ran", "get_balance({})", "→ 1840.25")
 
 
-def test_try_a_function_without_any_effect(page, server):
+def test_try_a_function_without_keeping_its_effect(page, server):
     session_id = bank(server)
     before = server.rpc("list_sessions")
     page.open(f"#/sessions/{session_id}?run=move_to_savings")
@@ -163,7 +163,7 @@ def test_fork_at_a_step_and_compare(page, server):
     page.sees('A "415.25" → B "1815.25"', "only in A", "differs")
 
 
-def test_which_call_moved_the_money_and_what_would_have_happened_without_it(page, server):
+def test_find_the_call_that_moved_money_and_replay_without_it(page, server):
     session_id = bank(server, *THREE, ("get_balance", {}), pay("10.00", "Tea"), labels={"run": "7"})
     page.open()
     page.click(session_id[:8])
@@ -178,10 +178,10 @@ def test_which_call_moved_the_money_and_what_would_have_happened_without_it(page
     assert [r["function"] for r in server.rpc("get_trace", session_id=fork)] == ["get_balance", "send_money"]
     assert balance(server, session_id) == "405.25"
     labels = server.rpc("get_session", session_id=fork)["labels"]
-    assert labels == {"console": "without step 3 send_money"}  # so that it isn't in the run
+    assert labels == {"console": "without step 3 send_money"}  # so that the fork isn't part of the run
 
 
-def test_reset_to_a_step_is_asked_in_a_dialog(page, server):
+def test_reset_to_a_step_needs_a_confirmation(page, server):
     session_id = bank(server, *THREE)
     page.open(f"#/sessions/{session_id}?version=1")
     page.click("Reset to here")
@@ -192,7 +192,7 @@ def test_reset_to_a_step_is_asked_in_a_dialog(page, server):
     assert (version(server, session_id), balance(server, session_id)) == (4, "1815.25")
 
 
-def test_to_delete_is_asked_in_a_dialog(page, server):
+def test_delete_needs_a_confirmation(page, server):
     session_id = bank(server)
     page.open(f"#/sessions/{session_id}")
     button = page.find(".heading button", "Delete session…")
@@ -203,31 +203,31 @@ def test_to_delete_is_asked_in_a_dialog(page, server):
     page.until(lambda: not page.run("return document.querySelector('dialog[open]')"), "the end of the dialog")
     page.click("Delete session…")
     page.until(lambda: page.run("return document.activeElement.innerText") == "Cancel", "the focus on Cancel")
-    page.press(Keys.ENTER)  # which means no
+    page.press(Keys.ENTER)  # on Cancel
     page.click("Delete session…")
     assert version(server, session_id) == 0
     page.click("Delete for good", "dialog button")
     page.at("#/sessions")
     page.sees("is deleted")
-    page.click("Toolpacks", "nav a")  # what was said stays on its page
+    page.click("Toolpacks", "nav a")  # The notice isn't shown on another page.
     page.until(lambda: "is deleted" not in page.text(), "the end of the notice")
     assert session_id not in {s["session_id"] for s in server.rpc("list_sessions")}
 
 
-def test_records_of_another_client_appear_by_themselves(page, server):
+def test_records_of_other_clients_appear_by_themselves(page, server):
     session_id = bank(server)
     page.open(f"#/sessions/{session_id}")
     page.sees("Nothing was called yet", "live")
     server.call(session_id, *pay("25.00")[:1], **pay("25.00")[1])
     page.sees("Step 0: send_money", "account/balance", "World now, at version 1")
-    page.click("Start")  # whoever looks at a step stays there
+    page.click("Start")  # The view stays at the step that the user selected.
     page.sees("World at version 0")
     server.call(session_id, "get_balance")
     page.sees("0 to 1 of 2 steps")
     assert "World at version 0" in page.text()
 
 
-def test_sessions_of_another_client_appear_by_themselves(page, server):
+def test_sessions_of_other_clients_appear_by_themselves(page, server):
     page.open()
     page.sees("Sessions")
     session_id = bank(server, labels={"made-by": "a-script"})
@@ -250,7 +250,7 @@ def test_back_reload_and_links_lead_to_the_same_step(page, server):
     assert page.hash == shown
 
 
-def test_forks_are_below_their_parents_and_labels_filter(page, server):
+def test_forks_are_listed_under_parents_and_labels_filter(page, server):
     parent = bank(server, pay("1.00"), labels={"family": "one"})
     (fork,) = server.rpc("fork_session", session_id=parent)
     (inner,) = server.rpc("fork_session", session_id=fork["session_id"])
@@ -270,7 +270,7 @@ def test_forks_are_below_their_parents_and_labels_filter(page, server):
     assert len(set(insets)) == 3
 
 
-def test_two_sessions_of_the_list_can_be_compared(page, server):
+def test_compare_two_sessions_of_the_list(page, server):
     one, two = (bank(server, labels={"pair": name}) for name in ("a", "b"))
     page.open()
     for session_id in (one, two):
@@ -279,7 +279,7 @@ def test_two_sessions_of_the_list_can_be_compared(page, server):
     page.sees("Both worlds are equal", "pair=a", "pair=b")
 
 
-def test_a_form_has_a_field_for_each_sort_of_parameter(page, server):
+def test_form_has_a_field_for_each_type_of_parameter(page, server):
     session_id = server.rpc("create_session", toolpacks=["pages"])["session_id"]
     page.open(f"#/sessions/{session_id}?run=plan")
     kinds = {
@@ -302,14 +302,14 @@ def test_a_form_has_a_field_for_each_sort_of_parameter(page, server):
     page.write("words", '["a"]')
     page.click("Run", ".actions button.primary")
     page.sees("The world has not changed")
-    assert "integer" in page.find("#field-place-error").text  # what the server says stands at its field
+    assert "integer" in page.find("#field-place-error").text  # The server's error is shown at its field.
     page.write("place", '{"street": "Elm", "number": 3}')
     page.field("urgent").click()
     page.click("Run", ".actions button.primary")
     page.click("See what it changed")
-    page.sees("12345678901234567890")  # more than JavaScript's numbers can hold
-    given = server.rpc("get_trace", session_id=session_id)[-1]["kwargs"]
-    assert given == {
+    page.sees("12345678901234567890")  # more than a JavaScript number can hold
+    arguments = server.rpc("get_trace", session_id=session_id)[-1]["kwargs"]
+    assert arguments == {
         "kind": "note",
         "day": "2026-03-02",
         "size": 12345678901234567890,
@@ -319,7 +319,7 @@ def test_a_form_has_a_field_for_each_sort_of_parameter(page, server):
     }
 
 
-def test_what_a_session_holds_is_text_everywhere(page, server):
+def test_content_of_a_session_is_always_shown_as_text(page, server):
     labels = {MARKUP[:40]: MARKUP}
     session = server.rpc(
         "create_session", toolpacks=["pages"], labels=labels, options={"pages": {"notes": {"a": MARKUP}}}
@@ -349,10 +349,10 @@ def test_what_a_session_holds_is_text_everywhere(page, server):
     page.open(f"#/sessions/{session_id}?record=0")
     page.sees(MARKUP)
     page.open(f"#/sessions/{session_id}?record=1")
-    page.sees("a\\u202eb\\u0000c")  # what would turn the direction of the text round is seen
+    page.sees("a\\u202eb\\u0000c")  # A character that changes the direction of text is made visible.
 
 
-def test_a_task_is_begun_and_evaluated(page, server):
+def test_create_a_session_of_a_task_and_evaluate_it(page, server):
     page.open("#/toolpacks/chores")
     page.sees("tasks", "Do the dishes, once.")
     page.find("tr", "chores/dishes").find_element("link text", "New session").click()
@@ -360,7 +360,7 @@ def test_a_task_is_begun_and_evaluated(page, server):
     page.click("Create session")
     session_id = page.at("#/sessions/").split("/")[2]
     page.sees("task chores/dishes", "What the agent is asked to do", "Do the dishes, once.")
-    page.find(".facts .tag.bad", "failed")  # nobody has to ask
+    page.find(".facts .tag.bad", "failed")  # without a click
     server.call(session_id, "do", chore="dishes")
     page.find(".facts .tag.good", "passed")
     server.rpc("add_message", session_id=session_id, role="assistant", content=MARKUP)
@@ -398,7 +398,7 @@ def test_search_in_the_world_and_copy(page, server):
     }
 
 
-def test_by_keyboard_alone(page, server):
+def test_use_the_console_with_the_keyboard_alone(page, server):
     page.open()
     page.sees("New session")
     page.tab_to("New session")
@@ -433,14 +433,14 @@ def test_by_keyboard_alone(page, server):
     assert version(server, session_id) == 1
 
 
-def test_arrows_lead_from_step_to_step_and_a_list_is_one_stop_of_the_tab_key(page, server):
+def test_arrow_keys_move_in_a_list_that_is_one_tab_stop(page, server):
     session_id = bank(server, *THREE, *[("get_balance", {})] * 120)
     page.open(f"#/sessions/{session_id}?version=1")
     page.sees("Step 1: send_money")
     stops = "return [...document.querySelectorAll('.steps a')].filter((each) => each.tabIndex === 0).length"
     assert page.run(stops) == 1
     page.tab_to("Last")
-    page.press(*[Keys.TAB] * 4)  # the search, its two buttons, and the list's only stop
+    page.press(*[Keys.TAB] * 4)  # the search, its two buttons, and the list's only tab stop
     assert "send_money" in page.run("return document.activeElement.innerText")
     page.press(Keys.ARROW_DOWN)
     page.sees("Step 2: move_to_savings")
@@ -467,7 +467,7 @@ def test_arrows_lead_from_step_to_step_and_a_list_is_one_stop_of_the_tab_key(pag
     assert page.run("return document.activeElement.closest('.sessions')") is None
 
 
-def test_a_list_is_where_it_was_for_whoever_comes_back(page, server):
+def test_list_keeps_its_scroll_position(page, server):
     for _ in range(3):
         server.rpc("fork_session", session_id=bank(server), count=30)
     page.open("#/sessions")
@@ -482,7 +482,7 @@ def test_a_list_is_where_it_was_for_whoever_comes_back(page, server):
     page.until(lambda: page.run("return scrollY") == 1500, "the place where it was")
 
 
-def test_a_token_is_asked_for_and_kept_in_the_tab(page, tmp_path):
+def test_token_is_asked_for_and_kept_in_the_tab(page, tmp_path):
     tokens = {"TOOLPACK_TOKENS": "ann:ann-secret"}
     with server_process.served(tmp_path, "--store", "memory:", **tokens) as guarded:
         page.open(url=guarded.url)
@@ -508,7 +508,7 @@ def test_a_token_is_asked_for_and_kept_in_the_tab(page, tmp_path):
         page.sees("Nothing can be shown without a token", "Try again")
 
 
-def test_an_error_says_what_to_do(page, server):
+def test_errors_say_what_to_do(page, server):
     page.open(f"#/sessions/{'0' * 48}")
     page.sees("No session has this id", "Try again")
     page.open("#/sessions?label=without")
@@ -517,10 +517,10 @@ def test_an_error_says_what_to_do(page, server):
     page.sees("There is no such page", "Go to the sessions")
     session_id = bank(server, *[pay("1.00")] * 2)
     page.open(f"#/sessions/{session_id}?version=9")
-    page.sees("Step 1: send_money")  # the last one
+    page.sees("Step 1: send_money")  # the last step
 
 
-def test_what_is_said_while_the_server_is_away_ends_when_it_is_back(page, server):
+def test_outage_messages_disappear_after_the_outage(page, server):
     session_id = bank(server, pay("1.00"))
     page.open(f"#/sessions/{session_id}")
     page.find(".live", "live")
@@ -546,7 +546,7 @@ def test_what_is_said_while_the_server_is_away_ends_when_it_is_back(page, server
     ],
     ids=["restart", "many", "cut", "stopping"],
 )
-def test_a_list_comes_back_by_itself_whatever_was_said_during_a_restart(page, server, answer, said):
+def test_list_recovers_by_itself_after_a_restart(page, server, answer, said):
     session_id = bank(server)
     page.open("#/sessions")
     page.find(".sessions", session_id[:8])
@@ -557,7 +557,7 @@ def test_a_list_comes_back_by_itself_whatever_was_said_during_a_restart(page, se
     assert page.driver.find_elements("css selector", ".problem, #status .bad") == []
 
 
-def test_a_session_is_one_line_and_its_names_can_be_read_in_full(page, server):
+def test_session_is_one_line_with_full_names_in_tooltips(page, server):
     label = {"experiment": "a-" + "very-" * 30 + "long-name"}
     toolpacks = ["bank", "chores", "ledger"]
     session_id = server.rpc("create_session", toolpacks=toolpacks, labels=label)["session_id"]
@@ -569,7 +569,7 @@ def test_a_session_is_one_line_and_its_names_can_be_read_in_full(page, server):
         "const row = [...document.querySelectorAll('.sessions tbody tr')].find((row) => row.innerText.includes("
         "arguments[0])); return [row.innerText, ...[...row.cells].map((cell) => cell.title)]"
     )
-    text, *titles = page.run(read, session_id[:8])  # at once, as the list may be drawn anew
+    text, *titles = page.run(read, session_id[:8])  # in one call, because the list may be drawn again
     assert {f"experiment={label['experiment']}", ", ".join(toolpacks)} <= set(titles)
     assert "2 (1 error)" in text
     assert "no_such_function" in text
@@ -577,7 +577,7 @@ def test_a_session_is_one_line_and_its_names_can_be_read_in_full(page, server):
     assert set(page.run(heights)) == {True}
 
 
-def test_sessions_are_searched_sorted_and_told_apart(page, server):
+def test_sessions_are_searched_sorted_and_distinguished(page, server):
     mark = {"list": "sorted"}
     sessions = [server.rpc("create_session", task="chores/dishes", labels=mark)["session_id"] for _ in range(3)]
     server.call(sessions[1], "do", chore="dishes")
@@ -599,10 +599,10 @@ def test_sessions_are_searched_sorted_and_told_apart(page, server):
     page.sees("No session has the text “nobody said this”.")
 
 
-def test_a_list_that_has_not_changed_is_not_sent_again(page, server):
+def test_unchanged_list_is_not_sent_again(page, server):
     session_id = bank(server, labels={"quiet": "list"})
     page.open("#/toolpacks")
-    page.sees("ledger")  # so nothing is being loaded any more
+    page.sees("ledger")  # Now the page has finished loading.
     page.run(
         "window.sizes = []; const there = fetch;"
         "window.fetch = async (url, options) => { const answer = await there(url, options);"
@@ -618,7 +618,7 @@ def test_a_list_that_has_not_changed_is_not_sent_again(page, server):
     page.until(lambda: "get_balance" in page.find(".sessions").text, "the call")
 
 
-def test_verdicts_of_a_run_are_recorded_from_its_page(page, server):
+def test_record_verdicts_from_the_page_of_a_run(page, server):
     mark = {"run": "to-keep"}
     sessions = [server.rpc("create_session", task="chores/dishes", labels=mark)["session_id"] for _ in range(12)]
     server.rpc("evaluate_session", session_id=sessions[0], record=True)
@@ -626,14 +626,14 @@ def test_verdicts_of_a_run_are_recorded_from_its_page(page, server):
     assert records == [1] + [0] * 11
     page.open("#/runs?by=run&run=to-keep")
     page.sees("12 rollouts", "0/12")
-    assert server.rpc("get_trace", session_id=sessions[1]) == []  # to look records nothing
+    assert server.rpc("get_trace", session_id=sessions[1]) == []  # Reading the page records nothing.
     page.click("Record verdicts")
     page.sees("Recorded: 11 verdicts of 11.")
     page.click("Record verdicts")
     page.sees("All verdicts were recorded before.")
     assert [len(server.rpc("get_trace", session_id=session_id)) for session_id in sessions] == [1] * 12
     page.open("#/runs?by=run&run=to-keep")
-    page.sees("12 rollouts", "0/12")  # so nothing is being loaded any more
+    page.sees("12 rollouts", "0/12")  # Now the page has finished loading.
     page.run(
         "window.asked = []; const there = fetch;"
         "window.fetch = (url, options) => { window.asked.push(options.body); return there(url, options); }"
@@ -644,7 +644,7 @@ def test_verdicts_of_a_run_are_recorded_from_its_page(page, server):
     assert "evaluate_session" not in "".join(page.run("return window.asked"))
 
 
-def test_a_new_session_may_have_a_seed_a_clock_a_time_to_live_and_a_world(page, server):
+def test_new_session_form_takes_seed_clock_ttl_and_world(page, server):
     world = server.rpc("get_environment", session_id=bank(server))
     world["bank"]["account"]["balance"] = "7.00"
     page.open("#/new")
@@ -660,7 +660,7 @@ def test_a_new_session_may_have_a_seed_a_clock_a_time_to_live_and_a_world(page, 
     for name in ("chores", "ledger", "pages", "papers", "stall"):
         page.find(f"input[value={name}]").click()
     page.click("Create session")
-    page.sees("A session with a seed or a clock needs TOOLPACK_ISOLATION=process")  # which this server hasn't
+    page.sees("A session with a seed or a clock needs TOOLPACK_ISOLATION=process")  # which isn't set here
     page.click("Dismiss")
     ids = page.run("return [...document.querySelectorAll('[id]')].map((each) => each.id)")
     assert len(set(ids)) == len(ids)
@@ -674,12 +674,12 @@ def test_a_new_session_may_have_a_seed_a_clock_a_time_to_live_and_a_world(page, 
     assert lives < timedelta(hours=1)
 
 
-def test_the_title_names_the_view(page):
+def test_title_names_the_view(page):
     page.open("#/toolpacks/workspace-of-mine")
     page.until(lambda: page.driver.title == "Toolpacks workspace-of-mine · Toolpack Server", "the title")
 
 
-def test_ten_thousand_records(page, server):
+def test_trace_with_ten_thousand_records_is_usable(page, server):
     session_id = bank(server)
     call = {"jsonrpc": "2.0", "method": "run_function", "params": {"session_id": session_id, "function": "get_iban"}}
     for _ in range(10):
@@ -711,7 +711,7 @@ def test_ten_thousand_records(page, server):
     page.sees("Step 1: get_iban", "Step 1.")
 
 
-def test_the_step_that_made_a_value_what_it_is_is_found_from_the_value(page, server):
+def test_find_the_step_that_set_a_value(page, server):
     notes = {"code": "one", "old": "as it was"}
     session_id = server.rpc("create_session", toolpacks=["pages"], options={"pages": {"notes": notes}})["session_id"]
 
@@ -726,7 +726,7 @@ def test_the_step_that_made_a_value_what_it_is_is_found_from_the_value(page, ser
         page.click("Which step?")
 
     write("other", *range(30))
-    write("code", "two", "one", "two")  # the last of the steps that have made it so
+    write("code", "two", "one", "two")  # The last write of "two" counts.
     write("other", *range(30, 60))
     page.open(f"#/sessions/{session_id}")
     page.click("Compare with start")
@@ -743,7 +743,7 @@ def test_the_step_that_made_a_value_what_it_is_is_found_from_the_value(page, ser
     page.sees(", and the one before isn't kept.")
 
 
-def test_the_one_line_that_was_changed_in_a_long_text_is_shown_and_its_words(page, server):
+def test_changed_line_of_a_long_text_and_its_words_are_marked(page, server):
     lines = [f"{number}: def function_{number}(self): return {number * 7}" for number in range(1, 401)]
     session_id = server.rpc("create_session", toolpacks=["pages"])["session_id"]
     server.call(session_id, "write", name="code", content="\n".join(lines))
@@ -773,7 +773,7 @@ def test_the_one_line_that_was_changed_in_a_long_text_is_shown_and_its_words(pag
     assert "4,940 characters" in shown.text
 
 
-def test_numbers_and_texts_that_only_look_equal_are_told_apart_and_copied_as_they_are(page, server):
+def test_similar_numbers_and_texts_are_shown_and_copied_exactly(page, server):
     session_id = server.rpc("create_session", toolpacks=["pages"])["session_id"]
 
     def write(content):
@@ -802,7 +802,7 @@ def test_numbers_and_texts_that_only_look_equal_are_told_apart_and_copied_as_the
     page.until(lambda: page.field("content").get_attribute("value") == "1.0", "the value")
 
 
-def test_a_long_word_of_an_evaluator_makes_no_page_wider(page, server):
+def test_long_word_in_a_verdict_does_not_widen_the_page(page, server):
     session_id = server.rpc("create_session", task="chores/dishes")["session_id"]
     server.call(session_id, "do", chore="x" * 900)
     for width in (1280, 400):
@@ -813,7 +813,7 @@ def test_a_long_word_of_an_evaluator_makes_no_page_wider(page, server):
     page.resize(1280)
 
 
-def test_how_many_changes_a_step_has_made_is_said_whatever_their_number(page, server):
+def test_number_of_changes_of_a_step_is_shown_for_any_count(page, server):
     session_id = server.rpc("create_session", toolpacks=["pages"])["session_id"]
     server.call(session_id, "write", name="many", content={})
     server.call(session_id, "write", name="many", content={f"n{number}": number for number in range(1100)})
@@ -830,7 +830,7 @@ def test_escape_closes_a_menu(page, server):
     assert page.run("return document.activeElement.innerText") == "Copy…"
 
 
-def test_a_large_table_is_shown_in_pages_and_its_changed_rows_are_marked(page, server):
+def test_large_table_has_pages_and_marks_changed_rows(page, server):
     session_id = server.rpc("create_session", toolpacks=["stall"], options={"stall": {"rows": 1150}})["session_id"]
     for sql in ("DELETE FROM filler WHERE id = 7", "UPDATE filler SET text = 'it changed' WHERE id = 1101"):
         assert server.call(session_id, "run_sql", sql=sql)["error"] is None
@@ -845,7 +845,7 @@ def test_a_large_table_is_shown_in_pages_and_its_changed_rows_are_marked(page, s
     assert rows(page)[2:4] == ["1: ", "2: "]
 
 
-def test_files_are_shown_in_their_folders_with_names_as_given_and_sizes_and_can_be_downloaded(page, server, tmp_path):
+def test_files_are_shown_in_folders_and_can_be_downloaded(page, server, tmp_path):
     files = {
         "src/lib/deep/a b.py": "x = 1\n" * 300,
         "src/big.txt": "b" * 1_100_000,
@@ -872,7 +872,7 @@ def test_files_are_shown_in_their_folders_with_names_as_given_and_sizes_and_can_
     for expected in ("src/1 change", "deep/1 change", "link: → lib", "caf\\xe9.bin: 2 B", "void: an empty folder"):
         assert expected in shown, shown
     for row, name, content in (
-        ("big.txt: 1.0 MiB", "big.txt", b"b" * 1_100_000),  # of which the world has the size only
+        ("big.txt: 1.0 MiB", "big.txt", b"b" * 1_100_000),  # The world has only the size of this file.
         ("caf\\xe9.bin: 2 B", "caf_xe9.bin", b"\xff\0"),
     ):
         page.click(row)
@@ -884,8 +884,8 @@ def test_files_are_shown_in_their_folders_with_names_as_given_and_sizes_and_can_
     for label, name in (("World at version 1", "world-1.json"), ("Trace", "trace.json")):
         page.click("Download…", "summary")
         page.click(label, ".menu button")
-        found = json.loads(downloaded(f"{session_id[:8]}-{name}"))
-        assert found == ([record] if label == "Trace" else server.rpc("get_environment", session_id=session_id))
+        content = json.loads(downloaded(f"{session_id[:8]}-{name}"))
+        assert content == ([record] if label == "Trace" else server.rpc("get_environment", session_id=session_id))
         page.press(Keys.ESCAPE)
     page.click("Download…", "summary")
     page.click("Bundle", ".menu button")
@@ -893,7 +893,7 @@ def test_files_are_shown_in_their_folders_with_names_as_given_and_sizes_and_can_
     assert server.rpc("import_bundle", bundle=bundle)["version"] == 1
 
 
-def test_rows_that_differ_in_large_tables_are_seen_in_compare(page, server):
+def test_compare_shows_rows_that_differ_in_large_tables(page, server):
     session_id = server.rpc("create_session", toolpacks=["stall"], options={"stall": {"rows": 1150}})["session_id"]
     (fork,) = server.rpc("fork_session", session_id=session_id)
     server.call(fork["session_id"], "run_sql", sql="UPDATE filler SET text = 'it changed' WHERE id = 1101")
@@ -905,14 +905,14 @@ def test_rows_that_differ_in_large_tables_are_seen_in_compare(page, server):
 
 
 def rows(page):
-    """The keys in the table that is open: the row that changed, how many rows it has, and others."""
+    """Return the keys in the open table: the changed row, the number of rows, and the rows shown."""
     return page.run(
         "const rows = document.querySelector('.tree li[role=none]').parentElement.children;"
         "return [...rows].map((row) => row.querySelector('.key')?.textContent).filter(Boolean)"
     )
 
 
-def test_a_world_of_five_megabytes(page, server):
+def test_world_of_five_megabytes_is_usable(page, server):
     lines = [
         {"id": n, "day": "2026-01-01", "iban": IBAN, "amount": "-1.00", "subject": f"Line {n} " + "x" * 80}
         for n in range(28_000)
@@ -938,7 +938,7 @@ def test_a_world_of_five_megabytes(page, server):
     page.sees("1 of 1", "/bank/account/transactions/27123/subject")
 
 
-def test_ten_thousand_sessions(page, server):
+def test_list_of_ten_thousand_sessions_is_usable(page, server):
     session_id = bank(server, labels={"many": "yes"})
     forks = [fork for _ in range(10) for fork in server.rpc("fork_session", session_id=session_id, count=1000)]
     page.open("#/sessions?label=many%3Dyes")
@@ -949,7 +949,7 @@ def test_ten_thousand_sessions(page, server):
     page.until(lambda: page.find(".sessions tbody tr").text != first, "the next page")
     page.click("Newest")
     page.until(lambda: page.find(".sessions tbody tr").text == first, "the first page")
-    called = forks[5000]["session_id"]  # on no page's first place, by age or by id
+    called = forks[5000]["session_id"]  # not the first of any page, by age or by id
     server.call(called, "get_balance")
     page.click("Calls", "th a")
     page.at("#/sessions?label=many%3Dyes&sort=-calls")
@@ -960,7 +960,7 @@ def test_ten_thousand_sessions(page, server):
     assert server.rpc("close_session", labels={"many": "yes"}) == 10_001
 
 
-def test_a_perturbed_step_shows_what_happened_beside_what_the_agent_heard(page, server):
+def test_perturbed_step_shows_the_result_and_what_the_agent_saw(page, server):
     page.open("#/new?task=bank/save-300")
     page.write("variant", "lost")
     page.write("rules", '[{"functions": "get_balance", "calls": "2", "error": "ConnectionError: down"}]')
@@ -975,7 +975,8 @@ def test_a_perturbed_step_shows_what_happened_beside_what_the_agent_heard(page, 
     page.sees("What happened", "To savings", "What the agent heard", "TimeoutError: the service did not answer in time")
     page.open(f"#/sessions/{session_id}?version=1&record=2")
     page.sees("Not run", "ConnectionError: down", "rule 0")
-    for row in page.driver.find_elements("css selector", ".steps a"):  # all of a step's first line is in one line
+    # The first line of each step isn't wrapped.
+    for row in page.driver.find_elements("css selector", ".steps a"):
         assert len({each.location["y"] // 12 for each in row.find_elements("css selector", ".at, .ms, .v")}) == 1
     page.resize(400)
     assert page.run("return document.documentElement.scrollWidth") <= 400
@@ -989,7 +990,7 @@ def test_a_perturbed_step_shows_what_happened_beside_what_the_agent_heard(page, 
     )
 
 
-def test_a_dropped_audit_report_shows_its_findings_and_repeats_an_attempt(page, server):
+def test_dropped_audit_report_shows_findings_and_repeats_attempt(page, server):
     drop = """
         const [name, text] = arguments, data = new DataTransfer();
         data.items.add(new File([text], name));
@@ -1020,7 +1021,7 @@ def test_a_dropped_audit_report_shows_its_findings_and_repeats_an_attempt(page, 
     page.sees("The attempt was made in a new session: 2 calls.")
     records = server.rpc("get_trace", session_id=session_id)
     assert [each["kind"] for each in records] == ["call", "call", "answer"]
-    assert records[0]["by"] == "agent"  # so it has no more than an agent has
+    assert records[0]["by"] == "agent"  # with the permissions of the agent
     assert (records[0]["function"], records[2]["answer"]) == ("get_balance", "7")
 
 
@@ -1043,7 +1044,7 @@ def test_every_view_fits_into_400_pixels(page, server, dark):
     assert (sum(map(int, re.findall(r"\d+", background))) < 200) is dark
 
 
-def test_a_session_with_participants_shows_who_has_done_what(page, server):
+def test_session_shows_which_participant_did_what(page, server):
     page.open("#/new")
     page.until(lambda: page.find("input[value=ledger]"), "the form")
     page.write("participants", '{"user": {"functions": "get_balance"}}')
@@ -1068,14 +1069,14 @@ def test_a_session_with_participants_shows_who_has_done_what(page, server):
     page.sees("Copy user's address", "Copy user's MCP address")
 
 
-def test_forks_can_be_followed_from_their_steps_and_back(page, server):
+def test_links_lead_from_steps_to_forks_and_back(page, server):
     parent = bank(server, *THREE)
     (fork,) = server.rpc("fork_session", session_id=parent, version=2)
     fork = fork["session_id"]
     server.call(fork, "get_balance")
     page.open(f"#/sessions/{parent}?version=2")
     assert "1 fork" in page.find(".steps li", "move_to_savings").text
-    server.rpc("fork_session", session_id=parent, version=2)  # while somebody looks
+    server.rpc("fork_session", session_id=parent, version=2)  # while the page is open
     page.find(".steps li", "2 forks")
     page.sees("Forked here")
     page.click(fork[:8], ".side a")
@@ -1090,10 +1091,10 @@ def test_forks_can_be_followed_from_their_steps_and_back(page, server):
     page.at(f"#/sessions/{parent}?version=2&record=2")
 
 
-def test_a_fork_of_a_long_session_shows_its_last_steps_and_more_if_asked(page, server):
+def test_fork_of_a_long_session_shows_its_last_inherited_steps(page, server):
     parent = bank(server, *[("get_balance", {})] * 130, pay("1.00"))
     (fork,) = server.rpc("fork_session", session_id=parent)
-    server.rpc("close_session", session_id=parent)  # what led to the fork is still there
+    server.rpc("close_session", session_id=parent)  # The inherited steps remain.
     page.open(f"#/sessions/{fork['session_id']}")
     inherited = "return [...document.querySelectorAll('.steps .inherited .at')].map((each) => each.innerText)"
     page.until(lambda: page.run(inherited) == [str(n) for n in range(121, 131)], "the last ten")
@@ -1104,7 +1105,7 @@ def test_a_fork_of_a_long_session_shows_its_last_steps_and_more_if_asked(page, s
     page.sees(f"Forked from {parent[:8]}, which is deleted or has expired.")
 
 
-def test_a_family_of_forks_is_a_tree(page, server):
+def test_forks_of_a_session_are_shown_as_a_tree(page, server):
     root = bank(server, pay("1.00"), labels={"tree": "yes"})
     one, two = (fork["session_id"] for fork in server.rpc("fork_session", session_id=root, count=2))
     (inner,) = server.rpc("fork_session", session_id=two)
@@ -1119,7 +1120,7 @@ def test_a_family_of_forks_is_a_tree(page, server):
         "    way.unshift(item.querySelector('a').innerText);"
         "  return way; })"
     )
-    assert ways == [[root[:8], two[:8], inner["session_id"][:8]]]  # however many forks stand before it
+    assert ways == [[root[:8], two[:8], inner["session_id"][:8]]]  # though hundreds of forks come before it
     page.click(root[:8], ".family a")
     page.at(f"#/sessions/{root}?forks=")
     page.sees("312 forks")
@@ -1128,9 +1129,9 @@ def test_a_family_of_forks_is_a_tree(page, server):
     page.at(f"#/compare/{one}/{root}?traces=")
 
 
-def test_the_values_of_a_sessions_steps_are_a_table_in_its_tree(page, server):
+def test_values_of_a_sessions_steps_are_shown_as_a_table(page, server):
     session_id = server.rpc("create_session", task="chores/raises")["session_id"]
-    for chore in ("dishes", "missing"):  # without the latter the evaluator fails, and with it the reward is 1
+    for chore in ("dishes", "missing"):  # Without `missing` the evaluator fails; with it the reward is 1.
         server.call(session_id, "do", chore=chore)
 
     def sometimes(agent, fork):
@@ -1151,12 +1152,12 @@ def test_the_values_of_a_sessions_steps_are_a_table_in_its_tree(page, server):
         ["version 2", "1.50 ± 0.29", "0.50 ± 0.29", "4"],
     ]
     nodes = [node.text for node in page.driver.find_elements("css selector", ".family li li p a:first-child")]
-    assert nodes == [own["session_id"][:8]]  # forks of the steps are none
+    assert nodes == [own["session_id"][:8]]  # The forks that measured the values aren't in the tree.
     page.click("version 1", ".values a")
     page.at(f"#/sessions/{session_id}?version=1")
 
 
-def test_two_traces_stand_side_by_side_and_the_first_difference_is_marked(page, server):
+def test_traces_are_compared_and_the_first_difference_is_marked(page, server):
     same = [("get_balance", {})] * 20
     one = bank(server, *same, pay("5.00"), ("get_iban", {}), pay("1.00"))
     two = bank(server, *same, ("get_iban", {}), pay("2.00"))
@@ -1179,14 +1180,14 @@ def test_two_traces_stand_side_by_side_and_the_first_difference_is_marked(page, 
     page.write("Av", "0")
     page.write("Bv", "0")
     page.click("Compare", "form button")
-    page.sees("1 difference in 20 steps of A and 21 steps of B")  # a call that changes nothing belongs to version 0
+    page.sees("1 difference in 20 steps of A and 21 steps of B")  # A call that changes nothing belongs to version 0.
     page.resize(400)
     assert page.run("return document.documentElement.scrollWidth") <= 400
     page.open(f"#/compare/{one}/{one}?traces=%20")
     page.sees("Both traces are equal")
 
 
-def test_participants_talk_by_their_names_and_a_role_is_called_a_role(page, server):
+def test_messages_show_participants_by_name_and_roles_as_roles(page, server):
     created = server.rpc("create_session", toolpacks=["bank"], participants={"customer": {"functions": ["get_iban"]}})
     session_id, paths = created["session_id"], created["participants"]
 
@@ -1200,7 +1201,7 @@ def test_participants_talk_by_their_names_and_a_role_is_called_a_role(page, serv
     page.open(f"#/sessions/{session_id}?talk=%20")
     page.find(".talk summary", "agent get_balance").click()
     page.find(".talk pre", "1840.25")
-    act("agent", "submit_answer", answer="Goodbye.")  # appears by itself, and what is open stays so
+    act("agent", "submit_answer", answer="Goodbye.")  # The answer appears by itself, and open parts stay open.
     page.find(".talk .said", "Goodbye.")
     assert page.find(".talk pre", "1840.25")
     said = [" ".join(each.text.split("\n")) for each in page.driver.find_elements("css selector", ".talk .said")]
