@@ -1,4 +1,4 @@
-"""AgentDojo's suites are toolpacks: unchanged, built only when used, and only if it is installed."""
+"""AgentDojo's suites as toolpacks: unchanged, built only when used, and available only if AgentDojo is installed."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def packs():
 
 @pytest.fixture
 def builds(monkeypatch):
-    """Count how often AgentDojo builds an environment."""
+    """A list that records each environment that AgentDojo builds."""
     counted = []
     build = TaskSuite.load_and_inject_default_environment
 
@@ -44,7 +44,7 @@ def run(code):
 
 
 def check_without(module):
-    """Check all toolpacks where a module is missing, and so are the other benchmarks, which take long to check."""
+    """Check all toolpacks with a module missing. The other benchmarks are hidden, because checking them takes long."""
     hidden = dict.fromkeys([module, "bfcl_eval", "tau2"])
     return run(
         f"import sys; sys.modules.update({hidden}); sys.argv[1:] = ['check']; import toolpack_server.cli as c; c.main()"
@@ -52,7 +52,7 @@ def check_without(module):
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_functions_and_environments_are_those_of_agentdojo(packs, name):
+def test_functions_and_environments_equal_agentdojos(packs, name):
     pack, suite = packs[f"agentdojo-{name}"], get_suites("v1.2.2")[name]
     assert pack.opt_in
     assert pack.environment_class is suite.environment_type
@@ -63,7 +63,7 @@ def test_functions_and_environments_are_those_of_agentdojo(packs, name):
 
 @pytest.mark.parametrize("version", ["v1", "v1.1.2", "v1.2.2"])
 @pytest.mark.parametrize("name", SUITES)
-def test_options_build_the_environment_that_agentdojo_builds(packs, name, version):
+def test_options_build_the_same_environment_as_agentdojo(packs, name, version):
     suite = get_suites(version)[name]
     injections = dict.fromkeys(suite.get_injection_vector_defaults(), "INJECTED")
     options = {"benchmark_version": version, "injections": injections, "user_task": "user_task_1"}
@@ -72,7 +72,7 @@ def test_options_build_the_environment_that_agentdojo_builds(packs, name, versio
     assert "INJECTED" in built.model_dump_json()
 
 
-def test_the_user_task_prepares_its_environment(packs, monkeypatch):
+def test_user_task_option_prepares_its_environment(packs, monkeypatch):
     def init_environment(environment):
         environment.bank_account.balance = 7
         return environment
@@ -94,22 +94,22 @@ def test_the_user_task_prepares_its_environment(packs, monkeypatch):
         ({"seed": 1}, "seed: Extra inputs are not permitted"),
     ],
 )
-def test_wrong_options_are_reported_with_the_valid_ones(packs, options, message):
+def test_wrong_options_are_rejected_with_the_valid_ones(packs, options, message):
     with pytest.raises(InvalidParamsError) as refused:
         packs["agentdojo-slack"].build(options)
     assert message in str(refused.value)
 
 
-def test_a_session_with_the_same_options_builds_nothing_again(builds):
+def test_environment_of_the_same_options_is_built_once(builds):
     bench = serving.Bench(load_catalog((), NAMES))
     options = {"agentdojo-banking": {"injections": {"injection_bill_text": "hello"}}}
-    for given in ({}, {}, options, options):
-        bench.create("agentdojo-banking", options=given)
+    for build_options in ({}, {}, options, options):
+        bench.create("agentdojo-banking", options=build_options)
     bench.close()
     assert builds == ["banking"] * 2
 
 
-def test_a_server_that_starts_builds_none_and_check_builds_all(builds):
+def test_start_builds_no_environment_and_check_builds_all(builds):
     load_catalog((), NAMES)
     assert builds == []
     _, problems = inspect_toolpacks((), NAMES)
@@ -117,7 +117,7 @@ def test_a_server_that_starts_builds_none_and_check_builds_all(builds):
     assert {*builds} == {*SUITES}
 
 
-def test_loading_does_not_import_the_clients_of_model_vendors():
+def test_loading_does_not_import_clients_of_model_vendors():
     status, out, err = run(
         "import sys, toolpacks.agentdojo\n"
         "print('openai' in sys.modules, 'anthropic' in sys.modules, 'google.genai' in sys.modules)\n"
@@ -133,13 +133,13 @@ def test_loading_does_not_import_the_clients_of_model_vendors():
     assert out.split() == ["False", "False", "False", "True", "True", "module", "True"]
 
 
-def test_without_agentdojo_the_other_packs_load_and_check_says_how_to_install_it():
+def test_without_agentdojo_check_says_how_to_install_it():
     status, out, _ = check_without("agentdojo")
     assert status == 0
     assert "pip install 'toolpack-server[agentdojo]'" in out
 
 
-def test_a_broken_installation_of_agentdojo_is_a_problem():
+def test_broken_installation_of_agentdojo_is_a_problem():
     status, _, err = check_without("deepdiff")
     assert status == 1
     assert "deepdiff" in err

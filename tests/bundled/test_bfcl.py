@@ -1,7 +1,7 @@
-"""BFCL's entries as tasks: judged as BFCL judges them, by its own checker.
+"""BFCL's entries as tasks: the verdicts equal those of BFCL's own checker.
 
-They need a part of the package bfcl-eval, for which there is no extra, as pip can't take a part: without it they are
-skipped, but where the variable BENCHMARKS is `true`. `python -m tools.bfcl_parity` compares all entries.
+The tests need a part of the package bfcl-eval. There is no extra for it, as pip can't install a part. Without it the
+tests are skipped, or fail if the variable BENCHMARKS is `true`. `python -m tools.bfcl_parity` compares all entries.
 """
 
 import os
@@ -35,11 +35,11 @@ def bench():
 
 
 @pytest.mark.parametrize("entry_id", SAMPLE)
-def test_results_and_verdicts_are_bfcls(bench, entry_id):
+def test_results_and_verdicts_equal_bfcls(bench, entry_id):
     assert differences(compared(bench, ENTRIES[entry_id], mutants=2)) == {}
 
 
-def test_a_ground_truth_with_a_wrong_type_is_refused_and_judged_all_the_same(bench):
+def test_ground_truth_with_a_rejected_call_is_still_evaluated(bench):
     entry = ENTRIES["multi_turn_base_173"]
     passed, envelopes = on_server(bench, entry, entry["ground_truth"])
     assert passed
@@ -53,7 +53,7 @@ def test_all_entries_are_tasks(bench):
     assert bench.rpc("list_tasks", toolpack="bfcl-memory-rec-sum", tags=["customer"], limit=1)["total"] > 10
 
 
-def test_the_rollout_of_the_page(tmp_path):
+def test_rollout_on_the_benchmarks_page_works(tmp_path):
     page = (Path(__file__).parents[2] / "docs/internals/benchmarks.md").read_text(encoding="utf-8")
     bfcls = page.partition("## BFCL")[2].partition("\n## ")[0]
     (program,) = re.findall(r"^```python\n(.*?)^```$", bfcls, re.MULTILINE | re.DOTALL)
@@ -69,7 +69,7 @@ def agent(bench, session, function, **kwargs):
     return bench.rpc("run_function", agent_key=key, function=function, kwargs=kwargs)
 
 
-def test_an_agent_has_the_functions_of_its_entry(bench):
+def test_agent_has_only_the_functions_of_its_entry(bench):
     session = bench.rpc("create_session", task="bfcl/multi_turn_miss_func_0")
     key = session["agent_path"].rpartition("/")[2]
     names = {each["name"] for each in bench.rpc("list_functions", agent_key=key)["result"]}
@@ -78,7 +78,7 @@ def test_an_agent_has_the_functions_of_its_entry(bench):
     assert "ToolNotFoundError" in agent(bench, session, "next_turn")["error"]
 
 
-def test_turns_bring_messages_and_functions(bench):
+def test_turns_return_messages_and_functions(bench):
     session = bench.rpc("create_session", task="bfcl/multi_turn_miss_func_0")["session_id"]
     turns = [bench.result(session, "next_turn") for _ in range(5)]
     assert [turn and turn["functions"] for turn in turns] == [[], [], ["sort"], [], None]
@@ -87,7 +87,7 @@ def test_turns_bring_messages_and_functions(bench):
     assert task["metadata"] == {"turns": 5, "missing_functions": {"3": ["sort"]}}
 
 
-def test_what_an_agent_calls_otherwise_is_no_code(bench):
+def test_calls_of_an_agent_are_never_evaluated_as_code(bench):
     session = bench.rpc("create_session", task="bfcl/multi_turn_base_0")
     for function, kwargs in (
         ("exit", {}),
@@ -102,7 +102,7 @@ def test_what_an_agent_calls_otherwise_is_no_code(bench):
     assert not [name for name in vars(bfcl.multi_turn_utils) if name.startswith("rollout")]
 
 
-def test_questions_are_asked_in_forks_of_the_session_that_remembers(bench):
+def test_questions_are_asked_in_forks_of_the_filled_session(bench):
     filled = bench.rpc("create_session", task="bfcl-memory-kv/prereq-customer")
     agent(bench, filled, "core_memory_add", key="first_name", value="Michael")
     for answer, passed in (("Your name is michael.", True), ("I do not know", False)):

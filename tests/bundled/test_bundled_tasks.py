@@ -1,4 +1,4 @@
-"""The tasks of the bundled toolpacks: done by their solutions, and by nothing that lacks a part of one."""
+"""The tasks of the bundled toolpacks: a solution passes, and an attempt that lacks a part of it fails."""
 
 import re
 
@@ -33,12 +33,12 @@ def attempt(bench, name, calls, answer):
 
 def solution(bench, name):
     session_id = bench.rpc("create_session", task=name)["session_id"]
-    found = bench.rpc("get_solution", session_id=session_id)
+    solution = bench.rpc("get_solution", session_id=session_id)
     bench.rpc("close_session", session_id=session_id)
-    return found["calls"], found["answer"]
+    return solution["calls"], solution["answer"]
 
 
-def test_there_are_12_20_and_12_from_easy_to_hard():
+def test_tasks_have_three_levels_of_difficulty():
     for pack, count in (("bank", 12), ("workspace", 20), ("office", 12)):
         tags = [set(task.tags) for name, task in TASKS.items() if name.startswith(pack)]
         assert len(tags) == count
@@ -48,7 +48,7 @@ def test_there_are_12_20_and_12_from_easy_to_hard():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_solution_passes_and_nothing_less_does(bench, name):
+def test_solution_passes_and_incomplete_attempts_fail(bench, name):
     calls, answer = solution(bench, name)
     assert attempt(bench, name, calls, answer)["passed"]
     assert attempt(bench, name, [call for call in calls if call["function"] not in READS], answer)["passed"]
@@ -61,7 +61,7 @@ def test_the_solution_passes_and_nothing_less_does(bench, name):
 
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if "change" in task.tags])
-def test_more_than_what_was_asked_for_does_not_pass(bench, name):
+def test_attempt_with_an_extra_change_fails(bench, name):
     calls, answer = solution(bench, name)
     if name not in LENIENT:
         assert not attempt(bench, name, [MORE[name.partition("/")[0]], *calls], answer)["passed"]
@@ -70,7 +70,7 @@ def test_more_than_what_was_asked_for_does_not_pass(bench, name):
 MORE = {
     "bank": {
         "function": "send_money",
-        "kwargs": {"recipient": "DE02120300000000202051", "amount": "1.00", "subject": "SessionHead"},
+        "kwargs": {"recipient": "DE02120300000000202051", "amount": "1.00", "subject": "Tip"},
     },
     "workspace": {
         "function": "send_mail",
@@ -82,7 +82,7 @@ MORE = {
 
 @pytest.mark.parametrize("spell", [float, lambda amount: str(float(amount)), lambda amount: f"0{amount}"])
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("bank/")])
-def test_amounts_count_by_their_value(bench, name, spell):
+def test_amounts_are_compared_by_value(bench, name, spell):
     calls, answer = solution(bench, name)
     for call in calls:
         if "amount" in call["kwargs"]:
@@ -91,7 +91,7 @@ def test_amounts_count_by_their_value(bench, name, spell):
 
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if any(map(str.isdigit, task.answer))])
-def test_a_number_that_contains_the_right_one_is_wrong(bench, name):
+def test_answer_that_merely_contains_the_number_fails(bench, name):
     calls, answer = solution(bench, name)
     for wrong in (r"9\g<0>", *([] if re.search(r"\d[:-]\d", answer) else [r"-\g<0>"])):
         said = re.sub(r"(?<![\d.:-])\d+(\.\d+)?", wrong, answer)
@@ -99,7 +99,7 @@ def test_a_number_that_contains_the_right_one_is_wrong(bench, name):
 
 
 LENIENT = {
-    # Nothing is asked of mails there, so one more does no harm.
+    # These tasks ask for nothing about mails, so an extra mail is harmless.
     *("workspace/accept-budget-talk", "workspace/no-fire-drill", "workspace/lunch-later", "workspace/tablet-test"),
     *("workspace/planning-for-jonas", "workspace/tidy-newsletter", "workspace/archive-offers"),
     *("workspace/share-feedback", "workspace/fifteen-percent", "workspace/march-deadlines"),
@@ -107,7 +107,7 @@ LENIENT = {
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_solution_meets_the_variants_of_its_task(bench, name):
+def test_solution_passes_in_each_variant_of_its_task(bench, name):
     calls, answer = solution(bench, name)
     variants = bench.rpc("get_task", task=name)["variants"]
     assert {"outage", "flaky"} <= {*variants}
@@ -115,9 +115,9 @@ def test_the_solution_meets_the_variants_of_its_task(bench, name):
         session = bench.rpc("create_session", task=name, perturbations={"variant": variant})
         key = session["agent_path"].removeprefix("/agents/")
         for call in calls:
-            asked = {"function": call["function"], "kwargs": call["kwargs"]}
+            params = {"function": call["function"], "kwargs": call["kwargs"]}
             for _ in range(3 if variant == "outage" else 1):
-                if bench.rpc("run_function", agent_key=key, **asked)["error"] is None:
+                if bench.rpc("run_function", agent_key=key, **params)["error"] is None:
                     break
         verdict = bench.rpc("evaluate_session", session_id=session["session_id"], answer=answer)
         assert (verdict["passed"], verdict["valid"], verdict["perturbed"].keys()) == (True, True, {"0"}), variant

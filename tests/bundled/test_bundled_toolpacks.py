@@ -1,4 +1,4 @@
-"""The bundled packs: the guarantees of their environments, tested on the plain functions."""
+"""The bundled toolpacks: guarantees of their environments, tested on the plain functions."""
 
 import ast
 import inspect
@@ -78,18 +78,18 @@ def mutable_parts(thing, found=None):
     return found
 
 
-# Both packs
+# Both toolpacks
 
 
 @pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name)
-def test_two_environments_share_nothing(pack):
+def test_two_environments_share_no_objects(pack):
     one, other = pack.build({}), pack.build({})
     assert one == other
     assert not mutable_parts(one).keys() & mutable_parts(other).keys()
 
 
 @pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name)
-def test_every_read_only_function_leaves_its_environment_unchanged(pack):
+def test_read_only_functions_leave_their_environment_unchanged(pack):
     reading = {name for name, registered in pack.functions.items() if registered.read_only}
     assert reading == READING[pack.name].keys()
     environment = pack.build({})
@@ -100,13 +100,13 @@ def test_every_read_only_function_leaves_its_environment_unchanged(pack):
 
 
 @pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name)
-def test_an_environment_is_restored_from_its_own_json(pack):
+def test_environment_is_restored_from_its_own_json(pack):
     environment = pack.build({})
     assert pack.parse(environment.model_dump(mode="json")) == environment
 
 
 @pytest.mark.parametrize("module", [bank, workspace, models], ids=lambda module: module.__name__)
-def test_no_function_uses_the_clock_random_numbers_or_the_system(module: ModuleType):
+def test_functions_use_no_clock_random_numbers_or_system_calls(module: ModuleType):
     tree = ast.parse(inspect.getsource(module))
     used = {
         ast.unparse(node)
@@ -119,11 +119,11 @@ def test_no_function_uses_the_clock_random_numbers_or_the_system(module: ModuleT
     assert not imported & {"os", "random", "secrets", "time", "uuid"}
 
 
-def test_a_workspace_is_small_enough_to_read(office):
+def test_workspace_is_small_enough_to_read(office):
     assert len(office.model_dump_json()) < 30_000
 
 
-def test_packs_are_a_namespace_folder():
+def test_toolpacks_is_a_namespace_package():
     assert not (Path(inspect.getfile(bank)).parent / "__init__.py").exists()
 
 
@@ -159,7 +159,7 @@ def test_money_is_never_created_or_lost(moves):
     assert sum(line.amount for line in [*new, *savings.transactions]) == -sent
 
 
-def test_cents_are_exact_although_agents_send_json_numbers(account_world):
+def test_cents_stay_exact_although_agents_send_json_numbers(account_world):
     before = account_world.account.balance
     for _ in range(3):
         call(bank.toolpack, account_world, "send_money", {"recipient": SHOP, "amount": 0.1, "subject": "Bread"})
@@ -176,22 +176,22 @@ def test_options_set_the_owner_and_the_balance():
     assert set(bank.toolpack.options.model_fields) == {"owner", "balance", "savings"}
 
 
-def test_a_statement_adds_up(account_world):
+def test_bank_statement_adds_up(account_world):
     statement = bank.get_statement(account_world.account, date(2026, 2, 1), date(2026, 2, 28))
     assert statement.opening + statement.received - statement.spent == statement.closing
     assert statement.received == Decimal("2688.00")
     assert statement.closing - Decimal(920) == account_world.account.balance
 
 
-def test_transactions_are_found_and_listed_newest_first(account_world):
+def test_transactions_are_searched_and_listed_newest_first(account_world):
     account = account_world.account
     assert [line.id for line in bank.list_transactions(account, 2)] == [13, 12]
     assert len(bank.list_transactions(account, 99)) == 13
-    found = bank.search_transactions(account, "RENT", first=date(2026, 2, 1), last=date(2026, 2, 28))
-    assert [line.day for line in found] == [date(2026, 2, 2)]
+    matches = bank.search_transactions(account, "RENT", first=date(2026, 2, 1), last=date(2026, 2, 28))
+    assert [line.day for line in matches] == [date(2026, 2, 2)]
 
 
-def test_the_id_of_a_cancelled_order_is_never_reused(account_world):
+def test_id_of_a_cancelled_order_is_never_reused(account_world):
     orders, today = account_world.standing_orders, account_world.today
     new = {"recipient": SHOP, "amount": Decimal(5), "subject": "Tea", "interval": bank.Interval.WEEKLY}
     newest = max(orders.orders)
@@ -201,7 +201,7 @@ def test_the_id_of_a_cancelled_order_is_never_reused(account_world):
     assert orders.orders[order.id] is order
 
 
-def test_a_standing_order_changes_only_in_the_given_fields(account_world):
+def test_standing_order_changes_only_in_the_passed_fields(account_world):
     orders, today = account_world.standing_orders, account_world.today
     before = orders.orders[1].model_copy()
     changed = bank.change_standing_order(orders, today, order_id=1, amount=Decimal(950))
@@ -209,7 +209,7 @@ def test_a_standing_order_changes_only_in_the_given_fields(account_world):
     assert bank.list_standing_orders(orders)[0].next_day == date(2026, 3, 5)
 
 
-def test_the_bank_says_what_is_wrong_and_what_to_do(account_world):
+def test_errors_of_the_bank_say_what_to_do(account_world):
     account, savings, today = account_world.account, account_world.savings, account_world.today
     orders = account_world.standing_orders
     with pytest.raises(ValueError, match=r"holds only 1840\.25 euros: choose at most"):
@@ -225,7 +225,7 @@ def test_the_bank_says_what_is_wrong_and_what_to_do(account_world):
 
 
 @pytest.mark.parametrize("amount", [0, -5, 1.005])
-def test_amounts_that_are_no_payment_are_refused(account_world, amount):
+def test_invalid_payment_amounts_are_rejected(account_world, amount):
     with pytest.raises(ValueError, match="amount"):
         call(bank.toolpack, account_world, "send_money", {"recipient": SHOP, "amount": amount, "subject": "?"})
 
@@ -233,20 +233,20 @@ def test_amounts_that_are_no_payment_are_refused(account_world, amount):
 # The workspace
 
 
-def test_an_invitation_and_the_calendar_share_one_event_object(office):
+def test_invitation_and_calendar_share_one_event_object(office):
     invitations = [mail for mail in office.mailbox.mails.values() if mail.event]
     assert invitations
     for mail in invitations:
         assert mail.event is office.calendar.events[mail.event.id]
 
 
-def test_a_cancelled_event_is_cancelled_in_its_invitation_too(office):
+def test_cancelled_event_is_cancelled_in_its_invitation_too(office):
     workspace.cancel_event(office.calendar, office.me, 25)
     assert office.calendar.events[25].cancelled
     assert workspace.read_mail(office.mailbox, 47).event.cancelled
 
 
-def test_a_new_event_is_shared_with_the_invitation_it_sends(office):
+def test_new_event_is_shared_with_the_invitation_it_sends(office):
     start = datetime(2026, 3, 10, 10, tzinfo=UTC)
     event = workspace.create_event(
         office, title="Test sail", start=start, end=start + timedelta(hours=2), participants=["omar@x.example", NORA]
@@ -258,14 +258,14 @@ def test_a_new_event_is_shared_with_the_invitation_it_sends(office):
     assert invitation.event.end == start + timedelta(days=1, hours=2)
 
 
-def test_an_accepted_invitation_shows_in_the_calendar(office):
+def test_accepted_invitation_appears_in_the_calendar(office):
     workspace.accept_invitation(office.mailbox, office.me, 50)
     assert office.calendar.events[23].answers[NORA] is workspace.Answer.ACCEPTED
     workspace.decline_invitation(office.mailbox, office.me, 50)
     assert office.calendar.events[23].answers[NORA] is workspace.Answer.DECLINED
 
 
-def test_an_attachment_and_the_drive_share_one_file_object(office):
+def test_attachment_and_drive_share_one_file_object(office):
     mail = workspace.send_mail(office, ["a@b.example"], "Feedback", "Please read.", attachments=[4])
     workspace.append_to_file(office.drive, office.me, office.now, 4, "- More.\n")
     assert mail.attachments[0] is office.drive.files[4]
@@ -274,7 +274,7 @@ def test_an_attachment_and_the_drive_share_one_file_object(office):
     assert mail.attachments[0].name == "pilot-feedback.md"
 
 
-def test_an_environment_from_json_shares_objects_with_the_same_id(office):
+def test_environment_from_json_shares_objects_with_the_same_id(office):
     workspace.delete_file(office.drive, office.me, 1)
     workspace.send_mail(office, [NORA], "Budget", "See above.", attachments=[2])
     again = workspace.toolpack.parse(office.model_dump(mode="json"))
@@ -292,7 +292,7 @@ def test_ids_are_never_reused(office):
     assert (mail.reply_to, mail.subject) == (48, "Re: Invitation: Release planning")
 
 
-def test_mails_are_found_opened_and_moved(office):
+def test_mails_are_searched_opened_and_moved(office):
     unread = workspace.search_mails(office.mailbox, "", unread_only=True)
     assert unread[0].id == 55
     assert workspace.read_mail(office.mailbox, 55).read
@@ -302,7 +302,7 @@ def test_mails_are_found_opened_and_moved(office):
     assert [mail.id for mail in archived] == [55]
 
 
-def test_free_time_is_what_events_leave(office):
+def test_free_time_excludes_events(office):
     day = date(2026, 3, 4)
     slots = workspace.find_free_time(office.calendar, office.me, day)
     assert [f"{slot.start:%H:%M}-{slot.end:%H:%M}" for slot in slots] == ["08:45-13:00", "14:30-17:00"]
@@ -311,28 +311,28 @@ def test_free_time_is_what_events_leave(office):
     assert f"{slot.start:%H:%M}-{slot.end:%H:%M}" == "08:45-17:00"
 
 
-def test_files_are_shared_and_found(office):
+def test_files_are_shared_and_searched(office):
     shared = workspace.share_file(office.drive, office.me, 6, "sofia@x.example", workspace.Permission.WRITE)
     assert shared.shared_with == {"sofia@x.example": workspace.Permission.WRITE}
     assert [file.id for file in workspace.search_files(office.drive, "venice berth")] == [6]
     assert "berth 42" in workspace.read_file(office.drive, 6).content
 
 
-def test_people_and_events_are_found(office):
+def test_people_and_events_are_searched(office):
     assert [person.name for person in workspace.search_contacts(office.contacts, "dentist")] == ["Dr Vogel's practice"]
     day = date(2026, 3, 4)
     assert [event.id for event in workspace.list_events(office.calendar, day, day)] == [24, 25]
     assert [event.id for event in workspace.list_events(office.calendar, day, day, "jonas")] == [25]
 
 
-def test_times_may_come_with_any_zone_or_none(office):
+def test_times_are_accepted_with_and_without_a_time_zone(office):
     arguments = {"title": "Swim", "start": "2026-03-07T08:00", "end": "2026-03-07T11:00+02:00"}
     event = call(workspace.toolpack, office, "create_event", arguments)
     assert event.end - event.start == timedelta(hours=1)
     assert event.end.tzinfo is UTC
 
 
-def test_the_workspace_says_what_is_wrong_and_what_to_do(office):
+def test_errors_of_the_workspace_say_what_to_do(office):
     calendar, drive, mailbox, me = office.calendar, office.drive, office.mailbox, office.me
     noon = datetime(2026, 3, 10, 12, tzinfo=UTC)
     with pytest.raises(ValueError, match="no mail 99: search_mails shows"):

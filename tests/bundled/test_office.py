@@ -1,4 +1,4 @@
-"""The bundled office: what its agents can do to its books and papers, and what they can't."""
+"""The bundled office: what its agents can and can't do to its database and files."""
 
 import contextlib
 import hashlib
@@ -60,7 +60,7 @@ def test_sql_reads_everything_and_changes_nothing(office):
     assert office("sql", query="SELECT hex(zeroblob(400000)) FROM order_line") == long
 
 
-def test_the_shell_works_on_the_papers_and_reaches_nothing_else(office):
+def test_shell_works_on_the_papers_and_reaches_no_other_files(office):
     assert office("shell", command="ls") == "bills/\ncontracts/\npolicies/\nprices/\nreceipts/\nreports/\n"
     assert office("shell", command="grep -rl 'Aurora Pharma' contracts") == "contracts/241.md\n"
     assert office("shell", command="cat prices/*.csv | head -n 2 | cut -d ';' -f 1 > x; wc -l x; cat x; rm x") == (
@@ -87,7 +87,7 @@ def test_the_shell_works_on_the_papers_and_reaches_nothing_else(office):
         ("echo 'a;b' \"c|d\" e\\ f'g' > l; cut -d ';' -f 2 l", "b c|d e fg\n"),
     ],
 )
-def test_commands_do_what_they_do_in_a_shell(tmp_path, command, printed):
+def test_commands_behave_as_in_a_real_shell(tmp_path, command, printed):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "one.txt").write_text("one\ntwo words\n")
     assert Shell(tmp_path).run(command) == printed
@@ -111,14 +111,14 @@ def test_commands_do_what_they_do_in_a_shell(tmp_path, command, printed):
         ("echo > no/folder", "no/folder: No such file or directory"),
     ],
 )
-def test_what_a_shell_cannot_do_is_said(tmp_path, command, sentence):
+def test_unsupported_shell_commands_are_errors(tmp_path, command, sentence):
     (tmp_path / "link").symlink_to("/etc")
     with pytest.raises(ShellError) as raised:
         Shell(tmp_path).run(command)
     assert str(raised.value) == sentence
 
 
-def test_what_does_not_work_out_leaves_books_and_papers_as_they_were(office):
+def test_failed_function_leaves_books_and_papers_unchanged(office):
     assert office("place_order", customer_id=241, lines=[{"sku": "CE-1168", "quantity": 3}]) == (
         "ValueError: There are only 1 of CE-1168 in stock."
     )
@@ -131,7 +131,7 @@ def test_what_does_not_work_out_leaves_books_and_papers_as_they_were(office):
     assert office("sql", query="SELECT count(*), max(id) FROM orders")["rows"] == [[9000, 109_000]]
 
 
-def test_the_company_is_the_same_everywhere():
+def test_company_data_is_the_same_on_every_machine():
     lists = _office_data.customers(), _office_data.products(), _office_data.bills(), _office_data.expenses()
     assert hashlib.sha256(repr(lists).encode()).hexdigest()[:16] == "c838b259f84e986f"
 
@@ -157,7 +157,7 @@ def test_the_company_is_the_same_everywhere():
         "echo x" + " | cat big" * 50,
     ],
 )
-def test_a_line_takes_little_memory_whatever_it_says(tmp_path, command):
+def test_shell_line_uses_little_memory(tmp_path, command):
     (tmp_path / "big").write_text("x" * 1_000_000)
     (tmp_path / "lines").write_text("a\nb\n" * 200_000)
     (tmp_path / "huge").write_text("y\n" * 2_000_000)

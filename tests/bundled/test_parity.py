@@ -1,8 +1,8 @@
-"""AgentDojo's ground truths on a server and in AgentDojo's own runtime: the same results, environments and judgements.
+"""AgentDojo's ground truths, on a server and in AgentDojo's runtime: equal results, environments and verdicts.
 
-All tasks of the newest benchmark version run in this process first, recorded call by call; then over HTTP, through
-`RemoteRuntime`, and on a server that is restarted before every request: every fourth, or all if that may take long.
-The clock stands still, because emails and files contain the time of their creation.
+All tasks of the newest benchmark version run in this process first, and each call is recorded. Then they run over HTTP,
+through `RemoteRuntime`, and on a server that restarts before every request. The last runs every fourth task, or all
+with `-m long`. The clock stands still, because emails and files contain their creation time.
 """
 
 import base64
@@ -45,7 +45,7 @@ NOW = dt.datetime.fromisoformat("2024-05-15T12:00:00.123456")
 
 
 class StillClock(dt.datetime):
-    """Replaces the tools' `datetime.datetime`; its instances are ordinary datetimes."""
+    """A `datetime.datetime` for the tools whose `now` is fixed. Its instances are ordinary datetimes."""
 
     def __new__(cls, *args, **kwargs):
         return dt.datetime.__new__(dt.datetime, *args, **kwargs)
@@ -91,7 +91,7 @@ class Call:
     error: str | None
 
     def outcome(self):
-        """Get the result and error as the server would answer them."""
+        """Return the result and the error as the server would send them."""
         return json.loads(to_json(self.result)), self.error
 
 
@@ -106,7 +106,7 @@ class Run:
 
 
 class Recording:
-    """Mixed into a runtime class: records every call in `calls`, with a copy of its result."""
+    """Mixin for a runtime class that records each call in `calls`, with a copy of its result."""
 
     calls: list[Call]
 
@@ -160,7 +160,7 @@ def expected(name):
 
 
 def sent(value):
-    """Get an argument as JSON."""
+    """Return an argument as JSON."""
     if isinstance(value, FunctionCall):
         return {"$call": {"function": value.function, "args": {k: sent(v) for k, v in value.args.items()}}}
     return json.loads(to_json(value))
@@ -179,7 +179,7 @@ def exported(client, session_id, pack):
 
 
 def judge(name, task, run, after):
-    """Let AgentDojo judge another environment as if the run had produced it."""
+    """Let AgentDojo judge another environment as if the run had ended with it."""
     judge = suite(name)._check_task_result
     trace = [FunctionCall(function=call.function, args=call.kwargs) for call in run.calls]
 
@@ -199,8 +199,8 @@ def compare_over_the_wire(client, name, new_session, *, step=1, judging=True):
             if (outcome := send(client, session_id, call)) != call.outcome():
                 problems.append(f"{task_id}, call {index} of {call.function}: {outcome} instead of {call.outcome()}")
         after = exported(client, session_id, pack)
-        if found := difference(run.after, after):
-            problems.append(f"{task_id}: the environment ends differently: {found}")
+        if changes := difference(run.after, after):
+            problems.append(f"{task_id}: the environment ends differently: {changes}")
         if judging and (judged := judge(name, tasks(name)[task_id], run, after)) != run.judged:
             problems.append(f"{task_id}: judged {judged} instead of {run.judged}")
         client.close_session(session_id)
@@ -208,7 +208,7 @@ def compare_over_the_wire(client, name, new_session, *, step=1, judging=True):
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_every_ground_truth_passes_in_this_process_or_is_empty(name):
+def test_ground_truths_pass_in_this_process_or_are_empty(name):
     passed = {task_id: run.judged[task_id in suite(name).injection_tasks] for task_id, run in expected(name).items()}
     failing = [task_id for task_id in passed if not passed[task_id]]
     assert not any(expected(name)[task_id].calls for task_id in failing)
@@ -216,25 +216,25 @@ def test_every_ground_truth_passes_in_this_process_or_is_empty(name):
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_every_ground_truth_gives_the_same_over_http(client, name):
+def test_ground_truths_give_equal_results_over_http(client, name):
     compare_over_the_wire(client, name, lambda: client.create_session([f"agentdojo-{name}"]))
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", SUITES)
-def test_ground_truths_give_the_same_with_a_restart_before_every_request(restarting, name, step):
-    # A restarted server builds every environment again, so all but the first session are forks.
+def test_ground_truths_give_equal_results_with_restarts(restarting, name, step):
+    # A restarted server builds every environment again, so all sessions but the first are forks.
     first = restarting.create_session([f"agentdojo-{name}"])
 
     def fork():
         return restarting.fork_session(first["session_id"])[0]
 
-    # Equal environments are judged over HTTP.
+    # Equal environments are already judged in the test over HTTP.
     compare_over_the_wire(restarting, name, fork, step=step, judging=False)
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_every_ground_truth_gives_the_same_through_the_remote_runtime(client, name):
+def test_ground_truths_give_equal_results_in_the_remote_runtime(client, name):
     problems = []
     runtime_class = RecordedRemoteRuntime.bind(client, f"agentdojo-{name}")
     for task_id, run in expected(name).items():
@@ -242,15 +242,15 @@ def test_every_ground_truth_gives_the_same_through_the_remote_runtime(client, na
         for index, (there, here) in enumerate(zip(remote.calls, run.calls, strict=True)):
             if there != here or there.outcome() != here.outcome():
                 problems.append(f"{task_id}, call {index}: {there} instead of {here}")
-        if found := difference(run.after, remote.after):
-            problems.append(f"{task_id}: the environment ends differently: {found}")
+        if changes := difference(run.after, remote.after):
+            problems.append(f"{task_id}: the environment ends differently: {changes}")
         if remote.judged != run.judged:
             problems.append(f"{task_id}: judged {remote.judged} instead of {run.judged}")
     assert not problems, "\n".join(problems)
 
 
 def errors_of(function):
-    """Get calls of a function with wrong arguments."""
+    """Yield wrong arguments for a function."""
     required = [name for name, f in function.parameters.model_fields.items() if f.is_required()]
     yield {}
     yield {name: {"neither": "here", "nor": ["there"]} for name in function.parameters.model_fields}
@@ -260,12 +260,12 @@ def errors_of(function):
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_errors_have_the_same_texts(client, name):
+def test_errors_have_equal_texts(client, name):
     here, there = LocalRuntime(suite(name).tools), RemoteRuntime.bind(client, f"agentdojo-{name}")(suite(name).tools)
     remote, here.calls, problems, kinds = start(name).model_copy(deep=True), [], [], set()
     for function in suite(name).tools:
         for kwargs in errors_of(function):
-            local = start(name).model_copy(deep=True)  # a copy, because AgentDojo may leave it half changed
+            local = start(name).model_copy(deep=True)  # a copy, because a failed call may leave it half changed
             result, error = here.run_function(local, function.name, kwargs)
             if error is None:
                 continue
@@ -273,7 +273,7 @@ def test_errors_have_the_same_texts(client, name):
             kinds.add(text.partition(":")[0])
             if there.run_function(remote, function.name, kwargs) != (result, text):
                 problems.append(f"{function.name}({kwargs}): {there.run_function(remote, function.name, kwargs)}")
-            with pytest.raises(Exception) as raised:  # noqa: PT011 - compared with what AgentDojo raises
+            with pytest.raises(Exception) as raised:  # noqa: PT011 - compared with AgentDojo's error
                 there.run_function(remote, function.name, kwargs, raise_on_error=True)
             if error_text(raised.value) != text:
                 problems.append(f"{function.name}({kwargs}) raised {raised.value!r}")
@@ -291,7 +291,7 @@ INJECTED = {
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_tasks_give_the_same_with_other_injections_and_after_forks(client, name):
+def test_ground_truths_are_equal_with_injections_and_after_forks(client, name):
     injections = dict.fromkeys(suite(name).get_injection_vector_defaults(), INJECTED[name])
     pack, user_tasks = f"agentdojo-{name}", list(suite(name).user_tasks.items())
     started = suite(name).load_and_inject_default_environment(injections)
@@ -300,8 +300,8 @@ def test_tasks_give_the_same_with_other_injections_and_after_forks(client, name)
         session_id = client.create_session([pack], options={pack: options})["session_id"]
         local, calls = started.model_copy(deep=True), []
         runtime = type("Recorded", (LocalRuntime,), {"calls": calls})(suite(name).tools)
-        for wanted in task.ground_truth(started.model_copy(deep=True)):
-            runtime.run_function(local, wanted.function, wanted.args)
+        for call in task.ground_truth(started.model_copy(deep=True)):
+            runtime.run_function(local, call.function, call.args)
             session_id = client.fork_session(session_id)[0]["session_id"]
             assert send(client, session_id, calls[-1]) == calls[-1].outcome(), task_id
         assert difference(local, exported(client, session_id, pack)) is None, task_id

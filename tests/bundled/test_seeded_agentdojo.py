@@ -1,8 +1,8 @@
-"""AgentDojo's functions, which look at the clock and draw numbers, do the same again in seeded sessions.
+"""AgentDojo's functions in seeded sessions: they read the clock and draw random numbers, and still repeat exactly.
 
-The calls are the solutions of every sixth of its user and injection tasks, or of all if that may take long. One
-server runs them in one go. Another one, with another key, runs the first half; after a restart it runs the second, and
-a fork does the same.
+The calls are the solutions of every sixth user and injection task, or of all with `-m long`. One server runs them
+without interruption. Another server, with another key, runs the first half. After a restart it runs the second half,
+and so does a fork.
 """
 
 import pytest
@@ -19,22 +19,25 @@ PINNED = {"seed": "agentdojo", "clock": "2026-03-02T09:30:00Z"}
 
 @pytest.fixture(autouse=True)
 def no_polars(tmp_path, monkeypatch):
-    """Hide polars from zygotes: a package of AgentDojo's imports it, and then each executor imports them all itself."""
+    """Hide polars from zygotes.
+
+    A package of AgentDojo's imports it, and then each executor has to import all packages.
+    """
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "polars.py").write_text("raise ImportError('hidden by a test')\n")
     monkeypatch.syspath_prepend(tmp_path / "hidden")
 
 
 def process_bench(**settings):
-    """A server of all suites: what costs most is that each server's executors import AgentDojo."""
+    """Start a server of all suites. Slow, because the executors of each server import AgentDojo."""
     return serving.Bench(load_catalog((), PACKS), isolation="process", packs=PACKS, **settings)
 
 
 def tasks_of(bench, pack):
-    """The names of all tasks, each with the calls of its solution."""
-    found = bench.rpc("list_tasks", toolpack=pack, limit=1000)["tasks"]
+    """Return the names of all tasks, each with the calls of its solution."""
+    tasks = bench.rpc("list_tasks", toolpack=pack, limit=1000)["tasks"]
     solved = []
-    for task in (each["task"] for each in found if each["has_solution"]):
+    for task in (each["task"] for each in tasks if each["has_solution"]):
         session_id = bench.rpc("create_session", task=task)["session_id"]
         solved.append((task, bench.rpc("get_solution", session_id=session_id)["calls"]))
         bench.rpc("close_session", session_id=session_id)
@@ -54,13 +57,13 @@ def states(bench, session_id):
 
 
 @pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.long)])
-def test_solutions(step, tmp_path):
+def test_solutions_repeat_exactly_in_seeded_sessions(step, tmp_path):
     with process_bench() as whole:
         tasks, expected = {}, {}
         for pack in PACKS:
-            found = tasks_of(whole, pack)[::step]
-            assert len(found) >= 18 // step
-            tasks |= found
+            solutions = tasks_of(whole, pack)[::step]
+            assert len(solutions) >= 18 // step
+            tasks |= solutions
         for task, calls in tasks.items():
             session_id = begin(whole, task)
             expected[task] = run(whole, session_id, calls), states(whole, session_id)
@@ -79,7 +82,7 @@ def test_solutions(step, tmp_path):
             answers, digests = expected[task]
             assert run(second, begun[task], calls[half:]) == answers[half:], task
             assert states(second, begun[task]) == digests, task
-            if version == half:  # so the fork's ticks go on where the session's do
+            if version == half:  # because the fork's clock then continues where the session's does
                 assert run(second, fork["session_id"], calls[half:]) == answers[half:], task
                 assert states(second, fork["session_id"]) == digests[half:], task
             replayed = second.rpc("replay_session", session_id=begun[task])

