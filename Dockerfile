@@ -19,7 +19,7 @@ USER 10001
 WORKDIR /data
 VOLUME /data
 EXPOSE 8000
-# Check only that the process lives. If the store can't be reached, a restart wouldn't help; /readyz reports that.
+# Check only that the process responds. A restart wouldn't help if the store is unreachable; /readyz reports that.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('TOOLPACK_PORT', '8000') + '/healthz', timeout=4)"]
 ENTRYPOINT ["toolpack-server"]

@@ -1,8 +1,8 @@
-"""The checks of a change: their commands, and a runner that `.ci/run` starts.
+"""The checks of a change: a table of commands, and the runner that `.ci/run` starts.
 
-docs/internals/develop.md and the README have the same commands; tests/test_pages.py compares them. The runner needs
-only Python. The README's command runs unchanged in a copy of the project of its own, as a reader's would. All
-others run in another copy, with uv in place of pip.
+docs/internals/develop.md and the README list the same commands; tests/test_pages.py compares them. The runner needs
+only Python. The README's command runs unchanged in a separate copy of the project, as a reader would run it. All other
+commands run in another copy, with uv in place of pip.
 """
 
 import json
@@ -21,19 +21,19 @@ from typing import Any, Literal, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 CORES = os.cpu_count() or 1
 UNTRACKED = (".venv*", ".git", ".*_cache", ".hypothesis", ".toolpack-server", "__pycache__")
-MAX_RERUN = 3  # failed tests that are run again: the machine's load may have failed them
-UNAVAILABLE = 77  # exit status of .ci/python where no such Python can be had
+MAX_RERUN = 3  # maximum number of failed tests to run again: load on the machine may have failed them
+UNAVAILABLE = 77  # exit status of .ci/python if no such Python is available
 MAX_COSTS = 20
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """A command, and how it runs.
+    """A command and how it runs.
 
     Attributes:
-        how: `install`: one after another, before all that follow; `beside`: beside others; `suite`: likewise, but not
-            beside another suite, as each fills the cores by itself; `reader`: a suite in the reader's copy.
-        release: Only before a release.
+        how: `install`: alone, and before all checks after it; `beside`: in parallel with others; `suite`: in parallel,
+            but not with another suite, because each suite uses all cores; `reader`: a suite in the reader's copy.
+        release: True if the check runs only before a release.
     """
 
     command: str
@@ -120,7 +120,7 @@ CHECKS = [
 
 
 class Run(NamedTuple):
-    """A check that runs; with failed tests, only these are run again."""
+    """A running check. `failed_tests` are the tests to run again; empty for a first run."""
 
     check: Check
     failed_tests: tuple[str, ...]
@@ -129,7 +129,7 @@ class Run(NamedTuple):
 
 
 class Runner:
-    """Runs checks, as many beside each other as there are cores, and prints what each has printed."""
+    """Runs checks in parallel, one per core, and prints the output of each."""
 
     def __init__(self, checks: list[Check], folder: Path) -> None:
         self.folder = folder
@@ -141,9 +141,9 @@ class Runner:
         self.reader, self.copy = folder / "reader", folder / "copy"
         for copy in (self.reader, self.copy):
             shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*UNTRACKED))
-        self.environment = os.environ | {"CI": "true"}  # what is skipped on a developer's machine must run
-        self.environment["REPOSITORY"] = str(ROOT)  # whose history has the last release
-        # The commands call python3: that is this Python.
+        self.environment = os.environ | {"CI": "true"}  # tests that may be skipped elsewhere must run
+        self.environment["REPOSITORY"] = str(ROOT)  # the repository with the history of the last release
+        # The commands call python3; this links it to the running Python.
         program = folder / "bin" / "python3"
         program.parent.mkdir()
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -169,7 +169,7 @@ class Runner:
         return not self.failed
 
     def get_uv(self) -> None:
-        """Create the copy's environment with uv, which takes the index of pip's configuration."""
+        """Create the copy's environment with uv, configured with pip's package index."""
         environment = self.copy / ".venv"
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
         pip = environment / "bin" / "pip"
@@ -181,7 +181,7 @@ class Runner:
                 self.environment.setdefault(variable, value)
 
     def next_check(self) -> Check | None:
-        """Return the first check that can start now."""
+        """Return the next check that can start now, or None."""
         running = [run.check for run in self.running.values()]
         installing = any(check.how == "install" for check in running)
         waits = installing or any(check.how == "install" for check in self.waiting)
@@ -193,7 +193,7 @@ class Runner:
 
     def start(self, check: Check, failed_tests: tuple[str, ...] = ()) -> None:
         command = check.command
-        if check.how == "install":  # uv unpacks a wheel once for all environments; what it can't install is left to pip
+        if check.how == "install":  # uv unpacks a wheel once for all environments; pip installs what uv can't
             with_uv = re.sub(r"^(\S+)/bin/pip install -q", r"\1/bin/uv pip install -q -p \1", command)
             command = f"{with_uv} || {command}"
         if failed_tests:
@@ -214,7 +214,7 @@ class Runner:
         self.running[process.pid] = Run(check, failed_tests, process, time.monotonic())
 
     def finish(self, process_id: int, status: int, usage: Any) -> None:
-        """Note how a check has ended, and print its output; run its failed tests again first if they are few."""
+        """Record the end of a check and print its output. If few tests failed, run these once more first."""
         check, failed_before, process, began = self.running.pop(process_id)
         process.returncode = os.waitstatus_to_exitcode(status)
         took = time.monotonic() - began

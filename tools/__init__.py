@@ -1,4 +1,4 @@
-"""Programs for developers that aren't tests. They import helpers of the tests by bare names, and no tests."""
+"""Development programs that aren't tests. They import test helpers by bare names, but no test modules."""
 
 import sys
 from pathlib import Path

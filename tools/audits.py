@@ -1,9 +1,9 @@
-"""Audits collections of tasks, and writes what was found as a page of the docs: `python -m tools.audits`.
+"""The audits of task collections, and the page of the docs with their results: `python -m tools.audits`.
 
     python -m tools.audits --folder FOLDER [--collection NAME]
 
-Whatever the page says comes from reports of `toolpack-server audit --json`, one for each toolpack. They are
-kept in the folder: a toolpack whose report is there is not audited again, and the page has those that are there.
+The page is built from the reports of `toolpack-server audit --json`, one per toolpack. The folder caches the reports: a
+toolpack that has one isn't audited again, and the page covers all reports in the folder.
 """
 
 import json
@@ -23,17 +23,17 @@ from toolpack_author.audit.processes import task_names
 from toolpack_server.base.settings import load_settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "write" / "audits.md"
-LONGEST = 300  # characters of an attempt; its report has the rest
+MAX_ATTEMPT = 300  # maximum length of an attempt on the page, in characters; the report has all of it
 
 
 class Collection(NamedTuple):
     """Tasks that are audited together.
 
     Attributes:
-        title: What the page calls it.
-        packs: Its toolpacks, each with a pattern of those of its tasks that are audited; "" if all are.
+        title: The heading on the page.
+        packs: The toolpacks, each with a pattern that selects its tasks; "" selects all.
         options: Further options of the audit.
-        distribution: What has to be installed for it.
+        distribution: The package to install for these toolpacks.
     """
 
     title: str
@@ -59,21 +59,21 @@ COLLECTIONS = {
 }
 HEAD = f"""# Audits
 
-What [`audit`](tasks.md#audit) says of the collections of tasks that can be tried here. `python -m tools.audits` writes
-this page: it runs the commands that are named below, one for each toolpack. *Processor seconds* are those of all
-processes of a command, its start and four hash seeds included, on a machine that was busy with other work, which makes
-them more. No finding is no proof: it says that these attempts were told apart.
+Results of [`audit`](tasks.md#audit) for the collections of tasks that run here. `python -m tools.audits` writes this
+page with the commands below, one per toolpack. *Processor seconds* cover all processes of a command, including its
+start and four hash seeds. The machine was busy with other work, which increases them. A task without findings isn't
+proven sound: its verdicts only told these attempts apart.
 
-A **fault** names the attempt that shows it: the calls, as `run_function` takes them, and the answer; what is longer
-than {LONGEST} characters is cut. Weaknesses, which may be meant so, are counted.
+A **fault** lists the attempt that shows it: the calls, in the form that `run_function` takes, and the answer. An
+attempt of more than {MAX_ATTEMPT} characters is cut. Weaknesses may be intended, so the page only counts them.
 """
-SHARES = """Only a share of the tasks was audited, chosen by how their numbers end: the table has how many they are.
-Without `--task` a command audits all.
+SHARES = """Only a sample of the tasks was audited, chosen by the last digits of their numbers; the table has its size.
+Without `--task`, a command audits all.
 """
 
 
 @click.command()
-@click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the reports are kept.")
+@click.option("--folder", type=click.Path(path_type=Path), required=True, help="Folder of the reports.")
 @click.option("--collection", "names", multiple=True, type=click.Choice([*COLLECTIONS]), help="Only this one.")
 def audits(folder: Path, names: tuple[str, ...]) -> None:
     """Audit collections of tasks, and write docs/write/audits.md."""
@@ -96,7 +96,7 @@ def reports(folder: Path, name: str) -> list[tuple[str, Path]]:
 
 
 def audited(collection: Collection, pack: str) -> dict[str, Any]:
-    """Audit a toolpack: get its report, with the processor time that it took and what was installed."""
+    """Audit a toolpack and return its report, with the processor time and the installed distribution added."""
     before = processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
@@ -117,7 +117,7 @@ def command(collection: Collection, pack: str) -> list[str]:
 
 
 def processor_seconds() -> float:
-    """Get the processor time of all processes that have ended and were waited for."""
+    """Return the processor time of all child processes that have ended and were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -171,11 +171,13 @@ def attempt(finding: dict[str, Any]) -> str:
         [f"answer {json.dumps(finding['answer'], ensure_ascii=False)}"] if finding["answer"] else []
     )
     text = "; ".join(texts)
-    return cell(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…", code=bool(calls or finding["answer"]))
+    return cell(
+        text if len(text) <= MAX_ATTEMPT else f"{text[: MAX_ATTEMPT - 1]}…", code=bool(calls or finding["answer"])
+    )
 
 
 def cell(text: str, *, code: bool = False) -> str:
-    """Write a text into a cell of a table."""
+    """Return a text escaped for a table cell."""
     plain = " ".join(text.split()).replace("|", "\\|")
     return f"`{plain.replace('`', chr(39))}`" if code else plain
 

@@ -5,8 +5,8 @@
     python -m tools.benchmarks --part waiting
     python -m tools.benchmarks --part call
 
-It prints a table of results and one of bounds; `--out` writes them as JSON and SVG. Exit status 1 means that answers
-and state did not match, or that `wrk` is missing; a missed bound is only reported.
+It prints a table of results and a table of bounds; `--out` writes them as JSON and SVG. Exit status 1 means that
+answers and state didn't match, or that `wrk` is missing. A missed bound is only reported.
 """
 
 import os
@@ -33,8 +33,10 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpa
 
 
 @click.command()
-@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="What to measure.  [default: all]")
-@click.option("--only", multiple=True, help="Contenders whose name contains this word.  [default: all]")
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Parts to measure.  [default: all]")
+@click.option(
+    "--only", multiple=True, help="Measure only contenders that have this word in their name.  [default: all]"
+)
 @click.option("--rounds", default=3, show_default=True, help="Runs of each case.")
 @click.option("--seconds", default=4, show_default=True, help="Seconds of each run.")
 @click.option(
@@ -45,11 +47,13 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpa
     show_default="the user's cache folder",
     help="Folder for the virtual environments of other contenders.",
 )
-@click.option("--size", "sizes", multiple=True, type=int, help="Sessions of a crowd that waits.  [default: 32 … 16384]")
-@click.option("--out", type=Path, help="Folder to write JSON and SVG into.")
+@click.option(
+    "--size", "sizes", multiple=True, type=int, help="Number of sessions in a waiting crowd.  [default: 32 … 16384]"
+)
+@click.option("--out", type=Path, help="Folder for the JSON and SVG files.")
 def main(parts, only, rounds, seconds, cache, sizes, out):
     """Measure, and print the results."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that children are stopped then too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the child processes on SIGTERM too
     plan = Plan(rounds, seconds)
     about = report.context(plan)
     try:
@@ -81,7 +85,7 @@ def main(parts, only, rounds, seconds, cache, sizes, out):
 
 
 def measure(workshop, plan, parts, only):
-    """Get the rows of the table, and the bounds, of all parts but `waiting`, `call` and `tracing`."""
+    """Return the table's rows and the bounds of all parts except `waiting`, `call` and `tracing`."""
     find_wrk()
     rows, bounds = [], []
     with bare(workshop, plain=True) as reference, bare(workshop, plain=False) as fast:

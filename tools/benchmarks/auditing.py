@@ -1,6 +1,6 @@
-"""How many attempts `toolpack-server audit` makes in a second of one processor, on a world of 10 KB.
+"""The rate of `toolpack-server audit`: attempts per second of one processor, on a world of 10 KB.
 
-Everything counts, from the start of the command to its end, in all of its processes.
+The measured time covers the whole command, in all of its processes.
 """
 
 import json
@@ -20,7 +20,7 @@ RUNS = 3
 
 
 def auditing(workshop: Workshop) -> Iterator[Bound]:
-    """Audit the tasks of a toolpack, several times: the best run counts, as others slow a processor down."""
+    """Audit the tasks of a toolpack several times, and yield the best rate: other load only makes it worse."""
     report = workshop.folder / "audit.json"
     found = []
     for _ in range(RUNS):

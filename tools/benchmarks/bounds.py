@@ -1,7 +1,6 @@
 """The performance bounds: throughput, latency, isolation from other sessions' load, cost of sessions, start-up time.
 
-Each function measures one of them. A missed bound is reported, not an error, because it depends on the
-machine.
+Each function measures some of them. A missed bound is reported and isn't an error, because it depends on the machine.
 """
 
 import statistics
@@ -29,12 +28,12 @@ class Bound:
     """A measured value and its limit.
 
     Attributes:
-        name: What is measured.
+        name: The measured quantity.
         value: The measured value.
         limit: The upper or lower limit of the value.
-        at_least: It is the lower limit.
+        at_least: True if the limit is a lower limit.
         unit: The unit of both.
-        detail: The figures that the value was computed from.
+        detail: The figures behind the value.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Bound:
 
 
 def throughput(rows: list[Row]) -> list[Bound]:
-    """Get the bounds of throughput from the table's ratios."""
+    """Return the bounds of throughput, from the table's ratios."""
     ratios = {row.name: row.ratio for row in rows if not row.unavailable}
     found = []
     for store, kind, limit in (
@@ -117,7 +116,7 @@ def quiet_and_beside_noise(workshop: Workshop, bare: HttpCase, plan: Plan) -> It
 
 @contextmanager
 def _busy(server: Server, function: str, seconds: float) -> Iterator[None]:
-    """Run a function of this duration in its own session."""
+    """Run a function of this duration in a separate session while the block runs."""
     client, session_id = server.connect(), server.create("counter")
     call = {"session_id": session_id, "function": function, "kwargs": {"seconds": seconds}}
     thread = threading.Thread(target=client.call, args=("run_function", call))
@@ -130,7 +129,7 @@ def _busy(server: Server, function: str, seconds: float) -> Iterator[None]:
 
 
 def touched_only(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
-    """Measure a call that changes 2 KB, with and without a large field that it doesn't touch."""
+    """Measure a call that changes 2 KB, with and without a large unused field beside it."""
     with serving(workshop) as server:
         p50, cpu = [], []
         for untouched in (0, LARGE):
@@ -145,7 +144,7 @@ def touched_only(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
 
 
 def sessions(workshop: Workshop, _plan: Plan) -> Iterator[Bound]:
-    """Measure creating, forking and keeping sessions."""
+    """Measure the cost of creating, forking and keeping sessions."""
     with serving(workshop) as server:
         first = server.create("agentdojo-workspace")
         for name, action in (
@@ -163,7 +162,7 @@ def sessions(workshop: Workshop, _plan: Plan) -> Iterator[Bound]:
 
 
 def _timed(server: Server, action: Callable[[], object]) -> tuple[float, float]:
-    """Get the median duration of an action and its CPU time in the server, in milliseconds."""
+    """Return the median duration of an action and its CPU time in the server, both in milliseconds."""
     for _ in range(20):
         action()
     took, cpu = [], server.process.cpu_seconds()

@@ -1,8 +1,7 @@
-"""What a call takes of the processor, without sockets: beside bare Starlette, in the same process.
+"""The processor time of a call without sockets, compared with bare Starlette in the same process.
 
-Nothing but the system's sockets is left out. Bursts of calls come to each server in turns, and of hundreds of
-them the one counts that takes more than a twentieth: whatever else runs on the machine only adds to the others, and the
-system's clock of the processor errs now and then.
+Only the system's sockets are left out. Each server gets bursts of calls in turn. Of hundreds of bursts, the one at the
+5th percentile counts: other load on the machine only slows the others, and the system's CPU clock errs now and then.
 """
 
 import asyncio
@@ -30,7 +29,8 @@ from tools.benchmarks.workshop import APPS, PACKS, Workshop
 BURSTS = 600
 AT_ONCE = 8
 WARM = 50
-# Of bare Starlette on h11: how fast a call is with 8 connections, at least, and how much it takes with one, at most.
+# The limits relative to bare Starlette on h11: a lower limit of the call rate with 8 connections, and an upper limit of
+# the processor time with one.
 LIMITS = {"read": 0.8, "change": 0.6}
 ALONE = 2.0
 BARES = {"h11": ("asyncio", "h11"), "uvloop and httptools": ("uvloop", "httptools")}
@@ -39,13 +39,13 @@ Burst = Callable[[], list[list[bytes]]]
 
 
 def calls(workshop: Workshop) -> Iterator[Bound]:
-    """Measure reads and changes that come at once, or one after the other on one connection."""
+    """Measure reads and changes that arrive at once, and one after the other on one connection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)  # as in a worker
     with contextlib.ExitStack() as closing:
         bursts: dict[tuple[str, str], Burst] = {}
-        log = closing.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - it is no file
+        log = closing.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - not a regular file
         closing.enter_context(contextlib.redirect_stderr(log))
         for name, (loop, http) in BARES.items():
             clients = _bare(loop, http)
@@ -77,7 +77,7 @@ def _call(session: str, function: str, **kwargs: Any) -> bytes:
 
 
 def _both(server: str, kind: str, burst: Callable[..., list[list[bytes]]], call: bytes) -> dict[tuple[str, str], Burst]:
-    """Get two bursts of as many calls: at once, and one after the other."""
+    """Return two bursts with the same number of calls: at once, and one after the other."""
     return {
         (server, f"{kind} at once"): partial(burst, [[call]] * AT_ONCE),
         (server, f"{kind} alone"): partial(burst, [[call] * AT_ONCE]),
@@ -85,11 +85,11 @@ def _both(server: str, kind: str, burst: Callable[..., list[list[bytes]]], call:
 
 
 def _least(bursts: dict[tuple[str, str], Burst]) -> dict[tuple[str, str], float]:
-    """Get nearly the least processor time of a call, in µs, for each of these bursts, which come in turns."""
+    """Return about the least processor time of a call, in µs, for each burst. The bursts take turns."""
     took: dict[tuple[str, str], list[float]] = {name: [] for name in bursts}
     for _ in range(BURSTS // WARM):
         for name, burst in bursts.items():
-            for _ in range(WARM):  # the first ones find another's data in the caches
+            for _ in range(WARM):  # the first bursts find another server's data in the CPU caches
                 began = time.process_time()
                 replies = burst()
                 took[name].append(time.process_time() - began)
@@ -100,7 +100,7 @@ def _least(bursts: dict[tuple[str, str], Burst]) -> dict[tuple[str, str], float]
 
 
 def _bare(loop_name: str, http: str) -> Clients:
-    """Get clients of bare Starlette."""
+    """Return clients of bare Starlette."""
     with mock.patch.dict(sys.modules, serving=mock.Mock()), mock.patch.object(sys, "path", [str(APPS), *sys.path]):
         sys.modules.pop("serve_bare", None)
         module = importlib.import_module("serve_bare")

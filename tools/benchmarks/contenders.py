@@ -1,6 +1,6 @@
 """The contenders: each starts its server or loop, and yields the cases to measure.
 
-Every contender adds to a counter, or to AgentDojo's environments, so that the same work is compared.
+Every contender adds to a counter, or to AgentDojo's environments, so all do the same work.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ class Contender:
     """One server or loop.
 
     Attributes:
-        name: Its name in the table if it can't be started.
-        cases: Starts it and yields its cases; it is stopped when the block ends.
+        name: The name in the table if the contender can't be started.
+        cases: Starts the contender and yields its cases. The contender is stopped when the block ends.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Contender:
 
 @contextlib.contextmanager
 def bare(workshop: Workshop, *, plain: bool) -> Iterator[HttpCase]:
-    """Bare Starlette, the reference for all others: plain as pip installs it, else on uvloop and httptools."""
+    """Bare Starlette, the reference for all others. `plain` means as pip installs it, without uvloop and httptools."""
     call = jsonrpc("run_function", {"session_id": "0" * 32, "function": "add", "kwargs": ONE})
     with _listening(workshop, "serve_bare", plain=plain) as (process, port):
         client = Client(port, "/rpc")
@@ -109,7 +109,7 @@ INITIALIZE = {
 def _fastmcp(mode: str, workshop: Workshop) -> Iterator[list[Case]]:
     with _listening(workshop, "serve_fastmcp", mode, requirements="fastmcp") as (process, port):
         sessions = [_mcp_session(port) if mode == "sessions" else MCP_HEADERS for _ in range(ours.SESSIONS)]
-        # Concurrent requests of one session must have different ids.
+        # Concurrent requests of one session need different ids.
         requests = [
             request_bytes(port, "/mcp", {**ADD_TOOL, "id": number + 10}, sessions[number % ours.SESSIONS])
             for number in range(IDS)

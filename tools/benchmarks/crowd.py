@@ -1,10 +1,10 @@
-"""A crowd of sessions, in a process of its own: each is created, takes one step that waits, and is closed.
+"""A crowd of sessions, in a separate process: each is created, takes one step that waits, and is closed.
 
     python crowd.py ours|episodes|answers|door|ors|nemo_gym|mcp|openenv PORT SESSIONS SECONDS [TOKEN]
 
-It prints one line of JSON: how long the sessions took, those that ended, and what went wrong with the others.
-It takes as little of the processor as it can, as it shares that with the server: prepared bytes, a connection for each
-session, no library for HTTP or WebSockets. A session's time runs from the beginning of the whole crowd.
+It prints one line of JSON: the durations of the sessions that ended well, and the problems of the others. The process
+shares the processor with the server, so it uses as little of it as possible: prepared bytes, one connection per
+session, no library for HTTP or WebSockets. A session's time runs from the start of the whole crowd.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ import sys
 import time
 from collections import Counter, deque
 
-CONNECTING = 500  # connects on their way: a listening socket has no room for thousands of them
-CROWD_SECONDS = 180  # then what isn't answered counts as not answered
+CONNECTING = 500  # maximum number of connections being opened: a listening socket can't queue thousands
+CROWD_SECONDS = 180  # time limit of the crowd; sessions without an answer by then count as unanswered
 SESSION_ID = b'"session_id":"'
-FAKE_ID = b"0" * 48  # as long as those that the server gives
+FAKE_ID = b"0" * 48  # as long as the server's session ids
 
 
 class Session(asyncio.Protocol):
-    """One session; it sends one request after the other on its connection."""
+    """One session. It sends one request after another on its connection."""
 
     def __init__(self, crowd):
         self.crowd = crowd
@@ -65,9 +65,9 @@ class Session(asyncio.Protocol):
 
 
 class OurSession(Session):
-    """A session of Toolpack Server: three requests of HTTP."""
+    """A session of Toolpack Server: three HTTP requests."""
 
-    begin = {"toolpacks": ["waiter"]}  # noqa: RUF012 - nobody changes it
+    begin = {"toolpacks": ["waiter"]}  # noqa: RUF012 - never changed
     last, ended = "close_session", b'"result":1'
 
     def first(self):
@@ -96,14 +96,14 @@ class OurSession(Session):
 
 
 class OurEpisode(OurSession):
-    """A session with a task, whose verdict is recorded at the end."""
+    """A session with a task; its verdict is recorded at the end."""
 
-    begin = {"task": "waiter/waits"}  # noqa: RUF012 - nobody changes it
+    begin = {"task": "waiter/waits"}  # noqa: RUF012 - never changed
     last, ended = "evaluate_session", b'"reward":1.0'
 
 
 class OurAnswer(OurSession):
-    """An episode that is as much work as one of ORS: with call_ids, and an answer besides the verdict."""
+    """An episode with the same work as one of ORS: calls with call_ids, and an answer besides the verdict."""
 
     def first(self):
         self.call_id = f"{self.crowd.began}-{len(self.crowd.begun)}"
@@ -129,7 +129,7 @@ class OurAnswer(OurSession):
 
 
 class GymSession(OurSession):
-    """An episode of NeMo Gym: it is seeded, waits in one call, and is verified."""
+    """An episode of NeMo Gym: the client seeds it, makes one call that waits, and verifies it."""
 
     def first(self):
         return self.crowd.post_to("seed_session", {"task": "waiter/waits"})
@@ -158,7 +158,9 @@ class GymSession(OurSession):
 
 
 class McpSession(GymSession):
-    """A session that a client of MCP makes, plays and deletes; it takes no streams, which slow answers would be."""
+    """A session that an MCP client creates, plays and deletes. The client accepts no event streams, which slow answers
+    would use.
+    """
 
     def post(self, method, params, more=""):
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
@@ -189,7 +191,7 @@ class McpSession(GymSession):
 
 
 class OrsSession(Session):
-    """An episode of the Open Reward Standard: it is created, waits in one call, and hands in its answer."""
+    """An episode of the Open Reward Standard: the client creates it, makes one call that waits, and answers."""
 
     def first(self):
         self.id = f"{self.crowd.began}-{len(self.crowd.begun)}"
@@ -220,7 +222,7 @@ class OrsSession(Session):
 
 
 class OpenEnvSession(Session):
-    """A session of OpenEnv: a WebSocket with two messages; the server closes it after the third."""
+    """A session of OpenEnv: two messages on a WebSocket. The server closes it after the third."""
 
     path = "/ws"
     upgraded = left = False
@@ -251,7 +253,7 @@ class OpenEnvSession(Session):
             return frame({"type": "reset", "data": self.reset()})
         if self.answers == 3:
             self.crowd.look_at_step(self)
-        if self.left:  # the end of the WebSocket
+        if self.left:  # the server closed the WebSocket
             return None
         if b'"observation"' not in answer:
             raise ValueError(answer[:200].decode(errors="replace"))
@@ -268,7 +270,7 @@ class OpenEnvSession(Session):
 
 
 class DoorSession(OpenEnvSession):
-    """An episode of OpenEnv at Toolpack Server; its verdict is recorded when it is closed."""
+    """An episode of OpenEnv at Toolpack Server. Its verdict is recorded when the WebSocket is closed."""
 
     path = "/openenv/waiter/ws"
 
@@ -292,14 +294,14 @@ KINDS = {
 
 
 def frame(message):
-    """Get a text message of a WebSocket's client; a mask of zeros leaves its bytes as they are."""
+    """Return a client's WebSocket frame of a text message. A mask of zeros leaves the bytes unchanged."""
     text = json.dumps(message).encode()
     assert len(text) < 126
     return bytes((0x81, 0x80 | len(text), 0, 0, 0, 0)) + text
 
 
 class Crowd:
-    """All sessions, and what came of them."""
+    """All sessions of a crowd, and their results."""
 
     def __init__(self, kind, port, sessions, seconds, token=""):
         self.kind, self.port, self.seconds, self.token = kind, port, seconds, token

@@ -1,7 +1,7 @@
-"""Whether costs stay flat as a server fills: with many sessions, long traces, many versions and large environments.
+"""The growth of costs as a server fills: with many sessions, long traces, many versions and large environments.
 
-Each cost is measured where there is little and where there is much, in turns, as processor time of the server
-for one request, and the bound is on their ratio. Only what a call touches may cost in proportion to its size.
+Each cost is the server's processor time of one request. It is measured with little and with much data, in turns, and
+the bound is on the ratio. Only data that a call touches may make it more expensive.
 """
 
 import time
@@ -18,7 +18,7 @@ ONE = {"amount": 1}
 FEW, MANY, BATCH = 10, 100_000, 200
 TRACE, VERSIONS = 10_000, 100
 MEASURED, ROUNDS = 200, 3
-FLAT = 1.5  # what noise can make of 1
+FLAT = 1.5  # a ratio of 1, with noise
 FIRST_PAGE = 0.1
 DEEP = 50
 SMALL, LARGE = 1024, 10 * 2**20
@@ -27,7 +27,7 @@ Action = Callable[[int], object]
 
 
 def growth(workshop: Workshop) -> Iterator[Bound]:
-    """Measure all of it, on SQLite, the default store."""
+    """Measure all growth bounds, on SQLite, the default store."""
     yield from _sessions(workshop)
     with serving(workshop) as server:
         yield from _records(server)
@@ -36,9 +36,9 @@ def growth(workshop: Workshop) -> Iterator[Bound]:
 
 
 def costs(pairs: Sequence[tuple[Server, Action]], times: int = MEASURED) -> list[float]:
-    """Get the server's processor time of each action in milliseconds: the least of several rounds.
+    """Return the server's processor time of each action in milliseconds: the least of several rounds.
 
-    The actions take turns, so that whatever else the machine does is beside each of them.
+    The actions take turns, so that other load on the machine affects all of them.
     """
     found: list[list[float]] = [[] for _ in pairs]
     for _ in range(ROUNDS):
@@ -46,7 +46,7 @@ def costs(pairs: Sequence[tuple[Server, Action]], times: int = MEASURED) -> list
             before = server.process.cpu_seconds()
             for number in range(times):
                 action(number)
-            time.sleep(0.05)  # what follows an answer counts too
+            time.sleep(0.05)  # work after an answer counts too
             took.append((server.process.cpu_seconds() - before) / times * 1000)
     return [min(took) for took in found]
 
@@ -56,12 +56,12 @@ def _ratio(name: str, before: float, after: float, limit: float = FLAT) -> Bound
 
 
 def _sessions(workshop: Workshop) -> Iterator[Bound]:
-    """Beside 100,000 sessions each request costs what it does beside 10, on another server."""
+    """Compare each request beside 100,000 sessions with the same request beside 10, on another server."""
     other = replace(workshop, folder=workshop.folder / "few")
     other.folder.mkdir()
     with serving(other) as few, serving(workshop) as many:
         actions = [_beside_others(few), _beside_others(many)]
-        for _ in range(MANY // BATCH - 10):  # the server allows as many, and counts every second
+        for _ in range(MANY // BATCH - 10):  # the server's maximum batch size; it counts requests per second
             many.client.post([jsonrpc("create_session", {"toolpacks": ["counter"]}, n) for n in range(BATCH)])
         for name in actions[0]:
             before, after = costs([(few, actions[0][name]), (many, actions[1][name])])
@@ -69,7 +69,7 @@ def _sessions(workshop: Workshop) -> Iterator[Bound]:
 
 
 def _beside_others(server: Server) -> dict[str, Action]:
-    """Create some sessions, and get actions on them."""
+    """Create some sessions, and return actions on them."""
     first = [server.create("counter") for _ in range(FEW)]
     call = server.client.call
     return {
@@ -86,9 +86,10 @@ def _fork(server: Server, session_id: str) -> None:
 
 
 def _records(server: Server) -> Iterator[Bound]:
-    """In a session of 10,000 records, of which 100 versions are kept, each request costs what it does in one of 100.
+    """Compare each request in a session of 10,000 records, with 100 versions kept, with one in a session of 100
+    records.
 
-    The first page of the path is measured alone, because it reads all of them. The next ones read only what is new.
+    The first page of the history reads all records, so it is measured alone. The next pages read only new records.
     """
     few, many = (_after_records(server, count) for count in (VERSIONS, TRACE))
     deep = _deep(server)
@@ -108,7 +109,7 @@ def _records(server: Server) -> Iterator[Bound]:
 
 
 def _deep(server: Server) -> Action:
-    """Create a fork of a fork of …, each with two records, and get an action that reads a page of its path."""
+    """Create a chain of forks with two records each. Return an action that reads a page of the last one's history."""
     call, session_id = server.client.call, server.create("counter")
     for _ in range(DEEP):
         for _ in range(VERSIONS // DEEP):
@@ -119,7 +120,7 @@ def _deep(server: Server) -> Action:
 
 
 def _after_records(server: Server, count: int) -> dict[str, Action]:
-    """Create a session with so many records, and get actions on it."""
+    """Create a session with this number of records, and return actions on it."""
     session = {"session_id": server.create("counter")}
     call = server.client.call
     change = {**session, "function": "add", "kwargs": ONE}
@@ -142,7 +143,7 @@ def _after_records(server: Server, count: int) -> dict[str, Action]:
 
 
 def _touched(server: Server) -> Iterator[Bound]:
-    """A call on 10 MB costs no more for each byte than one on 1 KB, whose fixed cost is larger than that."""
+    """Compare the cost per byte of a call on 10 MB with that of a call on 100 KB, each less the cost of one on 1 KB."""
     took = {}
     for size in (SMALL, SMALL * 100, LARGE):
         session = server.create("counter", {"padding": size})

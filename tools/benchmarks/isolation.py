@@ -1,7 +1,7 @@
-"""What it costs to run functions in processes of their own, and what it saves the others.
+"""The cost of functions in separate processes, and their benefit for other sessions.
 
-Both ways are measured in turns, so that other load on the machine affects both. What counts is the processor
-time of the whole server, executors included.
+Threads and processes are measured in turns, so that other load on the machine affects both. The processor time of the
+whole server counts, executors included.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ HOLD_SECONDS = 2
 
 
 def isolation(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
-    """Measure the processor time of calls, the memory of executors, and calls beside a function that does harm."""
+    """Measure the processor time of calls, the memory of executors, and calls beside a harmful function."""
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(serving(workshop, "memory:", isolation=way)) for way in WAYS]
         suite, function, kwargs = AGENTDOJO["110 KB"]
@@ -45,7 +45,7 @@ def isolation(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
 
 
 def _cost(what: str, limit: float, cases: list[HttpCase], plan: Plan) -> Bound:
-    """Compare the processor time of calls in processes with that in threads."""
+    """Compare the processor time of calls in processes with that of calls in threads."""
     for case in cases:
         case.measure(1)
     pairs = [tuple(case.measure(plan.seconds).cpu_us for case in cases) for _ in range(plan.rounds)]
@@ -56,7 +56,7 @@ def _cost(what: str, limit: float, cases: list[HttpCase], plan: Plan) -> Bound:
 
 
 def _slowest_beside_harm(server: Server) -> float:
-    """Measure the slowest of many calls beside a function that computes in C, in milliseconds."""
+    """Return the duration of the slowest of many calls beside a function that computes in C, in milliseconds."""
     client, session_id, quiet = server.connect(), server.create("counter"), server.create("counter")
     call = {"session_id": session_id, "function": "hold", "kwargs": {"seconds": HOLD_SECONDS}}
     thread = threading.Thread(target=client.call, args=("run_function", call))

@@ -1,9 +1,9 @@
--- Sends complete requests from a file in turn, checks every answer, and prints the results as a line of JSON, and an
--- example of a wrong answer.
+-- wrk script: send the requests of a file in turn, check every answer, and print the results as one line of JSON, then
+-- an example of a wrong answer.
 --
 --     wrk … -s load.lua URL -- FILE TEXT
 --
--- FILE has requests separated by NUL bytes; every correct answer contains TEXT.
+-- FILE contains complete requests, separated by NUL bytes. Every correct answer contains TEXT.
 
 local requests = {}
 local expected

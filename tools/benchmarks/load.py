@@ -1,7 +1,7 @@
 """Load and its results: `wrk` sends requests, and the server's state is read before and after.
 
-Every answer is checked, and the state must show as many calls as were answered. `wrk` stops without waiting
-for the last answers, so up to one more call per connection may be done.
+Every answer is checked, and the state must show as many calls as were answered. `wrk` stops without waiting for the
+last answers, so the state may show up to one more call per connection.
 """
 
 import json
@@ -17,7 +17,7 @@ from tools.benchmarks.processes import Process, UnavailableError
 
 SCRIPT = Path(__file__).with_name("load.lua")
 SETTLE_SECONDS = 0.3
-BUSY = 0.75  # the least share of the time that a connection must be waiting for an answer
+BUSY = 0.75  # minimum share of the time that a connection waits for an answer
 
 
 def find_wrk() -> str:
@@ -52,12 +52,12 @@ class HttpCase:
     """A kind of call to one server.
 
     Attributes:
-        name: Its name in the table.
+        name: The name in the table.
         process: The server.
         port: The server's port.
         requests: Complete requests, sent in turn.
         expected: A text that every correct answer contains.
-        counted: Gets the number of calls that the server's state shows.
+        counted: Returns the number of calls that the server's state shows.
         connections: The number of concurrent connections.
         note: A remark for readers of the table.
     """
@@ -74,7 +74,7 @@ class HttpCase:
     def measure(self, seconds: int) -> Sample:
         before, cpu = self.counted(), self.process.cpu_seconds()
         counts, example = self._drive(seconds)
-        time.sleep(SETTLE_SECONDS)  # for calls whose answers wrk didn't wait for; their CPU time counts too
+        time.sleep(SETTLE_SECONDS)  # wait for calls that wrk no longer waits for; their CPU time counts too
         cpu = self.process.cpu_seconds() - cpu
         done = self.counted() - before
         problems = []
@@ -104,7 +104,7 @@ class HttpCase:
 
 @dataclass(frozen=True)
 class LoopCase:
-    """A loop in its own process, which measures itself; no HTTP, one call at a time."""
+    """A loop in a separate process that measures itself; no HTTP, one call at a time."""
 
     name: str
     process: Process

@@ -1,4 +1,4 @@
-"""Toolpack Server with its defaults (limits, records, metrics and the call log are on), and with a token."""
+"""Toolpack Server with its defaults (limits, records, metrics and call log are on) and with a token."""
 
 import contextlib
 import shutil
@@ -30,7 +30,7 @@ MCP_HEADERS = {
     "Mcp-Method": "tools/call",
 }
 
-# AgentDojo's environments, by the size of their JSON, each with a call that changes it but not its size.
+# AgentDojo's environments by the size of their JSON, each with a call that changes it but keeps its size.
 AGENTDOJO = {
     "2 KB": ("banking", "update_password", {"password": "correct horse battery staple"}),
     "20 KB": (
@@ -79,7 +79,7 @@ class Server:
         door: str = "rpc",
         note: str = "",
     ) -> HttpCase:
-        """Create sessions, and a case that calls a function in each in turn, through one of `DOORS`."""
+        """Create sessions, and return a case that calls a function in each in turn, through one of `DOORS`."""
         ids = [self.create(toolpack, options) for _ in range(sessions)]
         calls = [{"session_id": id_, "function": function, "kwargs": dict(kwargs or {})} for id_ in ids]
         requests = [DOORS[door](self, call) for call in calls]
@@ -98,17 +98,17 @@ class Server:
         return HttpCase(name, self.process, self.port, requests, expected, counted, connections, note)
 
     def at_rpc(self, call: Mapping[str, Any]) -> bytes:
-        """Get a request to `/rpc`."""
+        """Return a request to `/rpc`."""
         return request_bytes(self.port, "/rpc", jsonrpc("run_function", call), HEADERS)
 
     def at_agents(self, call: Mapping[str, Any]) -> bytes:
-        """Get a request to the session's `agent_path`."""
+        """Return a request to the session's `agent_path`."""
         session = self.client.call("get_session", {"session_id": call["session_id"]})
         params = {"function": call["function"], "kwargs": call["kwargs"]}
         return request_bytes(self.port, session["agent_path"], jsonrpc("run_function", params))
 
     def at_mcp(self, call: Mapping[str, Any]) -> bytes:
-        """Get a request to the session's `mcp_path`, as a client of 2026-07-28 sends it."""
+        """Return a request to the session's `mcp_path`, in the form of MCP's version 2026-07-28."""
         session = self.client.call("get_session", {"session_id": call["session_id"]})
         name = call["function"]
         params = {"name": name, "arguments": call["kwargs"], "_meta": MCP_META}
@@ -116,7 +116,7 @@ class Server:
         return request_bytes(self.port, session["mcp_path"], jsonrpc("tools/call", params), headers)
 
     def _recorded(self, session_id: str, at_least: int) -> int:
-        """Count a session's records by a binary search for the last index; indices start at 0 and have no gaps."""
+        """Count a session's records with a binary search for the last index. Indices start at 0 and have no gaps."""
         low, high = at_least, at_least + 1024
         while self._has_record(session_id, high):
             low, high = high, high * 2
@@ -153,9 +153,9 @@ def serving(
         store: `memory:`, `sqlite:`, `redis:` or `postgres:`.
         bundled: Serve the bundled toolpacks instead of the benchmark's.
         wait: Wait until the server is ready.
-        workers: How many workers it has.
-        isolation: Where functions run: `thread` or `process`.
-        settings: Further settings, as variables of the environment.
+        workers: Number of workers.
+        isolation: `thread` or `process`: where functions run.
+        settings: Further settings, as environment variables.
     """
     with contextlib.ExitStack() as stack:
         data = workshop.folder / f"data-{isolation}"

@@ -1,7 +1,7 @@
 """Processes that the benchmark starts: their output, end, CPU time and memory.
 
-Each leads its own process group and is stopped by its id, however the benchmark ends. CPU time and memory
-include all descendants.
+Each leads a process group and is stopped by its id, however the benchmark ends. CPU time and memory include all
+descendants.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from pathlib import Path
 POLL_SECONDS = 0.005
 STOP_SECONDS = 15.0
 OUTPUT_CHARACTERS = 1500
-_OF_A_PROCESS = 2  # what Linux calls CPUCLOCK_SCHED, in the id of another process's clock
+_OF_A_PROCESS = 2  # CPUCLOCK_SCHED of Linux, the part of a clock id that selects another process's CPU time
 
 
 class UnavailableError(Exception):
-    """Something can't be installed or started; the text says why."""
+    """A program can't be installed or started; the text says why."""
 
 
 def free_port() -> int:
@@ -34,9 +34,9 @@ class Process:
 
     Args:
         command: The command to run.
-        log: The file for its standard error, and for its standard output unless `piped`.
-        environment: All its environment variables; default: this process's.
-        piped: Its standard input and output are text pipes.
+        log: The file for standard error, and for standard output unless `piped`.
+        environment: All environment variables of the process; default: this process's.
+        piped: Connect standard input and output to text pipes.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Process:
             time.sleep(POLL_SECONDS)
 
     def output(self) -> str:
-        """Get the end of its log."""
+        """Return the end of the process's log."""
         return self._log.read_text(errors="replace")[-OUTPUT_CHARACTERS:].strip()
 
     def stop(self) -> None:
@@ -80,7 +80,7 @@ class Process:
         return sum(map(_cpu_seconds, _tree(self.popen.pid)))
 
     def memory_bytes(self) -> int:
-        """Get its proportional set size (PSS), in which shared memory counts once."""
+        """Return the proportional set size (PSS), which counts shared memory once."""
         return sum(map(_memory_bytes, _tree(self.popen.pid)))
 
 

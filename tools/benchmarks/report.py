@@ -25,7 +25,7 @@ HEAD = ("", "requests/s", "p50 ms", "p99 ms", "CPU µs", "of bare", "of fast bar
 
 
 def context(plan: Plan) -> dict[str, Any]:
-    """Describe the conditions of the measurement: date, machine, versions and settings."""
+    """Return the conditions of the measurement: date, machine, versions and settings."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "rounds": plan.rounds,
@@ -39,7 +39,7 @@ def context(plan: Plan) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Get the rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     lines = [HEAD, ("---", *("---:",) * 6, "---")]
     for row in rows:
         if row.unavailable:
@@ -54,7 +54,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def crowds_table(crowds: Sequence[Crowd]) -> str:
-    """Get the crowds as a Markdown table."""
+    """Return the crowds as a Markdown table."""
     lines: list[Sequence[str]] = [CROWDS_HEAD, ("---", *("---:",) * 8, "---")]
     for crowd in crowds:
         times = (f"{crowd.p(50):.2f}", f"{crowd.p(99):.2f}", f"{crowd.p(99, of_steps=True):.2f}")
@@ -66,7 +66,7 @@ def crowds_table(crowds: Sequence[Crowd]) -> str:
 
 
 def bounds_table(bounds: Sequence[Bound]) -> str:
-    """Get the bounds as a Markdown table."""
+    """Return the bounds as a Markdown table."""
     lines = [("", "measured", "bound", "", ""), ("---", "---:", "---:", "---", "---")]
     for bound in bounds:
         sign = "≥" if bound.at_least else "≤"
@@ -106,7 +106,7 @@ OURS, BARE, OTHERS = "#2563eb", "#64748b", "#d97706"
 
 
 def plot(about: dict[str, Any], rows: Sequence[Row]) -> str:
-    """Draw the ratios to bare Starlette as bars; a bar that is too long is cut off, with an arrow."""
+    """Return a plot of the ratios to bare Starlette as bars. A bar that is too long is cut off and gets an arrow."""
     shown = [row for row in rows if not row.unavailable]
     height = TOP + LINE * len(shown) + 16
     title = f"Calls per second, compared with bare Starlette ({about['date']})"

@@ -1,7 +1,7 @@
-"""Measuring each case alternately with bare Starlette, so that other load on the machine affects both.
+"""Rounds that alternate each case with bare Starlette, so that other load on the machine affects both.
 
-Each run of a case comes between two runs of bare Starlette, as pip installs it and on uvloop and httptools,
-and is compared with the mean of each; a row is the median of its runs.
+Each run of a case comes between two runs of bare Starlette, as pip installs it and on uvloop and httptools. It is
+compared with the mean of the two. A row is the median of its runs.
 """
 
 import statistics
@@ -28,10 +28,10 @@ class Row:
         p99_ms: The 99th percentile of the latency.
         cpu_us: The server's CPU time per call.
         ratio: Calls per second, divided by bare Starlette's directly before and after.
-        ratio_fast: The same, of bare Starlette on uvloop and httptools.
+        ratio_fast: The same for bare Starlette on uvloop and httptools.
         ratios: The first ratio of each run.
         problems: Wrong answers, or a state that doesn't match them.
-        unavailable: Why the case couldn't be measured; None if it was.
+        unavailable: The reason why the case wasn't measured; None if it was.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """The number of runs of each case, and the seconds of each run."""
+    """The number of runs of each case, and the duration of a run in seconds."""
 
     rounds: int
     seconds: int
@@ -64,9 +64,9 @@ References = tuple[HttpCase, HttpCase]
 
 
 def compare(workshop: Workshop, references: References, plan: Plan, only: Sequence[str]) -> list[Row]:
-    """Measure the contenders whose names contain one of these words; without words, all."""
+    """Measure the contenders that have one of these words in their names; without words, all."""
     for reference in references:
-        reference.measure(1)  # warm
+        reference.measure(1)  # warm-up
     rows, seen = [], [_measured(references, plan)]
     for contender in CONTENDERS:
         if not only or any(word in contender.name for word in only):
@@ -100,7 +100,7 @@ def _contender(
 
 
 def _case(case: Case, plan: Plan, references: References, seen: list[tuple[Sample, Sample]]) -> Row:
-    case.measure(1)  # warm
+    case.measure(1)  # warm-up
     samples, ratios = [], []
     before = _measured(references, plan)
     for _ in range(plan.rounds):

@@ -1,7 +1,7 @@
-"""The cost of telemetry for a call: a server that traces beside one that doesn't, in the same process.
+"""The cost of telemetry for a call: a server that traces and one that doesn't, in the same process.
 
-Bursts of calls come to each server in turns. The spans of a burst are sent before the other's turn, to a receiver in a
-process of its own, so that a turn has all that its calls cost.
+Each server gets bursts of calls in turn. The spans of a burst are sent before the other server's turn, to a receiver in
+a separate process. So the time of a turn includes all costs of its calls.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tools.benchmarks.processes import UnavailableError
 from tools.benchmarks.workshop import PACKS, Workshop
 
 TURNS, BURSTS, AT_ONCE = 60, 40, 8
-LIMIT = 5.0  # how many times as much of the processor a traced call takes, at most
+LIMIT = 5.0  # maximum ratio of the processor time of a traced call to that of another
 RECEIVER = """
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ def tracing(workshop: Workshop) -> Iterator[Bound]:
         closing.callback(receiver.kill)
         assert receiver.stdout is not None
         endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{int(receiver.stdout.readline())}"}
-        log = closing.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - it is no file
+        log = closing.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - not a regular file
         closing.enter_context(contextlib.redirect_stderr(log))
         timed = _start(workshop, closing, "timed", endpoint)
         took = {kind: _time(turns) for kind, turns in timed.items()}
@@ -107,7 +107,7 @@ def _time(turns: dict[str, Turn]) -> dict[str, float]:
 
 
 def _count(frames: Frames, turn: Turn) -> float:
-    """Return how many Python functions a call calls."""
+    """Return the number of Python function calls during one call."""
     turn()
     before = frames.counted.total()
     turn()

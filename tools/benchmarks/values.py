@@ -1,8 +1,8 @@
-"""What it takes to value the steps of many rollouts, by forks that are finished at once or as the solution says.
+"""The cost of estimating the values of many rollouts' steps, with forks that end at once or follow the solution.
 
     python -m tools.benchmarks.values http://127.0.0.1:8000
 
-It measures a server that runs already, with the toolpack `bank`. The sessions that it makes are closed.
+It measures a running server with the toolpack `bank`, and closes the sessions that it creates.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ LABELS = {"run": "benchmark-of-values"}
 
 
 async def play(agent, _session):
-    for _ in range(9):  # and with its start a rollout has ten steps
+    for _ in range(9):  # with its start, a rollout then has ten steps
         await agent.run_function("move_to_savings", {"amount": "1.00"})
 
 

@@ -1,11 +1,11 @@
-"""Sessions that wait, by the thousand: each is created, takes one step that waits for a second, and is closed.
+"""Thousands of waiting sessions: each is created, takes one step that waits for a second, and is closed.
 
-OpenEnv publishes such a grid. Here both servers meet the same crowds on one machine, ours with records on SQLite: at
-`/rpc` without and with tasks, whose verdicts are recorded, and at the paths of the trainers' protocols and of MCP, as
-their clients play tasks.
+OpenEnv publishes such a table. Here both servers get the same crowds on one machine. Ours has records on SQLite and is
+measured at `/rpc`, without tasks and with recorded verdicts, and at the paths of the trainers' protocols and of MCP,
+with their clients' requests.
 
-All sessions want to begin at the same moment, and a session's time runs from there. Processor time is counted
-until the server has nothing more to do, so work that is left for later counts, too.
+All sessions try to begin at the same moment, and a session's time runs from there. Processor time is counted until the
+server is idle, so deferred work counts too.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from tools.benchmarks.workshop import HERE, Workshop
 
 SIZES = (32, 128, 512, 2048, 4096, 8192, 16384)
 WAIT_SECONDS = 1.0
-WARM = 32  # sessions; until then neither server knows what waits
-IDLE_SECONDS = 2.0  # in which a server must have used next to no processor time
+WARM = 32  # warm-up sessions, after which the server knows which functions wait
+IDLE_SECONDS = 2.0  # duration in which an idle server must have used almost no processor time
 IDLE_SHARE = 0.05
 MEMORY_SESSIONS, MEMORY_WAIT_SECONDS = 2048, 12.0
-CROWD_SECONDS = 400  # until the crowd's process must have ended
+CROWD_SECONDS = 400  # time limit of the crowd's process
 START_SECONDS = 300
 SERVERS = ("ours", "episodes", "answers", "door", "ors", "nemo_gym", "mcp", "openenv")
 CLIENT = str(HERE / "crowd.py")
@@ -39,18 +39,19 @@ CLIENT = str(HERE / "crowd.py")
 
 @dataclass(frozen=True)
 class Crowd:
-    """What came of a crowd of sessions.
+    """The results of a crowd of sessions.
 
     Attributes:
-        server: `ours`, or with a verdict on each session `episodes`, or also with call_ids and an answer `answers`, or
-            at our paths for OpenEnv `door`, for `ors`, `nemo_gym` and `mcp`, or OpenEnv's own server `openenv`.
-        sessions: How many there were.
-        times: How long each took that ended well, in seconds, sorted.
-        steps: How long their steps took, likewise.
-        server_ms: The server's processor time for each session, in milliseconds.
-        client_share: The share of all processor time, the server's and its own, that the client has used.
+        server: The server and the protocol: `ours`; `episodes`, with a verdict on each session; `answers`, also with
+            call_ids and an answer; `door`, our paths for OpenEnv; `ors`, `nemo_gym` and `mcp`, our other paths;
+            `openenv`, OpenEnv's own server.
+        sessions: The number of sessions.
+        times: The durations of the sessions that ended well, in seconds, sorted.
+        steps: The durations of their steps, in seconds, sorted.
+        server_ms: The server's processor time per session, in milliseconds.
+        client_share: The client's share of all processor time, its own and the server's.
         load: The machine's load average before.
-        wrong: What the others met, and how many of them.
+        wrong: The problems of the other sessions, and their number.
     """
 
     server: str
@@ -73,7 +74,7 @@ class Crowd:
         )
 
     def p(self, percent: int, *, of_steps: bool = False) -> float:
-        """Get a percentile of the times, or of those of the steps, in seconds."""
+        """Return a percentile of the durations of sessions, or of steps, in seconds."""
         values = self.steps if of_steps else self.times
         return values[min(len(values) - 1, len(values) * percent // 100)] if values else float("nan")
 
@@ -85,7 +86,7 @@ class _Server:
     port: int
 
     def meet(self, sessions: int) -> Crowd:
-        """Let a crowd come, and wait until the server has nothing more to do."""
+        """Run a crowd, and wait until the server is idle."""
         load, before, own = os.getloadavg()[0], self.process.cpu_seconds(), _children_cpu()
         found = self._crowd(sessions, WAIT_SECONDS)
         client = _children_cpu() - own
@@ -95,7 +96,7 @@ class _Server:
         return Crowd(self.name, sessions, times, steps, used / sessions * 1000, share, load, found["wrong"])
 
     def kb_waiting(self) -> float:
-        """Measure the memory that each session takes that waits, in KB, with its connection."""
+        """Return the memory of one waiting session and its connection, in KB."""
         measured = [self.process.memory_bytes()]
         over = threading.Event()
 
@@ -111,7 +112,7 @@ class _Server:
             over.set()
             thread.join()
         if len(found["times"]) < MEMORY_SESSIONS:
-            raise UnavailableError(f"not all have waited: {found['wrong']}")
+            raise UnavailableError(f"not all sessions waited: {found['wrong']}")
         return (max(measured) - measured[0]) / MEMORY_SESSIONS / 1024
 
     def _crowd(self, sessions: int, seconds: float) -> Any:
@@ -132,7 +133,7 @@ class _Server:
 
 
 def meet(workshop: Workshop, only: Sequence[str], sizes: Sequence[int]) -> tuple[list[Crowd], list[Bound]]:
-    """Let both servers meet all crowds, of the usual sizes unless some are given."""
+    """Run all crowds on both servers, in the usual sizes unless some are given."""
     crowds: list[Crowd] = []
     bounds: list[Bound] = []
     sizes = sizes or SIZES
@@ -146,7 +147,7 @@ def meet(workshop: Workshop, only: Sequence[str], sizes: Sequence[int]) -> tuple
                 for size in sizes:
                     crowds.append(server.meet(size))
                     print(crowds[-1].line(), file=sys.stderr, flush=True)
-            with _serving(workshop, name, connections) as server:  # a fresh one: memory that was used once is kept
+            with _serving(workshop, name, connections) as server:  # a fresh server, because memory once used is kept
                 server.meet(WARM)
                 limit = 35 if name == "ours" else float("inf")
                 about = f"memory of a session that waits, {name}"
@@ -182,7 +183,9 @@ def _serving(workshop: Workshop, name: str, connections: int) -> Iterator[_Serve
 
 
 def _allow_connections(most: int) -> int:
-    """Allow as many open files as the system does; get how many connections a server may hold."""
+    """Raise this process's limit of open files to the maximum, and return the number of connections that a server may
+    hold.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if 0 <= hard < most + 1000:

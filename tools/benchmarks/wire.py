@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 JSON = "application/json"
-IDLE_SECONDS = 1.0  # a server may close a connection that is idle for longer
+IDLE_SECONDS = 1.0  # reconnect after this time: a server may close a connection that is idle for longer
 
 
 def request_bytes(port: int, path: str, body: Any, headers: Mapping[str, str] | None = None) -> bytes:
@@ -37,7 +37,7 @@ class Client:
         self._used = time.monotonic()
 
     def post(self, body: Any) -> tuple[Any, Mapping[str, str]]:
-        """Send JSON, and get the JSON and the headers of the answer."""
+        """Send JSON, and return the JSON and the headers of the answer."""
         if time.monotonic() - self._used > IDLE_SECONDS:
             self._connection.close()
         self._connection.request("POST", self._path, json.dumps(body), self._headers)
@@ -49,7 +49,7 @@ class Client:
         return (json.loads(text) if text else None), reply.headers
 
     def call(self, method: str, params: Any) -> Any:
-        """Call a JSON-RPC method, and get its result."""
+        """Call a JSON-RPC method, and return its result."""
         reply, _ = self.post(jsonrpc(method, params))
         if "error" in reply:
             raise RuntimeError(f"{method}: {reply['error']}")
@@ -57,7 +57,7 @@ class Client:
 
 
 def status(port: int, path: str) -> int | None:
-    """Get the HTTP status of a path; None if there is no answer."""
+    """Return the HTTP status of a path, or None if there is no answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
         connection.request("GET", path)

@@ -1,7 +1,7 @@
-"""What a second worker brings: one that computes for itself on Redis or Postgres, and no loss on SQLite.
+"""The benefit of a second worker: more calls on Redis or Postgres, and no loss on SQLite.
 
-The load generator, Redis and Postgres take processor time too. So what counts is calls per second of
-processor time that was left for the server, with one worker and with two.
+The load generator, Redis and Postgres use processor time too. So the measure is calls per second of processor time that
+was left for the server, with one worker and with two.
 """
 
 import os
@@ -32,7 +32,9 @@ def two_workers(workshop: Workshop, plan: Plan, only: Sequence[str] = ()) -> Ite
 
 
 def _rate(workshop: Workshop, plan: Plan, store: str, workers: int) -> tuple[float, float]:
-    """Get the calls per second, and the share of the processors that was left for the workers, of what they can use."""
+    """Return the calls per second, and the share of the processors that was left for the workers, relative to their
+    maximum.
+    """
     with serving(workshop, store, workers=workers) as server:
         case = server.case("workers", "add", ONE, sessions=SESSIONS, connections=CONNECTIONS)
         case.measure(1)
@@ -45,7 +47,7 @@ def _rate(workshop: Workshop, plan: Plan, store: str, workers: int) -> tuple[flo
 
 
 def _busy_seconds() -> float:
-    """Get how long all processors together have worked since the system started."""
+    """Return the total busy time of all processors since the system started, in seconds."""
     total, *_ = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     user, nice, system, _idle, _wait, *more = map(int, total.split()[1:])
     return (user + nice + system + sum(more[:2])) / os.sysconf("SC_CLK_TCK")

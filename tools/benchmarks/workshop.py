@@ -1,8 +1,8 @@
-"""How contenders are started: the folder, and the virtual environments of the other contenders.
+"""The workshop, which starts contenders: the folder, and the virtual environments of the other contenders.
 
-Each runs as pip installs it. Ours and bare Starlette run with this process's packages, bare Starlette also
-without uvloop and httptools, which it doesn't require. Each other contender has a virtual environment with pinned
-packages in the cache, installed once; nothing is installed into the project's environment.
+Each contender runs as pip installs it. Ours and bare Starlette run with this process's packages. Bare Starlette also
+runs without uvloop and httptools, which it doesn't require. Each other contender has a virtual environment with pinned
+packages in the cache, installed once. Nothing is installed into the project's environment.
 """
 
 import hashlib
@@ -50,8 +50,8 @@ class Workshop:
             module: The module.
             arguments: Its arguments.
             requirements: The name of its requirements file; default: this process's packages.
-            environment: Variables besides this process's, of which those of the server's settings are left out.
-            piped: Its standard input and output are pipes.
+            environment: Variables to add to this process's; the server's settings are removed from the latter.
+            piped: Connect standard input and output to pipes.
             plain: Hide uvloop and httptools.
         """
         python = self.python(requirements) if requirements else sys.executable
@@ -62,7 +62,9 @@ class Workshop:
         return started(command, log, inherited | dict(environment or {}), piped=piped)
 
     def python(self, requirements: str) -> str:
-        """Get the interpreter of the virtual environment with these requirements; create it if necessary."""
+        """Return the interpreter of the virtual environment with these requirements. Create the environment if
+        necessary.
+        """
         file = HERE / "requirements" / f"{requirements}.txt"
         digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
         place = self.cache / f"{requirements}-{digest}"

@@ -1,8 +1,7 @@
-"""What databases and files in a world cost, from 100 KB to 50 MB, compared with an environment of 110 KB of objects.
+"""The cost of databases and files in a world, from 100 KB to 50 MB, compared with an environment of 110 KB of objects.
 
-"A" is a change in AgentDojo's workspace. Each cost is the server's processor time, measured in turns with A,
-so that whatever else the machine does is beside both; a bound is on their ratio, but for those of readers, which are in
-milliseconds.
+"A" is a change in AgentDojo's workspace. Each cost is the server's processor time, measured in turns with A, so that
+other load on the machine affects both. A bound is on the ratio to A; the bounds of readers are in milliseconds.
 """
 
 import sqlite3
@@ -28,7 +27,7 @@ SUITE, FUNCTION, KWARGS = AGENTDOJO["110 KB"]
 
 
 def worlds(workshop: Workshop) -> Iterator[Bound]:
-    """Measure all of it, on SQLite, the default store."""
+    """Measure all of these bounds, on SQLite, the default store."""
     with serving(workshop) as server:
         objects = _Session(server, server.create(f"agentdojo-{SUITE}"), FUNCTION, KWARGS)
         for name, size in SIZES.items():
@@ -37,7 +36,7 @@ def worlds(workshop: Workshop) -> Iterator[Bound]:
 
 
 class _Session:
-    """A session, and a change that is made in it."""
+    """A session, and a change to make in it."""
 
     def __init__(self, server: Server, session_id: str, function: str, kwargs: dict[str, object]) -> None:
         self.server = server
@@ -88,7 +87,7 @@ def _repeated(action: Action, times: int, _: int = 0) -> None:
 
 
 def _new_forks(name: str, objects: _Session, books: _Session, limit: float) -> Bound:
-    """Measure making many forks; they are closed beside the measurement, as far as that is possible."""
+    """Measure the creation of many forks. As far as possible, they are closed outside the measurement."""
 
     def made(session: _Session, _: int) -> None:
         forks[session].append(session.forks(FORKS // FEW))
@@ -102,7 +101,7 @@ def _new_forks(name: str, objects: _Session, books: _Session, limit: float) -> B
 
 
 def _first_changes(name: str, objects: _Session, books: _Session, limit: float) -> Bound:
-    """Measure the first change in each of some forks, that read what all of them share before."""
+    """Measure the first change in each of some forks, after a read of data that all of them share."""
     forks = [_Session(books.server, fork, "order", {"product": 7}) for fork in books.forks(3 * FORKED)]
     forks[0].call("stock", product=7)
     waiting = iter(forks)
@@ -113,7 +112,7 @@ def _first_changes(name: str, objects: _Session, books: _Session, limit: float) 
 
 
 def _bytes(name: str, server: Server, action: Callable[[], object], number: int, limit: float) -> Bound:
-    """Measure what some versions or forks add to what the store holds."""
+    """Measure the bytes that some versions or forks add to the store."""
     before = _stored(server)
     made = action()
     added = (_stored(server) - before) / number / 1000
@@ -124,7 +123,7 @@ def _bytes(name: str, server: Server, action: Callable[[], object], number: int,
 
 
 def _stored(server: Server) -> int:
-    """Get how many bytes the store's pages take that are in use."""
+    """Return the number of bytes of the store's pages in use."""
     with closing(sqlite3.connect(f"{(server.data / 'sessions.db').as_uri()}?mode=ro", uri=True)) as store:
         pages, free, size = (
             store.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")

@@ -24,7 +24,7 @@ from tools.faults.world import World
 
 STORES = ("sqlite", "redis", "postgres")
 MAX_PRINTED = 5
-MANY_CALLS = 2000  # so many meet all rules
+MANY_CALLS = 2000  # a run with this number of calls meets all rules
 RULE_BY_TEXT = {rule[effect]: rule["name"] for rule in RULES for effect in ("error", "lost") if effect in rule}
 DONE = ["append_patiently", "append_and_hang", "append_too_late", "deadlines", "put", "take", "put_and_fail", "say"]
 DONE += [
@@ -47,21 +47,21 @@ DONE += [
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="Duration, for each store and isolation.")
+@click.option("--seconds", default=60.0, show_default=True, help="Duration for each store and isolation.")
 @click.option("--store", "stores", multiple=True, type=click.Choice(STORES), help="Default: all.")
 @click.option(
     "--isolation", "isolations", multiple=True, type=click.Choice(["thread", "process"]), help="Default: both."
 )
-@click.option("--workers", default=2, show_default=True, help="Worker processes of each server.")
+@click.option("--workers", default=2, show_default=True, help="Number of workers of each server.")
 @click.option("--clients", default=12, show_default=True, help="Client threads.")
-@click.option("--sessions", default=8, show_default=True, help="Sessions at the start; forks are added.")
-@click.option("--seed", type=int, help="Repeats the choices of clients and faults; their timing may differ.")
+@click.option("--sessions", default=8, show_default=True, help="Number of sessions at the start; forks are added.")
+@click.option("--seed", type=int, help="Seed of the clients' and faults' choices; their timing may differ.")
 @click.option("--calm", is_flag=True, help="Inject no faults.")
-@click.option("--logs", is_flag=True, help="Show the servers' logs.")
+@click.option("--logs", is_flag=True, help="Print the servers' logs.")
 @click.option("--keep", is_flag=True, help="Keep the folder with the store and the logs if a guarantee was violated.")
 def main(stores, isolations, seed, keep, **given):
     """Inject faults into a running server, and check that it keeps its guarantees."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the processes are stopped then too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the processes on SIGTERM too
     seed = random.randrange(2**32) if seed is None else seed
     click.echo(f"seed {seed}")
     broken = False
@@ -110,7 +110,7 @@ def run(store, isolation, folder, *, seconds, workers, clients, sessions, seed, 
 
 
 def not_done(crowd):
-    """Get what a run should have done, and hasn't: then it shows nothing of that."""
+    """Return the kinds of action that this run should have done but hasn't; it tests nothing about them."""
     done = Counter(crowd.counts)
     for session in crowd.sessions.values():
         for call in session.calls:
@@ -123,7 +123,7 @@ def not_done(crowd):
 
 
 def report(store, crowd, faults, problems, seconds):
-    """Print what was done and every violation; return whether there was one."""
+    """Print the counts and every violation. Return whether there was a violation."""
     calls = [call for session in crowd.sessions.values() for call in session.calls]
     answered = [call for call in calls if call.envelope is not None]
     click.echo(

@@ -1,8 +1,8 @@
-"""The checks at the end: the servers' data of each session is compared with the clients' records and with a replay.
+"""The checks at the end of a fault test: each session's data is compared with the clients' records and with a replay.
 
-A replay runs the trace in this process, on plain objects and in a plain SQLite database, with only the
-server's functions runtime. What follows from resets, rules and participants is told here once more. So its result
-doesn't depend on snapshots, caches, stores or features.
+A replay runs the trace in this process, on plain objects and in a plain SQLite database, with only the server's
+functions runtime. It implements resets, rules and participants again, independently. So its result doesn't depend on
+snapshots, caches, stores or features.
 """
 
 import copy
@@ -43,30 +43,34 @@ NOT_RUN = {"down", "flaky", "stale"}
 NOT_INHERITED = {"verdict"}
 
 
-class Place(NamedTuple):
-    """A record on a session's path, and what the records up to it come to.
+class HistoryNode(NamedTuple):
+    """A record in a session's history, with totals of the records up to it.
 
     Attributes:
-        before: The place before it.
+        before: The node before it.
         of: The session of the record, and its index; None at the beginning.
-        calls: How often each address has called, as (address, None), and the agent each function, as (agent, function).
-        answers: What the agent has heard last, by the call; only of functions that may be stale.
-        said: What was said last, and what was said before that.
-        changes: How many calls have changed the environment.
-        depth: How many of the records up to it forks inherit.
+        is_inherited: True if forks inherit the record.
+        calls: The number of calls of each address, as (address, None), and of the agent per function, as (agent,
+            function).
+        answers: The last answer to the agent per key; only of functions with a rule that repeats old answers.
+        said: The last message, and the linked list of earlier ones.
+        changes: The number of calls that have changed the environment.
+        depth: The number of records up to this one that forks inherit.
     """
 
-    before: "Place | None" = None
+    before: "HistoryNode | None" = None
     of: tuple | None = None
     is_inherited: bool = True
-    calls: dict = {}  # noqa: RUF012 - nobody changes it
+    calls: dict = {}  # noqa: RUF012 - never changed
     answers: dict = {}  # noqa: RUF012
     said: tuple | None = None
     changes: int = 0
     depth: int = 0
 
     def path(self, session_id=None):
-        """Get the places up to this one, in order; in this session only, what forks don't inherit."""
+        """Return the nodes up to this one, in order. Nodes that forks don't inherit are included only for their own
+        session.
+        """
         found, place = [], self
         while place.of is not None:
             if place.is_inherited or place.of[0] == session_id:
@@ -75,7 +79,7 @@ class Place(NamedTuple):
         return found[::-1]
 
     def conversation(self, name):
-        """Get what a participant has said and was told, in order."""
+        """Return the messages from and to a participant, in order."""
         found, said = [], self.said
         while said is not None:
             message, said = said
@@ -84,8 +88,8 @@ class Place(NamedTuple):
         return found[::-1]
 
 
-class Plain(sqlite3.Connection):
-    """A database in memory, whose transactions end with the calls."""
+class PlainDatabase(sqlite3.Connection):
+    """A database in memory. Its transactions end with the calls, not with `commit`."""
 
     def commit(self):
         pass
@@ -94,7 +98,7 @@ class Plain(sqlite3.Connection):
         super().commit() if keep else super().rollback()
 
 
-class Moment(NamedTuple):
+class WorldSnapshot(NamedTuple):
     """The environments at a version."""
 
     ledger: Any
@@ -106,10 +110,10 @@ class Replay:
     """A session's trace, run in this process.
 
     Attributes:
-        ends: The last place of each version.
-        depths: How many records each version has had at least that forks inherit.
+        ends: The last node of each version.
+        depths: For each version, the number of records that forks inherit at least.
         moments: The environments at the versions that are needed.
-        full: Whether a participant has ever used all of its calls.
+        full: True if a participant has ever used all of its calls.
     """
 
     def __init__(self, session, start, place, needed, draws, *, isolated):
@@ -120,28 +124,28 @@ class Replay:
         self.full = _is_full(place)
         self.place = place
         self.places = {}
-        self._draws = draws  # whether a rule has met a call, by the rule, its seed and the number of the call
+        self._draws = draws  # whether a rule matched a call, by the rule, its seed and the number of the call
         self._isolated = isolated
-        self._late = {_recorded(call, session) for call in session.calls if call.late}
+        self._late = {_recorded_id(call, session) for call in session.calls if call.late}
         self._needed = needed
         self._ledger, self._tally = start.ledger, start.tally
-        self._database = sqlite3.connect(":memory:", factory=Plain, check_same_thread=False)
+        self._database = sqlite3.connect(":memory:", factory=PlainDatabase, check_same_thread=False)
         self._database.deserialize(start.database)
-        self._arrive()
+        self._begin_version()
 
     def close(self):
         self._database.close()
 
-    def _arrive(self):
-        """Begin a new version, and keep the environments if anybody needs them."""
+    def _begin_version(self):
+        """Begin a new version. Store a snapshot of the environments if the version is needed."""
         self.ends.append(self.place)
         self.depths.append(self.place.depth)
         if len(self.ends) - 1 in self._needed:
             moment = copy.deepcopy(self._ledger), copy.deepcopy(self._tally), self._database.serialize()
-            self.moments[len(self.ends) - 1] = Moment(*moment)
+            self.moments[len(self.ends) - 1] = WorldSnapshot(*moment)
 
     def as_json(self):
-        """Get the environments as `get_environment` returns them."""
+        """Return the environments in the form of `get_environment`."""
         ledger, tally = (json.loads(to_json(each)) for each in (self._ledger, self._tally))
         return {
             "ledger": {"ledger": ledger},
@@ -150,7 +154,7 @@ class Replay:
         }
 
     def verdict(self, version):
-        """Get what the evaluator tells."""
+        """Return the verdict that the evaluator gives at a version."""
         ledger = self._ledger
         metrics = {
             "before": initial_digest(),
@@ -163,30 +167,30 @@ class Replay:
         return told | {"metrics": metrics}
 
     def run(self, record, problems):
-        """Run one record of the trace, and report where the result differs from it."""
+        """Run one record of the trace, and report differences between the record and the result."""
         where = f"record {record['index']}"
         if record["kind"] == "reset":
-            self._go_back(record["to_version"])
+            self._reset(record["to_version"])
         elif record["kind"] == "call":
             self._call(record, where, problems)
         else:
-            self._take(record)
+            self._append(record)
         version = len(self.ends) - 1
         if record["version"] != version:
             problems.append(f"{where}: version {record['version']}, but a replay has {version}")
-        if record["kind"] == "verdict" and _told(record) != self.verdict(version):
-            problems.append(f"{where}: it says {_told(record)}, but a replay gives {self.verdict(version)}")
+        if record["kind"] == "verdict" and _verdict_fields(record) != self.verdict(version):
+            problems.append(f"{where}: it is {_verdict_fields(record)}, but a replay gives {self.verdict(version)}")
         self.places[record["index"]] = self.place
 
-    def _go_back(self, version):
+    def _reset(self, version):
         moment = self.moments[version]
         self._ledger, self._tally = copy.deepcopy(moment.ledger), copy.deepcopy(moment.tally)
         self._database.deserialize(moment.database)
         self.place = self.ends[version]
-        self._arrive()
+        self._begin_version()
 
-    def _take(self, record, heard=None, *, changes=False):
-        """Put a record on the path."""
+    def _append(self, record, heard=None, *, changes=False):
+        """Append a record to the history."""
         place, by, function = self.place, record.get("by"), record.get("function")
         calls, answers, said = place.calls, place.answers, place.said
         if record["kind"] == "call" and by != CLIENT:
@@ -201,10 +205,10 @@ class Replay:
             said = record, said
         of, is_inherited = (self.session.id, record["index"]), record["kind"] not in NOT_INHERITED
         depth = place.depth + is_inherited
-        self.place = Place(place, of, is_inherited, calls, answers, said, place.changes + changes, depth)
+        self.place = HistoryNode(place, of, is_inherited, calls, answers, said, place.changes + changes, depth)
         self.full = self.full or _is_full(self.place)
         if changes:
-            self._arrive()
+            self._begin_version()
         else:
             self.ends[-1] = self.place
 
@@ -216,7 +220,7 @@ class Replay:
                 why = f"{record['by']} has one call left"
         elif function not in allowed(record["by"]):
             refused = f"ToolNotFoundError: The requested function `{function}` is not available."
-            # A busy machine may not have found that out by the deadline.
+            # A busy machine may check the function's name only after the deadline.
             if not error.startswith(("TimeoutError", refused) if self._is_late(record) else refused):
                 why = f"{record['by']} may not call {function}"
         elif rule in NOT_RUN:
@@ -229,16 +233,18 @@ class Replay:
         elif error.startswith("TimeoutError") or self._is_late(record):
             changes = record["version"] == len(self.ends)
             if error.startswith("TimeoutError") != self._is_late(record):
-                why = "it can't have missed its deadline, or it must have"
+                why = "a TimeoutError is missing, or there shouldn't be one"
         else:
-            perturbed, changes, why = self._ran(record, rule)
-        why = why or self._besides(record, perturbed)
+            perturbed, changes, why = self._check_run(record, rule)
+        why = why or self._check_perturbed(record, perturbed)
         if why:
             problems.append(f"{where}: {why}: {record}")
-        self._take(record, heard_of(record), changes=changes)
+        self._append(record, received_of(record), changes=changes)
 
-    def _ran(self, record, rule):
-        """Run a call once more; get what its rule makes of it, whether it has changed anything, and what is wrong."""
+    def _check_run(self, record, rule):
+        """Run a call again. Return the effects of its rule, whether it has changed the environments, and the problem,
+        if any.
+        """
         result, failure = self._run(record)
         why = None
         if (result, failure) != (record["result"], record["error"]):
@@ -248,19 +254,19 @@ class Replay:
         told = {"error": TEXT_OF[rule], "result": ""} if rule == "lost" else {"result": result + TEXT_OF[rule]}
         return {"rules": [rule], "run": True, "agent": told}, record["function"] not in READING, why
 
-    def _besides(self, record, perturbed):
-        """Get what is wrong with a record besides what has happened."""
+    def _check_perturbed(self, record, perturbed):
+        """Return the problem with a record's remaining fields, or None."""
         if record["by"] == "guest" and _is_full(self.place):
             return "the guest has no call left"
         return None if record.get("perturbed") == perturbed else f"its rules give {perturbed}"
 
     def _is_too_much(self, record):
-        """Whether a call has one nested in it that is more than its caller has left."""
+        """Return whether a call has a nested call that exceeds its caller's limit."""
         left = GUESTS_CALLS - self.place.calls.get(("guest", None), 0)
         return record["by"] == "guest" and left == 1 and "$call" in json.dumps(record["kwargs"])
 
     def _is_late(self, record):
-        """Whether a call can't meet its deadline."""
+        """Return whether a call can't meet its deadline."""
         return record["function"] in NEVER_IN_TIME or record.get("call_id") in self._late
 
     def _run(self, record):
@@ -275,7 +281,7 @@ class Replay:
         return json.loads(to_json(result)), error
 
     def _rule(self, record):
-        """Get the rule that this call of the agent's meets."""
+        """Return the rule that this call of the agent matches, or None."""
         function, name = record["function"], RULE_OF.get(record["function"])
         number = self.place.calls.get((AGENT, function), 0) + 1
         if name == "down":
@@ -287,15 +293,15 @@ class Replay:
         if name in {"told", "flaky"}:
             has_met = name in (record.get("perturbed") or {"rules": []})["rules"]
             if name == "told" and record["error"] is not None:
-                return None  # nothing can be seen of it
-            # Chance is drawn from these alone, so it is the same in all sessions.
+                return None  # the rule has no visible effect then
+            # Random draws depend on these three values only, so they are the same in all sessions.
             drawn = self._draws.setdefault((name, self.session.seed, number), has_met)
             return name if drawn else None
         return None
 
 
 class _World:
-    """What the functions' dependencies get their attributes from."""
+    """The object from which the functions' dependencies read their attributes."""
 
     def __init__(self, ledger, tally, db):
         self.ledger, self.tally, self.db = ledger, tally, db
@@ -305,12 +311,12 @@ def _is_full(place):
     return place.calls.get(("guest", None), 0) >= GUESTS_CALLS
 
 
-def _told(verdict):
+def _verdict_fields(verdict):
     return {name: verdict[name] for name in ("task", "version", "reward", "passed", "checks", "metrics")}
 
 
-def heard_of(record):
-    """Get what the caller has heard, where that isn't what has happened."""
+def received_of(record):
+    """Return a record with the result and error that the caller received, which rules may have altered."""
     return {**record, **(record.get("perturbed") or {"agent": {}})["agent"]}
 
 
@@ -327,11 +333,11 @@ def _shelf():
 
 @functools.cache
 def initial():
-    """Get the environments that a session starts with."""
+    """Return the environments at a session's start."""
     database = sqlite3.connect(":memory:")
     database.executescript(_shelf().SCHEMA)
     pack = importlib.import_module("toolpacks.fault_ledger")
-    return Moment(pack.Ledger(), pack.Tally(), database.serialize())
+    return WorldSnapshot(pack.Ledger(), pack.Tally(), database.serialize())
 
 
 @functools.cache
@@ -342,22 +348,22 @@ def initial_digest():
 
 
 def check_all(send, sessions, unanswered_forks, *, isolated):
-    """Check all sessions, parents first, and get the problems of each, by session id.
+    """Check all sessions, parents first, and return the problems of each, by session id.
 
     Args:
-        unanswered_forks: How many requests for two forks were never answered.
-        isolated: Functions run in executors, which may be lost.
+        unanswered_forks: Number of requests for two forks that were never answered.
+        isolated: True if functions run in executors, which may be killed.
     """
     problems, replays, draws = {}, {}, {}
-    needed = {each: set() for each in sessions}  # of forks
+    needed = {each: set() for each in sessions}  # the versions that forks need
     for session in sessions.values():
         if session.parent is not None:
             parent, version = session.parent
             needed[parent].add(version)
-    for session in sessions.values():  # forks come after their parents
+    for session in sessions.values():  # parents come before their forks
         found = problems[session.id] = []
         trace, path = (_read(send, session, path=path) for path in (False, True))
-        start, place = initial(), Place()
+        start, place = initial(), HistoryNode()
         if session.parent is not None:
             start, place = _fork_point(session, replays[session.parent[0]], path, found)
         back_to = {record["to_version"] for record in trace if record["kind"] == "reset"}
@@ -366,7 +372,7 @@ def check_all(send, sessions, unanswered_forks, *, isolated):
         try:
             _check(send, session, replay, trace, path, found)
         except RefusedError as refused:
-            found.append(f"it can't be read: {refused}")
+            found.append(f"the session can't be read: {refused}")
         for version in [*replay.moments]:
             if version not in needed[session.id]:
                 del replay.moments[version]
@@ -384,18 +390,18 @@ def _read(send, session, *, path):
 
 
 def _fork_point(session, parent, path, problems):
-    """Get the environments and the place at which a fork begins, of which the parent knows only the version."""
+    """Return the environments and the node at which a fork begins. The parent knows only the fork's version."""
     version = session.parent[1]
     if version not in parent.moments:
-        problems.append(f"forked from version {version}, which its parent never had")
-        return initial(), Place()
+        problems.append(f"the session was forked from version {version}, which its parent never had")
+        return initial(), HistoryNode()
     inherited = [(record["session_id"], record["index"]) for record in path if record["session_id"] != session.id]
     places = parent.ends[version].path()
     is_whole = [place.of for place in places[: len(inherited)]] == inherited
     if not is_whole or len(inherited) < parent.depths[version]:
-        problems.append(f"it has inherited the records {inherited[-3:]}, but its parent has {places[-3:]}")
+        problems.append(f"the session inherited the records {inherited[-3:]}, but its parent has {places[-3:]}")
         return parent.moments[version], parent.ends[version]
-    return parent.moments[version], places[len(inherited) - 1] if inherited else Place()
+    return parent.moments[version], places[len(inherited) - 1] if inherited else HistoryNode()
 
 
 def _check(send, session, replay, trace, path, problems):
@@ -406,15 +412,15 @@ def _check(send, session, replay, trace, path, problems):
         seen.setdefault(version, []).append((Replay.as_json, view))
     for version, verdict in session.verdicts:
         seen.setdefault(version, []).append(
-            (functools.partial(Replay.verdict, version=version), packed(_told(verdict)))
+            (functools.partial(Replay.verdict, version=version), packed(_verdict_fields(verdict)))
         )
-    _look(replay, seen, problems)
+    _compare_views(replay, seen, problems)
     for record in trace:
         count = len(replay.ends)
         replay.run(record, problems)
         if len(replay.ends) > count:
-            _look(replay, seen, problems)
-    problems += [f"version {version} was seen, which it never had" for version in seen]
+            _compare_views(replay, seen, problems)
+    problems += [f"a client read version {version}, which the session never had" for version in seen]
     version = send("get_session", {"session_id": session.id})["version"]
     if version != len(replay.ends) - 1:
         problems.append(f"the session is at version {version}, but a replay of its trace at {len(replay.ends) - 1}")
@@ -430,13 +436,13 @@ def _check(send, session, replay, trace, path, problems):
     _check_heard(send, session, replay, problems)
 
 
-def _look(replay, seen, problems):
-    """Compare what clients have seen of the version at which a replay is."""
+def _compare_views(replay, seen, problems):
+    """Compare the replay's current version with the views that clients have read of it."""
     version = len(replay.ends) - 1
     for look, found in seen.pop(version, ()):
         expected = look(replay)
         if packed(expected) != found:
-            problems.append(f"version {version} was seen otherwise than as {expected}")
+            problems.append(f"a client read version {version} with other content than {expected}")
 
 
 def _check_calls(session, replay, trace, problems):
@@ -450,7 +456,7 @@ def _check_calls(session, replay, trace, problems):
     problems += [f"{key} is in the trace {times} times" for key, times in ran.items() if times > 1]
     last = {}
     for call in session.calls:
-        record = recorded.pop(_key(_recorded(call, session), call.function, call.kwargs), None)
+        record = recorded.pop(_key(_recorded_id(call, session), call.function, call.kwargs), None)
         problems += _check_call(call, record, replay)
         if record is not None and call.envelope is not None:
             if record["index"] < last.get(call.client, -1):
@@ -460,26 +466,26 @@ def _check_calls(session, replay, trace, problems):
 
 
 def _check_call(call, record, replay):
-    """Yield what is wrong with the record of a call, or with the answer to it."""
+    """Yield the problems with the record of a call, and with its answer."""
     if SUSPECTED in str(_error(call)):  # faults have ended its worker each time
         if record is not None:
-            yield f"{call} was not to be run any more, and is in the trace: {record}"
+            yield f"{call} must not run again, but is in the trace: {record}"
     elif str(_error(call)).startswith(UNRECORDED):
         if record is not None or call.by != "guest" or not replay.full:
-            yield f"{call} was refused, and {call.by} has calls left, or it is in the trace: {record}"
+            yield f"{call} was refused, but {call.by} has calls left or the trace has it: {record}"
     elif record is None:
         if call.envelope is not None:
-            yield f"{call} was acknowledged and is not in the trace"
+            yield f"{call} was acknowledged but is not in the trace"
     elif call.refused:
-        yield f"{call} was refused, nothing changed, and is in the trace: {record}"
+        yield f"{call} was refused as changing nothing, but is in the trace: {record}"
     elif (record.get("by") or CLIENT) != call.by:
-        yield f"{call} is recorded as that of another one: {record}"
-    elif call.envelope is not None and call.envelope != _expected(call, record):
+        yield f"{call} is recorded as the call of another address: {record}"
+    elif call.envelope is not None and call.envelope != _expected_answer(call, record):
         yield f"{call} was answered differently from its record: {record}"
 
 
-def _recorded(call, session):
-    """Get the `call_id` that a call has in its record."""
+def _recorded_id(call, session):
+    """Return the `call_id` of a call as it is recorded."""
     prefix = f"{call.by}/" if session.participants and call.by != CLIENT and call.call_id else ""
     return call.call_id and prefix + call.call_id
 
@@ -488,10 +494,10 @@ def _error(call):
     return call.envelope["error"] if isinstance(call.envelope, dict) else None
 
 
-def _expected(call, record):
-    """Get the answer that fits a record."""
+def _expected_answer(call, record):
+    """Return the answer that corresponds to a record."""
     if record["kind"] == "call":
-        heard = heard_of(record)
+        heard = received_of(record)
         return {"result": heard["result"], "error": heard["error"]}
     said = call.kwargs.get("text", call.kwargs.get("content"))
     return record["content"] == said and record.get("to") == call.kwargs.get("to")
@@ -505,10 +511,10 @@ def _check_resets(session, trace, problems):
     unexplained = [record for record in trace if record["kind"] == "reset"]
     for to_version, version in session.resets:
         if version is not None:
-            # The answer has the version when it was written; calls may have added more since the reset.
+            # The answer has the version at its writing; calls may have added versions since the reset.
             matching = [r for r in unexplained if r["to_version"] == to_version and r["version"] <= version]
             if not matching:
-                problems.append(f"the reset to version {to_version} was acknowledged and is not in the trace")
+                problems.append(f"the reset to version {to_version} was acknowledged but is not in the trace")
                 continue
             unexplained.remove(matching[-1])
     unknown = Counter(to_version for to_version, version in session.resets if version is None)
@@ -518,10 +524,10 @@ def _check_resets(session, trace, problems):
 
 
 def _check_heard(send, session, replay, problems):
-    """Check what participants were told: in the order in which it was said, each message once, and nothing else."""
+    """Check the messages to participants: in the order of the history, each message once, and no others."""
     if not session.participants:
         return
-    after_saying = {}  # the place at which each text was said last on a path
+    after_saying = {}  # for each text, the first node after its message
     for place in itertools.chain(replay.ends[0].path(), replay.places.values()):
         if place.said is not None:
             after_saying.setdefault(place.said[0]["content"], place)
@@ -531,16 +537,16 @@ def _check_heard(send, session, replay, problems):
         found = [{name: message.get(name) for name in ("by", "to", "content")} for message in messages]
         indices = [message["index"] for message in messages]
         if found != expected or indices != [*range(after + 1, after + 1 + len(messages))]:
-            problems.append(f"{by} was told {messages[-3:]} after {after}, but a replay gives {(expected or [])[-3:]}")
+            problems.append(f"{by} received {messages[-3:]} after {after}, but a replay gives {(expected or [])[-3:]}")
     for by, (path, _) in session.paths.items():
         told = send("listen", {}, path)["messages"]
         expected = replay.place.conversation(by)
         if [{name: message.get(name) for name in ("by", "to", "content")} for message in told] != expected:
-            problems.append(f"{by} is told {told[-3:]}, but a replay gives {expected[-3:]}")
+            problems.append(f"{by} receives {told[-3:]}, but a replay gives {expected[-3:]}")
 
 
 def _check_list(send, sessions, unanswered_forks, problems):
-    """Check that there are all sessions that clients have made, and no others."""
+    """Check that the server lists all sessions that clients have created, and no others."""
     listed = []
     for labels in {json.dumps(session.labels) for session in sessions.values()}:
         after = {}
@@ -549,4 +555,4 @@ def _check_list(send, sessions, unanswered_forks, problems):
             after = {"after": listed[-1]}
     more = {*listed} - {*sessions}
     if len(listed) != len({*listed}) or not {*sessions} <= {*listed} or len(more) > 2 * unanswered_forks:
-        problems["list"] = [f"{len(listed)} sessions are listed, of which {len(more)} are no client's"]
+        problems["list"] = [f"{len(listed)} sessions are listed, of which no client created {len(more)}"]

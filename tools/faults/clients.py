@@ -1,6 +1,6 @@
-"""The clients: threads that call functions, retry those without an answer, and record every answer.
+"""The clients of the fault test: threads that call functions, retry calls without an answer, and record every answer.
 
-A client assumes nothing about the servers. The checks use only what it sent and what was answered.
+A client assumes nothing about the servers. The checks use only the requests that it sent and their answers.
 """
 
 import http.client
@@ -25,14 +25,14 @@ PATIENCE_SECONDS = 60.0
 RETRY_PAUSE_SECONDS = 0.05
 MAX_SESSIONS = 48
 OVERLOADED, VERSION_CONFLICT, NOT_RETAINED, WRONG, FAILED = -32006, -32005, -32011, -32602, -32002
-CRASHED = "CrashedError"  # then nothing has changed
+CRASHED = "CrashedError"  # the error of a call whose process ended; it changed nothing
 TOOLPACKS = ["ledger", "tally", "shelf"]
 TASK = "shelf/look"
-GYM = "/{function}"  # where agents of NeMo Gym call functions
-STEP = "/openenv/shelf/step"  # where OpenEnv's clients call the functions of a session with this task
-SOCKET = "/openenv/shelf/ws?session_id="  # where they do so on a WebSocket
+GYM = "/{function}"  # the path for calls of NeMo Gym's agents
+STEP = "/openenv/shelf/step"  # the path for OpenEnv's clients that call functions of a session with this task
+SOCKET = "/openenv/shelf/ws?session_id="  # the same on a WebSocket
 SWITCHING = 101
-OWN_SESSION = f"/mcp?task={TASK}"  # where a client of MCP begins a session of its own
+OWN_SESSION = f"/mcp?task={TASK}"  # the path at which an MCP client begins its own session
 LABELS = {"by": "clients"}
 KEYS = [f"key {number}" for number in range(40)]
 READING = {"read", "find", "count"}
@@ -57,14 +57,14 @@ NEVER_IN_TIME = {"append_and_hang", "append_too_late"}
 
 @dataclass
 class Call:
-    """A call, or something said, as its client knows it.
+    """A call or a message, as its client knows it.
 
     Attributes:
-        by: Whose address it was sent to.
+        by: The address that it was sent to.
         function: The function; `say` and `add_message` are the methods.
-        late: It was sent with a deadline that it can't meet.
+        late: True if it was sent with a deadline that it can't meet.
         envelope: The answer; None if the client never got one.
-        refused: The server answered that nothing has changed.
+        refused: True if the server answered that nothing has changed.
     """
 
     client: int
@@ -79,8 +79,8 @@ class Call:
     refused: bool = False
 
 
-class Heard(NamedTuple):
-    """What a participant was told after a message that it had."""
+class Delivery(NamedTuple):
+    """The messages that a participant received after the given index."""
 
     by: str
     after: int
@@ -89,53 +89,53 @@ class Heard(NamedTuple):
 
 @dataclass
 class KnownSession:
-    """A session, and what the clients know about it.
+    """A session, and the clients' knowledge about it.
 
     Attributes:
         paths: The agent path and the MCP path of each address.
         parent: The session that it was forked from, and the version.
-        views: Environments that were read: version, `packed` JSON.
-        verdicts: Versions that were evaluated, and what the evaluator has told.
-        resets: For each reset, in no order, the version it restored and the new version, None if unknown.
-        heard: What its participants were told.
-        last: The index of the last message that each participant has heard.
+        views: Environments that clients read: version, `packed` JSON.
+        verdicts: Versions that were evaluated, and their verdicts.
+        resets: For each reset, in no order, the restored version and the new version, None if unknown.
+        heard: The messages that its participants received.
+        last: The index of the last message that each participant has received.
     """
 
     id: str
     paths: dict
     parent: tuple | None = None
-    seed: str | None = None  # of its rules; None if it has none
+    seed: str | None = None  # seed of its rules; None if it has none
     participants: bool = False
     task: bool = False
     openenv: str | None = None  # its id for OpenEnv's clients
-    reset: dict | None = None  # what it was reset with by them; None if it was created
-    mcp: str | None = None  # its id for the client of MCP that has begun it
-    labels: dict = field(default_factory=lambda: LABELS)  # by which it is listed
+    reset: dict | None = None  # the arguments of their reset; None if they created it
+    mcp: str | None = None  # its id for the MCP client that began it
+    labels: dict = field(default_factory=lambda: LABELS)  # the labels that list it
     calls: list = field(default_factory=list)
     views: list = field(default_factory=list)
     verdicts: list = field(default_factory=list)
     resets: list = field(default_factory=list)
-    episode: str | None = None  # its id for clients of ORS; None if it is none of theirs
+    episode: str | None = None  # its id for clients of ORS; None for other sessions
     heard: list = field(default_factory=list)
     last: dict = field(default_factory=dict)
 
     @property
     def is_settled(self):
-        """Whether no reset is on its way."""
+        """True if no reset is without an answer."""
         return all(version is not None for _, version in self.resets)
 
 
 KINDS = [{}, {"task"}, {"rules"}, {"participants"}, {"rules", "participants", "task"}, {"rules", "task"}]
 KINDS += [{"task", "ors"}]
-"""What the sessions at the start have, in turn."""
+"""The features of the sessions at the start, in turn."""
 
 
-def beginning(number, episode):
-    """Get the parameters that create a session, and what a `KnownSession` says of that.
+def session_parameters(number, episode):
+    """Return the parameters that create a session, and the matching fields of `KnownSession`.
 
     Args:
-        number: Of the session, which says what it has.
-        episode: What trainers' protocols call it; no other session has that name.
+        number: The session's number, which decides its features.
+        episode: Its unique name in the trainers' protocols.
     """
     kind = KINDS[number % len(KINDS)]
     params = {"toolpacks": TOOLPACKS, "labels": LABELS}
@@ -157,24 +157,24 @@ def beginning(number, episode):
 
 
 def allowed(by):
-    """Get the functions that an address has."""
+    """Return the functions that an address may call."""
     return PARTICIPANTS.get(by, {}).get("functions", FUNCTIONS)
 
 
 def is_unrecorded(envelope):
-    """Whether an answer is to a call that leaves no record."""
+    """Return whether an answer belongs to a call that leaves no record."""
     error = str(envelope["error"])
     return error.startswith(UNRECORDED) or SUSPECTED in error
 
 
 def packed(value):
-    """Get JSON in few bytes, the same for equal values."""
+    """Return compact JSON that is the same for equal values."""
     return zlib.compress(json.dumps(value, sort_keys=True).encode(), 1)
 
 
-UNRECORDED = "EpisodeOverError"  # the answer to calls beyond the last one
-SUSPECTED = "has ended its process 3 times"  # in the answer to a call that isn't run any more, nor recorded
-MCP_SHIFT = 1000  # between the codes of MCP and of JSON-RPC
+UNRECORDED = "EpisodeOverError"  # the error of calls beyond the last one
+SUSPECTED = "has ended its process 3 times"  # in the answer to a call that the server neither runs again nor records
+MCP_SHIFT = 1000  # difference between the error codes of MCP and of JSON-RPC
 
 
 class UnknownError(Exception):
@@ -182,7 +182,7 @@ class UnknownError(Exception):
 
 
 class NeverAnsweredError(UnknownError):
-    """No answer came for so long that the server must have one."""
+    """No answer came within a time in which the server must answer."""
 
 
 class RefusedError(Exception):
@@ -192,18 +192,18 @@ class RefusedError(Exception):
         super().__init__(f"{error['code']}: {error['message']} {error.get('data')}")
         self.code = error["code"]
         self.message = error["message"]
-        # If the outcome of a commit is unknown, the server's message doesn't say this.
+        # If a commit's outcome is unknown, the server's message doesn't say that nothing was changed.
         self.nothing_changed = self.code != OVERLOADED or "nothing was changed" in error["message"]
 
 
 def _tool_call(function, kwargs, call_id=None):
-    """Get the parameters of MCP's tools/call that stand for those of run_function."""
+    """Return the parameters of MCP's tools/call that correspond to those of run_function."""
     meta = {} if call_id is None else {"toolpack-server/call_id": call_id}
     return {"name": function, "arguments": kwargs, "_meta": meta}
 
 
 def _envelope(result):
-    """Get the envelope that stands for the result of a tool."""
+    """Return the envelope that corresponds to a tool's result."""
     (block,) = result["content"]
     if result["isError"]:
         return {"result": "", "error": block["text"]}
@@ -214,18 +214,18 @@ def _envelope(result):
 
 
 def _step(function, kwargs, call_id, episode):
-    """Get the body of OpenEnv's step that stands for run_function."""
+    """Return the body of OpenEnv's step that corresponds to run_function."""
     action = {"type": "call_tool", "tool_name": function, "arguments": kwargs}
     return {"action": action, "episode_id": episode, "request_id": call_id}
 
 
 def _is_recorded_crash(function, text):
-    """Whether a call's process has ended, as it is recorded; one that ended while a task was evaluated is not."""
+    """Return whether the text is the recorded crash of this function's process, not a crash during an evaluation."""
     return text.startswith(f"{CRASHED}: `{function}` ")
 
 
-def _stepped(response, function):
-    """Get the envelope that stands for the answer to OpenEnv's step."""
+def _step_envelope(response, function):
+    """Return the envelope that corresponds to the answer to OpenEnv's step."""
     if "detail" in response:
         raise RefusedError({"code": "a step was refused", "message": response["detail"]})
     error, result = response["observation"]["error"], response["observation"]["result"]
@@ -240,7 +240,7 @@ def _stepped(response, function):
 
 
 def _gym_envelope(text):
-    """Get the envelope that stands for what NeMo Gym's agents hear of a call."""
+    """Return the envelope that corresponds to the text that NeMo Gym's agents receive."""
     if text.startswith('{"detail":'):
         raise RefusedError({"code": "a call of NeMo Gym was refused", "message": json.loads(text)["detail"]})
     if re.match(r"\w+Error: ", text):
@@ -255,8 +255,8 @@ class Connection:
     """Sends JSON-RPC requests to some servers, on one connection at a time.
 
     Attributes:
-        overloaded: How often each message came with code -32006, which asks to retry.
-        mcp_session_id: What the last answer has in this header.
+        overloaded: For each message with code -32006, which asks the client to retry, how often it came.
+        mcp_session_id: The value of this header in the last answer.
     """
 
     def __init__(self, ports, rng):
@@ -267,7 +267,7 @@ class Connection:
         self._connection = None
 
     def send(self, method, params, path="/rpc", seconds=ANSWER_SECONDS):
-        """Send one request, once."""
+        """Send a request once."""
         if self._connection is None:
             self._connection = http.client.HTTPConnection("127.0.0.1", self._rng.choice(self._ports), timeout=seconds)
         elif self._connection.sock is not None:
@@ -280,25 +280,25 @@ class Connection:
         calls = path.startswith("/mcp/")
         if calls:
             method, params = "tools/call", _tool_call(**params)
-            if self._rng.random() < 0.5:  # the key is the id of the session that a client of /mcp has
+            if self._rng.random() < 0.5:  # the key is the id of a session that a client began at /mcp
                 path, headers["Mcp-Session-Id"] = "/mcp", path.removeprefix("/mcp/")
         request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         body = json.dumps(_step(**params) if path == STEP else request)
         response = json.loads(self._post(path, body, headers))
         if path == STEP:
-            return _stepped(response, params["function"])
+            return _step_envelope(response, params["function"])
         if "error" in response:
             error = response["error"]
             raise RefusedError(error | {"code": error["code"] + MCP_SHIFT} if speaks_mcp else error)
         return _envelope(response["result"]) if calls else response["result"]
 
     def leave(self, session_id):
-        """End a session of MCP's, once."""
+        """End a session of MCP, with one request."""
         if self._connection is None:
             port = self._rng.choice(self._ports)
             self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
         if text := self._post("/mcp", None, {"Mcp-Session-Id": session_id}, "DELETE"):
-            raise RuntimeError(f"the end of {session_id} was answered {text[:500]}")
+            raise RuntimeError(f"the request to end {session_id} was answered with {text[:500]}")
 
     def _post(self, path, body, headers, verb="POST"):
         try:
@@ -317,7 +317,7 @@ class Connection:
         return text
 
     def play(self, episode, function, kwargs, task_id, until):
-        """Call a function as a client of ORS does, which resumes a stream that ends too soon; get the envelope."""
+        """Call a function as a client of ORS, which resumes a stream that ended too soon. Return the envelope."""
         body = json.dumps({"name": function, "input": kwargs, "task_id": task_id})
         headers = {"Content-Type": "application/json", "X-Session-ID": episode}
         while True:
@@ -346,10 +346,10 @@ class Connection:
             time.sleep(RETRY_PAUSE_SECONDS)
 
     def insist(self, method, params, until, path="/rpc", first_seconds=ANSWER_SECONDS):
-        """Send a request, with retries until an answer says what its outcome is.
+        """Send a request, and retry until an answer settles its outcome.
 
         Args:
-            until: When to give up, as `time.monotonic` tells it, or a function that says whether to.
+            until: The time to give up, in seconds of `time.monotonic`, or a function that returns whether to give up.
         """
         is_over = until if callable(until) else lambda: time.monotonic() > until
         seconds = first_seconds
@@ -377,10 +377,10 @@ class Connection:
 
 
 class Socket(Connection):
-    """Sends OpenEnv's messages on a WebSocket, and on a new one when it breaks."""
+    """Sends OpenEnv's messages on a WebSocket, and reconnects when it breaks."""
 
     def send(self, method, params, path, seconds=ANSWER_SECONDS):
-        """Send one message, once, and get what was observed, of a step as an envelope."""
+        """Send one message, once, and return the observation; that of a step as an envelope."""
         try:
             if self._connection is None:
                 self._connection = RawWebSocket(self._rng.choice(self._ports), path, seconds=seconds)
@@ -389,7 +389,13 @@ class Socket(Connection):
                 self._connection.say({"type": method, "data": params})
                 opcode, text = self._connection.read()
                 reply = json.loads(text) if opcode == TEXT else None
-        except (OSError, TypeError, ValueError, IndexError, struct.error) as error:  # it ended, perhaps amid a frame
+        except (
+            OSError,
+            TypeError,
+            ValueError,
+            IndexError,
+            struct.error,
+        ) as error:  # the WebSocket ended, perhaps within a frame
             self.close()
             raise UnknownError(repr(error)) from error
         status = self._connection.status
@@ -403,7 +409,7 @@ class Socket(Connection):
         if reply["type"] == "error":
             code = OVERLOADED if data["code"] == "CAPACITY_REACHED" else data["code"]
             raise RefusedError({"code": code, "message": data["message"]})
-        return _stepped(data, params["tool_name"]) if method == "step" else data
+        return _step_envelope(data, params["tool_name"]) if method == "step" else data
 
     def close(self):
         if self._connection is not None:
@@ -430,12 +436,12 @@ class Clients:
         self._stopped = threading.Event()
         self._until = float("inf")
         self._entries = itertools.count()
-        self._first = [*range(64)]  # the choices that are still to be made once, whatever the shares
+        self._first = [*range(64)]  # the choices to make once each, whatever their shares
         self._first_kinds = [*range(64)]
         rng = random.Random(seed)
         connection = Connection(ports, rng)
         for number in range(sessions):
-            params, known = beginning(number, f"episode-{_new_id(rng)}")
+            params, known = session_parameters(number, f"episode-{_new_id(rng)}")
             params["call_id"] = _new_id(rng)
             self._add(connection.insist("create_session", params, time.monotonic() + PATIENCE_SECONDS), **known)
         connection.close()
@@ -458,7 +464,7 @@ class Clients:
                 self.surprises.append("a client did not finish")
 
     def _is_over(self):
-        """Whether whoever still waits for an answer gives up."""
+        """Return whether requests that still wait for an answer must give up."""
         return time.monotonic() > self._until
 
     def _add(self, session, parent=None, **known):
@@ -503,7 +509,7 @@ class Clients:
                 self._leave: "mcp",
             }.get(kind, "id")
             able = [each for each in list(self.sessions.values()) if getattr(each, need)]
-            if not able:  # none has begun yet
+            if not able:  # no session of that kind has begun yet
                 if first is not None:
                     self._first_kinds.insert(0, first)
                 kind, able = self._call, list(self.sessions.values())
@@ -524,7 +530,7 @@ class Clients:
     def _call(self, connection, rng, session, number, *, with_id=True, first_seconds=ANSWER_SECONDS):
         function, kwargs, *deadline = self._choice(rng)
         by = rng.choice([CLIENT, *session.paths])
-        with_id = with_id or "entry" not in kwargs or deadline  # without it, some are alike
+        with_id = with_id or "entry" not in kwargs or deadline  # without an entry, two calls may be alike
         call_id = _new_id(rng) if with_id else None
         call = Call(number, function, kwargs, call_id, time.monotonic(), by, late=bool(deadline))
         params = {"function": function, "kwargs": kwargs}
@@ -534,7 +540,7 @@ class Clients:
             params["session_id"] = session.id
         else:
             path, mcp_path = session.paths[by]
-            # MCP takes no nested calls and no deadlines, and knows no function that an address hasn't.
+            # MCP has no nested calls and no deadlines, and lists only functions that the address may call.
             fits = not deadline and "$call" not in json.dumps(kwargs) and function in allowed(by)
             if fits and rng.random() < 0.5:
                 path = mcp_path
@@ -563,7 +569,7 @@ class Clients:
                 self.surprises.append(f"{session.id}: {params} was answered {call.envelope}, then {again}")
 
     def _play(self, connection, rng, session, number):
-        """Append an entry through the door of ORS, and at times once more with the same id."""
+        """Append an entry through the paths of ORS, and sometimes repeat the call with the same id."""
         kwargs, task_id = {"entry": self._entry()}, _new_id(rng)
         call = Call(number, "append", kwargs, f"ors-{task_id}", time.monotonic(), AGENT)
         session.calls.append(call)
@@ -576,7 +582,7 @@ class Clients:
                 self.surprises.append(f"{session.id}: {kwargs} was answered {call.envelope}, then {again}")
 
     def _call_as_gym(self, connection, rng, session, number):  # noqa: ARG002
-        """Append an entry once, as NeMo Gym's agents do, which have no ids of calls."""
+        """Append an entry, once, as NeMo Gym's agents do: their calls have no ids."""
         kwargs = {"entry": self._entry()}
         call = Call(number, "append", kwargs, None, time.monotonic(), AGENT)
         session.calls.append(call)
@@ -586,7 +592,7 @@ class Clients:
         self.counts["calls of NeMo Gym"] += 1
 
     def _step_on_socket(self, connection, rng, session, number):  # noqa: ARG002
-        """Append entries on one WebSocket after the other, as OpenEnv's clients do, and at times once more."""
+        """Append entries on a series of WebSockets, as OpenEnv's clients do, and sometimes repeat a message."""
         sid = f"sid-{_new_id(rng)}" if session.reset and rng.random() < 0.3 else session.openenv
         socket = Socket(self._ports, rng)
         with closing(socket):
@@ -611,7 +617,9 @@ class Clients:
         self.overloaded += socket.overloaded
 
     def _begin_on_socket(self, connection, rng, _session, _number):
-        """Begin an episode as OpenEnv's clients do, in their own session; the same message again makes no other."""
+        """Begin an episode in a separate session, as OpenEnv's clients do. Repeating the message must create no other
+        session.
+        """
         if len(self.sessions) >= MAX_SESSIONS:
             return
         name = f"episode-{_new_id(rng)}"
@@ -627,7 +635,9 @@ class Clients:
         self.counts["episodes begun on WebSockets"] += 1
 
     def _begin_over_mcp(self, connection, rng, _session, _number):
-        """Begin a session as a client of MCP does that has one address; the same message again makes no other."""
+        """Begin a session as an MCP client does that knows one address. The repeated message must create no other
+        session.
+        """
         if len(self.sessions) >= MAX_SESSIONS:
             return
         name = f"client-{_new_id(rng)}"
@@ -642,14 +652,14 @@ class Clients:
         self.counts["sessions begun over MCP"] += 1
 
     def _only(self, connection, labels):
-        """Get the session that was begun, of which there must be one."""
+        """Return the one session with these labels."""
         listed = connection.insist("list_sessions", {"labels": labels}, self._is_over)
         if len(listed) != 1:
-            self.surprises.append(f"{labels} were to be one session: {listed}")
+            self.surprises.append(f"{labels} must belong to one session: {listed}")
         return listed[0]
 
     def _leave(self, connection, _rng, session, _number):
-        """End a session of MCP's: it is evaluated, and others may go on with it."""
+        """End a session of MCP. The server evaluates it, and other clients may continue it."""
         connection.leave(session.mcp)
         self.counts["sessions left over MCP"] += 1
 
@@ -677,7 +687,7 @@ class Clients:
         self.counts["calls"] += 1
 
     def _note(self, connection, rng, session, number):
-        """Record a message, for evaluators alone."""
+        """Record a message that only evaluators see."""
         kwargs = {"role": rng.choice(["user", "assistant"]), "content": self._entry()}
         self._tell(connection, rng, session, Call(number, "add_message", kwargs, None, time.monotonic()))
 
@@ -696,7 +706,7 @@ class Clients:
             connection.insist(call.function, params, self._is_over, path)
 
     def _say(self, connection, rng, session, number):
-        """Say something to another participant, who must hear it at once, unless it was undone."""
+        """Send a message to another participant, who must receive it at once, unless a reset removed it."""
         by, other = rng.sample(list(session.paths), 2)
         kwargs = {"text": self._entry(), "to": rng.choice([None, other])}
         resets, was_settled = len(session.resets), session.is_settled
@@ -707,16 +717,16 @@ class Clients:
         if found is not None and is_settled:
             self.counts["messages expected"] += 1
             if kwargs["text"] not in found:
-                self.surprises.append(f"{session.id}: {other} has not heard {kwargs}, which {by} has said")
+                self.surprises.append(f"{session.id}: {other} has not received {kwargs}, which {by} has said")
 
     def _listen(self, connection, rng, session, _number):
-        """Wait until somebody says something."""
+        """Wait until another participant says something."""
         by = rng.choice(list(session.paths))
         after = rng.choice([-1, *[session.last.get(by, -1)] * 9])
         self._hear(connection, session, by, {"after": after, "wait_seconds": rng.choice([0, 0.5, 2])})
 
     def _hear(self, connection, session, by, params):
-        """Get the texts that a participant is told; None if what it had heard was undone."""
+        """Return the texts that a participant receives; None if a reset removed the messages that it knew."""
         path, _ = session.paths[by]
         try:
             messages = connection.insist("listen", params, self._is_over, path)["messages"]
@@ -727,7 +737,7 @@ class Clients:
             return None
         self.counts["messages heard"] += len(messages)
         if messages:
-            session.heard.append(Heard(by, params["after"], messages))
+            session.heard.append(Delivery(by, params["after"], messages))
             session.last[by] = messages[-1]["index"]
         return [message["content"] for message in messages]
 
@@ -752,7 +762,9 @@ class Clients:
                 params["version"] = self._some_version(connection, rng, session)
                 verdict = connection.insist("evaluate_session", params, self._is_over)
         except RefusedError as refused:
-            killed = refused.code == FAILED and "ended its process (signal 9)" in refused.message  # by a fault
+            killed = (
+                refused.code == FAILED and "ended its process (signal 9)" in refused.message
+            )  # the server was killed by a fault
             if refused.code not in {NOT_RETAINED, OVERLOADED} and not killed:
                 raise
             return
@@ -832,7 +844,7 @@ class Clients:
             (4, "find", {"key": key}),
             (3, "count", {"entry": entry}),
         ]
-        with suppress(IndexError):  # at first, each once
+        with suppress(IndexError):  # at first, make each choice once
             return choices[self._first.pop() % len(choices)][1:]
         return rng.choices(choices, [choice[0] for choice in choices])[0][1:]
 

@@ -1,6 +1,6 @@
-"""The faults: injected into processes and network connections while clients run, each with a check right after it.
+"""The faults, injected into processes and network connections while clients run, each with a check right after it.
 
-Every fault repairs its damage before it ends, so that the next one starts with everything running.
+Every fault repairs its damage before it ends, so the next one starts with everything running.
 """
 
 import random
@@ -14,9 +14,9 @@ from toolpack_server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS
 from tools.faults.clients import CRASHED, Connection, UnknownError
 from tools.faults.world import age, children, is_alive, send_signal, wait_until
 
-YOUNG_SECONDS = 20.0  # until then a worker may not serve yet, on a machine that is busy
-TAKEOVER_SECONDS = 7.0  # beyond the start of workers, which takes long on a machine that is busy
-LONG_SECONDS = 6.5  # longer than a lease lasts, and than a worker may send no heartbeat
+YOUNG_SECONDS = 20.0  # a worker may not serve before, on a busy machine
+TAKEOVER_SECONDS = 7.0  # in addition to the start of workers, which takes long on a busy machine
+LONG_SECONDS = 6.5  # longer than a lease, and than the maximum time between a worker's heartbeats
 REPLACED_SECONDS = 120
 
 
@@ -72,7 +72,7 @@ class Faults:
     def _run(self):
         bag = []
         while not self._stopped.wait(self._rng.uniform(0.2, 1.2)):
-            if not bag:  # each kind gets its share in a short run too
+            if not bag:  # each kind gets its share, even in a short run
                 bag = [kind for kind, share in self._kinds.items() for _ in range(share)]
                 self._rng.shuffle(bag)
             fault = bag.pop()
@@ -106,7 +106,9 @@ class Faults:
             send_signal(self._rng.choice(executors), signal.SIGKILL)
 
     def _kill_zygote(self, server):
-        """Executors end with the process that they are forked from, and so does its worker or not: it is replaced."""
+        """Kill the process that executors are forked from. The executors end with it; the worker may end too and be
+        replaced.
+        """
         zygotes = children(self._worker(server))
         for pid in zygotes:
             send_signal(pid, signal.SIGKILL)
@@ -129,10 +131,10 @@ class Faults:
         envelope = self._probe.insist("run_function", call, killed + REPLACED_SECONDS)
         self.waits.append(time.monotonic() - killed)
         if not envelope["result"] or envelope["result"]["length"] != 1:
-            self.violations.append(f"after a killed call the next one on its session gave {envelope}")
+            self.violations.append(f"the call after a killed one on its session gave {envelope}")
         took = up[0] - killed if up else self.waits[-1]
         if self.waits[-1] > took + TAKEOVER_SECONDS:
-            self.violations.append(f"after a kill the next call on that session waited {self.waits[-1]:.1f} s")
+            self.violations.append(f"the call after a killed one on its session waited {self.waits[-1]:.1f} s")
         watch.join()
         self._wait_for(server)
 
@@ -151,12 +153,12 @@ class Faults:
         call = {"function": "append_and_hog", "kwargs": {"entry": "lost"}}
         with suppress(UnknownError):
             hog.send("run_function", call, session["agent_path"], 0.5)
-        # The supervisor counts the worker's processor time, of which a busy machine gives it little.
+        # The supervisor counts the worker's processor time, and a busy machine gives it little.
         wait_until(lambda: before - set(server.workers()), REPLACED_SECONDS, "the end of a worker that computes in C")
         wait_until(server.is_up, REPLACED_SECONDS, "a new worker for one that computed in C")
 
     def _hog_executor(self):
-        """Run a function that blocks its executor, which ends with it at its deadline."""
+        """Run a function that blocks its executor, which must end at the function's deadline."""
         session = self._probe.insist("create_session", {}, time.monotonic() + 30)
         call = {"function": "append_and_hog", "kwargs": {"entry": "lost"}, "call_id": "hog", "timeout_seconds": 0.5}
         envelope = self._probe.insist("run_function", call, time.monotonic() + 30, session["agent_path"])
@@ -175,14 +177,14 @@ class Faults:
 
     def _pause_worker_long(self, server):
         pid = self._worker(server)
-        # One that still imports toolpacks is given more time, as an import may hold the interpreter.
+        # A worker that still imports toolpacks gets more time, because an import may hold the GIL.
         patience = HANG_SECONDS if age(pid) > YOUNG_SECONDS else LOADING_SECONDS
         send_signal(pid, signal.SIGSTOP)
         wait_until(lambda: not is_alive(pid), patience + 3, "the end of a paused worker")
         wait_until(server.is_up, REPLACED_SECONDS, "a new worker for a paused one")
 
     def _pause_worker_and_supervisor(self, server):
-        """The worker isn't killed, and resumes when others have its leases."""
+        """Pause a worker, but don't kill it. It resumes when others have its leases."""
         self._pause([server.process.pid, self._worker(server)], LONG_SECONDS)
 
     def _kill_server(self, server):
@@ -212,7 +214,7 @@ class Faults:
         self._cut([self._rng.choice(self._world.wires)], LONG_SECONDS)
 
     def _mute_wire(self, _server):
-        """Commits arrive, but their confirmations don't."""
+        """Let commits arrive, but not their confirmations."""
         wire = self._rng.choice(self._world.wires)
         wire.mute()
         time.sleep(self._rng.uniform(0.05, 1))
@@ -222,7 +224,7 @@ class Faults:
         self._pause(self._world.store_processes(), self._rng.choice([0.5, 3, LONG_SECONDS]))
 
     def _kill_worker_beside_cut_wire(self, server):
-        """A worker must start while the store can't be reached."""
+        """Check that a worker can start while the store can't be reached."""
         wire = self._world.wires[self._world.servers.index(server)]
         wire.cut()
         send_signal(self._worker(server), signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""Calls that wait by the thousand: their worker is killed, or stands still while a quick function is called beside it.
+"""Thousands of waiting calls: their worker is killed, or pauses while a quick function is called beside them.
 
     python -m tools.faults.waits killed --calls 10000
     python -m tools.faults.waits sleepers --rounds 20
 
-Exit status 1 means that a guarantee was violated; what it was is printed.
+Exit status 1 means that a guarantee was violated; the details are printed.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ import click
 from tools.faults.world import Server, wait_until
 
 PACKS = Path(__file__).parents[1] / "benchmarks" / "packs"
-AT_ONCE, CHECKED_AT_ONCE = 500, 2000  # connections that are being opened, sessions that are checked
+AT_ONCE, CHECKED_AT_ONCE = 500, 2000  # maximum number of connections being opened, and of sessions being checked
 ACKNOWLEDGED = 0.3  # share of the calls that are acknowledged before the kill
 STOP_SECONDS, STOPS_A_ROUND = 0.06, 3
-QUICK_SECONDS = 0.01  # between two calls of the quick function
+QUICK_SECONDS = 0.01  # pause between two calls of the quick function
 P99_FACTOR, P99_MORE_SECONDS = 3.0, 0.05
 
 
 class Connection:
-    """A connection with one request at a time; it knows as little of HTTP as it can, to leave the processor alone."""
+    """A connection with one request at a time. It implements little of HTTP, to use little processor time."""
 
     def __init__(self, port):
         self.port = port
@@ -76,7 +76,7 @@ async def create(port, count):
 
 
 async def kill_amid_waits(server, count):
-    """Kill the worker while calls wait; get what was violated, and how many calls were acknowledged before."""
+    """Kill the worker while calls wait. Return the violations, and the number of calls acknowledged before the kill."""
     sessions = await create(server.port, count)
     acknowledged, opening = {}, asyncio.Semaphore(AT_ONCE)
     seconds = {session_id: random.uniform(1, 10) for session_id in sessions}
@@ -106,13 +106,13 @@ async def kill_amid_waits(server, count):
             try:
                 trace = await connection.rpc("get_trace", session_id=session_id)
                 if session_id in acknowledged and [record["result"] for record in trace] != [1]:
-                    problems.append(f"{session_id}: was acknowledged, but its trace is {trace}")
+                    problems.append(f"{session_id}: the call was acknowledged, but the trace is {trace}")
                 if len(trace) > 1:
-                    problems.append(f"{session_id}: was called once, but its trace is {trace}")
+                    problems.append(f"{session_id}: one call was sent, but the trace is {trace}")
                 again = await connection.call(session_id, "wait", "one", seconds=seconds[session_id])
                 after = await connection.call(session_id, "quick")
                 if (again, after) != (1, 2):
-                    problems.append(f"{session_id}: the call that was sent again gives {again}, the next one {after}")
+                    problems.append(f"{session_id}: the repeated call gives {again}, the next one {after}")
             except (OSError, EOFError, RuntimeError) as error:
                 problems.append(f"{session_id}: {error!r}")
 
@@ -120,14 +120,14 @@ async def kill_amid_waits(server, count):
     return problems, len(acknowledged)
 
 
-async def round_of_sleepers(server, sessions, seconds, stop):
-    """Let calls sleep beside a quick one; get how long each call of the quick one took, sorted."""
+async def measure_quick_calls(server, sessions, seconds, stop):
+    """Let calls sleep beside a quick function. Return the durations of the quick calls, sorted."""
     process = server.workers()[0]
     took, over = [], asyncio.Event()
 
     async def sleep(session_id):
         async with Connection(server.port) as connection:
-            with contextlib.suppress(RuntimeError):  # in executors few run at a time, and the last ones don't start
+            with contextlib.suppress(RuntimeError):  # executors run few calls at a time, and the last ones don't start
                 await connection.call(session_id, "sleep", seconds=seconds)
 
     async def hiccups():
@@ -175,13 +175,13 @@ def stop(server):
 
 @click.group()
 def main():
-    """Look for what calls that wait could lose, or hold up."""
+    """Check that waiting calls are neither lost nor delay others."""
 
 
 @main.command()
-@click.option("--calls", default=10_000, show_default=True, help="Calls that wait, each in a session of its own.")
+@click.option("--calls", default=10_000, show_default=True, help="Number of waiting calls, each in a separate session.")
 def killed(calls):
-    """Kill the worker (SIGKILL) while calls wait: nothing acknowledged is lost, and nothing is done twice."""
+    """Kill the worker (SIGKILL) while calls wait. No acknowledged call may be lost, and none may run twice."""
     with tempfile.TemporaryDirectory(prefix="toolpack-waits-") as folder:
         server = serve(folder, max_connections=2 * calls, max_waiting=2 * calls, max_sessions=2 * calls)
         try:
@@ -195,22 +195,22 @@ def killed(calls):
 
 
 @main.command()
-@click.option("--rounds", default=20, show_default=True, help="Rounds, in each isolation.")
-@click.option("--sleepers", default=400, show_default=True, help="Calls that sleep in each round.")
-@click.option("--seconds", default=8.0, show_default=True, help="How long they sleep.")
+@click.option("--rounds", default=20, show_default=True, help="Number of rounds for each isolation.")
+@click.option("--sleepers", default=400, show_default=True, help="Number of sleeping calls in each round.")
+@click.option("--seconds", default=8.0, show_default=True, help="Duration of their sleep.")
 @click.option("--isolation", "isolations", multiple=True, type=click.Choice(["thread", "process"]))
 def sleepers(rounds, sleepers, seconds, isolations):
-    """Stop the worker for 60 ms now and then while calls sleep: a quick function never waits behind them."""
+    """Pause the worker for 60 ms at times while calls sleep. A quick function must never wait behind them."""
     late = Counter()
     for isolation in isolations or ("thread", "process"):
         with tempfile.TemporaryDirectory(prefix="toolpack-waits-") as folder:
             server = serve(folder, isolation=isolation, timeout_seconds=2 * seconds, queue_timeout_seconds=1)
             try:
                 sessions = asyncio.run(create(server.port, sleepers + 1))
-                asyncio.run(round_of_sleepers(server, sessions[:1], 1, stop=False))
+                asyncio.run(measure_quick_calls(server, sessions[:1], 1, stop=False))
                 for number in range(rounds):
-                    quiet = p99(asyncio.run(round_of_sleepers(server, sessions[:1], 2, stop=True)))
-                    beside = p99(asyncio.run(round_of_sleepers(server, sessions, seconds, stop=True)))
+                    quiet = p99(asyncio.run(measure_quick_calls(server, sessions[:1], 2, stop=True)))
+                    beside = p99(asyncio.run(measure_quick_calls(server, sessions, seconds, stop=True)))
                     allowed = P99_FACTOR * quiet + P99_MORE_SECONDS
                     late[isolation] += beside > allowed
                     times = f"p99 {beside * 1000:.0f} ms, quiet {quiet * 1000:.0f} ms, allowed {allowed * 1000:.0f} ms"

@@ -1,7 +1,6 @@
 """The test system: server processes, Redis or Postgres, the wires (TCP proxies) between them, and ways to break each.
 
-Everything is started here, on free loopback ports and in one temporary folder, and is stopped by its own
-process id.
+Everything is started here, on free loopback ports and in one temporary folder, and is stopped by its process id.
 """
 
 import contextlib
@@ -19,12 +18,12 @@ from warm import PROGRAM, Warm
 
 PACKS = Path(__file__).parent / "packs"
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 120.0  # on a machine that is very busy
+START_SECONDS = 120.0  # for a very busy machine
 POLL_SECONDS = 0.01
 
 
 def free_port():
-    """Get a port that the system gives to no connection, so that nothing takes it until a server does."""
+    """Return a free port outside the range of ephemeral ports, so no connection takes it before a server does."""
     while True:
         port = 10_000 + secrets.randbelow(20_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -47,17 +46,17 @@ def children(pid):
 
 
 def is_alive(pid):
-    """Whether a process has a thread left that could hold files open."""
+    """Return whether a process has a thread left that could hold files open."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        # A zombie's main thread has ended, but others may still run.
+        # A zombie's main thread has ended, but other threads may still run.
         return state != "Z" or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except OSError:
         return False
 
 
 def age(pid):
-    """Get for how many seconds a process has run."""
+    """Return the age of a process, in seconds."""
     began = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
@@ -71,7 +70,7 @@ class Server:
     """One `toolpack-server serve`, which can be killed and started again on its port.
 
     Attributes:
-        code: The folder with the server's code, which may be another one at the next start.
+        code: The folder with the server's code; another one can be set for the next start.
     """
 
     def __init__(self, folder, store, workers, name="server", pack_dir=PACKS, **settings):
@@ -121,10 +120,10 @@ class Server:
         workers = self.workers()
         self.process.kill()
         self.process.wait()
-        wait_until(lambda: not any(map(is_alive, workers)), 5, "the workers' end after that of their supervisor")
+        wait_until(lambda: not any(map(is_alive, workers)), 5, "the end of the workers after that of their supervisor")
 
     def stop(self, seconds=30):
-        """Stop it gracefully, and get its exit status."""
+        """Stop the server gracefully, and return its exit status."""
         self.process.terminate()
         return self.process.wait(seconds)
 
@@ -140,7 +139,7 @@ class Server:
 
 
 class Wire:
-    """A TCP proxy that can close its connections, and hold back the answers.
+    """A TCP proxy that can close its connections, and withhold the answers.
 
     Attributes:
         port: The port that it listens on.
@@ -220,8 +219,8 @@ class World:
 
     Attributes:
         servers: The servers.
-        wires: The wire from each server to Redis or Postgres; empty without.
-        isolated: Functions run in executors.
+        wires: The wire from each server to Redis or Postgres; empty for other stores.
+        isolated: True if functions run in executors.
     """
 
     def __init__(self, store, folder, workers, **settings):

@@ -1,9 +1,9 @@
-"""Runs a module as `python -m` does, with or without the fast event loop and HTTP parser.
+"""Launcher of a module, like `python -m`, with or without the fast event loop and HTTP parser.
 
     python launch.py installed|plain MODULE ARGUMENT…
 
-Uvicorn uses uvloop and httptools if they are installed. `plain` hides them, for what pip installs without
-them; nothing else is changed.
+Uvicorn uses uvloop and httptools if they are installed. `plain` hides both, as if pip hadn't installed them, and
+changes nothing else.
 """
 
 import runpy

@@ -1,8 +1,8 @@
-"""AgentDojo in this process: a plain loop, with a deep copy of the environment for each call.
+"""AgentDojo in this process: a plain loop that deep-copies the environment for each call.
 
     python -m loop_agentdojo SUITE FUNCTION ARGUMENTS
 
-The copy makes calls atomic, as the server does: a failed call leaves the environment unchanged. Each line on standard
+The copy makes calls atomic, as on the server: a failed call leaves the environment unchanged. Each line on standard
 input is a number of seconds to run; the answer is a line of JSON.
 """
 

@@ -1,4 +1,4 @@
-"""Bare Starlette: one route that parses a JSON-RPC call of `add`, counts, and answers JSON."""
+"""Bare Starlette: one route that parses a JSON-RPC call of `add`, counts, and answers with JSON."""
 
 from serving import serve
 from starlette.applications import Starlette

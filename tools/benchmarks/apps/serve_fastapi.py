@@ -1,6 +1,6 @@
-"""A counter that somebody would write by hand to be durable: FastAPI and aiosqlite, one transaction for each call.
+"""A durable counter as an engineer would write it by hand: FastAPI and aiosqlite, one transaction per call.
 
-It does what a call here does to the store, and no more: it reads a session's state, writes the new one and a record.
+It does the same work on the store as one call of the server: read a session's state, write the new state and a record.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/call")
 async def call(asked: Call) -> dict[str, int]:
-    async with app.state.turn:  # one connection: transactions of two calls must not mix
+    async with app.state.turn:  # one connection, so that transactions of two calls don't mix
         connection = app.state.connection
         await connection.execute("BEGIN IMMEDIATE")
         found = await connection.execute_fetchall("SELECT value FROM counters WHERE session = ?", (asked.session,))

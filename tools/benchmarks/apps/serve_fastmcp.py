@@ -1,6 +1,7 @@
-"""FastMCP over streamable HTTP: one tool that counts; asynchronous, so that it runs without a thread switch.
+"""FastMCP over streamable HTTP: one tool that counts. It is async, so it runs without a thread switch.
 
-The second argument is `sessions` or `stateless`; both answer JSON instead of an event stream, which is faster.
+The second argument is `sessions` or `stateless`. Both modes answer with JSON instead of an event stream, which is
+faster.
 """
 
 import sys
@@ -14,8 +15,8 @@ count = 0
 
 @server.tool
 async def add(amount: int) -> int:
-    """Add to the counter and get the sum."""
-    global count  # noqa: PLW0603 - one counter for all, so that both modes can be checked
+    """Add to the counter and return the sum."""
+    global count  # noqa: PLW0603 - one counter for all sessions, so that both modes can be checked
     count += amount
     return count
 

@@ -1,4 +1,4 @@
-"""fastapi-jsonrpc: one method that counts; asynchronous, so that it runs without a thread switch."""
+"""fastapi-jsonrpc: one method that counts. It is async, so it runs without a thread switch."""
 
 import fastapi_jsonrpc
 from fastapi import Body

@@ -1,8 +1,8 @@
 """OpenEnv: an environment that counts, over HTTP.
 
-The second argument is `step`, `tool` or `wait`. `/step` creates an environment for each request, so all share one state
-here; a tool call over `/mcp` has its own session and environment, and so has a WebSocket, whose steps wait. All are
-asynchronous, so that they run without a thread switch.
+The second argument is `step`, `tool` or `wait`. `/step` creates an environment for each request, so all requests share
+one state here. A tool call over `/mcp` has its own session and environment. So does a WebSocket, and its steps wait.
+All are async, so they run without a thread switch.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class ToolEnvironment(MCPEnvironment):
 
         @server.tool
         async def add(amount: int) -> int:
-            """Add to the counter and get the sum."""
+            """Add to the counter and return the sum."""
             return counter.add(amount)
 
         super().__init__(server)

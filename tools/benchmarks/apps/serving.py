@@ -1,4 +1,4 @@
-"""Starts uvicorn for the other contenders, with the options that Toolpack Server uses too."""
+"""Uvicorn for the other contenders, started with the options that Toolpack Server uses too."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A market whose world is 10 KB of JSON, with tasks for measuring how fast they are audited."""
+"""A market with a world of 10 KB of JSON, and tasks to measure the speed of audits."""
 
 from typing import Annotated
 
@@ -46,7 +46,7 @@ Whole = Annotated[Bazaar, Depends(lambda bazaar: bazaar)]
 
 @toolpack.function(read_only=True)
 def find_stall(bazaar: Whole, owner: str) -> str:
-    """Find the stall of an owner.
+    """Return the stall of an owner.
 
     :param owner: The owner's name.
     """
@@ -58,8 +58,8 @@ def order(bazaar: Whole, stall: str, buyer: str, amount: int) -> Order:
     """Order goods.
 
     :param stall: The stall.
-    :param buyer: Who buys.
-    :param amount: How many.
+    :param buyer: The buyer.
+    :param amount: The number of pieces.
     """
     if stall not in bazaar.stalls or amount < 1:
         raise ValueError("there is no such stall, or nothing to order")
@@ -91,7 +91,7 @@ def add_note(bazaar: Whole, stall: str, note: str) -> None:
     """Add a note to a stall.
 
     :param stall: The stall.
-    :param note: What it says.
+    :param note: The text.
     """
     bazaar.stalls[stall].notes.append(note)
 

@@ -1,4 +1,4 @@
-"""Books of a company: a database of any size and any number of files, with functions that change little of them."""
+"""A company's books: a database of any size and any number of files, with functions that change little of them."""
 
 import sqlite3
 import subprocess
@@ -24,8 +24,8 @@ def build(size: int = 0, papers: int = 0) -> BooksEnvironment:
     """Build the books.
 
     Args:
-        size: About how many bytes the database has.
-        papers: How many files there are, of 1 KB each, in folders of 100.
+        size: Approximate size of the database, in bytes.
+        papers: Number of files, of 1 KB each, in folders of 100.
     """
 
     def fill(connection: sqlite3.Connection) -> None:
@@ -46,7 +46,7 @@ Papers = Annotated[Files, Depends("files")]
 
 @toolpack.function
 def order(db: Db, product: int, fails: bool = False) -> int:
-    """Place an order: one row is changed, and one is made, with its entry in the index.
+    """Place an order: change one row, and add one row with its index entry.
 
     :param product: The product.
     :param fails: Fail afterwards.
@@ -60,7 +60,7 @@ def order(db: Db, product: int, fails: bool = False) -> int:
 
 @toolpack.function(read_only=True)
 def stock(db: Db, product: int) -> int:
-    """Get how many there are of a product.
+    """Return the stock of a product.
 
     :param product: The product.
     """
@@ -71,8 +71,8 @@ def stock(db: Db, product: int) -> int:
 def note(papers: Papers, number: int, text: str) -> int:
     """Write a file.
 
-    :param number: Its number.
-    :param text: What to write, which is made as long as it was.
+    :param number: The file's number.
+    :param text: The text; it is padded to the file's length.
     """
     return papers.write_text(f"{number // 100}/{number}.txt", text.rjust(PAPER_BYTES))
 

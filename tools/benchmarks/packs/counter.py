@@ -38,7 +38,7 @@ TheCounter = Annotated[Counter, Depends("counter")]
 
 @toolpack.function
 def add(counter: TheCounter, amount: int) -> int:
-    """Add to the counter and get the sum.
+    """Add to the counter and return the sum.
 
     :param amount: The amount to add.
     """
@@ -48,7 +48,7 @@ def add(counter: TheCounter, amount: int) -> int:
 
 @toolpack.function(read_only=True)
 def get(counter: TheCounter) -> int:
-    """Get the sum."""
+    """Return the sum."""
     return counter.value
 
 
@@ -65,9 +65,9 @@ def wait(counter: TheCounter, seconds: float) -> int:
 
 @toolpack.function(timeout_seconds=3)
 def hold(counter: TheCounter, seconds: float) -> int:
-    """Compute in C without giving other threads a turn, for a long time.
+    """Compute in C for a long time, without releasing the GIL.
 
-    :param seconds: About how long, if nobody ends it.
+    :param seconds: Approximate duration, if the process isn't killed.
     """
     counter.value += sum(range(int(seconds * 10**8)))
     return counter.value

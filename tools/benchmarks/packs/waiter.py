@@ -1,4 +1,4 @@
-"""Functions that wait, as for a model or a site, and then change their world."""
+"""Functions that wait, as for a model or a website, and then change their world."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ toolpack = Toolpack("waiter", WaiterEnvironment)
 
 @toolpack.task("waits", prompt="Wait.")
 def waits(rollout: Rollout[WaiterEnvironment]) -> float:
-    """Reward whoever has waited."""
+    """Return a reward of 1 if the agent has waited."""
     return float(rollout.environment.waits.count > 0)
 
 
@@ -31,9 +31,9 @@ TheWaits = Annotated[Waits, Depends("waits")]
 
 @toolpack.function
 async def wait(waits: TheWaits, seconds: float) -> int:
-    """Wait, and count that.
+    """Wait, and count the call.
 
-    :param seconds: How long.
+    :param seconds: The duration.
     """
     await asyncio.sleep(seconds)
     waits.count += 1
@@ -42,16 +42,16 @@ async def wait(waits: TheWaits, seconds: float) -> int:
 
 @toolpack.function
 def quick(waits: TheWaits) -> int:
-    """Count without waiting."""
+    """Count the call without waiting."""
     waits.count += 1
     return waits.count
 
 
 @toolpack.function
 def sleep(waits: TheWaits, seconds: float) -> int:
-    """Wait on a thread, and count that.
+    """Wait in a thread, and count the call.
 
-    :param seconds: How long.
+    :param seconds: The duration.
     """
     time.sleep(seconds)
     waits.count += 1

@@ -1,4 +1,4 @@
-"""Two toolpacks in which every change is visible: a ledger with a running hash of its entries, and a tally."""
+"""Two toolpacks that make every change visible: a ledger with a running hash of its entries, and a tally."""
 
 import asyncio
 import hashlib
@@ -55,7 +55,7 @@ TheTally = Annotated[Tally, Depends("tally")]
 def append(ledger: TheLedger, entry: str) -> Receipt:
     """Write an entry.
 
-    :param entry: What to write.
+    :param entry: The text.
     """
     ledger.write(entry)
     return ledger.receipt()
@@ -65,8 +65,8 @@ def append(ledger: TheLedger, entry: str) -> Receipt:
 def append_slowly(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
     """Write an entry, slowly.
 
-    :param entry: What to write.
-    :param seconds: How long it takes.
+    :param entry: The text.
+    :param seconds: The duration.
     """
     ledger.write(entry)
     time.sleep(seconds)
@@ -77,7 +77,7 @@ def append_slowly(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
 def append_number(ledger: TheLedger, entry: str, number: int) -> Receipt:
     """Write an entry with a number, usually the result of a nested call.
 
-    :param entry: What to write.
+    :param entry: The text.
     :param number: The number.
     """
     ledger.write(f"{entry}: {number}")
@@ -86,9 +86,9 @@ def append_number(ledger: TheLedger, entry: str, number: int) -> Receipt:
 
 @ledger_pack.function
 def append_and_fail(ledger: TheLedger, entry: str, number: int = 0) -> Receipt:
-    """Write an entry, then fail, so that nothing was written.
+    """Write an entry, then fail, so the entry isn't kept.
 
-    :param entry: What to write.
+    :param entry: The text.
     :param number: A number, usually the result of a nested call.
     """
     ledger.write(f"{entry}: {number}")
@@ -97,10 +97,10 @@ def append_and_fail(ledger: TheLedger, entry: str, number: int = 0) -> Receipt:
 
 @ledger_pack.function(timeout_seconds=0.2)
 def append_and_hang(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
-    """Write an entry, then miss the deadline, so that nothing was written.
+    """Write an entry, then miss the deadline, so the entry isn't kept.
 
-    :param entry: What to write.
-    :param seconds: How long to sleep; 0 computes forever instead.
+    :param entry: The text.
+    :param seconds: The time to sleep; 0 computes forever instead.
     """
     ledger.write(entry)
     time.sleep(seconds)
@@ -112,8 +112,8 @@ def append_and_hang(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
 async def append_patiently(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
     """Write an entry, and wait for a while, without a thread.
 
-    :param entry: What to write.
-    :param seconds: How long it waits.
+    :param entry: The text.
+    :param seconds: The time to wait.
     """
     ledger.write(entry)
     await asyncio.sleep(seconds)
@@ -122,10 +122,10 @@ async def append_patiently(ledger: TheLedger, entry: str, seconds: float) -> Rec
 
 @ledger_pack.function(timeout_seconds=0.3)
 async def append_too_late(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
-    """Wait, miss the deadline, and write an entry all the same, which must reach nobody.
+    """Wait past the deadline, then write an entry, which must have no effect.
 
-    :param entry: What to write.
-    :param seconds: How long it waits.
+    :param entry: The text.
+    :param seconds: The time to wait.
     """
     ledger.write(entry)
     try:
@@ -139,7 +139,7 @@ async def append_too_late(ledger: TheLedger, entry: str, seconds: float) -> Rece
 def append_and_hog(ledger: TheLedger, entry: str) -> Receipt:
     """Write an entry, then compute for minutes in C code that never releases the GIL.
 
-    :param entry: What to write.
+    :param entry: The text.
     """
     ledger.write(entry)
     sum(range(10**10))
@@ -148,7 +148,7 @@ def append_and_hog(ledger: TheLedger, entry: str) -> Receipt:
 
 @ledger_pack.function(read_only=True)
 def read(ledger: TheLedger, entry: str) -> str:
-    """Read the ledger's length and digest.
+    """Return the ledger's length and digest.
 
     :param entry: A text to repeat.
     """
@@ -157,10 +157,10 @@ def read(ledger: TheLedger, entry: str) -> str:
 
 @tally_pack.function
 async def add(tally: TheTally, name: str, amount: int) -> int:
-    """Add to a count, and get it.
+    """Add to a count, and return it.
 
-    :param name: Which count.
-    :param amount: How much to add.
+    :param name: The name of the count.
+    :param amount: The amount to add.
     """
     tally.counts[name] = tally.counts.get(name, 0) + amount
     tally.total += amount

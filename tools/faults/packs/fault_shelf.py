@@ -1,4 +1,4 @@
-"""A toolpack whose world is a database, in which every change is visible, and a task that tells all that it sees."""
+"""A toolpack with a database as its world, which makes every change visible, and a task that reports all it sees."""
 
 import hashlib
 import sqlite3
@@ -22,7 +22,7 @@ class ShelfEnvironment(TaskEnvironment):
     db: Database = Database(SCHEMA)
 
 
-class Noted(BaseModel):
+class Receipt(BaseModel):
     number: int
     quantity: int
 
@@ -33,7 +33,7 @@ Db = Annotated[sqlite3.Connection, Depends("db")]
 
 
 def tables(db: sqlite3.Connection) -> dict[str, dict[str, dict[str, str | int]]]:
-    """Get all rows, as JSON of the environment shows them."""
+    """Return all rows, in the form of the environment's JSON."""
     items = db.execute("SELECT key, text, quantity FROM item")
     journal = db.execute("SELECT number, entry, key FROM journal")
     return {
@@ -43,26 +43,26 @@ def tables(db: sqlite3.Connection) -> dict[str, dict[str, dict[str, str | int]]]
 
 
 def digest(db: sqlite3.Connection) -> str:
-    """Get a hash of all rows, and whether SQLite finds the file whole."""
+    """Return a hash of all rows and of SQLite's integrity check."""
     rows = repr(db.execute(ROWS).fetchall()).encode()
     (check,) = db.execute("PRAGMA integrity_check").fetchone()
     return f"{hashlib.sha256(rows).hexdigest()[:16]} {check}"
 
 
-def note(db: sqlite3.Connection, entry: str, key: str) -> Noted:
+def note(db: sqlite3.Connection, entry: str, key: str) -> Receipt:
     number = db.execute("INSERT INTO journal (entry, key) VALUES (?, ?)", (entry, key)).lastrowid
     (quantity,) = db.execute("SELECT quantity FROM item WHERE key = ?", (key,)).fetchone()
-    return Noted(number=number or 0, quantity=quantity)
+    return Receipt(number=number or 0, quantity=quantity)
 
 
 @shelf_pack.function
-def put(db: Db, entry: str, key: str, quantity: int, size: int) -> Noted:
+def put(db: Db, entry: str, key: str, quantity: int, size: int) -> Receipt:
     """Put things on the shelf.
 
-    :param entry: What to note.
-    :param key: Where.
-    :param quantity: How many.
-    :param size: How often the entry stands in the text of the item.
+    :param entry: The note to write.
+    :param key: The place on the shelf.
+    :param quantity: The quantity.
+    :param size: How often the item's text repeats the entry.
     """
     db.execute(
         "INSERT INTO item VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
@@ -73,12 +73,12 @@ def put(db: Db, entry: str, key: str, quantity: int, size: int) -> Noted:
 
 
 @shelf_pack.function
-def take(db: Db, entry: str, key: str, quantity: int) -> Noted:
-    """Take things from the shelf; fails if there are too few.
+def take(db: Db, entry: str, key: str, quantity: int) -> Receipt:
+    """Take things from the shelf, or fail if there are too few.
 
-    :param entry: What to note.
-    :param key: From where.
-    :param quantity: How many.
+    :param entry: The note to write.
+    :param key: The place on the shelf.
+    :param quantity: The quantity.
     """
     if not db.execute("UPDATE item SET quantity = quantity - ? WHERE key = ?", (quantity, key)).rowcount:
         raise KeyError(key)
@@ -86,11 +86,11 @@ def take(db: Db, entry: str, key: str, quantity: int) -> Noted:
 
 
 @shelf_pack.function
-def put_and_fail(db: Db, entry: str, key: str) -> Noted:
-    """Put things on the shelf and commit them, then fail, so that nothing was put there.
+def put_and_fail(db: Db, entry: str, key: str) -> Receipt:
+    """Put things on the shelf and commit them, then fail, so that nothing is kept.
 
-    :param entry: What to note.
-    :param key: Where.
+    :param entry: The note to write.
+    :param key: The place on the shelf.
     """
     db.execute("INSERT OR REPLACE INTO item VALUES (?, ?, 1000)", (key, f"{entry} " * 100))
     db.commit()
@@ -100,9 +100,9 @@ def put_and_fail(db: Db, entry: str, key: str) -> Noted:
 
 @shelf_pack.function(read_only=True)
 def find(db: Db, key: str) -> str:
-    """Find out what is somewhere.
+    """Return the item at a place.
 
-    :param key: Where.
+    :param key: The place on the shelf.
     """
     found = db.execute("SELECT text, quantity FROM item WHERE key = ?", (key,)).fetchone()
     return f"{found[1]} of {hashlib.sha256(found[0].encode()).hexdigest()[:16]}" if found else "nothing is there"
@@ -110,7 +110,7 @@ def find(db: Db, key: str) -> str:
 
 @shelf_pack.function(read_only=True)
 def count(db: Db, entry: str) -> str:
-    """Get a hash of all that is on the shelf.
+    """Return a hash of all items on the shelf.
 
     :param entry: A text to repeat.
     """
@@ -125,7 +125,7 @@ def count(db: Db, entry: str) -> str:
     toolpacks={"ledger": {}, "tally": {}},
 )
 def look(rollout: Rollout[ShelfEnvironment]) -> Evaluation:
-    """Tell what there was at the beginning, what there is, and how many calls have led there."""
+    """Report the world at the beginning, the world now, and the number of calls that changed it."""
     ledger = rollout.environments["ledger"].ledger
     changes = [call for call in rollout.calls if call.error is None and call.parent is None]
     changing = [call for call in changes if call.function not in {"read", "find", "count"}]
