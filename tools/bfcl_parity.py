@@ -1,7 +1,7 @@
-"""BFCL's entries on the server are judged as BFCL judges them: `python -m tools.bfcl_parity` compares all 800.
+"""Comparison of the server's verdicts on BFCL's entries with BFCL's own: `python -m tools.bfcl_parity` runs all 800.
 
-For each entry: the ground truth, nothing done, and mutations of the ground truth. What the calls return is compared,
-and then the verdicts.
+Each entry is run with its ground truth, without calls, and with mutations of the ground truth. First the results of the
+calls are compared, and then the verdicts.
 """
 
 import copy
@@ -20,7 +20,7 @@ MUTANTS = 3
 
 
 def runs(entry, mutants=MUTANTS):
-    """The turns of calls to try, by name."""
+    """Yield the turns of calls to try, by name."""
     truth = entry["ground_truth"]
     yield "ground truth", truth
     yield "nothing", [[] for _ in truth]
@@ -41,7 +41,7 @@ def runs(entry, mutants=MUTANTS):
 
 
 def other(value):
-    """Another value of the same type."""
+    """Return another value of the same type."""
     if isinstance(value, str):
         return f"{value} too"
     if isinstance(value, bool):
@@ -50,7 +50,7 @@ def other(value):
 
 
 def in_process(entry, turns, name):
-    """BFCL's own verdict, and what its execution of the calls gives."""
+    """Return BFCL's own verdict, and the results of its execution of the calls."""
     results, _ = multi_turn_utils.execute_multi_turn_func_call(
         [call for turn in turns for call in turn],
         entry["initial_config"],
@@ -64,7 +64,7 @@ def in_process(entry, turns, name):
 
 
 def on_server(bench, entry, turns):
-    """The server's verdict, and what its calls return, as BFCL writes it."""
+    """Return the server's verdict, and the results of its calls in BFCL's form."""
     session = bench.rpc("create_session", task=f"bfcl/{entry['id']}")["session_id"]
     results = []
     for number, turn in enumerate(turns):
@@ -80,14 +80,14 @@ def on_server(bench, entry, turns):
 
 
 def same(envelope, result):
-    """Whether an envelope says what BFCL's execution gives: its results are texts, of JSON where it can be."""
+    """Return whether an envelope has the result of BFCL's execution, a text that is JSON where possible."""
     if envelope["error"] is not None:
         return result.startswith("Error during execution: ")
     return envelope["result"] == result or json.dumps(envelope["result"]) == result or str(envelope["result"]) == result
 
 
 def compared(bench, entry, mutants=MUTANTS):
-    """Make the runs of an entry in both places."""
+    """Run an entry's turns in both places, and yield the comparisons."""
     for name, turns in runs(entry, mutants):
         run = parity.Run(name)
         expected, results = in_process(entry, turns, name.replace(" ", "_"))

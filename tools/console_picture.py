@@ -1,4 +1,4 @@
-"""Takes the picture of the console that the README shows, with a server and a browser of its own.
+"""The picture of the console in the README, taken with a temporary server and browser.
 
 python -m tools.console_picture
 """

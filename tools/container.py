@@ -1,13 +1,13 @@
-"""Build the image and try it as its user would, where no container engine runs: Debian's `buildah` needs no daemon.
+"""A test of the container image and of compose.yaml without a container engine: Debian's `buildah` needs no daemon.
 
     python -m tools.container
 
-A small Debian with Python, unpacked by `mmdebstrap`, stands in for the base image that the Dockerfile names. Everything
-else is the real thing: the Dockerfile's own steps, its user, command and health check, volumes that outlive a
-container, and the commands of compose.yaml with a real Redis.
+A small Debian with Python, unpacked by `mmdebstrap`, replaces the base image of the Dockerfile. All else is real: the
+Dockerfile's own steps, its user, command and health check, volumes that outlive a container, and the commands of
+compose.yaml with a real Redis.
 
-Exit status 1 means that something failed, which is printed. Without root, buildah or mmdebstrap it says so, and ends
-with status 0.
+Exit status 1 means that something failed; the failure is printed. Without root, buildah or mmdebstrap the program
+prints the reason and exits with status 0.
 """
 
 import contextlib
@@ -31,11 +31,12 @@ from redis_server import find, free_port
 
 ROOT = Path(__file__).parents[1]
 IMAGE = "toolpack-server"
-# Only unpacked, not configured, as that takes most of the time: so what any shell needs is named, too.
+# Packages are only unpacked, not configured, which would take most of the time. So the list includes all that a shell
+# needs.
 PACKAGES = "python3,python3-venv,python3-pip,base-files,base-passwd,coreutils,dash,libc-bin,passwd"
-CERTIFICATES = "/etc/ssl/certs"  # of this machine: a network may have authorities of its own
+CERTIFICATES = "/etc/ssl/certs"  # of this machine, because its network may have its own certificate authorities
 PATIENCE = 60.0  # seconds
-STOP_SECONDS = 10.0  # that container engines allow between SIGTERM and SIGKILL
+STOP_SECONDS = 10.0  # time that container engines allow between SIGTERM and SIGKILL
 
 PACK = '''"""A counter."""
 
@@ -60,7 +61,7 @@ def increase(environment: Annotated[CounterEnvironment, Depends(lambda environme
 
 
 def mirror() -> tuple[str, str]:
-    """Get the name of this machine's Debian release, and the mirror from which apt takes it."""
+    """Return the name of this machine's Debian release, and apt's mirror."""
     release = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)[1]
     targets = [
         "apt-get",
@@ -75,7 +76,7 @@ def mirror() -> tuple[str, str]:
 
 
 class Engine:
-    """Buildah, with its images in a folder of ours."""
+    """Buildah, with its images in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,7 +86,7 @@ class Engine:
         return ["buildah", "--root", f"{self.folder}/root", "--runroot", f"{self.folder}/run", *arguments]
 
     def do(self, *arguments: str, **options) -> str:
-        """Run a command of buildah, and get what it prints."""
+        """Run a command of buildah, and return its output."""
         done = subprocess.run(
             self.command(*arguments), env=self.environment, capture_output=True, text=True, check=False, **options
         )
@@ -94,7 +95,7 @@ class Engine:
         return done.stdout.strip()
 
     def make_base(self, name: str) -> None:
-        """Make an image with Debian's Python under the name of the one that can't be pulled."""
+        """Create an image with Debian's Python, under the name of the base image."""
         base = self.folder / "base"
         release, source = mirror()
         making = ["mmdebstrap", "--variant=extract", f"--include={PACKAGES}", release, str(base), source]
@@ -113,7 +114,7 @@ class Engine:
         shutil.rmtree(base)
 
     def build(self, context: Path, tag: str) -> None:
-        """Build an image as the Dockerfile in a folder says."""
+        """Build an image from the Dockerfile in a folder."""
         options = [
             "--pull-never",
             "--network",
@@ -128,7 +129,7 @@ class Engine:
         self.do("build-using-dockerfile", *options, "--tag", tag, str(context))
 
     def image(self, tag: str) -> dict:
-        """Get what an image says of how it is run."""
+        """Return the run configuration of an image."""
         return json.loads(self.do("inspect", "--type", "image", tag))["Docker"]["config"]
 
     @contextlib.contextmanager
@@ -142,7 +143,7 @@ class Engine:
     def run(
         self, container: str, command: list[str], volumes: dict[Path, str], environment: dict[str, str]
     ) -> list[str]:
-        """Get the command that runs another one in a container."""
+        """Return the command that runs another command in a container."""
         options = ["--network", "host"]
         for folder, place in volumes.items():
             options += ["--volume", f"{folder}:{place}"]
@@ -156,7 +157,7 @@ class Engine:
 
 
 class Served:
-    """A server in a container, with the processes that belong to it."""
+    """A server in a container, and its processes."""
 
     def __init__(self, engine: Engine, container: str, command: list[str], volumes: dict, environment: dict) -> None:
         self.engine, self.container, self.volumes, self.environment = engine, container, volumes, environment
@@ -188,7 +189,7 @@ class Served:
         return answer["result"]
 
     def processes(self) -> list[int]:
-        """Get the server's processes, its first one first: those below buildah's that run Python."""
+        """Return the server's processes, the first one first: descendants of buildah's that run Python."""
         found, level = [], [self.process.pid]
         while level:
             level = [child for parent in level for child in _children(parent)]
@@ -203,7 +204,7 @@ class Served:
         assert subprocess.run(running, env=self.engine.environment, check=False).returncode == 0, "not healthy"
 
     def kill(self) -> None:
-        """End it as a machine that loses its power does."""
+        """Kill all processes at once, as a loss of power does."""
         os.killpg(self.process.pid, signal.SIGKILL)
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
@@ -212,7 +213,7 @@ class Served:
         self._wait_until_gone()
 
     def stop(self) -> float:
-        """Send SIGTERM to its first process, as an engine does, and get the seconds until all have ended."""
+        """Send SIGTERM to the first process, as an engine does, and return the seconds until all have ended."""
         began = time.monotonic()
         os.kill(self.processes()[0], signal.SIGTERM)
         status = self.process.wait(PATIENCE)
@@ -254,7 +255,7 @@ def serving(engine: Engine, container: str, command: list[str], volumes: dict, e
 
 
 def new_volume(engine: Engine, image: dict) -> Path:
-    """Make a volume for the data: a new one gets the owner of the folder in the image."""
+    """Create a volume for the data, with the owner of the folder in the image."""
     data = engine.folder / secrets.token_hex(4)
     data.mkdir()
     os.chown(data, int(image["User"]), int(image["User"]))
@@ -273,7 +274,7 @@ def variables(**more: str) -> dict[str, str]:
 
 
 def try_alone(engine: Engine, image: dict) -> None:
-    """Serve as the image says, be healthy, call, be killed, go on with the same volume, stop in time."""
+    """Serve with the image's defaults, check the health, call, kill, continue on the same volume, stop in time."""
     volumes = {new_volume(engine, image): "/data", mounted_packs(engine): "/packs:ro"}
     command, environment = [*image["Entrypoint"], *image["Cmd"]], variables()
     with engine.container(IMAGE) as container:
@@ -286,7 +287,7 @@ def try_alone(engine: Engine, image: dict) -> None:
             assert served.rpc("run_function", **called) == {"result": 1, "error": None}
             served.kill()
         with serving(engine, container, command, volumes, environment) as served:
-            assert served.rpc("run_function", **called) == {"result": 1, "error": None}, "the call was run twice"
+            assert served.rpc("run_function", **called) == {"result": 1, "error": None}, "the call ran twice"
             assert served.rpc("run_function", **{**called, "call_id": "two"})["result"] == 2, "the session was lost"
             seconds = served.stop()
             assert seconds <= STOP_SECONDS, f"SIGTERM took {seconds:.1f} s"
@@ -294,7 +295,7 @@ def try_alone(engine: Engine, image: dict) -> None:
 
 
 def try_pinned(engine: Engine, image: dict) -> None:
-    """A session with a seed and a clock works: the image has all that it needs."""
+    """Use a session with a seed and a clock. The image must have all the packages that it needs."""
     volumes = {new_volume(engine, image): "/data", mounted_packs(engine): "/packs:ro"}
     command, environment = [*image["Entrypoint"], *image["Cmd"]], variables(TOOLPACK_ISOLATION="process")
     with (
@@ -309,7 +310,7 @@ def try_pinned(engine: Engine, image: dict) -> None:
 
 
 def try_authors_tools(engine: Engine, image: dict) -> None:
-    """What only authors and judges run is in the image: check calls functions, and conform is there."""
+    """Check the tools of authors and judges in the image: `check` with function calls, `audit` and `conform`."""
     volumes = {mounted_packs(engine): "/packs:ro"}
     with engine.container(IMAGE) as container:
         for words, said in (
@@ -325,7 +326,7 @@ def try_authors_tools(engine: Engine, image: dict) -> None:
 
 
 def try_own_packages(engine: Engine) -> None:
-    """Build the image of docs/operate/operate.md for toolpacks with packages of their own, and use one."""
+    """Build the image of docs/operate/operate.md for toolpacks with further packages, and use such a toolpack."""
     page = (ROOT / "docs" / "operate" / "operate.md").read_text()
     context, tag = engine.folder / "own", "own"
     (context / "packs").mkdir(parents=True)
@@ -340,7 +341,7 @@ def try_own_packages(engine: Engine) -> None:
         session = served.rpc("create_session")["session_id"]
         assert served.rpc("run_function", session_id=session, function="increase")["result"] == 1
         served.stop()
-    print("image for toolpacks with packages of their own: a call that uses one")
+    print("image for toolpacks with further packages: a call that uses one")
 
 
 def start_redis(command: list[str], port: int) -> subprocess.Popen:
@@ -356,7 +357,7 @@ def start_redis(command: list[str], port: int) -> subprocess.Popen:
 
 
 def try_composed(engine: Engine, image: dict) -> None:
-    """The two services of compose.yaml as two processes, with the settings that it has; what is answered is kept."""
+    """Run the two services of compose.yaml as two processes, with its settings. No answered call may be lost."""
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     data, port = engine.folder / "redis-data", free_port()
     data.mkdir()
@@ -389,7 +390,7 @@ def try_composed(engine: Engine, image: dict) -> None:
 
 
 def missing() -> str | None:
-    """Say what is missing here."""
+    """Return the reason why this machine can't run the test, or None."""
     if os.getuid() != 0:
         return "it needs root"
     tools = [tool for tool in ("buildah", "mmdebstrap", "apt-get") if shutil.which(tool) is None]
@@ -399,11 +400,11 @@ def missing() -> str | None:
 def main() -> None:
     why = missing()
     if why is not None:
-        print(f"The container wasn't tried: {why}.")
+        print(f"The container wasn't tested: {why}.")
         return
     base = re.search(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[1]
     with tempfile.TemporaryDirectory(prefix="toolpack-container-") as folder:
-        Path(folder).chmod(0o755)  # the image's user reads the folder of toolpacks in it
+        Path(folder).chmod(0o755)  # the image's user must be able to read the toolpacks in it
         engine = Engine(Path(folder))
         engine.make_base(base)
         engine.build(ROOT, IMAGE)

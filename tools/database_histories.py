@@ -1,9 +1,9 @@
-"""Random histories of a session's database, beside plain `sqlite3`: results, errors and tables must be equal.
+"""Random histories of a session's database, compared with plain `sqlite3`: results, errors and tables must be equal.
 
     python -m tools.database_histories --histories 2000 --store sqlite --isolation process
     python -m tools.database_histories --histories 500 --store redis --isolation thread --kills 2
 
-Exit status 1 means that they weren't; what is printed has the seed that shows it again.
+Exit status 1 means that they differed; the output has the seed that reproduces it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ KEYS = ["", "PRIMARY KEY", "UNIQUE", "NOT NULL", "DEFAULT 3", "CHECK (a IS NOT 9
 
 
 class Statements:
-    """Makes up SQL that fits together often enough."""
+    """Generates random SQL of which enough statements are valid together."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -113,19 +113,19 @@ class Statements:
                 f"BEGIN; {inside}; COMMIT",
                 f"BEGIN; {inside}; ROLLBACK",
                 f"SAVEPOINT p; {inside}; ROLLBACK TO p; {self.insert()}; RELEASE p",
-                f"BEGIN; {inside}",  # which nobody ends
+                f"BEGIN; {inside}",  # a transaction that nothing ends
                 f"SAVEPOINT q; {inside}",
             ]
         )
 
 
 class Plain:
-    """A database as plain `sqlite3` has it, in memory."""
+    """A database in plain `sqlite3`, in memory."""
 
     def __init__(self, content=None):
         if content is None:
             made = sqlite3.connect(":memory:")
-            made.execute("PRAGMA user_version = 1")  # without a page it can't be serialized
+            made.execute("PRAGMA user_version = 1")  # a database without a page can't be serialized
             made.execute("PRAGMA user_version = 0")
             content = made.serialize()
             made.close()
@@ -138,7 +138,7 @@ class Plain:
         return connection
 
     def run(self, sql, *, script, fails):
-        """Run SQL as a call does; get the answer, and the database after it."""
+        """Run SQL as a call does. Return the answer, and the database after it."""
         connection = self.opened()
         try:
             rows = connection.executescript(sql).fetchall() if script else connection.execute(sql).fetchall()
@@ -146,7 +146,7 @@ class Plain:
                 raise ValueError("on purpose")
             connection.commit()
             return [[repr(value) for value in row] for row in rows], None, Plain(connection.serialize())
-        except Exception as error:  # noqa: BLE001 - the same must come out of the call
+        except Exception as error:  # noqa: BLE001 - the call must fail with the same error
             return "", f"{type(error).__name__}: {error}", self
         finally:
             connection.close()
@@ -160,7 +160,7 @@ class Plain:
 
 
 def everything(query):
-    """All that a database holds, as far as SQL shows it."""
+    """Return the content of a database, as far as SQL shows it."""
     schema = query("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name")
     found = {"schema": schema, "check": query("PRAGMA integrity_check"), "version": query("PRAGMA user_version")}
     for kind, name, _, _ in schema:
@@ -171,7 +171,7 @@ def everything(query):
 
 
 def history(bench, seed, steps=25):
-    """Let random things happen to a family of sessions."""
+    """Run random operations on a family of sessions."""
     rng = random.Random(seed)
     statements = Statements(rng)
     first = bench.create("stall", environment={"stall": {"db": "", "notes": []}})
@@ -207,8 +207,8 @@ def history(bench, seed, steps=25):
 
 
 def check_diff(bench, session, version):
-    """A patch leads from the JSON of one version to that of the current one, and a pointer to what is there."""
-    import jsonpatch  # noqa: PLC0415 - of the server's
+    """Check a diff: its patch turns the JSON of a version into the current one, and its pointers exist there."""
+    import jsonpatch  # noqa: PLC0415 - a dependency of the server
 
     before = bench.rpc("get_environment", session_id=session, version=version)
     after = bench.rpc("get_environment", session_id=session)
@@ -232,20 +232,22 @@ def check_diff(bench, session, version):
 
 
 def options(command):
-    """Add the options that a program with histories has."""
+    """Add the options that all programs with histories have."""
     for option in (
         click.option("--histories", default=2000, show_default=True),
-        click.option("--seed", default=0, show_default=True, help="Of the first one; each adds 1."),
+        click.option("--seed", default=0, show_default=True, help="Seed of the first history; each next one adds 1."),
         click.option("--store", default="memory", type=click.Choice(["memory", "sqlite", "redis"]), show_default=True),
         click.option("--isolation", default="thread", type=click.Choice(["thread", "process"]), show_default=True),
-        click.option("--kills", default=0.0, help="Kill a worker or an executor each so many seconds.  [default: no]"),
+        click.option(
+            "--kills", default=0.0, help="Seconds between two kills of a worker or an executor.  [default: no kills]"
+        ),
     ):
         command = option(command)
     return command
 
 
 def run(history, pack, histories, seed, store, isolation, kills):
-    """Run histories, each with its seed; with kills several at once, so that one that waits stops no other."""
+    """Run histories, each with its seed. With kills, several run at once, so a waiting one doesn't stop the others."""
     bench = killed_server.KilledServer(store, isolation, pack, kills, seed) if kills else None
     with contextlib.ExitStack() as stack:
         if bench is None:
@@ -267,7 +269,7 @@ def run(history, pack, histories, seed, store, isolation, kills):
 
 @contextlib.contextmanager
 def unkilled(pack, store, isolation):
-    """Have a server in this process."""
+    """Return a bench, with a server in this process."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         url = {"memory": "memory:", "sqlite": f"sqlite:///{folder}/sessions.db"}.get(store)

@@ -1,13 +1,13 @@
-"""Failover of Postgres under load: no call that was answered may be lost or done twice, and calls go on soon.
+"""Failover of Postgres under load: no answered call may be lost or run twice, and calls must continue soon.
 
     python -m tools.failover --rounds 20
-    python -m tools.failover --rounds 20 --asynchronous    shows what is lost without a synchronous standby
+    python -m tools.failover --rounds 20 --asynchronous    shows the losses without a synchronous standby
 
-Two real Postgres: a primary, and a standby that follows it by synchronous streaming replication. In each round the
-primary is killed by SIGKILL with all its processes while clients call functions, and the standby is promoted, which up
-to half a second before has heard the last of the primary. Then the
-killed one is made anew, as its standby, for the next round. A server has both in its URL. Exit status 1 means that a
-call was lost or done twice, or that calls went on too late.
+The test uses two real Postgres servers: a primary, and a standby that follows it by synchronous streaming replication.
+Each round kills the primary with SIGKILL, with all its processes, while clients call functions. Then it promotes the
+standby, which may have lost contact with the primary up to half a second earlier. The killed server becomes the standby
+of the next round. A Toolpack Server has both in its URL. Exit status 1 means that a call was lost or run twice, or that
+calls continued too late.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from postgres_server import Postgres, ask, folder
 from tools.faults.clients import Connection, NeverAnsweredError
 from tools.faults.world import Server, Wire, wait_until
 
-RESUMED_SECONDS = 5.0  # after the promotion, calls go on within
+RESUMED_SECONDS = 5.0  # maximum time until calls continue after the promotion
 ANSWERED_SECONDS = 120.0
 LONGEST_LAG_SECONDS = 0.5
 CALLS_BEFORE = 20  # of each client, in each round
@@ -34,11 +34,11 @@ PAGE = 1000
 
 
 class Client(threading.Thread):
-    """Calls a function on its own session, each call until it is answered.
+    """Calls a function on its own session, and sends each call until it is answered.
 
     Attributes:
-        answered: When each call was answered, and what the session's ledger had then.
-        problem: Why it ended, if it did.
+        answered: For each answered call, the time and the length of the session's ledger.
+        problem: The reason why the client ended, or None.
     """
 
     def __init__(self, ports, number):
@@ -72,7 +72,7 @@ class Client(threading.Thread):
         self.join(ANSWERED_SECONDS)
 
     def checked(self, send):
-        """Get what is wrong with the session: each call is in it, once, in order, and was answered so."""
+        """Return the problems of the session: each call must be recorded once, in order, with the given answer."""
         records, entries = [], [f"{self._number}.{number}" for number in range(len(self.answered))]
         while page := send("get_trace", {"session_id": self.session_id, "after": len(records) - 1, "limit": PAGE}):
             records += page
@@ -89,13 +89,13 @@ class Client(threading.Thread):
             problems.append(f"{self.session_id}: the ledger's length didn't grow by one with each answer")
         (ledger,) = send("get_environment", {"session_id": self.session_id}).values()
         length = ledger["ledger"]["length"]
-        if not len(self.answered) <= length <= len(self.answered) + 1:  # of the last one the answer may not have come
+        if not len(self.answered) <= length <= len(self.answered) + 1:  # the answer to the last call may be lost
             problems.append(f"{self.session_id}: {len(self.answered)} calls were answered, the ledger has {length}")
         return problems
 
 
 class Pair:
-    """Two Postgres, of which one follows the other.
+    """Two Postgres servers, one of which follows the other.
 
     Attributes:
         url: The URL that names both.
@@ -112,23 +112,23 @@ class Pair:
         self.follow()
 
     def follow(self):
-        """Make the standby anew, and have the primary wait for it."""
-        # Copied before the primary waits for it: once it is promoted, it has no standby, and must wait for none.
+        """Create the standby anew, and let the primary wait for it."""
+        # Copy the data before the primary waits for a standby: a promoted server has none, and must not wait for one.
         self._wire = Wire(self.primary.port)
         self.standby.copy(self._wire.port)
         self.standby.start()
         wait_until(lambda: ask(self.primary.url, "SELECT 1 FROM pg_stat_replication"), ANSWERED_SECONDS, "a standby")
         ask(self.primary.url, f"ALTER SYSTEM SET synchronous_standby_names = {self._waits}")
         ask(self.primary.url, "SELECT pg_reload_conf()")
-        ask(self.primary.url, "CHECKPOINT")  # the process that does this is the one that has read the setting by then
+        ask(self.primary.url, "CHECKPOINT")  # the process that runs this has applied the setting
         wanted = "sync" if self._waits == "'*'" else "async"
         state = f"SELECT 1 FROM pg_stat_replication WHERE sync_state = '{wanted}' AND state = 'streaming'"
         wait_until(lambda: ask(self.primary.url, state), ANSWERED_SECONDS, "the standby's state")
 
     def fail_over(self):
-        """Kill the primary and promote the standby; get when that was, and when the standby was promoted.
+        """Kill the primary and promote the standby. Return the times of the kill and of the promotion.
 
-        For a moment before, the standby hears nothing any more, and what is on its way gets lost with the primary.
+        Shortly before, the standby loses contact, and data on its way is lost with the primary.
         """
         self._wire.mute()
         time.sleep(random.uniform(0, LONGEST_LAG_SECONDS))
@@ -147,7 +147,7 @@ class Pair:
 
 
 def await_calls(clients, more):
-    """Wait until each client that can go on has so many calls more answered."""
+    """Wait until each client that still runs has this number of further calls answered."""
     wanted = [len(each.answered) + more for each in clients]
 
     def have():
@@ -157,7 +157,7 @@ def await_calls(clients, more):
 
 
 def play(pair, servers, rounds, number_of_clients):
-    """Fail over so many times under load; print what came out, and get what is wrong."""
+    """Run this number of failovers under load. Print the results, and return the problems."""
     ports = [server.port for server in servers]
     clients = [Client(ports, number) for number in range(number_of_clients)]
     for client in clients:
@@ -167,7 +167,7 @@ def play(pair, servers, rounds, number_of_clients):
         await_calls(clients, CALLS_BEFORE)
         killed, promoted = pair.fail_over()
         await_calls(clients, 1)
-        # Of each client the first call that was answered after the promotion.
+        # For each client, the first call answered after the promotion.
         answered = [next(at for at, _ in each.answered if at > promoted) for each in clients if each.problem is None]
         waits.append(max(answered, default=promoted) - promoted)
         calls = sum(len(each.answered) for each in clients)
@@ -187,12 +187,12 @@ def play(pair, servers, rounds, number_of_clients):
 
 
 @click.command()
-@click.option("--rounds", default=20, show_default=True, help="How many primaries are killed.")
+@click.option("--rounds", default=20, show_default=True, help="Number of failovers.")
 @click.option("--clients", default=8, show_default=True, help="Client threads, each with its own session.")
 @click.option("--servers", default=2, show_default=True, help="Servers of one worker each.")
-@click.option("--asynchronous", is_flag=True, help="Don't have commits wait for the standby.")
+@click.option("--asynchronous", is_flag=True, help="Commit without waiting for the standby.")
 def main(rounds, clients, servers, asynchronous):
-    """Kill the primary of two Postgres under load, again and again."""
+    """Kill the primary of two Postgres servers under load, repeatedly."""
     with contextlib.ExitStack() as stack:
         parent = stack.enter_context(folder())
         pair = Pair(parent, synchronous=not asynchronous)

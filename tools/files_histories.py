@@ -1,4 +1,4 @@
-"""Random histories of a session's files, beside real directories: results, errors and trees must be equal.
+"""Random histories of a session's files, compared with real directories: results, errors and trees must be equal.
 
 python -m tools.files_histories --histories 500 --store sqlite --isolation process --kills 2
 """
@@ -38,12 +38,14 @@ TARGETS = st.lists(st.one_of(NAMES.filter(lambda name: len(name) < 100), st.just
     "/".join
 )
 CONTENTS = st.one_of(st.binary(max_size=6), st.sampled_from([b"", b"text\n", b"\xff", b"long" * 5000]))
-INNER_PATHS = PATHS.filter(lambda path: path.strip("./"))  # not the root itself, which a real directory could lose
+INNER_PATHS = PATHS.filter(
+    lambda path: path.strip("./")
+)  # without the root itself, which a program could delete from the real directory
 PATTERNS = st.sampled_from(["*", "*/*", "**/*", "**/*.txt", "a/*", "[ab]/?", "*/a", "a/b", ".*", "**/a/*", "*/", "é"])
 
 
 def outcome(function):
-    """What a function returns, or the class and the number of its error."""
+    """Return the function's result, or the class and the number of its error."""
     try:
         return function()
     except (OSError, ValueError) as error:
@@ -51,7 +53,7 @@ def outcome(function):
 
 
 def tree_on_disk(folder):
-    """All that is in a real folder: folders, links, and files with their content and permission."""
+    """Return the content of a real folder: folders, links, and files with their content and permissions."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -65,13 +67,13 @@ def tree_on_disk(folder):
 
 
 def leads_out(folder):
-    """Whether a link in a real folder leads out of it."""
+    """Return whether a link in a real folder points outside it."""
     links = [path for path in folder.rglob("*") if path.is_symlink()]
     return not all(Path(os.path.realpath(link)).is_relative_to(folder) for link in links)
 
 
 class Histories(RuleBasedStateMachine):
-    """A history of files, of a real directory, and of the pieces as which the files are stored."""
+    """A history of files, of a real directory, and of the pieces in which the files are stored."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +82,7 @@ class Histories(RuleBasedStateMachine):
         self.real.mkdir()
         self.number = 0
         self.bodies = [Files().build(Limits())]
-        self.versions = []  # of each the pieces, and a copy of the real directory
+        self.versions = []  # for each version, the pieces and a copy of the real directory
         self.load()
         self.save()
 
@@ -92,7 +94,7 @@ class Histories(RuleBasedStateMachine):
         return self.base / str(self.number)
 
     def load(self):
-        """Begin with what is stored, as after the loss of a worker."""
+        """Load the stored pieces, as after the loss of a worker."""
         context = VolumeContext({}, SimpleNamespace(new_path=self.new_path), Limits())
         self.working = Files.load(self.bodies, context)
         self.begin()
@@ -120,7 +122,7 @@ class Histories(RuleBasedStateMachine):
         return Path(f"{self.real}/{path}")
 
     def same(self, ours, theirs):
-        """Both do the same, unless the path leads out, which only the files notice."""
+        """Do the same in both, unless the path points outside, which only the files refuse."""
         found = outcome(ours)
         if found == (PermissionError, 13):
             return
@@ -159,7 +161,7 @@ class Histories(RuleBasedStateMachine):
     @rule(path=PATHS, parents=st.booleans(), exist_ok=st.booleans())
     def mkdir(self, path, parents, exist_ok):
         if parents and ".." in path:
-            return  # where it leads out, only the real directory is left with some of the folders
+            return  # if the path points outside, only the real directory keeps some of the new folders
         arguments = {"parents": parents, "exist_ok": exist_ok}
         self.same(lambda: self.files.mkdir(path, **arguments), lambda: self.at(path).mkdir(**arguments))
 
@@ -179,7 +181,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(path=PATHS, pointed=TARGETS, what=st.sampled_from(["link", "chmod", "append", "hard link", "move", "remove"]))
     def materialize(self, path, pointed, what):
-        """A program does something in the materialised directory, and the same in the real one."""
+        """Run a program in the materialised directory, and the same in the real one."""
 
         def do(folder):
             place = folder / path
@@ -222,7 +224,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def commit(self):
-        """The call returns: what has changed is stored as one more piece."""
+        """Return from the call: its changes are stored as one more piece."""
         changed = self.files.finish()
         if changed:
             self.bodies.append(self.files.body(changed))
@@ -231,7 +233,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(count=st.integers(2, 5))
     def commit_and_merge(self, count):
-        """The newest pieces become one."""
+        """Merge the newest pieces into one."""
         changed = dict(self.files.finish())
         merged = self.bodies[max(1, len(self.bodies) - count) :]
         keys = {key: size for body in merged for key, size in Files.sizes(body).items()} | changed
@@ -241,14 +243,14 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def fail(self):
-        """The call fails: nothing of it is kept."""
+        """Fail the call: none of its changes is kept."""
         assert self.files.abandon()
         self.restore(self.versions[-1][1])
         self.begin()
 
     @rule(data=st.data())
     def reset(self, data):
-        """A fork, a reset, or another worker begins with the pieces of a version."""
+        """Begin a fork, a reset, or another worker, with the pieces of a version."""
         bodies, folder = data.draw(st.sampled_from(self.versions))
         self.bodies = [*bodies]
         self.restore(folder)
@@ -277,7 +279,7 @@ IN_FOLDERS = ["a", "b", "c", "d.txt", "é", "a/a", "a/b", "b/a", "b/c", "a/b/c",
 
 
 def steps_of(rng):
-    """Make up what one call does."""
+    """Return random steps of one call."""
     paths, texts = partial(rng.choice, IN_FOLDERS), partial(rng.choice, ["", "text\n", "é" * 3000])
     makers = {
         "write_text": lambda: [paths(), texts()],
@@ -303,7 +305,7 @@ def steps_of(rng):
 
 
 def history(bench, seed, steps=20):
-    """Let random things happen to the files of a family of sessions, and to real directories."""
+    """Run random calls in a family of sessions, and the same in real directories."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as made:
         base = Path(made).resolve()
@@ -333,7 +335,7 @@ def history(bench, seed, steps=20):
                 continue
             after = next(copies)
             shutil.copytree(versions[-1], after, symlinks=True)
-            # What leads out is refused in the session alone, so it isn't done in the real directory.
+            # Only the session refuses a path that points outside, so this step is skipped in the real directory.
             outcomes = [
                 ours if ours == ["PermissionError", 13] else papers.act(after, each)
                 for each, ours in zip(planned, envelope["result"], strict=False)
@@ -347,7 +349,7 @@ def history(bench, seed, steps=20):
 
 
 def check_files(bench, session, folder, where):
-    """Compare a session's files with a real directory, as JSON and as they are exported."""
+    """Compare a session's files with a real directory, both as JSON and as an export."""
     exported = bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]["papers/files"]
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(exported))) as tar:
         found = {}

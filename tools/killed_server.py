@@ -1,6 +1,6 @@
-"""A real server whose workers and executors are killed while it is used, behind the face of a `serving.Bench`.
+"""A real server with the interface of `serving.Bench`, whose workers and executors are killed while it is used.
 
-Each request is sent until an answer says what has happened, so whoever uses it sees no difference.
+Each request is repeated until an answer settles its outcome, so the user sees no difference.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from tools.faults.clients import Connection, RefusedError
 from tools.faults.world import Server, children, send_signal
 
 REPEATABLE = ("create_session", "fork_session", "reset_session", "run_function")
-CRASHED = "CrashedError"  # then nothing has changed
+CRASHED = "CrashedError"  # the error of a call whose process ended; it changed nothing
 
 
 class KilledServer:
-    """The server, and how it is killed.
+    """The server, and the way in which it is killed.
 
     Args:
         store: `sqlite` or `redis`.
         isolation: `thread` or `process`.
         pack: The toolpack.
-        pause: Seconds between two kills, on average; 0: only `kill` kills.
+        pause: Average number of seconds between two kills; 0: only `kill` kills.
     """
 
     def __init__(self, store, isolation, pack, pause=0.0, seed=0):
@@ -55,7 +55,7 @@ class KilledServer:
             self._killer.start()
 
     def kill(self):
-        """Kill the oldest worker, or an executor, in whatever it is doing."""
+        """Kill the oldest worker, or an executor, at any point of its work."""
         workers = self._server.workers()
         executors = [each for worker in workers for zygote in children(worker) for each in children(zygote)]
         candidates = executors if executors and self._rng.random() < 0.5 else workers[:1]
@@ -64,7 +64,7 @@ class KilledServer:
             self.kills += 1
 
     def leftovers(self):
-        """Get the scratch folders of processes that have ended."""
+        """Return the scratch folders of processes that have ended."""
         found = []
         for folder in self._folder.glob(f"{PREFIX}*"):
             with contextlib.suppress(FileNotFoundError), (folder / "lock").open() as lock:
@@ -85,7 +85,7 @@ class KilledServer:
             try:
                 return self._connections.own.insist(method, params, time.monotonic() + serving.PATIENCE)
             except RefusedError as error:
-                if method == "close_session":  # its first answer was lost
+                if method == "close_session":  # the first answer was lost
                     return True
                 if CRASHED not in str(error):
                     raise AssertionError(f"{method} {params}: {error}") from error
@@ -113,5 +113,5 @@ class KilledServer:
     def _kill_often(self, pause):
         while not self._ended.wait(self._rng.uniform(0, 2 * pause)):
             with contextlib.suppress(OSError, RuntimeError):
-                if self._server.is_up():  # with one worker less, nobody would answer
+                if self._server.is_up():  # without this worker, no other could answer
                     self.kill()

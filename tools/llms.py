@@ -1,4 +1,4 @@
-"""Write llms.txt, a list of all pages for language models, from README.md and docs/index.md.
+"""Writer of llms.txt, a list of all pages for language models, from README.md and docs/index.md.
 
     python -m tools.llms
 

@@ -1,10 +1,10 @@
-"""Run the tests of databases with another SQLite than this Python's: the newest that there is as a wheel.
+"""The database tests with another SQLite than this Python's: the newest one that is available as a wheel.
 
     python -m tools.newer_sqlite [OPTION …]
 
-The options are pytest's. Python's own module `sqlite3` takes its library from the wheel of pysqlite3, which exports all
-of SQLite. Exit status 1 means that a test failed. If this Python has SQLite built in, or no such wheel can be had, it
-says so, and ends with status 0.
+The options are pytest's. Python's own module `sqlite3` loads its library from the wheel of pysqlite3, which exports all
+of SQLite. Exit status 1 means that a test failed. If SQLite is built into this Python, or no such wheel is available,
+the program prints that and exits with status 0.
 """
 
 import os

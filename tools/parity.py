@@ -1,6 +1,7 @@
-"""Shared by the programs that compare a benchmark's runs on the server with its own: what differs, printed and counted.
+"""Comparison of a benchmark's own runs with its runs on the server: differences are printed and counted.
 
-It knows no benchmark. A program makes the runs of an entry, and says of each what it gave in both places.
+It is shared by several programs and knows no benchmark. A program makes the runs of an entry, and reports the results
+of each in both places.
 """
 
 import gc
@@ -16,8 +17,8 @@ class Run:
     """One run, made in process and on the server.
 
     Attributes:
-        differences: By what differs: `verdicts`, `results`, or a name that the program gives.
-        remarks: What is worth knowing, though nothing differs, likewise by a name.
+        differences: Differences by kind: `other verdicts`, `with other results`, or a kind that the program names.
+        remarks: Notes that aren't differences, by kind.
     """
 
     name: str
@@ -26,10 +27,10 @@ class Run:
 
     def compare_verdicts(self, passed: bool, expected: bool) -> None:
         if passed != expected:
-            self.differences["other verdicts"] = f"passed is {passed}, the benchmark's {expected}"
+            self.differences["other verdicts"] = f"the server's verdict has passed={passed}, the benchmark's {expected}"
 
     def compare_results(self, told: Sequence[Any], expected: Sequence[Any], same: Callable[[Any, Any], bool]) -> None:
-        """Compare what the calls have returned; the first difference counts."""
+        """Compare the results of the calls. The first difference counts."""
         for one, other in zip(told, expected, strict=True):
             if not same(one, other):
                 self.differences["with other results"] = f"{one} is not {other}"
@@ -37,14 +38,14 @@ class Run:
 
 
 def differences(runs: Iterable[Run]) -> dict[str, dict[str, str]]:
-    """Get what differs, by run: nothing, where all is well."""
+    """Return the differences by run; empty if there are none."""
     return {run.name: run.differences for run in runs if run.differences}
 
 
 def compare_all(title: str, entries: Iterable[str], runs_of: Callable[[str], Iterator[Run]]) -> None:
-    """Compare the runs of all entries; print each difference, each remark and the sums."""
+    """Compare the runs of all entries. Print each difference, each remark and the totals."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)  # as in a worker of the server: benchmarks' worlds have many objects
+    gc.set_threshold(50_000, 20, 100)  # as in the server's workers: benchmarks' worlds have many objects
     counts, began = Counter[str](), time.monotonic()
     found = Counter[str]({"other verdicts": 0, "with other results": 0})
     for entry in entries:

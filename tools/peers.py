@@ -1,10 +1,10 @@
-"""Try the newest versions of the trainers' clients, and print which of them no longer play.
+"""Test of the trainers' newest clients; prints which of them no longer work.
 
     python -m tools.peers [--pinned] [PEER ...]
 
-The peers are the extras of packages/toolpack-trainers, with the versions that the documentation names. Each gets an
-environment of its own in a temporary folder, with the newest version of each package, or with `--pinned` the named
-one. Then the package's tests run with it. Exit status 1 means that a peer failed.
+The peers are the extras of packages/toolpack-trainers, with the versions that the documentation names. Each gets a
+separate environment in a temporary folder, with the newest version of each package, or with `--pinned` the named one.
+Then the package's tests run with it. Exit status 1 means that a peer failed.
 """
 
 import os
@@ -24,14 +24,14 @@ PIN = re.compile(r"==.*")
 
 
 class Trial(NamedTuple):
-    """How a peer is tried.
+    """Settings for testing a peer.
 
     Attributes:
         tests: Arguments of pytest.
         variable: The variable that names the peer's Python to the tests.
         python: The Python that the peer needs; None for any.
         flags: Flags of pip.
-        also: Packages that the peer imports, where its own requirements aren't installed.
+        also: Packages that the peer imports, if its own requirements aren't installed.
     """
 
     tests: str
@@ -46,7 +46,7 @@ TRIALS = {
     "trl": Trial("test_ors_clients.py -k trl"),
     "openenv": Trial("test_openenv_clients.py -k not(verifiers)"),
     "verifiers": Trial("test_openenv_clients.py -k verifiers"),
-    # It asks for 3.13.14, and runs on older ones.
+    # It requires 3.13.14, but runs on older versions.
     "nemo-gym": Trial("test_nemo_gym_agents.py", "NEMO_GYM", "3.13", ("--ignore-requires-python",)),
     "harbor": Trial("test_harbor.py", "HARBOR", "3.12", ("--no-deps",), ("pathspec", "pydantic", "toml")),
 }
@@ -105,7 +105,7 @@ def plays(name: str, requirements: list[str], folder: Path) -> bool:
 @click.option("--pinned", is_flag=True, help="Install the versions that the documentation names, not the newest.")
 @click.argument("names", nargs=-1, metavar="[PEER]...", type=click.Choice([*TRIALS]))
 def main(names: tuple[str, ...], *, pinned: bool) -> None:
-    """Try the newest versions of the trainers' clients, and print which of them no longer play."""
+    """Test the newest versions of the trainers' clients, and print which of them no longer work."""
     chosen = {name: requirements for name, requirements in peers().items() if not names or name in names}
     if not pinned:
         chosen = {name: [PIN.sub("", each) for each in requirements] for name, requirements in chosen.items()}

@@ -1,16 +1,16 @@
-"""Build what a release is made of, twice, and try it where nothing else is.
+"""The build of a release, which runs twice, and tests of the result in empty environments.
 
     python -m tools.release --into dist
 
-It makes the sdist, the wheel, the wheels of packages/, and a CycloneDX SBOM of what is installed with the server's
-wheel. Everything is made twice, in other folders, at other times, from files of other dates and rights, and must come
-out the same to the last bit. Then the wheel alone is installed into an empty environment, with no repository around,
-where the server has to serve, and where a toolpack package is made, installed and found. The sdist is installed, too,
-and with it the wheels of packages/, of which each must bring its commands. With `--into` the files are kept in that
-folder.
+The program builds the sdist, the wheel, the wheels of packages/, and a CycloneDX SBOM of the packages installed with
+the server's wheel. Both builds must be equal to the last bit, though they run in other folders, at other times, from
+files with other dates and permissions. Then the wheel alone is installed into an empty environment, without the
+repository. There the server must serve, and a toolpack package must be created, installed and found. The sdist is
+installed too, with the wheels of packages/; each of these must add its commands. With `--into` the files are stored in
+that folder.
 
-All but uv is installed by uv: pip would take most of the time. Exit status 1 means that something was wrong, which is
-printed. It takes a minute, and the network.
+uv installs everything but itself: pip would take most of the time. Exit status 1 means that a check failed; the failure
+is printed. The program takes a minute, and needs the network.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Exactly these versions: an SBOM says what has made it. That of hatchling, which a wheel says, is in pyproject.toml.
+# Exact versions, because an SBOM names its generator. A wheel names hatchling, whose version is in pyproject.toml.
 TOOLS = ("build[uv]==1.6.1", "cyclonedx-bom==7.5.0")
 PIP = (sys.executable, "-m", "pip")
 IN_WHEEL = ("toolpack_server", "toolpacks")
@@ -40,7 +40,7 @@ IGNORED = ("__pycache__", ".git", ".venv*", ".*_cache", ".hypothesis", ".toolpac
 
 
 def run(*command: str | Path, **options) -> str:
-    """Run a command where no variable leads to this project, and get what it prints."""
+    """Run a command without variables that lead to this project, and return its output."""
     ours = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
     environment = {name: value for name, value in inherited.items() if name not in ours} | options.pop("more", {})
@@ -76,7 +76,7 @@ class Environment:
 
 
 def uv(folder: Path) -> Path:
-    """Get uv into a folder by pip, and have it use the index that pip uses."""
+    """Install uv into a folder with pip, and configure it with pip's index."""
     asked = subprocess.run([*PIP, "config", "get", "global.index-url"], capture_output=True, text=True, check=False)
     if index := os.environ.get("PIP_INDEX_URL") or asked.stdout.strip():
         os.environ.setdefault("UV_DEFAULT_INDEX", index)
@@ -85,7 +85,7 @@ def uv(folder: Path) -> Path:
 
 
 def copied(folder: Path, *, date: int, mode: int) -> Path:
-    """Copy the project to a folder; its files get a date, in seconds since the epoch, and rights."""
+    """Copy the project to a folder; its files get a date, in seconds since the epoch, and permissions."""
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*IGNORED))
     for path in folder.rglob("*"):
         if path.is_file():
@@ -101,7 +101,7 @@ def build(tools: Path, source: Path, *flags: str, **more: str) -> list[Path]:
 
 
 def packages(source: Path) -> list[Path]:
-    """Get the folders of the distributions beside the server's."""
+    """Return the folders of the distributions besides the server's."""
     return sorted(path.parent for path in source.glob("packages/*/pyproject.toml"))
 
 
@@ -112,13 +112,13 @@ def build_packages(tools: Path, source: Path, **more: str) -> list[Path]:
 
 def compare(first: list[Path], second: list[Path]) -> None:
     names = [path.name for path in first]
-    check(names == [path.name for path in second], "two builds have made files of other names")
+    check(names == [path.name for path in second], "the two builds have files of different names")
     for one, other in zip(first, second, strict=True):
-        check(one.read_bytes() == other.read_bytes(), f"{one.name} comes out differently the second time")
+        check(one.read_bytes() == other.read_bytes(), f"{one.name} differs between the two builds")
 
 
 def check_wheel(wheel: Path, source: Path, packages: Iterable[str] = IN_WHEEL) -> None:
-    """Check that a wheel holds what a project has of its import packages, once, and nothing else."""
+    """Check that a wheel contains the project's import packages, each file once, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         held = archive.namelist()
     check(len(held) == len(set(held)), f"{wheel.name} holds files twice")
@@ -126,18 +126,18 @@ def check_wheel(wheel: Path, source: Path, packages: Iterable[str] = IN_WHEEL) -
     about = re.match(r"[^-]+-[^-]+", wheel.name)[0] + ".dist-info/"
     named = {name for name in held if not name.startswith(about)}
     differing = {str(path.relative_to(source)) for path in files} ^ named
-    check(not differing, f"{wheel.name} lacks, or has besides: {', '.join(sorted(differing))}")
+    check(not differing, f"{wheel.name} lacks these files, or has them in addition: {', '.join(sorted(differing))}")
 
 
 def extras_of_image() -> str:
-    """Get the extras that the Dockerfile installs."""
+    """Return the extras that the Dockerfile installs."""
     found = re.search(r"\.whl\)\[([\w,]+)\]", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
-    check(found, "the Dockerfile installs the wheel in another way than is looked for here")
+    check(found, "the Dockerfile's command that installs the wheel has another form than this check expects")
     return found[1]
 
 
 def bill(tools: Path, source: Path, environment: Environment, file: Path) -> Path:
-    """Make the SBOM of what is installed in an environment, which is validated on the way."""
+    """Write the SBOM of an environment's packages, and validate it."""
     flags = ["--validate", "--output-reproducible", "--of", "JSON", "--mc-type", "application"]
     run(
         tools / "cyclonedx-py",
@@ -154,13 +154,16 @@ def check_bill(file: Path, environment: Environment) -> None:
     listed = {(each["name"], each["version"]) for each in [own, *found["components"]]}
     code = "import importlib.metadata as m, json; print(json.dumps([(d.name, d.version) for d in m.distributions()]))"
     installed = {(name, version) for name, version in json.loads(environment.run("python", "-c", code))}
-    check(listed == installed, f"the SBOM lacks, or has besides: {sorted(listed ^ installed)}")
+    check(
+        listed == installed,
+        (f"the SBOM lacks these distributions, or has them in addition: {sorted(listed ^ installed)}"),
+    )
     check("file:" not in text and str(environment.folder) not in text, "the SBOM has a path of this machine")
 
 
 @contextlib.contextmanager
 def served(environment: Environment, *arguments: str) -> Iterator[str]:
-    """Run a server, and get its URL."""
+    """Run a server, and yield its URL."""
     log = environment.folder / "server.log"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -193,14 +196,14 @@ def rpc(url: str, method: str, path: str = "/rpc", **params):
 
 
 def check_serving(environment: Environment, version: str, source: Path) -> None:
-    """Check that a server serves the bundled toolpacks there, lets a task be done, and shows the console."""
+    """Check that an environment's server serves the bundled toolpacks, can do a task, and shows the console."""
     with served(environment) as url:
         listed = {each["name"]: each for each in rpc(url, "list_toolpacks")}
-        check(listed.keys() == {"bank", "office", "workspace"}, f"other toolpacks are served: {[*listed]}")
-        check({each["version"] for each in listed.values()} == {version}, "their version is another")
+        check(listed.keys() == {"bank", "office", "workspace"}, f"the server serves other toolpacks: {[*listed]}")
+        check({each["version"] for each in listed.values()} == {version}, "the toolpacks have another version")
         session = rpc(url, "create_session", task=TASK)
         session_id = session["session_id"]
-        check(session["toolpack_versions"] == {"bank": version}, "a session doesn't keep their version")
+        check(session["toolpack_versions"] == {"bank": version}, "a session doesn't store the version")
         solution = rpc(url, "get_solution", session_id=session_id)
         for call in solution["calls"]:
             asked = {"function": call["function"], "kwargs": call["kwargs"]}
@@ -209,24 +212,24 @@ def check_serving(environment: Environment, version: str, source: Path) -> None:
         rpc(url, "submit_answer", session_id=session_id, answer=solution["answer"] or "")
         check(rpc(url, "evaluate_session", session_id=session_id)["passed"], f"the solution of {TASK} doesn't pass")
         console = source / "server" / "toolpack_server" / "console"
-        for path in console.rglob("*.[chjs]*"):  # not the licence of what is vendored
+        for path in console.rglob("*.[chjs]*"):  # without the licences of vendored code
             name = "" if path.name == "index.html" else path.relative_to(console).as_posix()
             with urllib.request.urlopen(f"{url}/console/{name}", timeout=60) as reply:
                 shown = re.sub(rb"\b[0-9a-f]{24}/", b"", reply.read())  # the folder in which the page names its files
-            check(shown == path.read_bytes(), f"the console's {path.name} is another")
+            check(shown == path.read_bytes(), f"the console's {path.name} differs from the source")
         with urllib.request.urlopen(f"{url}/openrpc.json", timeout=60) as reply:
             described = json.loads((source / "schemas" / "openrpc.json").read_text(encoding="utf-8"))
-            check(json.load(reply) == described, "the OpenRPC document is another")
+            check(json.load(reply) == described, "the OpenRPC document differs from the source")
         try:
             urllib.request.urlopen(f"{url}/list_environments", timeout=60)
         except urllib.error.HTTPError as error:
-            check(b"toolpack-trainers" in error.read(), "nothing says which package has the trainers' paths")
+            check(b"toolpack-trainers" in error.read(), "the error doesn't name the package with the trainers' paths")
         else:
             fail("the wheel alone has the trainers' paths")
 
 
 def check_packages(environment: Environment, source: Path) -> None:
-    """Check that the commands of packages/, and no others, came with their wheels."""
+    """Check that the wheels of packages/ added their commands, and no others."""
     listed = environment.run("toolpack-server", "--help").partition("Commands:")[2]
     for folder in packages(source):
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -241,17 +244,17 @@ def check_packages(environment: Environment, source: Path) -> None:
 
 
 def check_package(environment: Environment) -> None:
-    """Check that a toolpack package can be written there, tested and found."""
+    """Check that a toolpack package can be created, tested and found in an environment."""
     environment.run("toolpack-server", "new", "--package", "errands")
     environment.install("-e", "errands-toolpack[test]")
-    check("3 passed" in environment.run("python", "-m", "pytest", "errands-toolpack"), "not all tests were run")
+    check("3 passed" in environment.run("python", "-m", "pytest", "errands-toolpack"), "not all tests ran")
     listed = environment.run("toolpack-server", "list", "--packs", "errands")
     check(listed.startswith("errands (errands-toolpack 0.1.0)\n"), f"the package isn't listed: {listed}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__.partition("\n")[0])
-    parser.add_argument("--into", type=Path, help="Folder that gets the files.")
+    parser.add_argument("--into", type=Path, help="Folder for the files.")
     into = parser.parse_args().into
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -269,7 +272,7 @@ def main() -> None:
         for path, of in zip(more, packages(again), strict=True):
             check_wheel(path, of, [of.name.replace("-", "_")])
             check(path.name.split("-")[1] == version, f"{path.name} isn't of version {version}")
-        print("The sdist and the wheels came out the same twice.")
+        print("Both builds of the sdist and of the wheels are equal.")
 
         alone, of_sdist = (Environment(folder / name, tools / "uv") for name in ("alone", "of-sdist"))
         alone.install(wheel)
@@ -279,19 +282,21 @@ def main() -> None:
         compare(files[-1:], [bill(tools, again, of_sdist, folder / "elsewhere" / files[-1].name)])
         in_image = Environment(folder / "in-image", tools / "uv")
         in_image.install(f"{wheel}[{extras_of_image()}]", *more)
-        for path in more:  # by their names, as an SBOM says from which folder a file was installed
+        for path in more:  # by name, because an SBOM names the folder that a file was installed from
             known = ["--no-index", "--no-deps", "--force-reinstall", "--find-links", path.parent]
             in_image.install(*known, f"{path.name.split('-')[0]}=={version}")
         files.append(bill(tools, source, in_image, folder / f"toolpack_server-{version}.image.cdx.json"))
         check_bill(files[-1], in_image)
-        print("The SBOM is valid, and came out the same twice; that of the image, with its extras, is valid, too.")
+        print(
+            "The SBOM is valid, and both builds of it are equal. The SBOM of the image, with its extras, is valid too."
+        )
 
         check_serving(alone, version, source)
         check_package(alone)
         of_sdist.install(*more)
         check_packages(of_sdist, source)
-        check("bank" in of_sdist.run("toolpack-server", "list"), "what the sdist has installed doesn't work")
-        print("Installed alone, the wheel serves, and takes a toolpack package; the sdist can be installed, too.")
+        check("bank" in of_sdist.run("toolpack-server", "list"), "the installation from the sdist doesn't work")
+        print("Installed alone, the wheel serves and accepts a toolpack package. The sdist can be installed too.")
         for file in [*files, *more]:
             print(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}")
             if into is not None:

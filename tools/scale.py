@@ -1,9 +1,9 @@
 """The tables of docs/operate/scale.md: the store that a fleet needs, from the cost of one call and of one session.
 
-    python -m tools.scale              prints both tables, the second computed from the first
-    python -m tools.scale --measure    measures on a real Redis what the first one has
+    python -m tools.scale              print both tables; the second is computed from the first
+    python -m tools.scale --measure    measure the first table's figures on a real Redis
 
-`test_deploy.py` compares the page with what is computed here, so its figures follow from each other.
+`test_deploy.py` compares the page with this program's output, so the page's figures are consistent.
 """
 
 import itertools
@@ -27,14 +27,14 @@ SESSIONS, TURNS, CALLERS = 200, 10, 8
 FOLDERS = ("archive", "inbox")
 IDLE_SECONDS = 4
 SIZES = (10, 100, 1000)
-BUSY = 0.5  # of each server's processor core
-READS = 0.5  # of the calls
-CALL_EVERY_SECONDS = 5.0  # of a session
-CHANGES = 20  # of a session, and as many reads; their records and versions are kept until it is closed
+BUSY = 0.5  # share of each server's processor core that is used
+READS = 0.5  # share of reads in all calls
+CALL_EVERY_SECONDS = 5.0  # between two calls of a session
+CHANGES = 20  # changes of a session, and as many reads; their records and versions are stored until it is closed
 
 
 class Cost(NamedTuple):
-    """What a call costs, or a new session: bytes, and µs of the processor."""
+    """The cost of a call or of a new session: bytes, and µs of the processor."""
 
     to_store: float
     from_store: float
@@ -49,12 +49,12 @@ REDIS = {
     "change on another server": Cost(11742, 10418, 13197, 244, 1050),
     "read": Cost(1984, 760, 1770, 129, 460),
 }
-IDLE = Cost(426, 687, 0, 1021, 10000)  # a worker without calls, a second
+IDLE = Cost(426, 687, 0, 1021, 10000)  # of a worker without calls, per second
 CONNECTIONS = 12  # of a worker to Redis, with 8 calls at once
 
 
 def measured() -> Iterator[str]:
-    """Get the rows of the table of costs."""
+    """Yield the rows of the table of costs."""
     yield "| Redis | bytes to it | bytes from it | bytes kept | its µs | server's µs |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
     for name, cost in [*REDIS.items(), ("one server without calls, a second", IDLE)]:
@@ -62,10 +62,10 @@ def measured() -> Iterator[str]:
 
 
 def computed() -> Iterator[str]:
-    """Get the rows of the table of what fleets need."""
+    """Yield the rows of the table of fleets' needs."""
     change, read = REDIS["change on another server"], REDIS["read"]
     call = Cost(*(READS * one + (1 - READS) * other for one, other in zip(read, change, strict=True)))
-    of_one = BUSY * 1e6 / call.server  # calls/s
+    of_one = BUSY * 1e6 / call.server  # calls/s of one server
     yield "| servers | calls/s | sessions | GB kept | MB/s to it | MB/s from it | processors | connections |"
     yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for servers in SIZES:
@@ -80,7 +80,7 @@ def computed() -> Iterator[str]:
 
 
 class Pair:
-    """Two servers of one worker each, on one Redis that writes each commit to its disk, and what they have cost."""
+    """Two servers with one worker each, on one Redis that writes each commit to disk, and their costs so far."""
 
     def __init__(self, folder: str, url: str, store: Any) -> None:
         self._store = store
@@ -108,7 +108,7 @@ class Pair:
         return Cost(got, sent, about["used_memory"], used, 1e6 * ticks / os.sysconf("SC_CLK_TCK"))
 
     def each(self, count: float, do: Callable[[], object]) -> Cost:
-        """Get what each of so many costs that something does."""
+        """Return the cost of each of `count` repetitions that `do` makes."""
         before = self.so_far()
         do()
         return Cost(*((after - first) / count for first, after in zip(before, self.so_far(), strict=True)))
@@ -118,7 +118,7 @@ class Pair:
         self._ids = [one.send("create_session", {"toolpacks": ["workspace"]})["session_id"] for _ in range(SESSIONS)]
 
     def call(self, function: str, *, moving: bool = False) -> None:
-        """Call a function in each session in turn, eight at once; `moving`: each time on the other server."""
+        """Call a function in each session in turn, eight at once. `moving` sends each call to the other server."""
 
         def run(share: range, connections: Sequence[Any]) -> None:
             for turn, session in itertools.product(range(TURNS), share):
@@ -133,7 +133,7 @@ class Pair:
             list(pool.map(run, shares, self._connections(CALLERS)))
 
     def connections(self) -> float:
-        """Get how many connections to Redis each server has."""
+        """Return the number of connections to Redis per server."""
         return (self._store.info()["connected_clients"] - 1) / len(self._servers)
 
     def _connections(self, number: int) -> list[list[Any]]:
@@ -141,7 +141,7 @@ class Pair:
 
 
 def measure() -> Iterator[str]:
-    """Measure the costs; get a line for each."""
+    """Measure the costs, and yield a line for each."""
     durable = ("--appendonly", "yes", "--appendfsync", "always")
     with (
         tempfile.TemporaryDirectory(prefix="toolpack-scale-") as folder,
@@ -163,9 +163,9 @@ def measure() -> Iterator[str]:
 
 
 @click.command()
-@click.option("--measure", "anew", is_flag=True, help="Measure what a call and a session cost.")
+@click.option("--measure", "anew", is_flag=True, help="Measure the costs of a call and of a session.")
 def main(anew):
-    """Compute what 10, 100 and 1,000 servers need."""
+    """Compute the needs of 10, 100 and 1,000 servers."""
     for line in measure() if anew else [*measured(), "", *computed()]:
         click.echo(line)
 

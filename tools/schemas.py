@@ -1,4 +1,4 @@
-"""Writes the JSON Schemas, the OpenRPC document and the client's methods, or checks them.
+"""Generator and checker of the JSON Schemas, the OpenRPC document and the client's methods.
 
     python -m tools.schemas [--check]
 
@@ -21,14 +21,14 @@ from toolpack_server.wiring.service import all_methods, openrpc
 from tools.client_code import client_code
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-BUNDLED = ("bank", "workspace")  # their schemas are in the repository: these toolpacks need no optional package
+BUNDLED = ("bank", "workspace")  # the toolpacks with schemas in the repository: they need no optional package
 ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "server" / "toolpack_server" / "client" / "methods.py"
 
 
 @click.command()
 @click.option("--check", "only_check", is_flag=True, help="Fail if the files differ from the code; write nothing.")
-@click.option("--directory", type=Path, default=ROOT / "schemas", help="Where the files are.")
+@click.option("--directory", type=Path, default=ROOT / "schemas", help="Folder of the files.")
 def schemas(only_check: bool, directory: Path) -> None:
     """Write the JSON Schemas, the OpenRPC document and the client's methods, or check them."""
     packs = load_catalog((), BUNDLED).toolpacks.values()

@@ -1,11 +1,11 @@
-"""What users can rely on, described thing by thing, and what a change has broken of it.
+"""A description of everything that users can rely on, and a check for changes that break it.
 
     python -m tools.surface                   compare with the last release; status 1: a break isn't in CHANGELOG.md
-    python -m tools.surface --release 0.2.0   keep today's description as that of the release
+    python -m tools.surface --release 0.2.0   store today's description as that of the release
 
-A description holds no judgement. Each thing, such as a method, a parameter or a setting, has a name, what it
-gives, which must stay, what it asks for, which must not grow, and limits, which must not become narrower. So additions
-break nothing, and whatever has disappeared does.
+A description lists *things*, such as a method, a parameter or a setting, each with a name. It contains no judgement. A
+thing has properties that must stay (`gives`), requirements that must not grow (`asks`), and limits that must not become
+narrower. So an addition breaks nothing, and a removal does.
 """
 
 import inspect
@@ -76,9 +76,9 @@ class Thing:
     """One thing that users can rely on.
 
     Attributes:
-        gives: What must stay.
-        asks: What users must do or expect: nothing may be added.
-        limits: The most that it takes (`max…`) or the least (`min…`).
+        gives: Properties that must stay.
+        asks: Things that users must do or expect. None may be added.
+        limits: The maximum (`max…`) or minimum (`min…`) of accepted values.
     """
 
     gives: set[str] = field(default_factory=set)
@@ -91,7 +91,7 @@ class Thing:
 
 
 class Surface(dict[str, Thing]):
-    """Things by name, each made when it is first named."""
+    """Things by name. A missing thing is created when it is first named."""
 
     def __missing__(self, name: str) -> Thing:
         self[name] = Thing()
@@ -112,7 +112,7 @@ class Surface(dict[str, Thing]):
     # The protocol
 
     def add_methods(self, document: Mapping[str, Any]) -> None:
-        """Describe what an OpenRPC document describes."""
+        """Describe the methods and schemas of an OpenRPC document."""
         schemas = document["components"]["schemas"]
         taken, answered = set[str](), set[str]()
         for method in document["methods"]:
@@ -123,7 +123,9 @@ class Surface(dict[str, Thing]):
                 if parameter["required"]:
                     self[name].asks.add(f"needs {parameter['name']}")
             result = method["result"]["schema"]
-            if "properties" in result and "title" in result:  # it has a name, as it would have in another result
+            if (
+                "properties" in result and "title" in result
+            ):  # the result has a name, under which other results refer to it
                 self.add_schema(result["title"], result, taken=False)
                 _collect(result, schemas, answered)
                 result = {"$ref": result["title"]}
@@ -136,7 +138,7 @@ class Surface(dict[str, Thing]):
             self.add_schema(name, schemas[name], taken=False)
 
     def add_addresses(self) -> None:
-        """Describe the methods of agents' addresses."""
+        """Describe the methods at agents' addresses."""
         for method in agents_methods(all_methods(load_features())):
             name = f"{method.declared.name} at /agents/<key>"
             self.add_schema(f"{name}", method.model_json_schema(), taken=True)
@@ -150,7 +152,7 @@ class Surface(dict[str, Thing]):
             self[str(code)].gives.add(f"failure {failure.value}")
 
     def add_doors(self) -> None:
-        """Describe the addresses of HTTP, and what MCP offers."""
+        """Describe the HTTP paths, and MCP's names."""
         service = Service(Settings(store="memory:", tokens={"me": "12345678"}), Catalog({}), key=b"key")
         for route in create_app(service).routes:
             if not route.path.startswith("/console"):
@@ -265,7 +267,7 @@ class Surface(dict[str, Thing]):
     # Python
 
     def add_objects(self, name: str, module: ModuleType) -> None:
-        """Describe what a module exports: its `__all__`, or what it defines."""
+        """Describe the exports of a module: its `__all__`, or the names that it defines."""
         own = [each for each, value in vars(module).items() if getattr(value, "__module__", None) == name]
         for each in getattr(module, "__all__", own):
             if not each.startswith("_"):
@@ -277,7 +279,7 @@ class Surface(dict[str, Thing]):
                 self[f"{name}.{member}"].gives |= {"always there"} if member in found.__required_keys__ else set()
         elif inspect.isclass(found):
             self._add_class(name, found)
-        elif callable(found) and get_origin(found) is None:  # else it is a type with parameters
+        elif callable(found) and get_origin(found) is None:  # otherwise it is a parametrised type
             self._add_callable(name, found)
         else:
             self[name].gives.add(f"is {found!r}" if isinstance(found, (str, int, float)) else "is there")
@@ -306,7 +308,7 @@ class Surface(dict[str, Thing]):
         thing = self[name]
         try:
             signature = inspect.signature(found)
-        except ValueError:  # of a class written in C
+        except ValueError:  # a class written in C has no signature
             return
         if inspect.iscoroutinefunction(found):
             thing.gives.add("is awaited")
@@ -352,7 +354,7 @@ def _limits(schema: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _annotation(annotation: Any) -> str:
-    """Write a type in the same way on every Python; a class may move, as users see its name."""
+    """Return the same text for a type on every Python. It has only the class's name, because a class may move."""
     if isinstance(annotation, list):
         return f"[{', '.join(map(_annotation, annotation))}]"
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -403,7 +405,7 @@ def describe() -> Surface:
 
 
 def breaks(before: Surface, now: Surface) -> Iterator[tuple[str, str]]:
-    """Get what was broken: the name of each thing, and what of it."""
+    """Yield each break: the name of the thing, and the broken property."""
     gone = {name for name in before if name not in now}
     for name, thing in before.items():
         if name in gone:
@@ -423,7 +425,7 @@ def breaks(before: Surface, now: Surface) -> Iterator[tuple[str, str]]:
 
 
 def told_breaks(changelog: str) -> list[str]:
-    """Get the entries under `### Breaking` of what isn't released yet."""
+    """Return the entries under `### Breaking` in the section of unreleased changes."""
     unreleased = re.split(r"^## ", changelog, flags=re.MULTILINE)[1]
     _, _, told = unreleased.partition(f"{HEADING}\n")
     told = re.split(r"^#", told, flags=re.MULTILINE)[0]
@@ -431,17 +433,19 @@ def told_breaks(changelog: str) -> list[str]:
 
 
 @click.command()
-@click.option("--release", metavar="VERSION", help="Make a release of this version in the files.")
+@click.option("--release", metavar="VERSION", help="Write this version into the files, as a release.")
 def main(release: str | None) -> None:
-    """Compare what users can rely on with the last release."""
+    """Compare today's description with the last release's."""
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
     now = describe()
     changelog = CHANGELOG.read_text(encoding="utf-8")
     told = told_breaks(changelog)
     found = [*breaks(Surface.read(kept["surface"]), now)]
-    names = {name: (f"`{name}`", f"`{name.rpartition('.')[0]}.*`") for name, _ in found}  # the latter: a whole module
+    names = {
+        name: (f"`{name}`", f"`{name.rpartition('.')[0]}.*`") for name, _ in found
+    }  # the second name stands for a whole module
     untold = [(name, what) for name, what in found if not any(each in entry for entry in told for each in names[name])]
-    if untold and release != kept["version"]:  # a release that is made again replaces its own description
+    if untold and release != kept["version"]:  # a repeated release replaces its own description
         for name, what in untold:
             click.echo(f"`{name}` {what}")
         click.echo(
@@ -461,7 +465,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def make_release(version: str, changelog: str, surface: Surface) -> None:
-    """Write the version into the files, and keep the surface as that of the last release."""
+    """Write the version into the files, and store the surface as that of the last release."""
     changelog = re.sub(rf"^## {re.escape(version)}\b.*\n+", "", changelog, flags=re.MULTILINE)
     CHANGELOG.write_text(changelog.replace("## Unreleased\n", f"## Unreleased\n\n## {version}\n", 1), encoding="utf-8")
     for project in (PROJECT, *PACKAGES):
@@ -474,7 +478,7 @@ def make_release(version: str, changelog: str, surface: Surface) -> None:
 
 
 def keep(version: str, surface: Surface) -> None:
-    """Write the file of the last release, with a line for each thing."""
+    """Write the file of the last release, with one line per thing."""
     things = ",\n".join(f"{json.dumps(name)}: {json.dumps(thing)}" for name, thing in surface.shown().items())
     KEPT.write_text(f'{{\n"version": {json.dumps(version)},\n"surface": {{\n{things}\n}}\n}}\n', encoding="utf-8")
 

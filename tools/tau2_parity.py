@@ -1,8 +1,9 @@
-"""tau2's tasks on the server are judged as tau2 judges them: `python -m tools.tau2_parity` compares all 2,449.
+"""Comparison of the server's verdicts on tau2's tasks with tau2's own: `python -m tools.tau2_parity` runs all 2,449.
 
-For each task: tau2's own run, nothing done, and mutations of that run. What the calls return is compared, and then the
-verdicts. tau2 keeps what a failing call has changed, and the server doesn't, so neither do the runs in process here; a
-run for whose verdict that matters is named. So are the calls of tau2's own runs that raise, here and there.
+Each task is run with tau2's own calls, without calls, and with mutations of its calls. First the results of the calls
+are compared, and then the verdicts. tau2 keeps the changes of a failed call, and the server doesn't; the runs in
+process don't keep them either. The program names the runs in which this changes the verdict, and the calls of tau2's
+own runs that raise in one place or both.
 """
 
 import copy
@@ -29,18 +30,18 @@ MUTANTS = 2
 
 @cache
 def databases(domain):
-    """A domain's databases as bytes: reading them is many times faster than copying the objects."""
+    """Return a domain's databases as bytes. Loading them is many times faster than copying the objects."""
     made = tau2._DOMAINS[domain][0].get_environment()
     return [pickle.dumps(tools.db) for tools in (made.tools, made.user_tools) if tools is not None]
 
 
 def environment(domain, **_):
-    """A new environment of tau2's."""
+    """Return a new environment of tau2."""
     return tau2._DOMAINS[domain][0].get_environment(*map(pickle.loads, databases(domain)))
 
 
 def runs(task, mutants=MUTANTS):
-    """The calls to try, and what is said, by name."""
+    """Yield the calls to try and the agent's text, by name."""
     criteria = task.evaluation_criteria
     golden = [(each.requestor, each.name, each.arguments) for each in criteria.actions or ()]
     said = "\n".join(criteria.communicate_info or ())
@@ -63,10 +64,10 @@ def runs(task, mutants=MUTANTS):
 
 
 def in_process(domain, task, calls, *, keeps=False):
-    """The calls as tau2's messages, each with what its environment answers.
+    """Return the calls as tau2's messages, each with the answer of its environment.
 
     Args:
-        keeps: Whether what a failing call has changed is kept.
+        keeps: Keep the changes of a failed call.
     """
     state = task.initial_state
     initial = (state.initialization_data, state.initialization_actions) if state else (None, None)
@@ -87,7 +88,7 @@ def in_process(domain, task, calls, *, keeps=False):
 
 
 def verdict(domain, task, made, said, *, keeps=False):
-    """tau2's own verdict; calls that have failed count as made, and leave the world alone unless it `keeps` them."""
+    """Return tau2's own verdict. Failed calls count as calls, but change the world only if `keeps` is true."""
     world = [part for message, answer in made if keeps or not answer.error for part in (message, answer)]
     everything = [message for message, _ in made] + [AssistantMessage(role="assistant", content=said or "-")]
     parts = EnvironmentEvaluator.calculate_reward(lambda **_: environment(domain), task, world).reward_breakdown or {}
@@ -100,7 +101,7 @@ def verdict(domain, task, made, said, *, keeps=False):
 
 
 def on_server(bench, domain, name, calls, said):
-    """The server's verdict, and the envelopes of the calls, each made at its participant's address."""
+    """Return the server's verdict and the envelopes of the calls, each sent to its participant's address."""
     session = bench.rpc("create_session", task=f"tau2-{domain}/{name}")
     keys = {who: paths["agent_path"].rpartition("/")[2] for who, paths in session.get("participants").items()}
     envelopes = [
@@ -115,7 +116,7 @@ def on_server(bench, domain, name, calls, said):
 
 
 def same(envelope, answer):
-    """Whether an envelope says what tau2's environment answers."""
+    """Return whether an envelope has the answer of tau2's environment."""
     if answer.error:
         text = answer.content.removeprefix("Error: ")
         return envelope["error"] is not None and envelope["error"].partition(": ")[2] == text
@@ -127,7 +128,7 @@ def same(envelope, answer):
 
 
 def written(value):
-    """A value with its numbers as texts, as tau2 writes those that aren't in a model."""
+    """Return a value with its numbers as texts, as tau2 writes numbers outside models."""
     if isinstance(value, dict):
         return {key: written(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -136,7 +137,7 @@ def written(value):
 
 
 def compared(bench, domain, name, mutants=MUTANTS):
-    """Make the runs of a task in both places."""
+    """Run a task in both places, and yield the comparisons."""
     task, catalog = tau2._tasks(domain)[name], bench.service.context.catalog
     for label, calls, said in runs(task, mutants):
         run = parity.Run(label)

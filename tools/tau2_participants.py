@@ -1,9 +1,10 @@
-"""tau2's own runs in telecom, by two participants that are processes of their own, one of which is killed.
+"""tau2's own runs in telecom, played by two participants in separate processes, one of which is killed.
 
-`python -m tools.tau2_participants` starts a server, and has all 2,285 made; names of tasks after it make only these,
-and `--url` takes a server that runs. The agent and the user know only their own addresses, take turns by `say` and
-`listen`, and one of them is killed by SIGKILL: before a call, while it waits for the answer, or after it. Another
-process begins anew, with the same `call_id`s. The run must pass, each call recorded once, in tau2's order.
+`python -m tools.tau2_participants` starts a server and plays all 2,285 runs. Names of tasks after it select runs;
+`--url` uses a running server. The agent and the user know only their own addresses, and take turns with `say` and
+`listen`. One of them is killed by SIGKILL: before a call, while it waits for the answer, or after it. Another process
+then starts from the beginning with the same `call_id`s. The run must pass, and each call must be recorded once, in
+tau2's order.
 """
 
 import argparse
@@ -23,12 +24,12 @@ from server_process import served
 
 from toolpack_server.client import AgentClient, Client
 
-PATIENCE = 600.0  # the machine may be busy
+PATIENCE = 600.0  # for a busy machine
 MOMENTS = ("before the call", "while it waits for the answer", "after the answer")
 
 
 def take_part(address, name, calls, fatal=None):
-    """Do a participant's part, from the beginning; `fatal` is the number of a call, and when to die at it."""
+    """Play a participant's part from the beginning. `fatal` is the number of a call, and the moment to die at it."""
     with AgentClient(address) as client:
         for number, call in enumerate(calls):
             if call["by"] != name:
@@ -42,14 +43,14 @@ def take_part(address, name, calls, fatal=None):
             die_if(fatal == (number, MOMENTS[2]))
             if number + 1 == len(calls) or calls[number + 1]["by"] != name:
                 client.say(f"{number} is done", call_id=f"say-{number}")
-        if name == "user":  # who ends the dialogue
+        if name == "user":  # the user ends the dialogue
             if calls[-1]["by"] != name:
                 wait_for(client, f"{len(calls) - 1} is done")
             client.submit_answer("Thank you, that was all.")
 
 
 def wait_for(client, text):
-    """Listen until another one says this; who has been started again hears the whole conversation."""
+    """Listen until another participant says this. A restarted participant receives the whole conversation."""
     last, deadline = -1, time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         for message in client.listen(after=last, wait_seconds=5)["messages"]:
@@ -65,7 +66,7 @@ def die_if(so):
 
 
 def send_only(address, call, call_id):
-    """Send a call, and die without the answer."""
+    """Send a call, and die without waiting for the answer."""
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname, parts.port)
     params = {"function": call["function"], "kwargs": call["kwargs"], "call_id": call_id}
@@ -75,7 +76,7 @@ def send_only(address, call, call_id):
 
 
 def started(address, name, calls, fatal=None):
-    """Start a participant's process."""
+    """Start a participant's process, and return its id."""
     process = os.fork()
     if process:
         return process
@@ -89,7 +90,7 @@ def started(address, name, calls, fatal=None):
 
 
 def problems(client, url, task):
-    """Make tau2's own run of a task: yield what is wrong with it, after how it was disturbed."""
+    """Play tau2's own run of a task. Yield the disturbance, then the problems."""
     session = client.create_session(task=f"tau2-telecom/{task}")
     calls = client.get_solution(session["session_id"])["calls"]
     chance = random.Random(task)
@@ -133,7 +134,7 @@ def main():
 
 
 def make_all(url, tasks):
-    """Make the runs of these tasks, or of all; get how many are wrong."""
+    """Play the runs of these tasks, or of all, and return the number of failed runs."""
     began, disturbed, wrong = time.monotonic(), Counter(), 0
     with Client(url) as client:
         names = tasks or [

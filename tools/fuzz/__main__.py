@@ -1,4 +1,4 @@
-"""The long fuzz test: hostile bodies, requests that cost much, malformed HTTP and very many connections.
+"""The long fuzz test: hostile bodies, expensive requests, malformed HTTP and very many connections.
 
     python -m tools.fuzz --seconds 600
 
@@ -30,12 +30,17 @@ TRAINERS_PER_ROUND = 300
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="Duration, for bodies and HTTP together.")
-@click.option("--seed", type=int, help="Seed of the first round; each round adds 1.")
-@click.option("--connections", default=0, show_default=True, help="At the end, open this many connections, in steps.")
-@click.option("--heavy/--no-heavy", default=True, show_default=True, help="First send 10 MB, and what costs much.")
+@click.option("--seconds", default=60.0, show_default=True, help="Duration of the parts with bodies and HTTP together.")
+@click.option("--seed", type=int, help="Seed of the first round; each next round adds 1.")
+@click.option("--connections", default=0, show_default=True, help="Number of connections to open at the end, in steps.")
+@click.option(
+    "--heavy/--no-heavy",
+    default=True,
+    show_default=True,
+    help="Begin with bodies of 10 MB and with expensive requests.",
+)
 def main(seconds, seed, connections, heavy):
-    """Attack servers in every way that the tests have."""
+    """Attack servers in all ways that the tests have."""
     number = random.randrange(2**32) if seed is None else seed
     bodies, statuses, rounds = Counter(), Counter(), 0
     try:
@@ -72,7 +77,7 @@ def main(seconds, seed, connections, heavy):
 
 
 def server(folder, http):
-    """Start a server that reads HTTP with this library."""
+    """Start a server that parses HTTP with this library."""
     fixed = server_process.with_fixed(folder, receive_seconds=RECEIVE_SECONDS)
     return server_process.served(folder, **(LIMITS | server_process.http_on(http, folder) | fixed))
 
@@ -88,7 +93,7 @@ def crowded(connections):
 
 
 def report(bodies, statuses):
-    """Print how often each code and status was answered."""
+    """Print the number of answers per code and per status."""
     click.echo(f"{sum(bodies.values())} answers to bodies, by code:")
     by_code = Counter()
     for (_, code), times in bodies.items():

@@ -1,4 +1,4 @@
-"""Sends hostile bodies to a server without HTTP, and checks after each one that no guarantee is violated."""
+"""Fuzz test of request bodies: hostile bodies for a server without HTTP, with a check of all guarantees after each."""
 
 import logging
 import time
@@ -12,8 +12,8 @@ from tools.fuzz.oracle import check_reply, require
 from tools.fuzz.values import Target, bodies, heavy, strict_request
 
 OWNER, OTHER = "fuzz", "another"
-# The supervisor takes a worker whose event loop stands still for longer for dead, 3 s later. What counts is the loop's
-# own time on the processor, whatever else the machine does.
+# The supervisor kills a worker whose event loop is blocked for 3 s longer than this. The loop's own processor time is
+# measured, so other load doesn't matter.
 STALL_SECONDS = 2.0
 MAGNIFIED = 100
 CHANGING = {"run_function", "reset_session", "add_message"}
@@ -24,7 +24,7 @@ class Attack:
 
     Attributes:
         target: The sessions to attack.
-        seen: How often each method was answered with each code; 0 is a result.
+        seen: For each method and code, the number of answers; code 0 is a result.
     """
 
     def __init__(self, **limits):
@@ -43,7 +43,7 @@ class Attack:
         self.bench.close()
 
     def send(self, body, *, agent=False):
-        """Send a body and check what comes of it."""
+        """Send a body, and check the answer and the session."""
         reply = self.bench.answer(body, **({"agent_key": self.agent_key} if agent else {"owner": OWNER}))
         require(not self._faults.found, "the server logged a fault", self._faults.found, body[:2000])
         answers = check_reply(reply, body)
@@ -63,7 +63,7 @@ class Attack:
     def _check_state(self, request, answers, body):
         before, self._state = self._state, self._read_state()
         if not isinstance(request, dict) or not answers:
-            return  # a batch or a notification: the answers don't say what it was allowed to change
+            return  # a batch or a notification: the answers don't show which changes were allowed
         method, (answer,) = request.get("method"), answers
         refused = "error" in answer and answer["error"]["code"] not in FAILURE_CODES.values()
         if refused or method not in CHANGING:
@@ -96,7 +96,9 @@ class _Faults(logging.Handler):
 
 
 def fuzz_bodies(examples, number=None, *, agent=False):
-    """Send this many bodies, drawn from the seed `number` or always the same, and get the count of each answer."""
+    """Send this many bodies and return the count of each answer. They are drawn from the seed `number`; None: always
+    the same.
+    """
     attack = Attack()
     try:
 
@@ -115,7 +117,7 @@ def fuzz_bodies(examples, number=None, *, agent=False):
 
 
 class Pulse:
-    """Measures how much an event loop computes at most before it turns."""
+    """Measures the longest time that an event loop computes between two turns."""
 
     def __init__(self, loop):
         self._longest, self._last = 0.0, None
@@ -139,7 +141,7 @@ class Pulse:
 
 
 def fuzz_heavy(size, names=None):
-    """Send heavy bodies, each of which must be answered soon without blocking the event loop; get the stall of each."""
+    """Send heavy bodies. Each must be answered soon without blocking the event loop. Return the stall of each."""
     attack, stalls = Attack(), {}
     try:
         for name, body in heavy(attack.target, size).items():

@@ -1,7 +1,7 @@
-"""Sends malformed HTTP to a real server: over many raw sockets at once, each until the server closes the connection.
+"""Fuzz test of HTTP: malformed messages to a real server, over many raw sockets, until the server closes each.
 
-Whatever is sent, the server answers with expected statuses and complete, valid bodies, closes every
-connection in time, and logs only calls.
+For any input, the server answers with expected statuses and complete, valid bodies, closes every connection in time,
+and logs only calls.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tools.fuzz.oracle import check_text, require, strict
 
 STATUSES = {100, 200, 202, 204, 303, 400, 401, 403, 404, 405, 408, 413, 415, 431, 503}
-# The server's limits; uvicorn also closes a connection that is idle for 5 s.
+# The server's limits. uvicorn also closes a connection that is idle for 5 s.
 RECEIVE_SECONDS = 1.0
 LIMITS = {
     "TOOLPACK_MAX_BODY_BYTES": "100000",
@@ -24,7 +24,7 @@ LIMITS = {
 }
 END_SECONDS = 15.0
 PAUSE_SECONDS = 0.05
-MCP_CODES = {-32700, -32600, -32601, -32602, -32020, -32022}  # of MCP's errors whose status isn't 200
+MCP_CODES = {-32700, -32600, -32601, -32602, -32020, -32022}  # codes of MCP's errors with a status other than 200
 PARALLEL_CONVERSATIONS = 40
 MAX_PRINTED = 600
 
@@ -34,7 +34,7 @@ class Conversation:
 
     Args:
         pieces: The bytes to send, with a pause after each piece.
-        ending: What it does then: `wait`, close its side only (`half`), `close`, or `reset`.
+        ending: The client's last action: `wait`, close its side only (`half`), `close`, or `reset`.
     """
 
     def __init__(self, pieces, ending):
@@ -81,7 +81,7 @@ _MCP_HEADERS = [
         b"Mcp-Param-X: " + b"y" * 3000, b"Mcp-Session-Id: x", b"Last-Event-ID: 5", b"Accept: text/event-stream",
         b"Accept: " + b"text/event-stream," * 100, b"Origin: http://localhost:1", b"Origin: http://[::1",
 ]  # fmt: skip
-# By number: Hypothesis would write all of them out.
+# Drawn by number, because Hypothesis would print all of them.
 _mcp_bodies = st.sampled_from(range(len(_MCP_BODIES))).map(_MCP_BODIES.__getitem__)
 _mcp_headers = st.lists(st.sampled_from(range(len(_MCP_HEADERS))).map(_MCP_HEADERS.__getitem__), max_size=4)
 
@@ -150,7 +150,7 @@ _chunkings = st.sampled_from(["right"] * 4 + [
 
 @st.composite
 def _framed(draw, body):
-    """Get the headers that frame a body (its length or coding), and the body in that form."""
+    """Return the headers that frame a body (its length or coding), and the body in that form."""
     way = draw(st.sampled_from(["length"] * 12 + ["odd length", "chunked", "chunked", "both", "none", "odd coding"]))
     right = b"Content-Length: %d" % len(body)
     if way == "length":
@@ -199,7 +199,7 @@ def _messages(draw, session, mcp_path):
 
 @st.composite
 def conversations(draw, session, mcp_path):
-    """Get a conversation: one to three pipelined requests, cut into pieces, and an ending."""
+    """Return a conversation: one to three pipelined requests, cut into pieces, and an ending."""
     text = b"".join(draw(st.lists(_messages(session, mcp_path), min_size=1, max_size=3)))
     if draw(st.sampled_from([False] * 5 + [True])):
         text = text[: draw(st.integers(0, len(text)))]
@@ -209,7 +209,7 @@ def conversations(draw, session, mcp_path):
 
 
 async def hold(port, conversation):
-    """Hold a conversation, and get all bytes that the server sent; fail if the connection doesn't end."""
+    """Hold a conversation, and return all bytes that the server sent. Fail if the connection doesn't end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     received = bytearray()
     try:
@@ -226,7 +226,7 @@ async def _send(writer, conversation):
         for piece in conversation.pieces:
             writer.write(piece)
             await writer.drain()
-            await asyncio.sleep(PAUSE_SECONDS)  # to be a slow client
+            await asyncio.sleep(PAUSE_SECONDS)  # act as a slow client
         if conversation.ending == "half" and writer.can_write_eof():
             writer.write_eof()
         elif conversation.ending == "close":
@@ -242,7 +242,7 @@ async def _receive(reader, received):
 
 
 def check_replies(received, conversation):
-    """Check all responses that a server sent on a connection, and get the statuses."""
+    """Check all responses that a server sent on a connection, and return the statuses."""
     check_text(received)
     statuses, rest = [], received
     while rest:
@@ -274,7 +274,7 @@ class Talks:
     """Conversations with one running server, and its answers.
 
     Attributes:
-        seen: How often each status was answered.
+        seen: The number of answers per status.
     """
 
     def __init__(self, server, log):
@@ -311,7 +311,7 @@ class Talks:
 
 
 def fuzz_conversations(server, log, rounds, number=None):
-    """Hold this many rounds of conversations with a server that logs to this file; get the count of each status."""
+    """Hold rounds of conversations with a server that logs to this file, and return the count of each status."""
     talks = Talks(server, log)
     any_talk = conversations(talks.session, talks.mcp_path)
 

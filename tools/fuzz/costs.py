@@ -1,8 +1,8 @@
-"""Sends what costs a server much more than its sender, and checks that it costs little for a kilobyte sent.
+"""Fuzz test of costs: requests that cost a server much more than their sender, limited per kilobyte sent.
 
-What counts is the processor time of the whole server, whatever else the machine does. A request may take a
-fixed time, and more for each kilobyte of it; a method that reads, repeats or moves a session, also for each kilobyte
-that made the session. SQL may compute up to its deadline, so what is sent to it here ends by itself.
+The measure is the processor time of the whole server, so other load on the machine doesn't matter. A request may take a
+fixed time, and more for each kilobyte of it. A method that reads, replays or moves a session may also take more for
+each kilobyte that created the session. SQL may compute up to its deadline, so the SQL here ends by itself.
 """
 
 import json
@@ -21,15 +21,15 @@ SECONDS_PER_KB = 0.01
 SECONDS_PER_KB_OF_SESSION = 0.0005
 CALLS = 60
 RULES = [{"replace": {"x": "xy" * 300}, "name": str(number)} for number in range(8)]
-TEXTS = ["x", "a ", "'", '"', "%_", "**/*/", "/* ", "[a-", "$(", "1", "é", "\\"]  # each repeated
+TEXTS = ["x", "a ", "'", '"', "%_", "**/*/", "/* ", "[a-", "$(", "1", "é", "\\"]  # each is repeated
 COMMANDS = ["ls {}", "cat {}", "grep x {}", "find . -name {}", "echo {} | sort | uniq -c", "echo {} | wc"]
 
 
 class Meter:
-    """Measures what requests cost.
+    """Measures the cost of requests.
 
     Attributes:
-        spent: The seconds of the processor that each has taken, and its kilobytes, by name.
+        spent: For each name, the processor time in seconds, and the size in kilobytes.
     """
 
     def __init__(self, bench: serving.Bench) -> None:
@@ -37,7 +37,7 @@ class Meter:
         self._bench = bench
 
     def send(self, name: str, method: str, /, *, agent_key: str | None = None, made: float = 0.0, **params: Any) -> Any:
-        """Send a request, whose session was made by so many kilobytes, and get its reply."""
+        """Send a request and return its reply. `made` is the number of kilobytes that created its session."""
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
         began = time.process_time()
         reply = self._bench.answer(body, agent_key=agent_key)
@@ -52,7 +52,7 @@ class Meter:
 
 
 def fuzz_costs(size: int = 100_000) -> dict[str, tuple[float, float]]:
-    """Send all methods, and all functions of bundled toolpacks, texts of this size; get what each has cost at most."""
+    """Send all methods and all functions of bundled toolpacks texts of this size. Return the highest cost of each."""
     with serving.Bench(load_catalog((), TOOLPACKS)) as bench:
         meter = Meter(bench)
         for toolpack in TOOLPACKS:
@@ -74,7 +74,7 @@ def _functions(bench: serving.Bench, meter: Meter, toolpack: str, size: int) -> 
 
 
 def _arguments(schema: dict[str, Any], text: str) -> dict[str, Any]:
-    """Get arguments that a function may take, with the text wherever there can be one."""
+    """Return arguments that match a function's schema, with the text in every possible place."""
     found = {}
     for name, wanted in schema.get("properties", {}).items():
         kinds = [each.get("type") for each in wanted.get("anyOf", [wanted])]
@@ -88,7 +88,7 @@ def _arguments(schema: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _shell(bench: serving.Bench, meter: Meter, size: int) -> None:
-    """Give the shell of `office` commands in folders that lie in each other."""
+    """Run commands in the shell of `office`, in deeply nested folders."""
     session = bench.create("office")
     folder = ""
     for _ in range(30):
@@ -102,14 +102,14 @@ def _shell(bench: serving.Bench, meter: Meter, size: int) -> None:
 
 
 def _rules(bench: serving.Bench, meter: Meter, size: int) -> None:
-    """Have rules multiply what an agent hears, also in a replay and from a stranger's bundle."""
+    """Let rules multiply an agent's results, also in a replay and in a bundle of another user."""
     given = {"toolpacks": ["workspace"], "perturbations": {"rules": RULES}}
     session = bench.rpc("create_session", **given)
     key, session_id = session["agent_path"].removeprefix("/agents/"), session["session_id"]
     for name in ("create_file", "search_files"):
         kwargs = {"name": "x", "content": "x" * size} if name == "create_file" else {"query": "x"}
         told = meter.send("rules", "run_function", agent_key=key, function=name, kwargs=kwargs)["result"]
-        require("TooLargeError" in str(told["error"]), "the rules have made nothing too long", told)
+        require("TooLargeError" in str(told["error"]), "no answer was too long, despite the rules", told)
     meter.send("rules, again", "replay_session", session_id=session_id, made=size / 1000)
     bundle = bench.rpc("export_bundle", session_id=session_id)["bundle"]
     meter.send("rules of a stranger", "import_bundle", bundle=bundle, mode="replay")
@@ -124,7 +124,7 @@ def _methods(bench: serving.Bench, meter: Meter, size: int) -> None:
 
 
 def _asked(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Get requests of all methods, most of them about a session with many large calls."""
+    """Return requests of all methods, most of them on a session with many large calls."""
     session, other = bench.create("workspace"), bench.create("bank")
     task = bench.rpc("create_session", task="bank/pay-dentist")["session_id"]
     for number in range(CALLS):

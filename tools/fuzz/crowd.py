@@ -1,4 +1,4 @@
-"""Very many connections at once, most of them silent: the server keeps answering, and the oldest make room."""
+"""Very many connections at once, most of them silent. The server must answer, and close the oldest for new ones."""
 
 import asyncio
 import resource
@@ -12,7 +12,7 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\
 
 
 def allow_files(wanted):
-    """Raise the limit of open files of this process and the servers that it starts; get the new limit."""
+    """Raise the limit of open files of this process and of the servers that it starts. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft < limit:
@@ -21,7 +21,7 @@ def allow_files(wanted):
 
 
 async def crowd(port, connections):
-    """Open more connections than allowed, in steps; get the time of the slowest answer meanwhile, in seconds."""
+    """Open more connections than allowed, in steps. Return the time of the slowest answer meanwhile, in seconds."""
     held, slowest = [], 0.0
     try:
         while len(held) < connections:
@@ -32,7 +32,7 @@ async def crowd(port, connections):
             slowest = max(slowest, time.monotonic() - began)
         async with asyncio.timeout(10):
             refused = await held[0][0].read()
-        require(b" 503 " in refused, "the oldest connection doesn't make room", refused)
+        require(b" 503 " in refused, "the oldest connection wasn't closed for a new one", refused)
         error = strict(refused.partition(b"\r\n\r\n")[2])["error"]
         require(error["data"] == {"status": 503}, "a refusal has another shape", refused)
     finally:

@@ -1,7 +1,7 @@
-"""Sends floods: the cheapest unit of a protocol, over and over on one connection, while a neighbour goes on calling.
+"""Fuzz test of floods: a protocol's cheapest unit is repeated on one connection while a neighbour goes on calling.
 
-What counts is how long the event loop computes between two turns, by its thread's processor time, and how
-much memory the process takes meanwhile. A flood that the server refuses, or reads slowly, has done no harm.
+The measures are the longest time that the event loop computes between two turns, as its thread's processor time, and
+the process's memory. A flood that the server refuses or reads slowly does no harm.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from tools.fuzz.bodies import Pulse
 from tools.fuzz.oracle import BrokenError, require
 
 STALL_SECONDS = 0.15
-MOST_MEMORY = 160  # MiB, besides what is sent: values take much more than their text
+MOST_MEMORY = 160  # MiB, besides the sent bytes: values need much more memory than their text
 MOST_STREAMS = 20
-ANSWER_BYTES = 6_000_000  # more than the kernel keeps for a client that reads nothing
+ANSWER_BYTES = 6_000_000  # more than the kernel buffers for a client that reads nothing
 MIN_CALLS, MAX_CALLS = 10, 60  # of the neighbour, during a flood
 TOKEN, OTHER_TOKEN = "token-of-ann", "token-of-ben"
 NEIGHBOUR = HEAD.replace(b"Host", b"Authorization: Bearer %b\r\nHost" % TOKEN.encode())
@@ -55,7 +55,7 @@ HTTP_FLOODS = {
     "trailers": (_CHUNKED + b"0\r\n", b"a:\r\n"),
     "chunks of empty lines": (_CHUNKED, b"200\r\n" + b"\r\n" * 256 + b"\r\n"),
 }
-"""What each begins with, and the unit that follows; no token is needed for most."""
+"""The beginning of each flood, and the unit that follows; most need no token."""
 
 FRAME_FLOODS = {
     "pings": (b"", frame(b"", PING_FRAME)),
@@ -94,11 +94,11 @@ WRAPPED = {
     "/verify": [b"%b", b'{"response":{"output":%b}}'],
     "/aggregate_metrics": [b"%b", b'{"verify_responses":%b}'],
 }
-"""The doors to which bodies are sent, and what the bodies stand in."""
+"""The paths that bodies are sent to, and the messages around the bodies."""
 
 
 def _best_of_three(pour):
-    """Send a flood again if it held somebody up: what another process did doesn't do that three times."""
+    """Repeat a flood that failed, up to twice: load from other processes won't fail it three times."""
 
     @functools.wraps(pour)
     def poured(*arguments):
@@ -111,14 +111,14 @@ def _best_of_three(pour):
 
 
 class Flood:
-    """Sends floods to a server in this process, each on a connection of its own."""
+    """Sends floods to a server in this process, each on a separate connection."""
 
     def __init__(self, endpoint):
         self._endpoint = endpoint
 
     @_best_of_three
     def http(self, name, size):
-        """Send a flood of requests, or of parts of one; get the longest stall, in seconds, and the memory, in MiB."""
+        """Send a flood of requests or of their parts. Return the longest stall, in seconds, and the memory, in MiB."""
         begin, unit = HTTP_FLOODS[name]
         with self._endpoint.connect() as connection:
             return self._pour(name, connection, begin + unit * (size // len(unit)))
@@ -133,7 +133,7 @@ class Flood:
 
     @_best_of_three
     def body(self, name, body, path):
-        """Send a body of many values, instead of a flood of requests."""
+        """Send a body with many values, instead of a flood of requests."""
         if "{key}" in path:
             asked = {"Authorization": f"Bearer {TOKEN}"}
             made = self._endpoint.http.post("/rpc", json=request("create_session", toolpacks=["bank"]), headers=asked)
@@ -144,7 +144,7 @@ class Flood:
             return self._pour(name, connection, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
     def streams(self, size):
-        """Open event streams until one is refused, each with an answer of this size that nobody reads.
+        """Open event streams until one is refused, each with an answer of this size that the client doesn't read.
 
         Return the longest stall, in seconds, the memory, in MiB, and the number of streams.
         """
@@ -153,7 +153,7 @@ class Flood:
         call = request("tools/call", name="repeat", arguments={"text": "x" * 1000, "times": size // 1000})
         body = json.dumps(call).encode()
         head = _POST % made.json()["result"]["mcp_path"].encode() + b"Accept: application/json, text/event-stream\r\n"
-        in_flight, name = self._endpoint.app.state.gateway.in_flight, "event streams that nobody reads"
+        in_flight, name = self._endpoint.app.state.gateway.in_flight, "event streams that no client reads"
         clear_peak()
         before, pulse, opened = peak(), Pulse(self._endpoint.loop), 0
         with contextlib.ExitStack() as stack:
@@ -201,7 +201,7 @@ class Flood:
 
 @contextlib.contextmanager
 def flood_of_streams(http):
-    """Start a server that has memory for few answers, and whose event streams begin at once."""
+    """Start a server that has memory for few answers and begins event streams at once."""
     limits = {"max_result_bytes": 2 * ANSWER_BYTES, "max_bytes_in_flight": 8 * ANSWER_BYTES, "log_calls": "off"}
     catalog, tokens = load_catalog((PACKS,), ("ledger",)), {"ann": TOKEN, "ben": OTHER_TOKEN}
     with (
@@ -212,10 +212,10 @@ def flood_of_streams(http):
 
 
 def fuzz_floods(http, size=2**20):
-    """Send every flood, each of this size, and every body to every door; get the stall of each.
+    """Send every flood in this size, and every body to every path. Return the stall of each.
 
     Raises:
-        AssertionError: A flood has held up others, or has taken much memory.
+        AssertionError: A flood has blocked others, or has used much memory.
     """
     stalls = {}
     catalog = load_catalog((PACKS,), ("bank", "chores"))
@@ -231,7 +231,7 @@ def fuzz_floods(http, size=2**20):
                     about = f"{name} in {wrap.decode()} at {path}"
                     stalls[about] = flood.body(about, wrap.replace(b"%b", body), path)[0]
     with flood_of_streams(http) as flood:
-        stalls["event streams that nobody reads"] = flood.streams(ANSWER_BYTES)[0]
+        stalls["event streams that no client reads"] = flood.streams(ANSWER_BYTES)[0]
     return stalls
 
 
@@ -247,10 +247,10 @@ def _drain(connection):
 
 
 def clear_peak():
-    """Begin to measure the peak of this process's memory anew."""
+    """Reset the measured memory peak of this process."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak():
-    """Return the largest resident memory of this process since then, in MiB."""
+    """Return this process's peak of resident memory since `clear_peak`, in MiB."""
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024

@@ -1,7 +1,7 @@
-"""Sends hostile requests, messages and frames to the paths of OpenEnv, as a client of it would.
+"""Fuzz test of OpenEnv's paths: hostile requests, messages and frames, as an OpenEnv client would send them.
 
-Whatever is sent, a request gets an expected status, never 500, and a message an answer or the end of its
-WebSocket with a reason; the server logs only calls and refusals, and goes on.
+For any input, a request gets an expected status, never 500. A message gets an answer, or the server closes its
+WebSocket with a reason. The server logs only calls and refusals, and continues.
 """
 
 import struct
@@ -76,7 +76,7 @@ requests = st.tuples(st.sampled_from(PATHS), written(bodies))
 
 @st.composite
 def frames(draw):
-    """Get the frames of a message: whole or in pieces, some with others between, and few that are wrong."""
+    """Return the frames of a message: whole or in pieces, some with others between, and a few that are wrong."""
     text = draw(written(messages))
     wrong = draw(st.sampled_from([None] * 40 + ["opcode", "binary", "unmasked", "bits", "orphan", "large", "half"]))
     if wrong is not None:
@@ -114,7 +114,7 @@ LAST = {True: b'{"jsonrpc":"2.0","id":1,"method":"@last"}', False: b'{"type":"@l
 
 
 def _talk(port, path, sent, ending):
-    """Send frames and a last message, and the end when that is answered; check all that comes, and get what it was."""
+    """Send frames and a last message, then close when that is answered. Check all answers and return their kinds."""
     seen = Counter()
     with RawWebSocket(port, path) as one:
         require(one.status == 101, "no handshake", one.status, one.body)
@@ -180,7 +180,7 @@ def _ask(http, path, body):
 
 
 def fuzz_openenv(server, log, examples, number=None):
-    """Send this many requests, and hold as many conversations; get how often what was answered."""
+    """Send this many requests and hold as many conversations. Return the number of answers of each kind."""
     talking = Talks(server, log)
     once = settings(
         max_examples=examples, deadline=None, database=None, derandomize=number is None,

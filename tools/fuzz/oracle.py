@@ -1,4 +1,4 @@
-"""The checks that every answer must pass, whatever the request."""
+"""The checks that every answer must pass, for any request."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from toolpack_server.rpc.codes import CODES, FAILURE_CODES, STANDARD
 INTERNAL = -32603
 ALLOWED = {*STANDARD, *CODES.values(), *FAILURE_CODES.values()} - {INTERNAL}
 WITHOUT_ID = {-32700, -32600, -32007}
-# No request of the tests contains one of these.
+# No request of the tests contains any of these texts.
 LEAKS = [
     text.encode()
     for text in (
@@ -42,7 +42,7 @@ def _without_duplicates(pairs):
 
 
 def strict(text):
-    """Parse a reply, which must be JSON (RFC 8259) without duplicate names."""
+    """Return a reply's value. The reply must be JSON (RFC 8259) without duplicate names."""
     try:
         orjson.loads(text)  # refuses lone surrogates and bad UTF-8
         return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_without_duplicates)
@@ -58,7 +58,7 @@ def check_text(text):
 
 
 def check_reply(reply, body):
-    """Check the reply to a body, and get its answers; none for notifications alone."""
+    """Check the reply to a body, and return its answers; notifications alone have none."""
     sent, is_json = _sent(body)
     if reply is None:
         asked = sent if isinstance(sent, list) else [sent]

@@ -1,7 +1,6 @@
-"""Sends hostile requests to the doors of trainers' protocols: ORS and NeMo Gym, and to MCP's `/mcp`.
+"""Fuzz test of the trainers' protocols: hostile requests to ORS and NeMo Gym, and to MCP's `/mcp`.
 
-Whatever is sent, a door answers in its protocol's form with a sentence, never with 500, and nothing of Python
-is in the answer.
+For any input, the server answers in the protocol's form with a message, never with 500, and reveals nothing of Python.
 """
 
 import json
@@ -87,10 +86,10 @@ _written = st.sampled_from([lambda text: text] * 9 + [lambda text: text[:-1], la
 
 
 def fuzz_trainers(url, examples, number):
-    """Send so many requests, and some to GET; get how often each status was answered.
+    """Send this many requests, and some to GET. Return the number of answers per status.
 
     Raises:
-        AssertionError: A door has answered otherwise than it may.
+        AssertionError: An answer isn't one of those allowed.
     """
     statuses = Counter()
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
@@ -123,7 +122,7 @@ def fuzz_trainers(url, examples, number):
             check(client.post(path, json=body, headers={"x-session-id": "episode"}), "the first episode")
         check(client.post("/seed_session", json={"task": TASK}), "an episode of NeMo Gym")
         session = client.cookies[COOKIE]
-        client.cookies.clear()  # with which only the paths of NeMo Gym are reached
+        client.cookies.clear()  # only NeMo Gym's paths are reached with the cookie
         send()
         for path in _GETS:
             for sid in ("", "episode", "nope"):

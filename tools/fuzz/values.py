@@ -1,7 +1,6 @@
-"""Hostile values, and requests that contain them: Hypothesis strategies for malicious bodies.
+"""Hostile values and requests that contain them: Hypothesis strategies for malicious bodies.
 
-About half of each request is valid, so that the other half gets past the first check. Nothing here sends
-anything.
+About half of each request is valid, so that the other half gets past the first check. This module sends nothing.
 """
 
 import json
@@ -26,7 +25,7 @@ POINTERS = [
     "/ledger/__class__/__init__", "/" + "9" * 30, "/" + "9" * 5000, "/ledger/ledger/entries/" + "9" * 5000, "#/ledger",
     "/%6cedger", "/" * 3000, "/\x00",
 ]  # fmt: skip
-# Functions that return at once; the fixtures' others wait or spin until a test releases them.
+# Functions that return at once. The fixtures' other functions wait or spin until a test releases them.
 FUNCTIONS = [
     "add", "total", "get_ledger", "append_to", "add_then", "add_and_return", "echo", "add_later", "wish", "befriend",
     "rename_boss", "tag", "half_done", "inspect_state", "push_left", "push_right", "get_left", "put_right", "push_on",
@@ -37,7 +36,7 @@ ARGUMENTS = ["amount", "target", "how", "what", "value", "name", "wish", "times"
 WAYS = ["raise", "exit", "interrupt", "cancel", "generator", "recurse", "surrogate", "lambda", "grow", "object", "much",
         "cycle"]  # fmt: skip
 
-# A placeholder for invalid JSON, or JSON that some parsers refuse; most bodies get a harmless value instead.
+# A placeholder for invalid JSON, or for JSON that some parsers refuse. Most bodies get a harmless value instead.
 POISON = "@poison@"
 POISONS = [
     b"NaN", b"Infinity", b"-Infinity", b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\ud83d"', b'"\xed\xa0\x80"', b'"\xff"',
@@ -48,7 +47,7 @@ HARMLESS = [b"null", b'"a"', b"1e-400", b"9" * 300, b"1E+2", b"-0", b'"\\ud83d\\
 
 
 def mostly(right, odd, times=9):
-    """Draw from `right` `times` times as often as from `odd`; `|` would weigh all their alternatives equally."""
+    """Draw from `right` `times` times as often as from `odd`. `|` would weigh all their alternatives equally."""
     return st.sampled_from([right] * times + [odd]).flatmap(lambda chosen: chosen)
 
 
@@ -130,7 +129,7 @@ class Target:
 
 
 def _plausible(target):
-    """Get a strategy of plausible values for each parameter."""
+    """Return a strategy of plausible values for each parameter."""
     version = st.sampled_from([0, 1, 2, 3]) | st.none()
     return {
         "session_id": st.sampled_from([target.session] * 4 + [target.victim, target.foreign, "0" * 32]),
@@ -174,7 +173,7 @@ def _plausible(target):
     }  # fmt: skip
 
 
-# Methods that end sessions don't get the one that must survive.
+# Methods that end sessions don't get the session that must survive.
 _ENDING = {"close_session"}
 
 
@@ -197,7 +196,7 @@ ids = mostly(st.sampled_from([1, "a", 0, -1, 1.5, "", 2**60, 10**25, "\x00", "ðŸ
 
 
 def requests(target, *, agent=False):
-    """Get single requests, most of them of a valid shape."""
+    """Return single requests, most of them of a valid shape."""
     models = {method.declared.name: method for method in (AGENTS_METHODS if agent else CLIENTS_METHODS)}
 
     def request(name):
@@ -222,7 +221,7 @@ def _written(value, *, raw, spaces):
 
 @st.composite
 def written(draw, of_values):
-    """Get the JSON of values, some of it damaged."""
+    """Return the JSON of values, damaged at times."""
     body = _written(draw(of_values), raw=draw(st.booleans()), spaces=draw(st.booleans()))
     mark = json.dumps(POISON).encode()
     if mark in body:
@@ -233,7 +232,7 @@ def written(draw, of_values):
 
 
 def bodies(target, *, agent=False):
-    """Get bodies: mostly the JSON of one request or a batch."""
+    """Return bodies: mostly the JSON of one request or of a batch."""
     one = requests(target, agent=agent)
     return written(mostly(one, mostly(st.lists(mostly(one, values, 4), max_size=5), values, 3), 7))
 
@@ -272,7 +271,7 @@ HEAVY_BYTES = 10 * 2**20
 
 
 def heavy(target, size=HEAVY_BYTES):
-    """Get bodies of about `size` bytes, by name, that each cause as much work as possible in one way."""
+    """Return bodies of about `size` bytes, by name. Each maximises the work in one way."""
     one, many = "x" * size, size // 8
     session = target.session
     numbered = dict.fromkeys((f"{number:x}" for number in range(size // 10)), 1)
@@ -322,7 +321,7 @@ def heavy(target, size=HEAVY_BYTES):
 
 
 def strict_request(body):
-    """Parse a body as a server should; None if it isn't JSON."""
+    """Parse a body as a server should, or return None if it isn't JSON."""
     try:
         return json.loads(body.decode())
     except (ValueError, RecursionError):

@@ -1,13 +1,13 @@
-"""Upgrade a running pair of servers on one store under load: nothing may be lost, done twice or read otherwise.
+"""Upgrade of a running pair of servers on one store under load: no data may be lost, changed or written twice.
 
     python -m tools.upgrade                    from the last release; does nothing while there is no older one
     python -m tools.upgrade --from REF --back  from a commit, or from a wheel, and back again
     python -m tools.upgrade --store postgres   on Postgres
 
-Two servers of the older version begin. They are replaced one after the other, one by a stop and one by kill -9, while
-clients call functions on both and workers are killed. Exit status 1 means that something came out wrong.
+Two servers of the older version begin. One is replaced after a stop and then the other after kill -9, while clients
+call functions on both and workers are killed. Exit status 1 means that a check failed.
 
-The older version runs with the packages of this environment: its dependencies must be no others.
+The older version runs with the packages of this environment, so its dependencies must be the same.
 """
 
 import contextlib
@@ -36,17 +36,17 @@ from tools.upgrade.scenarios import PACKS, SCENARIOS, BrokenError
 REPOSITORY = Path(os.environ.get("REPOSITORY", ROOT))
 OLD, NEW = "old", "new"
 UP, BACK = ((OLD, OLD), (NEW, OLD), (NEW, NEW)), ((OLD, NEW), (OLD, OLD))
-CLIENTS, SESSIONS = 6, 8  # of the crowd, in each stage; the sessions of earlier stages go on
-ROUNDS = 2  # of each scenario in each stage
+CLIENTS, SESSIONS = 6, 8  # clients and sessions of the crowd in each stage; sessions of earlier stages continue
+ROUNDS = 2  # rounds of each scenario in each stage
 ANSWER_SECONDS = 60.0
 MAX_PRINTED = 20
 UP_SECONDS = 40.0
-WAITS = (0.5, 3.0)  # seconds that calls wait while a server is replaced
-COMPARED = 30  # sessions of the crowd that are read from both servers
+WAITS = (0.5, 3.0)  # durations of calls that wait while a server is replaced
+COMPARED = 30  # maximum number of the crowd's sessions to read from both servers
 
 
 def git(*words):
-    # The repository may be another user's, as in a container.
+    # The repository may belong to another user, for example in a container.
     command = ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), *words]
     return subprocess.run(command, capture_output=True, check=False)
 
@@ -57,16 +57,18 @@ def last_release():
 
 
 def unpack(source, folder):
-    """Put the code of a wheel, or of a commit, into a folder."""
+    """Unpack the code of a wheel or of a commit into a folder."""
     folder.mkdir()
     if source.endswith(".whl"):
         zipfile.ZipFile(source).extractall(folder)
         return
     archive = git("archive", source, "server", "toolpacks", "pyproject.toml")
     if archive.returncode:
-        raise click.UsageError(f"{source!r} is no wheel, and no commit here: {archive.stderr.decode().strip()}")
+        raise click.UsageError(
+            f"{source!r} is neither a wheel nor a commit of this repository: {archive.stderr.decode().strip()}"
+        )
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
-    # As the wheel has it: the package at the top, and the features, which are found before those of this environment.
+    # Use the wheel's layout: the package at the top, with the features, which are found before this environment's.
     (folder / "server" / "toolpack_server").rename(folder / "toolpack_server")
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     about = folder / "toolpack_server-0.dist-info"
@@ -78,7 +80,7 @@ def unpack(source, folder):
 
 
 class Fleet:
-    """Two servers on one store, whose code can be replaced.
+    """Two servers on one store. Their code can be replaced.
 
     Attributes:
         codes: The folders of both versions.
@@ -99,7 +101,7 @@ class Fleet:
         return [server.port for server in self.servers]
 
     def ask(self, method, at="/rpc", **params):
-        """Send a request to the next server, or to the one after it, until it is answered."""
+        """Send a request to the next server, and to the others in turn, until it is answered."""
         give_up = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < give_up:
             try:
@@ -114,7 +116,7 @@ class Fleet:
         raise BrokenError(f"{method} {params}: not answered within {ANSWER_SECONDS:g} s: {reason}")
 
     def become(self, versions):
-        """Replace the servers that aren't of these versions: the first by a stop, the second by kill -9."""
+        """Replace the servers that have other versions: the first after a stop, the second after kill -9."""
         for number, (server, version) in enumerate(zip(self.servers, versions, strict=True)):
             code = self.codes[version]
             if server.process is not None and server.code == code:
@@ -125,7 +127,7 @@ class Fleet:
             server.start()
 
     def kill_workers(self):
-        """Kill a worker of each server; the supervisors start others."""
+        """Kill a worker of each server. The supervisors start others."""
         for server in self.servers:
             wait_until(server.workers, UP_SECONDS, "a worker")
             send_signal(self._rng.choice(server.workers()), 9)
@@ -135,7 +137,7 @@ class Fleet:
             wait_until(server.is_up, UP_SECONDS, "a new worker")
 
     def read(self, number, method, **params):
-        """Ask one server."""
+        """Send a request to one server."""
         return self._connections[number].insist(method, params, time.monotonic() + ANSWER_SECONDS)
 
     def end(self):
@@ -144,7 +146,7 @@ class Fleet:
 
 
 def common(one, other):
-    """Get what of a value another one has, too: a newer version may add members to answers."""
+    """Return the members of a value that another value has too; a newer version may add members to answers."""
     if isinstance(one, dict) and isinstance(other, dict):
         return {name: common(value, other[name]) for name, value in one.items() if name in other}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
@@ -153,7 +155,7 @@ def common(one, other):
 
 
 def differences(fleet, session_ids):
-    """Read sessions from both servers, and get what differs."""
+    """Read sessions from both servers, and return the differences."""
     for session_id in session_ids:
         for method, params in (
             ("get_session", {}),
@@ -204,7 +206,7 @@ class Waiting:
             thread.join()
         found = self._fleet.ask("run_function", session_id=self._session, function="read_notes")["result"]
         if sorted(found) != sorted(self._sent):
-            self._problems.append(f"the calls {self._sent} waited, and these have left a note: {found}")
+            self._problems.append(f"the calls {self._sent} waited, but the notes are {found}")
         return self._problems
 
 
@@ -212,7 +214,7 @@ class Upgrade:
     """One run through all stages.
 
     Attributes:
-        problems: What came out wrong.
+        problems: The failed checks.
     """
 
     def __init__(self, codes, folder, url, workers, seed):
@@ -227,7 +229,7 @@ class Upgrade:
         self._unanswered_forks = 0
 
     def begin(self):
-        """Start two servers of the older version, and make the scenarios' sessions."""
+        """Start two servers of the older version, and create the scenarios' sessions."""
         self.fleet.become((OLD, OLD))
         self._scenarios = [kind(self.fleet.ask) for kind in SCENARIOS]
         self._waiting = Waiting(self.fleet)
@@ -235,7 +237,7 @@ class Upgrade:
             scenario.begin()
 
     def stage(self, place, versions, seconds):
-        """Let the servers become these versions under load, and go on for a while."""
+        """Change the servers to these versions under load, and continue for a while."""
         stage = "/".join(versions)
         crowd = Clients(self.fleet.ports, CLIENTS, SESSIONS, f"{self._seed}/{place}")
         crowd._entries = itertools.count(place * 10**6)
@@ -263,7 +265,7 @@ class Upgrade:
         click.echo(f"{stage}: {counts}, {len(compared)} sessions read from both")
 
     def check(self):
-        """Check totals and order by the traces of all sessions, and that the servers stop."""
+        """Check totals and order with the traces of all sessions, and check that the servers stop."""
         self.problems += self._waiting.problems_at_end()
 
         def send(method, params, path="/rpc"):
@@ -274,7 +276,7 @@ class Upgrade:
         for server in self.fleet.servers:
             status = server.stop()
             if status:
-                self.problems.append(f"a server that was stopped ended with status {status}")
+                self.problems.append(f"a stopped server ended with status {status}")
             if "Traceback" in server.log():
                 self.problems.append("there is a traceback in a server's log: see --logs")
 
@@ -297,16 +299,18 @@ STORES = {"redis": on_redis, "postgres": on_postgres}
 @click.command()
 @click.option("--from", "source", help="The older version: a commit or tag, or a wheel.  [default: the last release]")
 @click.option("--back", is_flag=True, help="Go back to the older version, too.")
-@click.option("--seconds", default=8.0, show_default=True, help="The least time of each stage.")
-@click.option("--workers", default=2, show_default=True, help="Worker processes of each server.")
+@click.option("--seconds", default=8.0, show_default=True, help="Minimum duration of each stage.")
+@click.option("--workers", default=2, show_default=True, help="Number of workers of each server.")
 @click.option("--store", type=click.Choice([*STORES]), default="redis", show_default=True, help="What they share.")
-@click.option("--seed", type=int, help="Repeats the choices of the clients; their timing may differ.")
-@click.option("--logs", is_flag=True, help="Show the servers' logs.")
+@click.option("--seed", type=int, help="Seed of the clients' choices; their timing may differ.")
+@click.option("--logs", is_flag=True, help="Print the servers' logs.")
 def main(source, back, seconds, workers, store, seed, logs):
     """Upgrade a running pair of servers on one store."""
     source = source or last_release()
     if source is None:
-        click.echo("Nothing was upgraded: there is no older release here. Name a commit or a wheel with --from.")
+        click.echo(
+            "Nothing was upgraded, because this repository has no older release. Name a commit or a wheel with --from."
+        )
         return
     seed = random.randrange(2**32) if seed is None else seed
     click.echo(f"from {source}, seed {seed}")

@@ -1,4 +1,4 @@
-"""What clients do while servers are replaced, and what must come of it exactly.
+"""The scenarios that clients play while servers are replaced; each checks its exact outcome.
 
 Each request goes to another server than the one before, and has a `call_id` if it changes something.
 """
@@ -9,7 +9,7 @@ PACKS = Path(__file__).parent / "packs"
 
 
 class BrokenError(Exception):
-    """Something came out otherwise than it must."""
+    """A check of a scenario failed."""
 
 
 def expect(found, wanted, what):
@@ -18,11 +18,11 @@ def expect(found, wanted, what):
 
 
 class Scenario:
-    """Does something in rounds, of which each may meet other servers than the one before.
+    """A scenario in rounds. Each round may meet other servers than the one before.
 
     Attributes:
         pack: The toolpack that it uses.
-        sessions: The ids of its sessions, which must read the same from all servers.
+        sessions: The ids of its sessions, which all servers must read in the same way.
     """
 
     pack = "errands"
@@ -37,16 +37,16 @@ class Scenario:
         return f"{type(self).__name__}-{self._ids}"
 
     def create(self, **params):
-        """Create a session, and send the request once more, to another server."""
+        """Create a session, then repeat the request at another server."""
         params |= {"call_id": self.id()}
         session = self.ask("create_session", **params)
         again = self.ask("create_session", **params)
-        expect(again["session_id"], session["session_id"], "a session that was asked for twice")
+        expect(again["session_id"], session["session_id"], "a session of a repeated request")
         self.sessions.append(session["session_id"])
         return session
 
     def call(self, session, function, *, at_agents=False, **kwargs):
-        """Call a function, and send the call once more, to another server."""
+        """Call a function, then repeat the call at another server."""
         params = {"function": function, "kwargs": kwargs, "call_id": self.id()}
         params |= {"at": session["agent_path"]} if at_agents else {"session_id": session["session_id"]}
         envelope = self.ask("run_function", **params)
@@ -61,7 +61,7 @@ class Scenario:
 
 
 class Notes(Scenario):
-    """Calls, forks and resets: totals and order."""
+    """Calls, forks and resets, with a check of totals and order."""
 
     def begin(self):
         super().begin()
@@ -95,12 +95,12 @@ class Moved(Scenario):
         self.notes.append(str(number))
         self.call(self.session, "note", text=self.notes[-1])
         given = {"session_id": self.session["session_id"]}
-        for _ in range(2):  # each server makes one, and the other takes it
+        for _ in range(2):  # each server exports a bundle that the other imports
             bundle = self.ask("export_bundle", **given)["bundle"]
             moved = self.ask("import_bundle", bundle=bundle, call_id=self.id())
             expect(self.call(moved, "read_notes")["result"], self.notes, "notes of a bundle")
             self.sessions.append(moved["session_id"])
-            self.ask("get_session", **given)  # so that the other one begins
+            self.ask("get_session", **given)  # so that the other server begins
         replayed = self.ask("replay_session", **given, call_id=self.id())
         expect(replayed["complete"], True, f"a replay, which differs at {replayed.get('diverged')}")
 
@@ -115,7 +115,7 @@ class Tasks(Scenario):
         del number
         begun, self.begun = self.begun, self.create(task="errands/two-notes")
         self.call(self.begun, "note", at_agents=True, text="one")
-        if begun is not None:  # it was begun by other servers, maybe
+        if begun is not None:  # the session may have begun on other servers
             self._finish(begun)
 
     def _finish(self, session):
@@ -157,7 +157,7 @@ class Perturbed(Scenario):
 
 
 class Talking(Scenario):
-    """Participants, who talk, and of whom one may call nothing."""
+    """Participants in conversation. One of them may call no function."""
 
     def begin(self):
         self.session = self.create(toolpacks=["errands"], participants={"user": {"functions": []}})

@@ -1,4 +1,4 @@
-"""A list of notes, and a task about it, for sessions that two versions of the server serve in turn."""
+"""A list of notes and a task about it, for sessions that two versions of the server serve in turn."""
 
 import asyncio
 from typing import Annotated
@@ -17,7 +17,7 @@ Notes = Annotated[list[str], Depends("notes")]
 
 @toolpack.function
 def note(notes: Notes, text: str) -> int:
-    """Write a note, and get how many there are.
+    """Write a note, and return the number of notes.
 
     :param text: The note.
     """
@@ -33,10 +33,10 @@ def read_notes(notes: Notes) -> list[str]:
 
 @toolpack.function
 async def note_later(notes: Notes, text: str, seconds: float) -> int:
-    """Wait, then write a note, and get how many there are.
+    """Wait, then write a note, and return the number of notes.
 
     :param text: The note.
-    :param seconds: How long to wait.
+    :param seconds: The time to wait.
     """
     await asyncio.sleep(seconds)
     notes.append(text)

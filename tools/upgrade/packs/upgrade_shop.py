@@ -18,9 +18,9 @@ toolpack = Toolpack("shop", Shop)
 def order(
     db: Annotated[sqlite3.Connection, Depends("db")], papers: Annotated[Files, Depends("papers")], item: str
 ) -> int:
-    """Order something, and get the order's number.
+    """Order something, and return the order's number.
 
-    :param item: What.
+    :param item: The item.
     """
     number = db.execute("INSERT INTO orders (item) VALUES (?)", (item,)).lastrowid
     papers.write_text(f"order-{number}.txt", f"{item}\n")
@@ -29,5 +29,5 @@ def order(
 
 @toolpack.function(read_only=True)
 def orders(db: Annotated[sqlite3.Connection, Depends("db")]) -> list[str]:
-    """Get what was ordered, in order."""
+    """Return the ordered items, in order."""
     return [item for (item,) in db.execute("SELECT item FROM orders ORDER BY id")]
