@@ -15,7 +15,7 @@ from toolpack_server.base.settings import _FromEnvironment
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import all_methods, openrpc
 from tools import surface
-from tools.surface import Surface, Thing, breaks, told_breaks
+from tools.surface import Surface, Thing, breaks, breaks_in_changelog
 
 DOCUMENT = openrpc(all_methods(load_features()), load_features())
 
@@ -316,11 +316,11 @@ CHANGES = """# Changelog
 
 
 def test_entries_are_those_under_breaking_of_what_is_not_released():
-    assert told_breaks(CHANGES) == [
+    assert breaks_in_changelog(CHANGES) == [
         "`get_trace` is gone: use `list_records`.",
         "`toolpack-server serve --port`: its default.",
     ]
-    assert told_breaks("# Changelog\n\n## Unreleased\n\n- `a`\n") == []
+    assert breaks_in_changelog("# Changelog\n\n## Unreleased\n\n- `a`\n") == []
 
 
 @pytest.fixture

@@ -83,12 +83,14 @@ def audits(folder: Path, names: tuple[str, ...]) -> None:
             if not (folder / f"{pack}.json").exists():
                 report = audited(COLLECTIONS[name], pack)
                 (folder / f"{pack}.json").write_text(json.dumps(report), encoding="utf-8")
-    found = {
+    reports_by_name = {
         name: {pack: json.loads(path.read_text(encoding="utf-8")) for pack, path in reports(folder, name)}
         for name in COLLECTIONS
     }
-    PAGE.write_text(page({name: each for name, each in found.items() if each}), encoding="utf-8")
-    click.echo(f"{PAGE.relative_to(Path.cwd())}: {', '.join(pack for each in found.values() for pack in each)}")
+    PAGE.write_text(page({name: each for name, each in reports_by_name.items() if each}), encoding="utf-8")
+    click.echo(
+        f"{PAGE.relative_to(Path.cwd())}: {', '.join(pack for each in reports_by_name.values() for pack in each)}"
+    )
 
 
 def reports(folder: Path, name: str) -> list[tuple[str, Path]]:
@@ -122,30 +124,30 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def page(found: dict[str, dict[str, Any]]) -> str:
+def page(reports_by_name: dict[str, dict[str, Any]]) -> str:
     rows = [
         "| toolpack | tasks | audited | attempts | with faults | with weaknesses only | processor seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        *(row(pack, report) for each in found.values() for pack, report in each.items()),
+        *(row(pack, report) for each in reports_by_name.values() for pack, report in each.items()),
     ]
-    parts = ["\n".join([HEAD, *rows]), *(part(COLLECTIONS[name], each) for name, each in found.items())]
+    parts = ["\n".join([HEAD, *rows]), *(part(COLLECTIONS[name], each) for name, each in reports_by_name.items())]
     return "\n\n".join(parts) + "\n"
 
 
 def row(pack: str, report: dict[str, Any]) -> str:
     findings = [task["findings"] for task in report["tasks"].values()]
-    faulty = sum(any(each["fault"] for each in found) for found in findings)
-    weak = sum(bool(found) for found in findings) - faulty
+    faulty = sum(any(each["fault"] for each in some) for some in findings)
+    weak = sum(bool(some) for some in findings) - faulty
     counts = [report["of"], len(findings), report["attempts"], faulty, weak, round(report["processor_seconds"])]
     return f"| `{pack}` | {' | '.join(f'{count:,}' for count in counts)} |"
 
 
-def part(collection: Collection, found: dict[str, dict[str, Any]]) -> str:
-    tasks = {name: task["findings"] for report in found.values() for name, task in report["tasks"].items()}
+def part(collection: Collection, reports: dict[str, dict[str, Any]]) -> str:
+    tasks = {name: task["findings"] for report in reports.values() for name, task in report["tasks"].items()}
     kinds = Counter((each["fault"], each["kind"]) for findings in tasks.values() for each in findings)
-    versions = {f"{collection.distribution} {report['version']}": None for report in found.values()}
-    has_shares = any(collection.packs[pack] for pack in found)
-    commands = [f"toolpack-server {shlex.join(command(collection, pack))}" for pack in found]
+    versions = {f"{collection.distribution} {report['version']}": None for report in reports.values()}
+    has_shares = any(collection.packs[pack] for pack in reports)
+    commands = [f"toolpack-server {shlex.join(command(collection, pack))}" for pack in reports]
     lines = [
         f"## {collection.title}\n",
         f"With {', '.join(versions)}:\n",

@@ -99,9 +99,9 @@ class Engine:
         base = self.folder / "base"
         release, source = mirror()
         making = ["mmdebstrap", "--variant=extract", f"--include={PACKAGES}", release, str(base), source]
-        made = subprocess.run(making, capture_output=True, text=True, check=False)
-        if made.returncode:
-            sys.exit(f"mmdebstrap failed:\n{made.stderr[-4000:]}")
+        process = subprocess.run(making, capture_output=True, text=True, check=False)
+        if process.returncode:
+            sys.exit(f"mmdebstrap failed:\n{process.stderr[-4000:]}")
         for file in ("passwd", "group"):  # as base-passwd configures itself
             shutil.copy(base / f"usr/share/base-passwd/{file}.master", base / "etc" / file)
         (base / "usr/bin/python").symlink_to("python3")
@@ -190,11 +190,11 @@ class Served:
 
     def processes(self) -> list[int]:
         """Return the server's processes, the first one first: descendants of buildah's that run Python."""
-        found, level = [], [self.process.pid]
+        pids, level = [], [self.process.pid]
         while level:
             level = [child for parent in level for child in _children(parent)]
-            found += [pid for pid in level if b"toolpack-server" in _read(f"/proc/{pid}/cmdline") and _is_python(pid)]
-        return found
+            pids += [pid for pid in level if b"toolpack-server" in _read(f"/proc/{pid}/cmdline") and _is_python(pid)]
+        return pids
 
     def check_health(self, command: list[str]) -> None:
         """Run the image's health check in the container."""
@@ -302,8 +302,8 @@ def try_pinned(engine: Engine, image: dict) -> None:
         engine.container(IMAGE) as container,
         serving(engine, container, command, volumes, environment) as served,
     ):
-        given = {"seed": "1", "clock": "2026-01-01T00:00:00Z"}
-        session = served.rpc("create_session", toolpacks=["counter"], **given)["session_id"]
+        options = {"seed": "1", "clock": "2026-01-01T00:00:00Z"}
+        session = served.rpc("create_session", toolpacks=["counter"], **options)["session_id"]
         assert served.rpc("run_function", session_id=session, function="increase")["result"] == 1
         served.stop()
     print("image: a session with a seed and a clock")

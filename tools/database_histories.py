@@ -124,11 +124,11 @@ class Plain:
 
     def __init__(self, content=None):
         if content is None:
-            made = sqlite3.connect(":memory:")
-            made.execute("PRAGMA user_version = 1")  # a database without a page can't be serialized
-            made.execute("PRAGMA user_version = 0")
-            content = made.serialize()
-            made.close()
+            database = sqlite3.connect(":memory:")
+            database.execute("PRAGMA user_version = 1")  # a database without a page can't be serialized
+            database.execute("PRAGMA user_version = 0")
+            content = database.serialize()
+            database.close()
         self.content = content
 
     def opened(self):
@@ -162,12 +162,12 @@ class Plain:
 def everything(query):
     """Return the content of a database, as far as SQL shows it."""
     schema = query("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name")
-    found = {"schema": schema, "check": query("PRAGMA integrity_check"), "version": query("PRAGMA user_version")}
+    content = {"schema": schema, "check": query("PRAGMA integrity_check"), "version": query("PRAGMA user_version")}
     for kind, name, _, _ in schema:
         if kind == "'table'" and not name.startswith("'fts"):
             quoted = '"' + name[1:-1] + '"'
-            found[name] = sorted(query(f"SELECT * FROM {quoted}"))
-    return found
+            content[name] = sorted(query(f"SELECT * FROM {quoted}"))
+    return content
 
 
 def history(bench, seed, steps=25):
@@ -200,8 +200,8 @@ def history(bench, seed, steps=25):
         if error is None:
             versions.append(after)
     for session, versions in sessions.items():
-        found = everything(lambda sql, session=session: bench.result(session, "query", sql=sql))
-        assert found == versions[-1].everything(), (f"seed {seed}", session)
+        content = everything(lambda sql, session=session: bench.result(session, "query", sql=sql))
+        assert content == versions[-1].everything(), (f"seed {seed}", session)
         check_diff(bench, session, rng.randrange(len(versions)))
     return sessions
 
@@ -275,17 +275,17 @@ def unkilled(pack, store, isolation):
         url = {"memory": "memory:", "sqlite": f"sqlite:///{folder}/sessions.db"}.get(store)
         if url is None:
             url, _ = stack.enter_context(redis_server.start(Path(folder)))
-        given = {"keep_versions": 1000, "max_result_bytes": 2**26}
+        settings = {"keep_versions": 1000, "max_result_bytes": 2**26}
         if isolation == "process":
-            given |= {"isolation": "process", "packs": (pack,), "pack_dir": (serving.PACKS,)}
-        yield stack.enter_context(serving.Bench(load_catalog((serving.PACKS,), (pack,)), url, **given))
+            settings |= {"isolation": "process", "packs": (pack,), "pack_dir": (serving.PACKS,)}
+        yield stack.enter_context(serving.Bench(load_catalog((serving.PACKS,), (pack,)), url, **settings))
 
 
 @click.command()
 @options
-def main(**given):
+def main(**choices):
     """Compare random histories with plain sqlite3."""
-    run(history, "stall", **given)
+    run(history, "stall", **choices)
 
 
 if __name__ == "__main__":

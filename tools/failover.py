@@ -121,8 +121,8 @@ class Pair:
         ask(self.primary.url, f"ALTER SYSTEM SET synchronous_standby_names = {self._waits}")
         ask(self.primary.url, "SELECT pg_reload_conf()")
         ask(self.primary.url, "CHECKPOINT")  # the process that runs this has applied the setting
-        wanted = "sync" if self._waits == "'*'" else "async"
-        state = f"SELECT 1 FROM pg_stat_replication WHERE sync_state = '{wanted}' AND state = 'streaming'"
+        sync_state = "sync" if self._waits == "'*'" else "async"
+        state = f"SELECT 1 FROM pg_stat_replication WHERE sync_state = '{sync_state}' AND state = 'streaming'"
         wait_until(lambda: ask(self.primary.url, state), ANSWERED_SECONDS, "the standby's state")
 
     def fail_over(self):
@@ -148,10 +148,10 @@ class Pair:
 
 def await_calls(clients, more):
     """Wait until each client that still runs has this number of further calls answered."""
-    wanted = [len(each.answered) + more for each in clients]
+    counts = [len(each.answered) + more for each in clients]
 
     def have():
-        return all(len(each.answered) >= count or each.problem for each, count in zip(clients, wanted, strict=True))
+        return all(len(each.answered) >= count or each.problem for each, count in zip(clients, counts, strict=True))
 
     wait_until(have, ANSWERED_SECONDS, "calls")
 

@@ -54,16 +54,16 @@ def outcome(function):
 
 def tree_on_disk(folder):
     """Return the content of a real folder: folders, links, and files with their content and permissions."""
-    found = {}
+    tree = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_symlink():
-            found[name] = "link", str(path.readlink())
+            tree[name] = "link", str(path.readlink())
         elif path.is_dir():
-            found[name] = "folder", ""
+            tree[name] = "folder", ""
         else:
-            found[name] = "file", path.read_bytes(), bool(path.stat().st_mode & 0o100)
-    return found
+            tree[name] = "file", path.read_bytes(), bool(path.stat().st_mode & 0o100)
+    return tree
 
 
 def leads_out(folder):
@@ -123,10 +123,10 @@ class Histories(RuleBasedStateMachine):
 
     def same(self, ours, theirs):
         """Do the same in both, unless the path points outside, which only the files refuse."""
-        found = outcome(ours)
-        if found == (PermissionError, 13):
+        result = outcome(ours)
+        if result == (PermissionError, 13):
             return
-        assert found == outcome(theirs)
+        assert result == outcome(theirs)
 
     @rule(path=PATHS)
     def read(self, path):
@@ -155,8 +155,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(pattern=PATTERNS)
     def glob(self, pattern):
-        found = sorted(str(path.relative_to(self.real)) for path in {*self.real.glob(pattern)})
-        assert self.files.glob(pattern) == found
+        names = sorted(str(path.relative_to(self.real)) for path in {*self.real.glob(pattern)})
+        assert self.files.glob(pattern) == names
 
     @rule(path=PATHS, parents=st.booleans(), exist_ok=st.booleans())
     def mkdir(self, path, parents, exist_ok):
@@ -260,16 +260,16 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def the_tree_is_what_is_on_disk(self):
         root, size = self.files._state
-        found = {}
+        tree = {}
         for path, node in walk(root):
             match node:
                 case FileNode():
-                    found[path] = "file", node.content, node.executable
+                    tree[path] = "file", node.content, node.executable
                 case LinkNode():
-                    found[path] = "link", node.target
+                    tree[path] = "link", node.target
                 case FolderNode():
-                    found[path] = "folder", ""
-        assert found == tree_on_disk(self.real)
+                    tree[path] = "folder", ""
+        assert tree == tree_on_disk(self.real)
         assert size == size_of(root)
 
 
@@ -307,8 +307,8 @@ def steps_of(rng):
 def history(bench, seed, steps=20):
     """Run random calls in a family of sessions, and the same in real directories."""
     rng = random.Random(seed)
-    with tempfile.TemporaryDirectory() as made:
-        base = Path(made).resolve()
+    with tempfile.TemporaryDirectory() as temporary:
+        base = Path(temporary).resolve()
         copies = (base / str(number) for number in itertools.count())
         first = next(copies)
         first.mkdir()
@@ -352,18 +352,18 @@ def check_files(bench, session, folder, where):
     """Compare a session's files with a real directory, both as JSON and as an export."""
     exported = bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]["papers/files"]
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(exported))) as tar:
-        found = {}
+        tree = {}
         for member in tar:
             if member.issym():
-                found[member.name] = "link", member.linkname
+                tree[member.name] = "link", member.linkname
             elif member.isdir():
-                found[member.name] = "folder", ""
+                tree[member.name] = "folder", ""
             else:
-                found[member.name] = "file", tar.extractfile(member).read(), bool(member.mode & 0o100)
-    assert found == tree_on_disk(folder), where
+                tree[member.name] = "file", tar.extractfile(member).read(), bool(member.mode & 0o100)
+    assert tree == tree_on_disk(folder), where
     shown = bench.rpc("get_environment", session_id=session)["papers"]["files"]
     assert shown.keys() == {
-        name for name, (kind, *_) in found.items() if kind != "folder" or not any((folder / name).iterdir())
+        name for name, (kind, *_) in tree.items() if kind != "folder" or not any((folder / name).iterdir())
     }, where
     before = bench.rpc("get_environment", session_id=session, version=0)
     patch = bench.rpc("diff_environment", session_id=session, from_version=0)
@@ -372,9 +372,9 @@ def check_files(bench, session, folder, where):
 
 @click.command()
 @database_histories.options
-def main(**given):
+def main(**options):
     """Compare random histories of files with real directories."""
-    database_histories.run(history, "papers", **given)
+    database_histories.run(history, "papers", **options)
 
 
 if __name__ == "__main__":

@@ -65,15 +65,15 @@ class KilledServer:
 
     def leftovers(self):
         """Return the scratch folders of processes that have ended."""
-        found = []
+        folders = []
         for folder in self._folder.glob(f"{PREFIX}*"):
             with contextlib.suppress(FileNotFoundError), (folder / "lock").open() as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    found.append(folder)
+                    folders.append(folder)
                 except BlockingIOError:
                     continue
-        return found
+        return folders
 
     def rpc(self, method, /, **params):
         if method in REPEATABLE:

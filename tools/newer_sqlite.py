@@ -26,13 +26,13 @@ TESTS = (
 
 
 def version(environment: dict[str, str]) -> str:
-    asked = [sys.executable, "-c", "import sqlite3; print(sqlite3.sqlite_version)"]
-    return subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    command = [sys.executable, "-c", "import sqlite3; print(sqlite3.sqlite_version)"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder / "wheel")]
         installed = subprocess.run([sys.executable, "-m", "pip", "install", *options, WHEEL], check=False)
         libraries = [*folder.glob("wheel/pysqlite3/_sqlite3*.so")]

@@ -29,9 +29,11 @@ class Run:
         if passed != expected:
             self.differences["other verdicts"] = f"the server's verdict has passed={passed}, the benchmark's {expected}"
 
-    def compare_results(self, told: Sequence[Any], expected: Sequence[Any], same: Callable[[Any, Any], bool]) -> None:
+    def compare_results(
+        self, results: Sequence[Any], expected: Sequence[Any], same: Callable[[Any, Any], bool]
+    ) -> None:
         """Compare the results of the calls. The first difference counts."""
-        for one, other in zip(told, expected, strict=True):
+        for one, other in zip(results, expected, strict=True):
             if not same(one, other):
                 self.differences["with other results"] = f"{one} is not {other}"
                 return
@@ -47,16 +49,16 @@ def compare_all(title: str, entries: Iterable[str], runs_of: Callable[[str], Ite
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)  # as in the server's workers: benchmarks' worlds have many objects
     counts, began = Counter[str](), time.monotonic()
-    found = Counter[str]({"other verdicts": 0, "with other results": 0})
+    totals = Counter[str]({"other verdicts": 0, "with other results": 0})
     for entry in entries:
         for run in runs_of(entry):
             counts["runs"] += 1
             for what, text in run.differences.items():
-                found[what] += 1
+                totals[what] += 1
                 print(f"{entry}, {run.name}, {what}: {text[:300]}", flush=True)
             for what, texts in run.remarks.items():
-                found[what] += len(texts)
+                totals[what] += len(texts)
                 for text in texts:
                     print(f"{entry}, {run.name}, {what}: {text}", flush=True)
-    sums = ", ".join(f"{count} {what}" for what, count in found.items())
+    sums = ", ".join(f"{count} {what}" for what, count in totals.items())
     print(f"{title}: {counts['runs']} runs in {time.monotonic() - began:.0f} s: {sums}", flush=True)

@@ -77,8 +77,8 @@ class Environment:
 
 def uv(folder: Path) -> Path:
     """Install uv into a folder with pip, and configure it with pip's index."""
-    asked = subprocess.run([*PIP, "config", "get", "global.index-url"], capture_output=True, text=True, check=False)
-    if index := os.environ.get("PIP_INDEX_URL") or asked.stdout.strip():
+    config = subprocess.run([*PIP, "config", "get", "global.index-url"], capture_output=True, text=True, check=False)
+    if index := os.environ.get("PIP_INDEX_URL") or config.stdout.strip():
         os.environ.setdefault("UV_DEFAULT_INDEX", index)
     run(*PIP, "install", "-q", "--no-deps", "--target", folder / "uv", "uv")
     return folder / "uv" / "bin" / "uv"
@@ -131,9 +131,9 @@ def check_wheel(wheel: Path, source: Path, packages: Iterable[str] = IN_WHEEL) -
 
 def extras_of_image() -> str:
     """Return the extras that the Dockerfile installs."""
-    found = re.search(r"\.whl\)\[([\w,]+)\]", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
-    check(found, "the Dockerfile's command that installs the wheel has another form than this check expects")
-    return found[1]
+    extras = re.search(r"\.whl\)\[([\w,]+)\]", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    check(extras, "the Dockerfile's command that installs the wheel has another form than this check expects")
+    return extras[1]
 
 
 def bill(tools: Path, source: Path, environment: Environment, file: Path) -> Path:
@@ -149,9 +149,9 @@ def bill(tools: Path, source: Path, environment: Environment, file: Path) -> Pat
 def check_bill(file: Path, environment: Environment) -> None:
     """Check that an SBOM has every installed distribution, and no path of this machine."""
     text = file.read_text()
-    found = json.loads(text)
-    own = found["metadata"]["component"]
-    listed = {(each["name"], each["version"]) for each in [own, *found["components"]]}
+    document = json.loads(text)
+    own = document["metadata"]["component"]
+    listed = {(each["name"], each["version"]) for each in [own, *document["components"]]}
     code = "import importlib.metadata as m, json; print(json.dumps([(d.name, d.version) for d in m.distributions()]))"
     installed = {(name, version) for name, version in json.loads(environment.run("python", "-c", code))}
     check(
@@ -206,8 +206,8 @@ def check_serving(environment: Environment, version: str, source: Path) -> None:
         check(session["toolpack_versions"] == {"bank": version}, "a session doesn't store the version")
         solution = rpc(url, "get_solution", session_id=session_id)
         for call in solution["calls"]:
-            asked = {"function": call["function"], "kwargs": call["kwargs"]}
-            envelope = rpc(url, "run_function", session["agent_path"], **asked)
+            params = {"function": call["function"], "kwargs": call["kwargs"]}
+            envelope = rpc(url, "run_function", session["agent_path"], **params)
             check(envelope["error"] is None, f"{call['function']}: {envelope['error']}")
         rpc(url, "submit_answer", session_id=session_id, answer=solution["answer"] or "")
         check(rpc(url, "evaluate_session", session_id=session_id)["passed"], f"the solution of {TASK} doesn't pass")
@@ -239,8 +239,8 @@ def check_packages(environment: Environment, source: Path) -> None:
     written = environment.folder / "conform.py"
     written.write_text(environment.run("toolpack-server", "conform", "--toolpack"), encoding="utf-8")
     with served(environment, "--pack-dir", ".", "--packs", "conform") as url:
-        asked = environment.run("toolpack-server", "conform", "--url", url, "--guarantee", "atomic")
-    check("all passed" in asked, f"the server doesn't conform:\n{asked}")
+        output = environment.run("toolpack-server", "conform", "--url", url, "--guarantee", "atomic")
+    check("all passed" in output, f"the server doesn't conform:\n{output}")
 
 
 def check_package(environment: Environment) -> None:
@@ -256,8 +256,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__.partition("\n")[0])
     parser.add_argument("--into", type=Path, help="Folder for the files.")
     into = parser.parse_args().into
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         tools = folder / "tools" / "venv" / "bin"
         Environment(folder / "tools", uv(folder)).install(*TOOLS)
         source = copied(folder / "one", date=1_700_000_000, mode=0o644)
@@ -283,8 +283,8 @@ def main() -> None:
         in_image = Environment(folder / "in-image", tools / "uv")
         in_image.install(f"{wheel}[{extras_of_image()}]", *more)
         for path in more:  # by name, because an SBOM names the folder that a file was installed from
-            known = ["--no-index", "--no-deps", "--force-reinstall", "--find-links", path.parent]
-            in_image.install(*known, f"{path.name.split('-')[0]}=={version}")
+            offline = ["--no-index", "--no-deps", "--force-reinstall", "--find-links", path.parent]
+            in_image.install(*offline, f"{path.name.split('-')[0]}=={version}")
         files.append(bill(tools, source, in_image, folder / f"toolpack_server-{version}.image.cdx.json"))
         check_bill(files[-1], in_image)
         print(

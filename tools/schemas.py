@@ -34,9 +34,9 @@ def schemas(only_check: bool, directory: Path) -> None:
     packs = load_catalog((), BUNDLED).toolpacks.values()
     features = [each for each in load_features([]) if each.__module__.startswith("toolpack_server.")]
     methods = all_methods(features)
-    wanted = {"openrpc.json": _json(openrpc(methods, features)), "envelope.json": _json(_envelope_schema())}
-    wanted |= {f"toolpacks/{pack.name}.json": _json(_toolpack_schema(pack)) for pack in packs}
-    paths = {directory / name: (name, text) for name, text in wanted.items()}
+    texts = {"openrpc.json": _json(openrpc(methods, features)), "envelope.json": _json(_envelope_schema())}
+    texts |= {f"toolpacks/{pack.name}.json": _json(_toolpack_schema(pack)) for pack in packs}
+    paths = {directory / name: (name, text) for name, text in texts.items()}
     paths[CLIENT] = "client/methods.py", client_code(methods)
     drifted = []
     for path, (name, text) in paths.items():

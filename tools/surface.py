@@ -86,8 +86,12 @@ class Thing:
     limits: dict[str, float] = field(default_factory=dict)
 
     def shown(self) -> dict[str, Any]:
-        found = {"gives": sorted(self.gives), "asks": sorted(self.asks), "limits": dict(sorted(self.limits.items()))}
-        return {name: value for name, value in found.items() if value}
+        description = {
+            "gives": sorted(self.gives),
+            "asks": sorted(self.asks),
+            "limits": dict(sorted(self.limits.items())),
+        }
+        return {name: value for name, value in description.items() if value}
 
 
 class Surface(dict[str, Thing]):
@@ -273,46 +277,46 @@ class Surface(dict[str, Thing]):
             if not each.startswith("_"):
                 self._add_object(f"{name}.{each}", getattr(module, each))
 
-    def _add_object(self, name: str, found: Any) -> None:
-        if is_typeddict(found):
-            for member in found.__annotations__:
-                self[f"{name}.{member}"].gives |= {"always there"} if member in found.__required_keys__ else set()
-        elif inspect.isclass(found):
-            self._add_class(name, found)
-        elif callable(found) and get_origin(found) is None:  # otherwise it is a parametrised type
-            self._add_callable(name, found)
+    def _add_object(self, name: str, value: Any) -> None:
+        if is_typeddict(value):
+            for member in value.__annotations__:
+                self[f"{name}.{member}"].gives |= {"always there"} if member in value.__required_keys__ else set()
+        elif inspect.isclass(value):
+            self._add_class(name, value)
+        elif callable(value) and get_origin(value) is None:  # otherwise it is a parametrised type
+            self._add_callable(name, value)
         else:
-            self[name].gives.add(f"is {found!r}" if isinstance(found, (str, int, float)) else "is there")
+            self[name].gives.add(f"is {value!r}" if isinstance(value, (str, int, float)) else "is there")
 
-    def _add_class(self, name: str, found: type) -> None:
-        public = [base for base in found.__mro__[1:-1] if base.__module__ in {"builtins", *MODULES, "pydantic.main"}]
+    def _add_class(self, name: str, cls: type) -> None:
+        public = [base for base in cls.__mro__[1:-1] if base.__module__ in {"builtins", *MODULES, "pydantic.main"}]
         self[name].gives |= {f"is a {base.__name__}" for base in public if not base.__name__.startswith("_")}
-        self._add_callable(name, found)
-        documented = docstring_parser.parse(inspect.getdoc(found) or "").params
+        self._add_callable(name, cls)
+        documented = docstring_parser.parse(inspect.getdoc(cls) or "").params
         attributes = {each.arg_name for each in documented if each.args[0] == "attribute"}
-        attributes |= {*getattr(found, "model_fields", ()), *getattr(found, "__dataclass_fields__", ())}
+        attributes |= {*getattr(cls, "model_fields", ()), *getattr(cls, "__dataclass_fields__", ())}
         for attribute in attributes:
             if not attribute.startswith("_"):
                 self[f"{name}.{attribute}"]
-        for member in dir(found):
-            owner = next((base for base in found.__mro__ if member in vars(base)), object)
+        for member in dir(cls):
+            owner = next((base for base in cls.__mro__ if member in vars(base)), object)
             if member.startswith("_") or not owner.__module__.startswith("toolpack_server"):
                 continue
-            value = inspect.getattr_static(found, member)
+            value = inspect.getattr_static(cls, member)
             if isinstance(value, (staticmethod, classmethod)) or inspect.isfunction(value):
-                self._add_callable(f"{name}.{member}", getattr(found, member), bound=inspect.isfunction(value))
+                self._add_callable(f"{name}.{member}", getattr(cls, member), bound=inspect.isfunction(value))
             elif isinstance(value, property) or attributes:
                 self[f"{name}.{member}"]
 
-    def _add_callable(self, name: str, found: Any, *, bound: bool = False) -> None:
+    def _add_callable(self, name: str, function: Any, *, bound: bool = False) -> None:
         thing = self[name]
         try:
-            signature = inspect.signature(found)
+            signature = inspect.signature(function)
         except ValueError:  # a class written in C has no signature
             return
-        if inspect.iscoroutinefunction(found):
+        if inspect.iscoroutinefunction(function):
             thing.gives.add("is awaited")
-        if not inspect.isclass(found) and signature.return_annotation is not inspect.Signature.empty:
+        if not inspect.isclass(function) and signature.return_annotation is not inspect.Signature.empty:
             thing.gives.add(f"returns {_annotation(signature.return_annotation)}")
         for place, parameter in enumerate([*signature.parameters.values()][bound:], 1):
             if parameter.kind is parameter.VAR_KEYWORD and get_origin(parameter.annotation) is Unpack:
@@ -344,8 +348,8 @@ def _branches(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _types(schema: Mapping[str, Any]) -> Iterable[str]:
-    given = schema.get("type", TYPES)
-    types = [given] if isinstance(given, str) else given
+    declared = schema.get("type", TYPES)
+    types = [declared] if isinstance(declared, str) else declared
     return [*types, "integer"] if "number" in types else types
 
 
@@ -375,14 +379,14 @@ def _value(value: Any) -> str:
     return getattr(value, "__name__", None) or f"a {type(value).__name__}"
 
 
-def _collect(found: Any, schemas: Mapping[str, Any], names: set[str]) -> None:
+def _collect(value: Any, schemas: Mapping[str, Any], names: set[str]) -> None:
     """Collect the names of the schemas to which others refer."""
-    if isinstance(found, dict):
-        name = str(found.get("$ref", "")).rpartition("/")[2]
+    if isinstance(value, dict):
+        name = str(value.get("$ref", "")).rpartition("/")[2]
         if name in schemas and name not in names:
             names.add(name)
             _collect(schemas[name], schemas, names)
-    for each in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _collect(each, schemas, names)
 
 
@@ -424,12 +428,12 @@ def breaks(before: Surface, now: Surface) -> Iterator[tuple[str, str]]:
                 yield name, f"now: {limit} {value}"
 
 
-def told_breaks(changelog: str) -> list[str]:
+def breaks_in_changelog(changelog: str) -> list[str]:
     """Return the entries under `### Breaking` in the section of unreleased changes."""
     unreleased = re.split(r"^## ", changelog, flags=re.MULTILINE)[1]
-    _, _, told = unreleased.partition(f"{HEADING}\n")
-    told = re.split(r"^#", told, flags=re.MULTILINE)[0]
-    return [" ".join(entry.split()) for entry in re.split(r"^- ", told, flags=re.MULTILINE)[1:]]
+    _, _, section = unreleased.partition(f"{HEADING}\n")
+    section = re.split(r"^#", section, flags=re.MULTILINE)[0]
+    return [" ".join(entry.split()) for entry in re.split(r"^- ", section, flags=re.MULTILINE)[1:]]
 
 
 @click.command()
@@ -439,12 +443,14 @@ def main(release: str | None) -> None:
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
     now = describe()
     changelog = CHANGELOG.read_text(encoding="utf-8")
-    told = told_breaks(changelog)
-    found = [*breaks(Surface.read(kept["surface"]), now)]
+    entries = breaks_in_changelog(changelog)
+    broken = [*breaks(Surface.read(kept["surface"]), now)]
     names = {
-        name: (f"`{name}`", f"`{name.rpartition('.')[0]}.*`") for name, _ in found
+        name: (f"`{name}`", f"`{name.rpartition('.')[0]}.*`") for name, _ in broken
     }  # the second name stands for a whole module
-    untold = [(name, what) for name, what in found if not any(each in entry for entry in told for each in names[name])]
+    untold = [
+        (name, what) for name, what in broken if not any(each in entry for entry in entries for each in names[name])
+    ]
     if untold and release != kept["version"]:  # a repeated release replaces its own description
         for name, what in untold:
             click.echo(f"`{name}` {what}")
@@ -457,7 +463,7 @@ def main(release: str | None) -> None:
         make_release(release, changelog, now)
         click.echo(f"{counted(len(now), 'thing')}, kept as the surface of {release}.")
         return
-    click.echo(f"{counted(len(now), 'thing')}, {counted(len(found), 'break')} since {kept['version']}.")
+    click.echo(f"{counted(len(now), 'thing')}, {counted(len(broken), 'break')} since {kept['version']}.")
 
 
 def counted(count: int, noun: str) -> str:

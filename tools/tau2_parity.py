@@ -31,8 +31,8 @@ MUTANTS = 2
 @cache
 def databases(domain):
     """Return a domain's databases as bytes. Loading them is many times faster than copying the objects."""
-    made = tau2._DOMAINS[domain][0].get_environment()
-    return [pickle.dumps(tools.db) for tools in (made.tools, made.user_tools) if tools is not None]
+    bench = tau2._DOMAINS[domain][0].get_environment()
+    return [pickle.dumps(tools.db) for tools in (bench.tools, bench.user_tools) if tools is not None]
 
 
 def environment(domain, **_):
@@ -71,26 +71,26 @@ def in_process(domain, task, calls, *, keeps=False):
     """
     state = task.initial_state
     initial = (state.initialization_data, state.initialization_actions) if state else (None, None)
-    live, made = environment(domain), []
+    live, answered = environment(domain), []
     live.set_state(*initial, [])
     for number, (requestor, name, arguments) in enumerate(calls):
         call = ToolCall(id=str(number), name=name, arguments=copy.deepcopy(arguments), requestor=requestor)
         answer = live.get_response(call)
         message = UserMessage if requestor == "user" else AssistantMessage
-        made.append((message(role=requestor, tool_calls=[call]), answer))
+        answered.append((message(role=requestor, tool_calls=[call]), answer))
         if answer.error and not keeps:
             live = environment(domain)
             live.set_state(*initial, [])
-            for earlier, told in made:
-                if not told.error:
+            for earlier, earlier_answer in answered:
+                if not earlier_answer.error:
                     live.get_response(earlier.tool_calls[0])
-    return made
+    return answered
 
 
-def verdict(domain, task, made, said, *, keeps=False):
+def verdict(domain, task, answered, text, *, keeps=False):
     """Return tau2's own verdict. Failed calls count as calls, but change the world only if `keeps` is true."""
-    world = [part for message, answer in made if keeps or not answer.error for part in (message, answer)]
-    everything = [message for message, _ in made] + [AssistantMessage(role="assistant", content=said or "-")]
+    world = [part for message, answer in answered if keeps or not answer.error for part in (message, answer)]
+    everything = [message for message, _ in answered] + [AssistantMessage(role="assistant", content=text or "-")]
     parts = EnvironmentEvaluator.calculate_reward(lambda **_: environment(domain), task, world).reward_breakdown or {}
     for evaluator in (ActionEvaluator, CommunicateEvaluator):
         parts = {**parts, **evaluator.calculate_reward(task, everything).reward_breakdown}
@@ -121,10 +121,10 @@ def same(envelope, answer):
         text = answer.content.removeprefix("Error: ")
         return envelope["error"] is not None and envelope["error"].partition(": ")[2] == text
     try:
-        told = json.loads(answer.content)
+        expected = json.loads(answer.content)
     except ValueError:
-        told = answer.content
-    return envelope["error"] is None and written(envelope["result"]) == written(told)
+        expected = answer.content
+    return envelope["error"] is None and written(envelope["result"]) == written(expected)
 
 
 def written(value):
@@ -141,8 +141,8 @@ def compared(bench, domain, name, mutants=MUTANTS):
     task, catalog = tau2._tasks(domain)[name], bench.service.context.catalog
     for label, calls, said in runs(task, mutants):
         run = parity.Run(label)
-        made = in_process(domain, task, calls)
-        expected, answers = verdict(domain, task, made, said), [answer for _, answer in made]
+        answered = in_process(domain, task, calls)
+        expected, answers = verdict(domain, task, answered, said), [answer for _, answer in answered]
         passed, envelopes = on_server(bench, domain, name, calls, said)
         run.compare_verdicts(passed, expected)
         run.compare_results(envelopes, answers, same)

@@ -113,9 +113,9 @@ def problems(client, url, task):
     if failed or not killed:
         yield "a participant has failed" if failed else "nobody was killed"
     recorded = client.get_trace(session["session_id"], limit=1000)
-    made = [[each["by"], each["function"], each["kwargs"]] for each in recorded if each["kind"] == "call"]
-    if made != [[call["by"], call["function"], call["kwargs"]] for call in calls]:
-        yield f"recorded are {made}"
+    calls_made = [[each["by"], each["function"], each["kwargs"]] for each in recorded if each["kind"] == "call"]
+    if calls_made != [[call["by"], call["function"], call["kwargs"]] for call in calls]:
+        yield f"recorded are {calls_made}"
     verdict = client.evaluate_session(session["session_id"])
     if not verdict["passed"]:
         yield f"it doesn't pass: {[check['name'] for check in verdict['checks'] if not check['passed']]}"
@@ -141,10 +141,10 @@ def make_all(url, tasks):
             f"task_{number}" for number in range(client.list_tasks(toolpack="tau2-telecom", limit=1)["total"])
         ]
         for task in names:
-            how, *found = problems(client, url, task)
+            how, *failures = problems(client, url, task)
             disturbed[how] += 1
-            wrong += bool(found)
-            for problem in found:
+            wrong += bool(failures)
+            for problem in failures:
                 print(f"{task}, {how}: {problem[:1000]}", flush=True)
     hows = ", ".join(f"{count} with the {how}" for how, count in sorted(disturbed.items()))
     print(f"{len(names)} runs in {time.monotonic() - began:.0f} s: {wrong} wrong; {hows}")

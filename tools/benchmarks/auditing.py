@@ -22,7 +22,7 @@ RUNS = 3
 def auditing(workshop: Workshop) -> Iterator[Bound]:
     """Audit the tasks of a toolpack several times, and yield the best rate: other load only makes it worse."""
     report = workshop.folder / "audit.json"
-    found = []
+    rates = []
     for _ in range(RUNS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-m", "toolpack_server", "audit", "--pack-dir", str(PACKS), "--packs", "bazaar"]
@@ -35,7 +35,7 @@ def auditing(workshop: Workshop) -> Iterator[Bound]:
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        found.append((json.loads(report.read_text())["attempts"] / seconds, seconds))
-    rate, seconds = max(found)
+        rates.append((json.loads(report.read_text())["attempts"] / seconds, seconds))
+    rate, seconds = max(rates)
     detail = f"{rate * seconds:.0f} attempts in {seconds:.2f} s"
     yield Bound("attempts of an audit on 10 KB", rate, WANTED, at_least=True, unit="/s", detail=detail)

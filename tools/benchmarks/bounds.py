@@ -51,7 +51,7 @@ class Bound:
 def throughput(rows: list[Row]) -> list[Bound]:
     """Return the bounds of throughput, from the table's ratios."""
     ratios = {row.name: row.ratio for row in rows if not row.unavailable}
-    found = []
+    bounds = []
     for store, kind, limit in (
         ("sqlite:", "read", 0.8),
         ("sqlite:", "change", 0.6),
@@ -60,22 +60,22 @@ def throughput(rows: list[Row]) -> list[Bound]:
     ):
         name = f"ours, {store} tiny, {kind}"
         if name in ratios:
-            found.append(Bound(f"{name}: requests/s, compared with bare", ratios[name], limit, at_least=True))
+            bounds.append(Bound(f"{name}: requests/s, compared with bare", ratios[name], limit, at_least=True))
     cpu = {row.name: row.cpu_us for row in rows if not row.unavailable}
     for store in ("memory:", "sqlite:"):
         agents, mcp = (cpu.get(f"ours, {store} tiny, change, {door}") for door in ("agents' address", "MCP tool call"))
         if agents and mcp:
             name = f"ours, {store} MCP tool call: CPU time, compared with run_function at the agents' address"
-            found.append(Bound(name, mcp / agents, 1.15, detail=f"{mcp:.0f} / {agents:.0f} µs"))
+            bounds.append(Bound(name, mcp / agents, 1.15, detail=f"{mcp:.0f} / {agents:.0f} µs"))
     change = ratios.get("ours, sqlite: tiny, change")
     for other, limit in (("FastMCP", 5), ("FastAPI by hand", 1)):
         best = max((ratio for name, ratio in ratios.items() if name.startswith(other)), default=None)
         if best and change:
             name = f"ours, sqlite: tiny, change: requests/s, compared with {other}'s best"
-            found.append(Bound(name, change / best, limit, at_least=True))
+            bounds.append(Bound(name, change / best, limit, at_least=True))
     tails = [row for row in rows if row.name in {"ours, sqlite: tiny, read", "ours, sqlite: tiny, change"}]
-    found += [Bound(f"{row.name}: p99, compared with p50", row.p99_ms / row.p50_ms, 5) for row in tails if row.p50_ms]
-    return found
+    bounds += [Bound(f"{row.name}: p99, compared with p50", row.p99_ms / row.p50_ms, 5) for row in tails if row.p50_ms]
+    return bounds
 
 
 def quiet_and_beside_noise(workshop: Workshop, bare: HttpCase, plan: Plan) -> Iterator[Bound]:

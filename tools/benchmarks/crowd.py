@@ -74,8 +74,8 @@ class OurSession(Session):
         return self.crowd.post("create_session", self.begin)
 
     def answer(self):
-        head, found, body = self.received.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, body = self.received.partition(b"\r\n\r\n")
+        if not separator:
             return None
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         return body if len(body) == length else None
@@ -135,8 +135,8 @@ class GymSession(OurSession):
         return self.crowd.post_to("seed_session", {"task": "waiter/waits"})
 
     def answer(self):
-        head, found, body = self.received.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, body = self.received.partition(b"\r\n\r\n")
+        if not separator:
             return None
         self.cookie = self.cookie or head.partition(b"toolpack_session=")[2].partition(b";")[0].decode()
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
@@ -171,8 +171,8 @@ class McpSession(GymSession):
         return self.post("initialize", about)
 
     def answer(self):
-        head, found, body = self.received.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, body = self.received.partition(b"\r\n\r\n")
+        if not separator:
             return None
         self.cookie = self.cookie or head.lower().partition(b"mcp-session-id: ")[2].partition(b"\r\n")[0].decode()
         length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
@@ -202,8 +202,8 @@ class OrsSession(Session):
         return self.crowd.post_to(path, body, f"X-Session-ID: {self.id}\r\n")
 
     def answer(self):
-        head, found, body = self.received.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, body = self.received.partition(b"\r\n\r\n")
+        if not separator:
             return None
         if b"chunked" in head.lower():
             return body if body.endswith(b"0\r\n\r\n") else None

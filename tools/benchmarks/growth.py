@@ -40,15 +40,15 @@ def costs(pairs: Sequence[tuple[Server, Action]], times: int = MEASURED) -> list
 
     The actions take turns, so that other load on the machine affects all of them.
     """
-    found: list[list[float]] = [[] for _ in pairs]
+    times_by_action: list[list[float]] = [[] for _ in pairs]
     for _ in range(ROUNDS):
-        for (server, action), took in zip(pairs, found, strict=True):
+        for (server, action), took in zip(pairs, times_by_action, strict=True):
             before = server.process.cpu_seconds()
             for number in range(times):
                 action(number)
             time.sleep(0.05)  # work after an answer counts too
             took.append((server.process.cpu_seconds() - before) / times * 1000)
-    return [min(took) for took in found]
+    return [min(took) for took in times_by_action]
 
 
 def _ratio(name: str, before: float, after: float, limit: float = FLAT) -> Bound:

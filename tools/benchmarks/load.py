@@ -21,10 +21,10 @@ BUSY = 0.75  # minimum share of the time that a connection waits for an answer
 
 
 def find_wrk() -> str:
-    found = shutil.which("wrk")
-    if found is None:
+    path = shutil.which("wrk")
+    if path is None:
         raise UnavailableError("wrk is not installed, and it drives the load: apt-get install wrk (Debian, Ubuntu)")
-    return found
+    return path
 
 
 @dataclass(frozen=True)

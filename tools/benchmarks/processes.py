@@ -103,12 +103,12 @@ def listens(port: int) -> bool:
 
 
 def _tree(pid: int) -> list[int]:
-    found = [pid]
+    pids = [pid]
     with contextlib.suppress(OSError):
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in children.read_text().split():
-                found += _tree(int(child))
-    return found
+                pids += _tree(int(child))
+    return pids
 
 
 def _cpu_seconds(pid: int) -> float:

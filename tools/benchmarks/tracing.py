@@ -72,8 +72,8 @@ def _start(
     kinds: dict[str, dict[str, Turn]] = {"read": {}, "change": {}}
     for name, variables in (("untraced", {}), ("traced", endpoint)):
         with mock.patch.dict(os.environ, variables):
-            given = {"data_dir": workshop.folder / folder / name, "pack_dir": (PACKS,), "packs": "counter"}
-            server = WholeServer(load_catalog((PACKS,), ("counter",)), **given)
+            settings = {"data_dir": workshop.folder / folder / name, "pack_dir": (PACKS,), "packs": "counter"}
+            server = WholeServer(load_catalog((PACKS,), ("counter",)), **settings)
         closing.callback(server.close)
         session = server.rpc("create_session", toolpacks=["counter"])["session_id"]
         for kind, function, kwargs in (("read", "get", {}), ("change", "add", {"amount": 1})):

@@ -24,15 +24,17 @@ async def play(agent, _session):
 async def measure(url, group, k):
     async with AsyncClient(url) as client:
         sessions = [
-            each.session async for found in rollouts(client, [TASK], play, labels=LABELS, group=group) for each in found
+            each.session
+            async for results in rollouts(client, [TASK], play, labels=LABELS, group=group)
+            for each in results
         ]
         try:
             for finish in (None, "solution"):
                 began, used = time.monotonic(), time.process_time()
                 tree = {"k": k, "finish": finish}
-                async for found in rollouts(client, [TASK], play, labels=LABELS, group=group, tree=tree):
-                    errors = [each.error for each in found if each.error]
-                    forks = sum(step.n for each in found if each.values for step in each.values.steps)
+                async for results in rollouts(client, [TASK], play, labels=LABELS, group=group, tree=tree):
+                    errors = [each.error for each in results if each.error]
+                    forks = sum(step.n for each in results if each.values for step in each.values.steps)
                 seconds, own = time.monotonic() - began, time.process_time() - used
                 print(
                     f"{finish}: {forks} forks in {seconds:.0f} s, {forks / seconds:.0f}/s; client {own:.0f} s; {errors}"

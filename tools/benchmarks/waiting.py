@@ -88,12 +88,12 @@ class _Server:
     def meet(self, sessions: int) -> Crowd:
         """Run a crowd, and wait until the server is idle."""
         load, before, own = os.getloadavg()[0], self.process.cpu_seconds(), _children_cpu()
-        found = self._crowd(sessions, WAIT_SECONDS)
+        result = self._crowd(sessions, WAIT_SECONDS)
         client = _children_cpu() - own
         used = self._cpu_when_idle() - before
-        times, steps = sorted(found["times"]), sorted(found["steps"])
+        times, steps = sorted(result["times"]), sorted(result["steps"])
         share = client / max(client + used, 0.001)
-        return Crowd(self.name, sessions, times, steps, used / sessions * 1000, share, load, found["wrong"])
+        return Crowd(self.name, sessions, times, steps, used / sessions * 1000, share, load, result["wrong"])
 
     def kb_waiting(self) -> float:
         """Return the memory of one waiting session and its connection, in KB."""
@@ -107,12 +107,12 @@ class _Server:
         thread = threading.Thread(target=measure)
         thread.start()
         try:
-            found = self._crowd(MEMORY_SESSIONS, MEMORY_WAIT_SECONDS)
+            result = self._crowd(MEMORY_SESSIONS, MEMORY_WAIT_SECONDS)
         finally:
             over.set()
             thread.join()
-        if len(found["times"]) < MEMORY_SESSIONS:
-            raise UnavailableError(f"not all sessions waited: {found['wrong']}")
+        if len(result["times"]) < MEMORY_SESSIONS:
+            raise UnavailableError(f"not all sessions waited: {result['wrong']}")
         return (max(measured) - measured[0]) / MEMORY_SESSIONS / 1024
 
     def _crowd(self, sessions: int, seconds: float) -> Any:

@@ -50,8 +50,8 @@ class _Session:
         self.server.client.call("run_function", {"session_id": self.id, "function": function, "kwargs": kwargs})
 
     def forks(self, number: int) -> list[str]:
-        found = self.server.client.call("fork_session", {"session_id": self.id, "count": number})
-        return [fork["session_id"] for fork in found]
+        forks = self.server.client.call("fork_session", {"session_id": self.id, "count": number})
+        return [fork["session_id"] for fork in forks]
 
     def close(self, session_ids: list[str]) -> None:
         for session_id in session_ids:
@@ -89,13 +89,13 @@ def _repeated(action: Action, times: int, _: int = 0) -> None:
 def _new_forks(name: str, objects: _Session, books: _Session, limit: float) -> Bound:
     """Measure the creation of many forks. As far as possible, they are closed outside the measurement."""
 
-    def made(session: _Session, _: int) -> None:
+    def create_forks(session: _Session, _: int) -> None:
         forks[session].append(session.forks(FORKS // FEW))
 
     forks: dict[_Session, list[list[str]]] = {objects: [], books: []}
-    one, other = costs([(books.server, partial(made, session)) for session in forks], FEW)
-    for session, found in forks.items():
-        for some in found:
+    one, other = costs([(books.server, partial(create_forks, session)) for session in forks], FEW)
+    for session, new_forks in forks.items():
+        for some in new_forks:
             session.close(some)
     return Bound(name, other / one, limit, detail=f"CPU {other * FEW:.0f} / {one * FEW:.0f} ms, A's / its session")
 
@@ -114,10 +114,10 @@ def _first_changes(name: str, objects: _Session, books: _Session, limit: float) 
 def _bytes(name: str, server: Server, action: Callable[[], object], number: int, limit: float) -> Bound:
     """Measure the bytes that some versions or forks add to the store."""
     before = _stored(server)
-    made = action()
+    new_ids = action()
     added = (_stored(server) - before) / number / 1000
-    if isinstance(made, list):
-        for session_id in made:
+    if isinstance(new_ids, list):
+        for session_id in new_ids:
             server.client.call("close_session", {"session_id": session_id})
     return Bound(name, added, limit, unit=" KB")
 

@@ -59,7 +59,7 @@ DONE += [
 @click.option("--calm", is_flag=True, help="Inject no faults.")
 @click.option("--logs", is_flag=True, help="Print the servers' logs.")
 @click.option("--keep", is_flag=True, help="Keep the folder with the store and the logs if a guarantee was violated.")
-def main(stores, isolations, seed, keep, **given):
+def main(stores, isolations, seed, keep, **options):
     """Inject faults into a running server, and check that it keeps its guarantees."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the processes on SIGTERM too
     seed = random.randrange(2**32) if seed is None else seed
@@ -67,7 +67,7 @@ def main(stores, isolations, seed, keep, **given):
     broken = False
     for store, isolation in itertools.product(stores or STORES, isolations or ("thread", "process")):
         folder = tempfile.mkdtemp(prefix="toolpack-faults-")
-        violated = run(store, isolation, folder, seed=seed, **given)
+        violated = run(store, isolation, folder, seed=seed, **options)
         broken |= violated
         if violated and keep:
             click.echo(f"{folder} has the store and the logs")
@@ -118,8 +118,8 @@ def not_done(crowd):
             done[call.function] += call.envelope is not None
             done[f"rule {RULE_BY_TEXT.get(error)}"] += 1
             done["deadlines"] += call.late and error.startswith("TimeoutError")
-    wanted = [*DONE, *(f"rule {name}" for name in RULE_BY_TEXT.values() if crowd.counts["calls"] > MANY_CALLS)]
-    return [name for name in wanted if not done[name]]
+    names = [*DONE, *(f"rule {name}" for name in RULE_BY_TEXT.values() if crowd.counts["calls"] > MANY_CALLS)]
+    return [name for name in names if not done[name]]
 
 
 def report(store, crowd, faults, problems, seconds):
@@ -139,12 +139,12 @@ def report(store, crowd, faults, problems, seconds):
         click.echo(f"{store}: answered {times} times: {sentence}")
     undone = [f"nothing was done of: {', '.join(names)}"] if (names := not_done(crowd)) else []
     violations = {"clients": crowd.surprises, "processes": faults.violations, "mix": undone} | problems
-    for where, found in violations.items():
-        for problem in found[:MAX_PRINTED]:
+    for where, problems_there in violations.items():
+        for problem in problems_there[:MAX_PRINTED]:
             click.echo(f"{store}: VIOLATION in {where}: {problem[:1200]}")
-        if len(found) > MAX_PRINTED:
-            click.echo(f"{store}: … and {len(found) - MAX_PRINTED} more in {where}")
-    failed = sum(bool(found) for found in violations.values())
+        if len(problems_there) > MAX_PRINTED:
+            click.echo(f"{store}: … and {len(problems_there) - MAX_PRINTED} more in {where}")
+    failed = sum(bool(problems_there) for problems_there in violations.values())
     click.echo(f"{store}: {len(violations) - failed} passed, {failed} failed (sessions, clients, processes, mix)")
     return failed > 0
 

@@ -71,21 +71,21 @@ class HistoryNode(NamedTuple):
         """Return the nodes up to this one, in order. Nodes that forks don't inherit are included only for their own
         session.
         """
-        found, place = [], self
-        while place.of is not None:
-            if place.is_inherited or place.of[0] == session_id:
-                found.append(place)
-            place = place.before
-        return found[::-1]
+        nodes, node = [], self
+        while node.of is not None:
+            if node.is_inherited or node.of[0] == session_id:
+                nodes.append(node)
+            node = node.before
+        return nodes[::-1]
 
     def conversation(self, name):
         """Return the messages from and to a participant, in order."""
-        found, said = [], self.said
+        messages, said = [], self.said
         while said is not None:
             message, said = said
             if message.get("to") is None or name in {message["by"], message["to"]}:
-                found.append({"by": message["by"], "to": message.get("to"), "content": message["content"]})
-        return found[::-1]
+                messages.append({"by": message["by"], "to": message.get("to"), "content": message["content"]})
+        return messages[::-1]
 
 
 class PlainDatabase(sqlite3.Connection):
@@ -163,8 +163,8 @@ class Replay:
             "digest": ledger.digest,
             "changes": self.place.changes,
         }
-        told = {"task": TASK, "version": version, "reward": ledger.length / 1000, "passed": True, "checks": []}
-        return told | {"metrics": metrics}
+        verdict = {"task": TASK, "version": version, "reward": ledger.length / 1000, "passed": True, "checks": []}
+        return verdict | {"metrics": metrics}
 
     def run(self, record, problems):
         """Run one record of the trace, and report differences between the record and the result."""
@@ -251,8 +251,8 @@ class Replay:
             why = f"a replay gives {result!r}, {failure!r}"
         if failure is not None or rule is None:
             return None, failure is None and record["function"] not in READING, why
-        told = {"error": TEXT_OF[rule], "result": ""} if rule == "lost" else {"result": result + TEXT_OF[rule]}
-        return {"rules": [rule], "run": True, "agent": told}, record["function"] not in READING, why
+        effects = {"error": TEXT_OF[rule], "result": ""} if rule == "lost" else {"result": result + TEXT_OF[rule]}
+        return {"rules": [rule], "run": True, "agent": effects}, record["function"] not in READING, why
 
     def _check_perturbed(self, record, perturbed):
         """Return the problem with a record's remaining fields, or None."""
@@ -361,18 +361,18 @@ def check_all(send, sessions, unanswered_forks, *, isolated):
             parent, version = session.parent
             needed[parent].add(version)
     for session in sessions.values():  # parents come before their forks
-        found = problems[session.id] = []
+        problems_here = problems[session.id] = []
         trace, path = (_read(send, session, path=path) for path in (False, True))
         start, place = initial(), HistoryNode()
         if session.parent is not None:
-            start, place = _fork_point(session, replays[session.parent[0]], path, found)
+            start, place = _fork_point(session, replays[session.parent[0]], path, problems_here)
         back_to = {record["to_version"] for record in trace if record["kind"] == "reset"}
         needed_here = needed[session.id] | back_to
         replay = replays[session.id] = Replay(session, start, place, needed_here, draws, isolated=isolated)
         try:
-            _check(send, session, replay, trace, path, found)
+            _check(send, session, replay, trace, path, problems_here)
         except RefusedError as refused:
-            found.append(f"the session can't be read: {refused}")
+            problems_here.append(f"the session can't be read: {refused}")
         for version in [*replay.moments]:
             if version not in needed[session.id]:
                 del replay.moments[version]
@@ -427,10 +427,10 @@ def _check(send, session, replay, trace, path, problems):
     environment = send("get_environment", {"session_id": session.id})
     if environment != replay.as_json():
         problems.append(f"the environment is {environment}, but a replay of its trace gives {replay.as_json()}")
-    found = [(record["session_id"], record["index"]) for record in path]
+    history = [(record["session_id"], record["index"]) for record in path]
     expected = [place.of for place in replay.place.path(session.id)]
-    if found != expected:
-        problems.append(f"its path has {len(found)} records, but a replay gives {len(expected)}")
+    if history != expected:
+        problems.append(f"its path has {len(history)} records, but a replay gives {len(expected)}")
     _check_calls(session, replay, trace, problems)
     _check_resets(session, trace, problems)
     _check_heard(send, session, replay, problems)
@@ -439,9 +439,9 @@ def _check(send, session, replay, trace, path, problems):
 def _compare_views(replay, seen, problems):
     """Compare the replay's current version with the views that clients have read of it."""
     version = len(replay.ends) - 1
-    for look, found in seen.pop(version, ()):
+    for look, view in seen.pop(version, ()):
         expected = look(replay)
-        if packed(expected) != found:
+        if packed(expected) != view:
             problems.append(f"a client read version {version} with other content than {expected}")
 
 
@@ -534,15 +534,15 @@ def _check_heard(send, session, replay, problems):
     for by, after, messages in session.heard:
         place = after_saying.get(messages[-1]["content"])
         expected = place and place.conversation(by)[after + 1 :]
-        found = [{name: message.get(name) for name in ("by", "to", "content")} for message in messages]
+        received = [{name: message.get(name) for name in ("by", "to", "content")} for message in messages]
         indices = [message["index"] for message in messages]
-        if found != expected or indices != [*range(after + 1, after + 1 + len(messages))]:
+        if received != expected or indices != [*range(after + 1, after + 1 + len(messages))]:
             problems.append(f"{by} received {messages[-3:]} after {after}, but a replay gives {(expected or [])[-3:]}")
     for by, (path, _) in session.paths.items():
-        told = send("listen", {}, path)["messages"]
+        received = send("listen", {}, path)["messages"]
         expected = replay.place.conversation(by)
-        if [{name: message.get(name) for name in ("by", "to", "content")} for message in told] != expected:
-            problems.append(f"{by} receives {told[-3:]}, but a replay gives {expected[-3:]}")
+        if [{name: message.get(name) for name in ("by", "to", "content")} for message in received] != expected:
+            problems.append(f"{by} receives {received[-3:]}, but a replay gives {expected[-3:]}")
 
 
 def _check_list(send, sessions, unanswered_forks, problems):

@@ -139,21 +139,21 @@ def session_parameters(number, episode):
     """
     kind = KINDS[number % len(KINDS)]
     params = {"toolpacks": TOOLPACKS, "labels": LABELS}
-    known = {"task": "task" in kind, "participants": "participants" in kind}
+    fields = {"task": "task" in kind, "participants": "participants" in kind}
     if "ors" in kind:
-        known["episode"] = episode
-        params["labels"] = LABELS | {"ors": known["episode"]}
+        fields["episode"] = episode
+        params["labels"] = LABELS | {"ors": fields["episode"]}
     if "rules" in kind:
-        known["seed"] = f"seed {number % 4}"
-        params["perturbations"] = {"rules": RULES, "seed": known["seed"]}
+        fields["seed"] = f"seed {number % 4}"
+        params["perturbations"] = {"rules": RULES, "seed": fields["seed"]}
     if "participants" in kind:
         params["participants"] = PARTICIPANTS
     if "task" in kind:
         params["task"] = TASK
         if "participants" not in kind:
-            known["openenv"] = episode
-            params["labels"] = params["labels"] | dict.fromkeys(("openenv", "openenv-episode"), known["openenv"])
-    return params, known
+            fields["openenv"] = episode
+            params["labels"] = params["labels"] | dict.fromkeys(("openenv", "openenv-episode"), fields["openenv"])
+    return params, fields
 
 
 def allowed(by):
@@ -326,13 +326,13 @@ class Connection:
                 self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
             with suppress(UnknownError):
                 events = self._post("/call", body, headers).decode().split("\n\n")
-                found = [
+                texts = [
                     event.partition("data: ")[2] for event in events if event.startswith(("event: chunk", "event: end"))
                 ]
                 if any(event.startswith("event: error") for event in events):
                     raise RuntimeError(f"{episode} {function}: {events}")
                 if any(event.startswith("event: end") for event in events):
-                    result = json.loads("".join(found))
+                    result = json.loads("".join(texts))
                     if not result["ok"]:
                         raise RuntimeError(f"{episode} {function}: {result}")
                     text = result["output"]["blocks"][0]["text"]
@@ -441,9 +441,9 @@ class Clients:
         rng = random.Random(seed)
         connection = Connection(ports, rng)
         for number in range(sessions):
-            params, known = session_parameters(number, f"episode-{_new_id(rng)}")
+            params, fields = session_parameters(number, f"episode-{_new_id(rng)}")
             params["call_id"] = _new_id(rng)
-            self._add(connection.insist("create_session", params, time.monotonic() + PATIENCE_SECONDS), **known)
+            self._add(connection.insist("create_session", params, time.monotonic() + PATIENCE_SECONDS), **fields)
         connection.close()
         self._threads = [
             threading.Thread(target=self._run, args=(number, random.Random(f"{seed}/{number}")), daemon=True)
@@ -467,10 +467,10 @@ class Clients:
         """Return whether requests that still wait for an answer must give up."""
         return time.monotonic() > self._until
 
-    def _add(self, session, parent=None, **known):
+    def _add(self, session, parent=None, **fields):
         participants = session.get("participants") or {AGENT: session}
         paths = {name: (each["agent_path"], each["mcp_path"]) for name, each in participants.items()}
-        self.sessions[session["session_id"]] = KnownSession(session["session_id"], paths, parent, **known)
+        self.sessions[session["session_id"]] = KnownSession(session["session_id"], paths, parent, **fields)
 
     def _run(self, number, rng):
         connection = Connection(self._ports, rng)
@@ -597,21 +597,21 @@ class Clients:
         socket = Socket(self._ports, rng)
         with closing(socket):
             if sid != session.openenv:
-                begun = socket.insist("reset", session.reset, self._is_over, SOCKET + sid)
-                if begun["metadata"]["session_id"] != session.id:
-                    self.surprises.append(f"{session.id}: {session.reset} gave {begun}")
+                reply = socket.insist("reset", session.reset, self._is_over, SOCKET + sid)
+                if reply["metadata"]["session_id"] != session.id:
+                    self.surprises.append(f"{session.id}: {session.reset} gave {reply}")
                 self.counts["episodes in another session"] += 1
             for _ in range(rng.randrange(1, 4)):
                 kwargs, call_id = {"entry": self._entry()}, _new_id(rng)
                 call = Call(number, "append", kwargs, f"openenv-{call_id}", time.monotonic(), AGENT)
                 session.calls.append(call)
                 action = {"type": "call_tool", "tool_name": "append", "arguments": kwargs}
-                asked = "step", action | {"metadata": {"call_id": call_id}}, self._is_over, SOCKET + sid
-                call.envelope = socket.insist(*asked)
+                message = "step", action | {"metadata": {"call_id": call_id}}, self._is_over, SOCKET + sid
+                call.envelope = socket.insist(*message)
                 call.answered = time.monotonic()
                 self.counts["steps on WebSockets"] += 1
                 if rng.random() < 0.2:
-                    again = socket.insist(*asked)
+                    again = socket.insist(*message)
                     if again != call.envelope:
                         self.surprises.append(f"{session.id}: {kwargs} was answered {call.envelope}, then {again}")
         self.overloaded += socket.overloaded
@@ -712,11 +712,11 @@ class Clients:
         resets, was_settled = len(session.resets), session.is_settled
         after = len(self._hear(connection, session, other, {"after": -1})) - 1
         self._tell(connection, rng, session, Call(number, "say", kwargs, None, time.monotonic(), by))
-        found = self._hear(connection, session, other, {"after": after})
+        texts = self._hear(connection, session, other, {"after": after})
         is_settled = was_settled and session.is_settled and len(session.resets) == resets
-        if found is not None and is_settled:
+        if texts is not None and is_settled:
             self.counts["messages expected"] += 1
-            if kwargs["text"] not in found:
+            if kwargs["text"] not in texts:
                 self.surprises.append(f"{session.id}: {other} has not received {kwargs}, which {by} has said")
 
     def _listen(self, connection, rng, session, _number):
@@ -776,7 +776,7 @@ class Clients:
             return
         version = self._some_version(connection, rng, session)
         params = {"session_id": session.id, "version": version, "count": 2, "call_id": _new_id(rng)}
-        known = {name: getattr(session, name) for name in ("seed", "participants", "task", "labels")}
+        fields = {name: getattr(session, name) for name in ("seed", "participants", "task", "labels")}
         try:
             forks = connection.insist("fork_session", params, self._is_over)
         except UnknownError:
@@ -787,7 +787,7 @@ class Clients:
                 raise
             return
         for fork in forks:
-            self._add(fork, (session.id, version), **known)
+            self._add(fork, (session.id, version), **fields)
         self.counts["forks"] += 1
 
     def _reset(self, connection, rng, session, _number):

@@ -71,8 +71,8 @@ async def create(port, count):
         return [session["session_id"] for session in created]
 
     share = -(-count // 50)
-    made = await asyncio.gather(*(some(share) for _ in range(50)))
-    return [session_id for some_ids in made for session_id in some_ids][:count]
+    batches = await asyncio.gather(*(some(share) for _ in range(50)))
+    return [session_id for some_ids in batches for session_id in some_ids][:count]
 
 
 async def kill_amid_waits(server, count):

@@ -36,15 +36,17 @@ class Meter:
         self.spent: dict[str, tuple[float, float]] = {}
         self._bench = bench
 
-    def send(self, name: str, method: str, /, *, agent_key: str | None = None, made: float = 0.0, **params: Any) -> Any:
-        """Send a request and return its reply. `made` is the number of kilobytes that created its session."""
+    def send(
+        self, name: str, method: str, /, *, agent_key: str | None = None, created_kb: float = 0.0, **params: Any
+    ) -> Any:
+        """Send a request and return its reply. `created_kb` is the number of kilobytes that created its session."""
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
         began = time.process_time()
         reply = self._bench.answer(body, agent_key=agent_key)
         seconds, size = time.process_time() - began, len(body) / 1000
         if seconds > self.spent.get(name, (-1.0, 0.0))[0]:
             self.spent[name] = seconds, size
-        most = FIXED_SECONDS + SECONDS_PER_KB * size + SECONDS_PER_KB_OF_SESSION * made
+        most = FIXED_SECONDS + SECONDS_PER_KB * size + SECONDS_PER_KB_OF_SESSION * created_kb
         require(seconds < most, f"{size:.1f} KB cost {seconds:.1f} s of the processor", name, body[:300])
         answer = json.loads(reply)
         require(answer.get("error", {}).get("code") != -32603, "an internal error", name, answer)
@@ -110,20 +112,20 @@ def _rules(bench: serving.Bench, meter: Meter, size: int) -> None:
         kwargs = {"name": "x", "content": "x" * size} if name == "create_file" else {"query": "x"}
         told = meter.send("rules", "run_function", agent_key=key, function=name, kwargs=kwargs)["result"]
         require("TooLargeError" in str(told["error"]), "no answer was too long, despite the rules", told)
-    meter.send("rules, again", "replay_session", session_id=session_id, made=size / 1000)
+    meter.send("rules, again", "replay_session", session_id=session_id, created_kb=size / 1000)
     bundle = bench.rpc("export_bundle", session_id=session_id)["bundle"]
     meter.send("rules of a stranger", "import_bundle", bundle=bundle, mode="replay")
 
 
 def _methods(bench: serving.Bench, meter: Meter, size: int) -> None:
-    for method, params in _asked(bench, size):
-        made = CALLS * 2 * size / 1000 if "session_id" in params or "mode" in params else 0.0
-        meter.send(method, method, made=made, **params)
+    for method, params in _requests(bench, size):
+        created_kb = CALLS * 2 * size / 1000 if "session_id" in params or "mode" in params else 0.0
+        meter.send(method, method, created_kb=created_kb, **params)
     missing = {method.declared.name for method in serving.CLIENTS_METHODS} - meter.spent.keys()
     require(not missing, "methods whose cost is unknown", missing)
 
 
-def _asked(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _requests(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Return requests of all methods, most of them on a session with many large calls."""
     session, other = bench.create("workspace"), bench.create("bank")
     task = bench.rpc("create_session", task="bank/pay-dentist")["session_id"]

@@ -11,10 +11,10 @@ RECEIVE_SECONDS = 900.0
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 
 
-def allow_files(wanted):
+def allow_files(number):
     """Raise the limit of open files of this process and of the servers that it starts. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    limit = number if hard == resource.RLIM_INFINITY else min(number, hard)
     if soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return max(soft, limit)

@@ -135,9 +135,11 @@ class Flood:
     def body(self, name, body, path):
         """Send a body with many values, instead of a flood of requests."""
         if "{key}" in path:
-            asked = {"Authorization": f"Bearer {TOKEN}"}
-            made = self._endpoint.http.post("/rpc", json=request("create_session", toolpacks=["bank"]), headers=asked)
-            path = path.format(key=made.json()["result"]["agent_path"].rpartition("/")[2])
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            response = self._endpoint.http.post(
+                "/rpc", json=request("create_session", toolpacks=["bank"]), headers=headers
+            )
+            path = path.format(key=response.json()["result"]["agent_path"].rpartition("/")[2])
         head = NEIGHBOUR.partition(b"Content-Length")[0].replace(b"/rpc", path.encode(), 1)
         head += b"Accept: application/json, text/event-stream\r\nX-Session-ID: x\r\nConnection: close\r\n"
         with self._endpoint.connect() as connection:
@@ -148,11 +150,15 @@ class Flood:
 
         Return the longest stall, in seconds, the memory, in MiB, and the number of streams.
         """
-        asked = {"Authorization": f"Bearer {OTHER_TOKEN}"}
-        made = self._endpoint.http.post("/rpc", json=request("create_session", toolpacks=["ledger"]), headers=asked)
+        headers = {"Authorization": f"Bearer {OTHER_TOKEN}"}
+        response = self._endpoint.http.post(
+            "/rpc", json=request("create_session", toolpacks=["ledger"]), headers=headers
+        )
         call = request("tools/call", name="repeat", arguments={"text": "x" * 1000, "times": size // 1000})
         body = json.dumps(call).encode()
-        head = _POST % made.json()["result"]["mcp_path"].encode() + b"Accept: application/json, text/event-stream\r\n"
+        head = (
+            _POST % response.json()["result"]["mcp_path"].encode() + b"Accept: application/json, text/event-stream\r\n"
+        )
         in_flight, name = self._endpoint.app.state.gateway.in_flight, "event streams that no client reads"
         clear_peak()
         before, pulse, opened = peak(), Pulse(self._endpoint.loop), 0

@@ -94,8 +94,8 @@ def frames(draw):
     between = draw(st.sampled_from([b""] * 4 + [frame(b"x", PING), frame(b"", PONG), frame(b"", 0, last=False)]))
     if len(parts) == 1:
         return frame(text)
-    made = [frame(part, TEXT if not at else 0, last=at == len(parts) - 1) for at, part in enumerate(parts)]
-    return between.join(made)
+    framed = [frame(part, TEXT if not at else 0, last=at == len(parts) - 1) for at, part in enumerate(parts)]
+    return between.join(framed)
 
 
 endings = st.sampled_from(
@@ -124,12 +124,12 @@ def _talk(port, path, sent, ending):
             seen["cut off"] += 1
         while True:
             try:
-                found = one.read()
+                answer = one.read()
             except ConnectionError:
-                found = None
-            if found is None:
+                answer = None
+            if answer is None:
                 return seen
-            opcode, payload = found
+            opcode, payload = answer
             if opcode == CLOSE:
                 code = struct.unpack("!H", payload[:2])[0] if payload else 1005
                 require(code in CLOSES, "closed with an unexpected code", code, payload, sent)

@@ -36,9 +36,9 @@ def _no_constant(name):
 
 
 def _without_duplicates(pairs):
-    found = dict(pairs)
-    require(len(found) == len(pairs), "an object has a duplicate name", pairs)
-    return found
+    members = dict(pairs)
+    require(len(members) == len(pairs), "an object has a duplicate name", pairs)
+    return members
 
 
 def strict(text):
@@ -61,9 +61,9 @@ def check_reply(reply, body):
     """Check the reply to a body, and return its answers; notifications alone have none."""
     sent, is_json = _sent(body)
     if reply is None:
-        asked = sent if isinstance(sent, list) else [sent]
-        require(is_json and asked, "a body that is not JSON got no answer", body[:500])
-        for request in asked:
+        requests = sent if isinstance(sent, list) else [sent]
+        require(is_json and requests, "a body that is not JSON got no answer", body[:500])
+        for request in requests:
             require(isinstance(request, dict) and "id" not in request, "a request got no answer", request)
         return []
     check_text(reply)

@@ -94,15 +94,17 @@ def fuzz_trainers(url, examples, number):
     statuses = Counter()
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
 
-        def check(reply, asked):
+        def check(reply, what):
             statuses[reply.status_code] += 1
-            require(reply.status_code in STATUSES, f"{asked} was answered {reply.status_code}: {reply.text[:500]}")
-            found = re.search(r"Traceback|-32603|File \"|object at 0x", reply.text)
-            require(found is None, f"{asked} was answered {reply.text[:500]}")
+            require(reply.status_code in STATUSES, f"{what} was answered {reply.status_code}: {reply.text[:500]}")
+            leak = re.search(r"Traceback|-32603|File \"|object at 0x", reply.text)
+            require(leak is None, f"{what} was answered {reply.text[:500]}")
             if reply.status_code >= 400:
-                said = reply.json()
-                told = said.get("detail") or said.get("error", {}).get("message") or said.get("message")
-                require(isinstance(told, str) and told, f"{asked} was answered without a sentence: {reply.text[:500]}")
+                answer = reply.json()
+                message = answer.get("detail") or answer.get("error", {}).get("message") or answer.get("message")
+                require(
+                    isinstance(message, str) and message, f"{what} was answered without a sentence: {reply.text[:500]}"
+                )
 
         @seed(number)
         @settings(
@@ -113,9 +115,9 @@ def fuzz_trainers(url, examples, number):
         def send(request, written):
             path, value, headers = request
             body = written(json.dumps(value).encode())
-            given = {"content-type": "application/json"}
-            given |= {name: text.replace("=x", f"={session}").encode("latin-1") for name, text in headers.items()}
-            check(client.post(path, content=body, headers=given), f"{path} {body[:500]!r} {headers}")
+            all_headers = {"content-type": "application/json"}
+            all_headers |= {name: text.replace("=x", f"={session}").encode("latin-1") for name, text in headers.items()}
+            check(client.post(path, content=body, headers=all_headers), f"{path} {body[:500]!r} {headers}")
 
         for path in ("/create", "/create?again"):
             body = {"task_spec": {"task": TASK}}

@@ -275,7 +275,7 @@ def heavy(target, size=HEAVY_BYTES):
     one, many = "x" * size, size // 8
     session = target.session
     numbered = dict.fromkeys((f"{number:x}" for number in range(size // 10)), 1)
-    made = {
+    bodies_by_name = {
         "a long argument": _request("run_function", session_id=session, function="echo", kwargs={"value": one}),
         "a long function": _request("run_function", session_id=session, function=one),
         "a long method": _request(one),
@@ -313,7 +313,7 @@ def heavy(target, size=HEAVY_BYTES):
         "zero bytes": bytes(size),
         "quotes": b'"' * size,
     }
-    return made | {
+    return bodies_by_name | {
         "many arguments": _request(
             "run_function", session_id=session, function="echo", kwargs={"value": [[]] * (many // 8)}
         )

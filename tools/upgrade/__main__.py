@@ -204,9 +204,9 @@ class Waiting:
     def problems_at_end(self):
         for thread in self._threads:
             thread.join()
-        found = self._fleet.ask("run_function", session_id=self._session, function="read_notes")["result"]
-        if sorted(found) != sorted(self._sent):
-            self._problems.append(f"the calls {self._sent} waited, but the notes are {found}")
+        notes = self._fleet.ask("run_function", session_id=self._session, function="read_notes")["result"]
+        if sorted(notes) != sorted(self._sent):
+            self._problems.append(f"the calls {self._sent} waited, but the notes are {notes}")
         return self._problems
 
 
@@ -271,8 +271,8 @@ class Upgrade:
         def send(method, params, path="/rpc"):
             return self.fleet.ask(method, at=path, **params)
 
-        found = check_all(send, self._sessions, self._unanswered_forks, isolated=False)
-        self.problems += [f"{session_id}: {each}" for session_id, some in found.items() for each in some]
+        problems = check_all(send, self._sessions, self._unanswered_forks, isolated=False)
+        self.problems += [f"{session_id}: {each}" for session_id, some in problems.items() for each in some]
         for server in self.fleet.servers:
             status = server.stop()
             if status:

@@ -12,9 +12,9 @@ class BrokenError(Exception):
     """A check of a scenario failed."""
 
 
-def expect(found, wanted, what):
-    if found != wanted:
-        raise BrokenError(f"{what}: {found!r}, and not {wanted!r}")
+def expect(value, expected, what):
+    if value != expected:
+        raise BrokenError(f"{what}: {value!r}, and not {expected!r}")
 
 
 class Scenario:
@@ -71,16 +71,16 @@ class Notes(Scenario):
         for place in range(3):
             self.notes.append(f"{number}.{place}")
             expect(self.call(self.session, "note", text=self.notes[-1])["result"], len(self.notes), "notes")
-        given = {"session_id": self.session["session_id"]}
-        version = self.ask("get_session", **given)["version"]
-        fork = self.ask("fork_session", **given, version=version - 1, call_id=self.id())[0]
+        target = {"session_id": self.session["session_id"]}
+        version = self.ask("get_session", **target)["version"]
+        fork = self.ask("fork_session", **target, version=version - 1, call_id=self.id())[0]
         self.sessions.append(fork["session_id"])
         expect(self.call(fork, "note", text="fork")["result"], len(self.notes), "notes of a fork")
         path = self.ask("get_trace", session_id=fork["session_id"], path=True, limit=1000)
         texts = [record["kwargs"]["text"] for record in path if record.get("function") == "note"]
         expect(texts, [*self.notes[:-1], "fork"], "the path of a fork")
         expect(self.call(self.session, "note", text="undone")["result"], len(self.notes) + 1, "notes")
-        self.ask("reset_session", **given, version=version, call_id=self.id())
+        self.ask("reset_session", **target, version=version, call_id=self.id())
         expect(self.call(self.session, "read_notes")["result"], self.notes, "notes after a reset")
 
 
@@ -94,14 +94,14 @@ class Moved(Scenario):
     def round(self, number):
         self.notes.append(str(number))
         self.call(self.session, "note", text=self.notes[-1])
-        given = {"session_id": self.session["session_id"]}
+        target = {"session_id": self.session["session_id"]}
         for _ in range(2):  # each server exports a bundle that the other imports
-            bundle = self.ask("export_bundle", **given)["bundle"]
+            bundle = self.ask("export_bundle", **target)["bundle"]
             moved = self.ask("import_bundle", bundle=bundle, call_id=self.id())
             expect(self.call(moved, "read_notes")["result"], self.notes, "notes of a bundle")
             self.sessions.append(moved["session_id"])
-            self.ask("get_session", **given)  # so that the other server begins
-        replayed = self.ask("replay_session", **given, call_id=self.id())
+            self.ask("get_session", **target)  # so that the other server begins
+        replayed = self.ask("replay_session", **target, call_id=self.id())
         expect(replayed["complete"], True, f"a replay, which differs at {replayed.get('diverged')}")
 
 
@@ -113,26 +113,26 @@ class Tasks(Scenario):
 
     def round(self, number):
         del number
-        begun, self.begun = self.begun, self.create(task="errands/two-notes")
+        earlier, self.begun = self.begun, self.create(task="errands/two-notes")
         self.call(self.begun, "note", at_agents=True, text="one")
-        if begun is not None:  # the session may have begun on other servers
-            self._finish(begun)
+        if earlier is not None:  # the session may have begun on other servers
+            self._finish(earlier)
 
     def _finish(self, session):
-        given, path = {"session_id": session["session_id"]}, session["agent_path"]
+        target, path = {"session_id": session["session_id"]}, session["agent_path"]
         expect(self.ask("get_task", at=path)["prompt"][:21], "Write the notes one a", "a prompt")
         message = {"role": "assistant", "content": "soon", "call_id": self.id()}
         for _ in range(2):
-            self.ask("add_message", **given, **message)
+            self.ask("add_message", **target, **message)
         self.call(session, "note", at_agents=True, text="two")
         for _ in range(2):
             self.ask("submit_answer", at=path, answer="done")
         over = self.call(session, "note", at_agents=True, text="three")["error"]
         expect(over and over.partition(":")[0], "EpisodeOverError", "a call after the answer")
         for _ in range(2):
-            verdict = self.ask("evaluate_session", **given)
+            verdict = self.ask("evaluate_session", **target)
             expect((verdict["reward"], verdict["passed"]), (1.0, True), "a verdict")
-        kinds = [record["kind"] for record in self.ask("get_trace", **given)]
+        kinds = [record["kind"] for record in self.ask("get_trace", **target)]
         expect(kinds, ["call", "message", "call", "answer"], "records")
 
 
@@ -185,16 +185,16 @@ class Shop(Scenario):
         self.items = []
 
     def round(self, number):
-        given = {"session_id": self.session["session_id"]}
+        target = {"session_id": self.session["session_id"]}
         for place in range(5):
             self.items.append(f"{number}.{place}")
             expect(self.call(self.session, "order", item=self.items[-1])["result"], len(self.items), "an order")
-        fork = self.ask("fork_session", **given, call_id=self.id())[0]
+        fork = self.ask("fork_session", **target, call_id=self.id())[0]
         self.sessions.append(fork["session_id"])
         expect(self.call(fork, "order", item="fork")["result"], len(self.items) + 1, "the order of a fork")
-        rows = self.ask("get_environment", **given, pointer="/shop/db/orders", limit=1000)
+        rows = self.ask("get_environment", **target, pointer="/shop/db/orders", limit=1000)
         expect([row["item"] for row in rows.values()], self.items, "rows")
-        papers = self.ask("get_environment", **given, pointer="/shop/papers")
+        papers = self.ask("get_environment", **target, pointer="/shop/papers")
         expect(len(papers), len(self.items) + 1, "files")
         expect(self.call(self.session, "orders")["result"], self.items, "orders")
 

@@ -41,15 +41,15 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.post("/call")
-async def call(asked: Call) -> dict[str, int]:
+async def call(call: Call) -> dict[str, int]:
     async with app.state.turn:  # one connection, so that transactions of two calls don't mix
         connection = app.state.connection
         await connection.execute("BEGIN IMMEDIATE")
-        found = await connection.execute_fetchall("SELECT value FROM counters WHERE session = ?", (asked.session,))
-        value = (found[0][0] if found else 0) + asked.amount
-        await connection.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (asked.session, value))
-        record = json.dumps({"amount": asked.amount, "result": value})
-        await connection.execute(ADD_RECORD, (asked.session, record))
+        rows = await connection.execute_fetchall("SELECT value FROM counters WHERE session = ?", (call.session,))
+        value = (rows[0][0] if rows else 0) + call.amount
+        await connection.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (call.session, value))
+        record = json.dumps({"amount": call.amount, "result": value})
+        await connection.execute(ADD_RECORD, (call.session, record))
         await connection.execute("COMMIT")
     return {"result": value}
 

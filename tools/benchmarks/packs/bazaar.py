@@ -113,12 +113,12 @@ def _add_task(number: int) -> None:
         answer=stall,
     )
     def done(rollout: Rollout[Bazaar]) -> None:
-        wanted = rollout.initial
-        wanted.orders = [Order(stall=stall, buyer=buyer, amount=3)]
-        wanted.stalls[stall].price = 95
-        wanted.stalls[stall].notes.append("sold")
-        wanted.stalls[f"S-{number + 30:03}"].open = False
-        rollout.check("the bazaar is as it should be", rollout.environment == wanted)
+        expected = rollout.initial
+        expected.orders = [Order(stall=stall, buyer=buyer, amount=3)]
+        expected.stalls[stall].price = 95
+        expected.stalls[stall].notes.append("sold")
+        expected.stalls[f"S-{number + 30:03}"].open = False
+        rollout.check("the bazaar is as it should be", rollout.environment == expected)
         rollout.check("the answer names the stall", rollout.answer == stall)
 
 

@@ -104,8 +104,8 @@ def find(db: Db, key: str) -> str:
 
     :param key: The place on the shelf.
     """
-    found = db.execute("SELECT text, quantity FROM item WHERE key = ?", (key,)).fetchone()
-    return f"{found[1]} of {hashlib.sha256(found[0].encode()).hexdigest()[:16]}" if found else "nothing is there"
+    row = db.execute("SELECT text, quantity FROM item WHERE key = ?", (key,)).fetchone()
+    return f"{row[1]} of {hashlib.sha256(row[0].encode()).hexdigest()[:16]}" if row else "nothing is there"
 
 
 @shelf_pack.function(read_only=True)
