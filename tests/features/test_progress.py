@@ -60,7 +60,7 @@ def test_elsewhere_a_command_that_takes_long_says_how_far_it_is(monkeypatch, cap
 
 def test_a_replay_is_as_far_as_the_session_that_it_makes(monkeypatch):
     seen = []
-    monkeypatch.setattr(command, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(command, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(command, "progress", lambda *_: contextlib.nullcontext(seen.append))
     older, newer = {"session_id": "a", "version": 9}, {"session_id": "b", "version": 0}
 
@@ -75,7 +75,7 @@ def test_a_replay_is_as_far_as_the_session_that_it_makes(monkeypatch):
                 done.set_result("replayed")
             return [found]
 
-        return await command._watched(send, done, {"parent": "a"}, 7)
+        return await command._show_progress(send, done, {"parent": "a"}, 7)
 
     assert asyncio.run(watched()) == "replayed"
     assert seen == [2, 3, 2]

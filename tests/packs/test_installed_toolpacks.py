@@ -243,7 +243,7 @@ def test_changed_classes_are_rejected_with_both_versions(pair):
     refused(-32008, new.call, session, "pay")
     assert versions(new, session) == {"kiosk": "1.0"}
     said = refused(-32008, new.rpc, "import_bundle", bundle=bundle)
-    assert "classes of the toolpack 'kiosk' (1.0) than those that are loaded (2.0): load" in str(said)
+    assert "classes of the toolpack 'kiosk' (1.0) than the loaded ones (2.0): load" in str(said)
     new.rpc("reset_session", session_id=session)
     assert new.result(session, "pay") == 1
 

@@ -47,9 +47,10 @@ class Session(TypedDict):
     """A session. Its agent gets `agent_path`.
 
     `toolpack_versions` has the versions, at the session's creation, of toolpacks that are installed distributions.
-    `mcp_path` is the session's path for agents that speak MCP. `task` names the session's task. Its chance is drawn
-    from `seed`; its time begins at `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of
-    each participant. It is omitted if the agent is the only one. `perturbations` are the rules for the session's agent.
+    `mcp_path` is the session's path for agents that speak MCP. `task` names the session's task. The seed of the
+    session's random numbers, the start of its clock, and the seconds that each call adds to it. `participants` has the
+    paths of each participant. It is omitted if the agent is the only one. `perturbations` are the rules for the
+    session's agent.
     """
 
     session_id: str
@@ -102,10 +103,10 @@ class CallRecord(TypedDict):
 
 
 class Replay(TypedDict):
-    """The new session, how many records were run again in it, and the first difference.
+    """The new session, the number of records that were run again in it, and the first difference, if any.
 
-    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks that were
-    at another version when the session was created.
+    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks whose
+    loaded version isn't the one with which the session was created.
     """
 
     session: Session
@@ -223,9 +224,9 @@ class ClientMethods:
                 does nothing twice.
             task: A task, as toolpack/name. The session gets its toolpacks and options; the parameter `options`
                 overrides them, and `toolpacks` adds further ones.
-            seed: What its functions draw random numbers from, so that they draw the same again.
-            clock: The time that its functions see at the start, RFC 3339 with an offset.
-            clock_step_seconds: How far each call moves the clock on; default: 1.
+            seed: Seed of its functions' random numbers. With the same seed they draw the same again.
+            clock: The time at which its clock starts, RFC 3339 with an offset.
+            clock_step_seconds: Seconds by which each call advances the clock; default: 1.
             participants: Participants and their rights: {name: {functions, max_calls, prompt, answers}}. Merged
                 with those of the task; the values given here win.
             perturbations: Rules that inject faults and texts into the agent's calls; default: none.
@@ -374,9 +375,9 @@ class ClientMethods:
             ttl_seconds: Time to live after the session's last call, in seconds.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
-            seed: What its functions draw random numbers from, so that they draw the same again.
-            clock: The time that its functions see at the start, RFC 3339 with an offset.
-            clock_step_seconds: How far each call moves the clock on; default: 1.
+            seed: Seed of its functions' random numbers. With the same seed they draw the same again.
+            clock: The time at which its clock starts, RFC 3339 with an offset.
+            clock_step_seconds: Seconds by which each call advances the clock; default: 1.
             perturbations: Rules for the forks; default: the parent's rules. An object without rules: none.
         """
 
@@ -568,10 +569,10 @@ class ClientMethods:
         labels: Mapping[str, str] | None = None,
         call_id: str | None = None,
     ) -> Replay:
-        """Run a session's records again, in order, in a new session, up to the first that comes out differently.
+        """Run a session's records again, in order, in a new session, up to the first difference.
 
         Args:
-            limit: How many records to run again, at most.
+            limit: Maximum number of records to run again.
             labels: The labels of the new session; default: this session's.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
@@ -579,10 +580,10 @@ class ClientMethods:
 
     @requests("export_bundle")
     def export_bundle(self, session_id: str, *, versions: Literal["all", "ends"] = "all") -> Bundle:
-        """Get a session as one file, which `import_bundle` takes here or on another server.
+        """Return a session as one file. `import_bundle` takes it here or on another server.
 
         Args:
-            versions: The versions in it: all that are kept, or the first and the current one.
+            versions: The versions in the bundle: all kept ones, or the first and the current one (`ends`).
         """
 
     @requests("import_bundle")
@@ -596,14 +597,14 @@ class ClientMethods:
         limit: int = 1000,
         call_id: str | None = None,
     ) -> Session | Replay:
-        """Create a session from a bundle: exactly the one that was exported, or by running its records again.
+        """Create a session from a bundle: an exact copy of the exported session, or a replay of its records.
 
         Args:
-            bundle: What `export_bundle` gave, in base64.
-            mode: `replay` takes bundles of strangers: nothing but arguments is used, and then compared.
+            bundle: The bundle from `export_bundle`, in base64.
+            mode: `replay` is for strangers' bundles: it uses only arguments and messages, and compares results.
             labels: The labels of the session; default: those in the bundle.
             ttl_seconds: Time to live after the session's last call, in seconds.
-            limit: How many records to run again, at most, with `replay`.
+            limit: Maximum number of records to run again, with `replay`.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
         """

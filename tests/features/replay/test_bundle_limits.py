@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 from http_endpoint import HEAD, served
 from serving import KEY, PATIENCE, refused, wait_until
-from test_bundles import START, bundle_of, lines_of, sealed, state_of
+from test_bundles import START, create_bundle, lines_of, sealed, state_of
 
 from toolpack_server import Depends, TaskEnvironment, Toolpack
 from toolpack_server.features.replay import bundle_format
@@ -90,7 +90,7 @@ def records_in(lines):
 
 
 def imported(bench, lines, mode="replay", **params):
-    return bench.rpc("import_bundle", bundle=base64.b64encode(bundle_of(lines)).decode(), mode=mode, **params)
+    return bench.rpc("import_bundle", bundle=base64.b64encode(create_bundle(lines)).decode(), mode=mode, **params)
 
 
 def note(lines, **members):
@@ -121,11 +121,11 @@ def test_each_line_is_one_thing_and_nothing_follows_the_last(make, mode):
     lines = lines_with(bench, "echo", value="x")
     for wrong in ({}, lines[0] | lines[-1]):
         error = refused(-32602, imported, bench, [*lines, wrong], mode)
-        assert error.data["detail"] == "A line of the bundle is not one of head, blob, version or record."
-    compressed = bundle_of(lines).split(b"\n", 2)[2]
+        assert error.data["detail"] == "A line of the bundle must be exactly one of head, blob, version and record."
+    compressed = create_bundle(lines).split(b"\n", 2)[2]
     longer = base64.b64encode(sealed(compressed + b"more")).decode()
     error = refused(-32602, bench.rpc, "import_bundle", bundle=longer, mode=mode)
-    assert error.data["detail"] == "The bundle can't be unpacked: there is something behind its end."
+    assert error.data["detail"] == "The bundle can't be unpacked: there is data after its end."
     assert state_of(bench) == []
 
 
@@ -146,7 +146,7 @@ def test_what_is_unpacked_is_reserved_and_released(make, mode):
     in_flight.add("", -(2**23))
     # What is more than anybody may have isn't.
     lines[0]["head"]["options"] = {"gated": {"x": [0] * 200_000}}
-    assert "which no request may take" in refused(-32007, imported, bench, lines, mode).message
+    assert "the limit of a request" in refused(-32007, imported, bench, lines, mode).message
     assert in_flight.total == 0
 
 
@@ -255,7 +255,7 @@ def test_a_forged_failure_says_what_this_server_says(make, failure, gate):
     assert (record.get("failure"), record["result"], gate.calls) == (failure, "", calls)
     said = {
         "deadline": "TimeoutError: `hold` took longer than 0.2 s and was given up; nothing has changed.",
-        "crashed": "CrashedError: `hold` ended its process in the call that is repeated here, so it isn't run; "
+        "crashed": "CrashedError: `hold` ended its process in the original call, so the replay didn't run it; "
         "nothing has changed.",
     }
     assert record["error"] == said[failure]
@@ -290,7 +290,7 @@ def test_a_replay_of_a_bundle_has_a_limit(make):
 def test_few_replays_of_an_owner_run_at_once(make, gate):
     bench = make()
     lines = lines_with(bench, "hold")
-    bundle = base64.b64encode(bundle_of(lines)).decode()
+    bundle = base64.b64encode(create_bundle(lines)).decode()
     session_id = bench.create("gated", owner="ann")
     bench.call(session_id, "hold", {"owner": "ann"})
     before = gate.calls
@@ -321,7 +321,7 @@ def test_a_replay_that_waits_too_long_is_refused(make):
         return stack
 
     taken = bench._run(occupy())
-    assert "replays of yours run here" in refused(-32006, imported, bench, lines).message
+    assert "You have 2 running replays on this server" in refused(-32006, imported, bench, lines).message
     bench._run(taken.aclose())
     assert imported(bench, lines)["complete"] is True
 

@@ -110,7 +110,7 @@ def lines_of(bundle):
     return [json.loads(line) for line in lzma.decompress(bundle.split(b"\n", 2)[2]).splitlines()]
 
 
-def bundle_of(lines, key=KEY):
+def create_bundle(lines, key=KEY):
     """Make a bundle as somebody would who has the key."""
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
     return sealed(lzma.compress(text), key)
@@ -275,7 +275,7 @@ def test_replay_of_a_bundle(make):
         assert difference(here.world(session_id, 5), there.world(new, 5)) is None
     lines = lines_of(bundle)
     next(line for line in lines if "record" in line)["record"][0]["result"] = 2
-    found = imported(there, bundle_of(lines), mode="replay")
+    found = imported(there, create_bundle(lines), mode="replay")
     assert found.get("diverged") == {"index": 0, "what": "result", "recorded": "2", "replayed": "1"}
 
 
@@ -516,7 +516,7 @@ def test_whoever_has_the_key_gets_no_nonsense_stored(server, bundle, data, mode)
         del target[path[-1]]
     elif isinstance(target, list):
         target.insert(path[-1], target[path[-1]])
-    text = base64.b64encode(bundle_of(lines)).decode()
+    text = base64.b64encode(create_bundle(lines)).decode()
     request = {"jsonrpc": "2.0", "id": 1, "method": "import_bundle", "params": {"bundle": text, "mode": mode}}
     before = state_of(server)
     reply = json.loads(server.answer(json.dumps(request)))
@@ -539,7 +539,7 @@ def test_a_digest_that_is_no_text_is_refused(server, bundle, mode, state):
     lines = lines_of(bundle)
     record = next(line["record"][0] for line in lines if "record" in line)
     record["state"] = state
-    changes_nothing(server, bundle_of(lines), -32602, mode=mode)
+    changes_nothing(server, create_bundle(lines), -32602, mode=mode)
 
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
@@ -565,7 +565,7 @@ def test_a_snapshot_is_read_before_anything_is_stored(server, bundle, part):
         if "blob" in line:
             line["blob"][2] = "not a snapshot"
             line["blob"][1] = part
-    changes_nothing(server, bundle_of(lines), -32012, -32602)
+    changes_nothing(server, create_bundle(lines), -32012, -32602)
 
 
 def kind_of(lines, name):
@@ -609,13 +609,13 @@ def two_heads(lines):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (another_version, "The bundle lacks versions or records that its head names."),
-        (another_record, "The bundle lacks versions or records that its head names."),
-        (a_hole, "Version 3 of the bundle doesn't follow the one before, or lacks a blob."),
-        (a_part_of_another, "Version 0 of the bundle doesn't follow the one before, or lacks a blob."),
+        (another_version, "The bundle has other versions or records than its head says."),
+        (another_record, "The bundle has other versions or records than its head says."),
+        (a_hole, "Version 3 of the bundle is out of order or lacks a blob."),
+        (a_part_of_another, "Version 0 of the bundle is out of order or lacks a blob."),
         (no_environment, "The bundle lacks the environment of a toolpack."),
-        (a_call_id_twice, "Record 1 of the bundle doesn't follow the one before."),
-        (a_blob_twice, "Blob 0 of the bundle is there twice, or belongs to no toolpack."),
+        (a_call_id_twice, "Record 1 of the bundle is out of order, or its call_id is used twice."),
+        (a_blob_twice, "Blob 0 of the bundle occurs twice, or belongs to no toolpack."),
         (two_heads, "The bundle has two heads."),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
@@ -623,7 +623,7 @@ def two_heads(lines):
 def test_what_does_not_fit_together_is_refused_whoever_has_sealed_it(server, bundle, change, says):
     lines = lines_of(bundle)
     change(lines)
-    assert changes_nothing(server, bundle_of(lines), -32602)["data"]["detail"] == says
+    assert changes_nothing(server, create_bundle(lines), -32602)["data"]["detail"] == says
 
 
 def test_deep_and_wide_lines_of_strangers_are_refused(server, bundle):
@@ -634,4 +634,4 @@ def test_deep_and_wide_lines_of_strangers_are_refused(server, bundle):
         deep = [deep]
     for value in (deep, [0] * 20_500):
         record["kwargs"] = {"text": value}
-        changes_nothing(server, bundle_of(lines), -32602, mode="replay")
+        changes_nothing(server, create_bundle(lines), -32602, mode="replay")

@@ -114,7 +114,7 @@ MODULE = """
 from toolpack_server.base.module_rngs import module_rngs
 
 made = {"__name__": "made"}
-with module_rngs.noting():
+with module_rngs.register():
     exec(
         "import random\\nclass Own(random.Random): pass\\n"
         "DICE, OWN, COINS = random.Random(), Own(), random.Random()\\n"

@@ -105,14 +105,14 @@ def test_a_file_that_is_larger_than_any_bundle_is_refused_in_one_sentence(tmp_pa
         file.truncate(2**28 + 1)
     ended = run_here("replay", *FIXTURES, str(tmp_path / "large"))
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"toolpack-server: {tmp_path}/large has more than 268435456 bytes, which no bundle has.\n"
+    assert ended.stderr == f"toolpack-server: {tmp_path}/large isn't a bundle: it has more than 268435456 bytes.\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["replay", "--data-dir", "nowhere", "x"], "There is no store nowhere/sessions.db"),
-        (["replay", *FIXTURES, server_process.__file__], "This is no bundle"),
+        (["replay", *FIXTURES, server_process.__file__], "This isn't a bundle"),
         (["session", "bundle", "--url", "http://127.0.0.1:1", "x" * 48], "can't be reached"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Replay: a session's records run again, and bundles, which carry a session from one server to another."""
+"""Replay of a session's records, seeded sessions, and bundles, which move a session to another server."""

@@ -1,6 +1,6 @@
-"""The digests of worlds, by which a replay is compared with what was recorded.
+"""Digests of worlds, which a replay compares with the recorded ones.
 
-A blob never changes, so each is read once. What is remembered of blobs spares time and nothing else.
+A world's digest is computed from the *entries* of its parts. They are cached by blob id, because a blob never changes.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from toolpack_server.sessions.part_bytes import PartBytes
 from toolpack_server.stores.base import SessionStore
 from toolpack_server.volumes.volume import is_piece
 
-REMEMBERED = 10_000  # parts whose entries a worker knows
+MAX_PARTS = 10_000  # parts whose entries a worker caches
 
 
 @dataclass(eq=False)
 class ReadEntries(RunnerOperation[dict[str, Entries | None]]):
-    """Get what the digest of each part is made of."""
+    """Operation that returns the entries of each part of a snapshot."""
 
     snapshot: Snapshot
     name = "entries"
@@ -33,13 +33,13 @@ class ReadEntries(RunnerOperation[dict[str, Entries | None]]):
     @override
     def run(self, context: ExecutionContext) -> dict[str, Entries | None]:
         codec, snapshot = context.codec, self.snapshot
-        found: dict[str, Entries | None] = {}
+        entries: dict[str, Entries | None] = {}
         for part, blob_id in snapshot.parts.items():
             if is_piece(part):
-                found[part] = piece_entries(part, codec.unseal(part, blob_id, snapshot.blobs[part]), codec.volumes)
+                entries[part] = piece_entries(part, codec.unseal(part, blob_id, snapshot.blobs[part]), codec.volumes)
             else:
-                found[part] = part_entries(codec.decode(part, blob_id, snapshot.blobs[part]), codec.catalog.classes)
-        return found
+                entries[part] = part_entries(codec.decode(part, blob_id, snapshot.blobs[part]), codec.catalog.classes)
+        return entries
 
     @override
     def fits(self, result: Mapping[str, Entries | None]) -> bool:
@@ -47,28 +47,30 @@ class ReadEntries(RunnerOperation[dict[str, Entries | None]]):
 
 
 class StateDigests:
-    """Gets the digests of worlds, part by part; blobs never change, so each is read once."""
+    """Computes the digests of worlds, with a cache of the entries of their parts."""
 
     def __init__(self, runner: Runner, store: SessionStore) -> None:
         self._runner = runner
         self._store = store
-        self._known = BoundedCache[str, tuple[Entries | None]](REMEMBERED)
+        self._cache = BoundedCache[str, tuple[Entries | None]](MAX_PARTS)
 
-    def note(self, blob_id: str, entries: Entries | None) -> None:
-        self._known.put(blob_id, (entries,))
+    def put(self, blob_id: str, entries: Entries | None) -> None:
+        """Cache the entries of a part."""
+        self._cache.put(blob_id, (entries,))
 
     def digest(self, parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> str | None:
-        """Get the digest of a world; None if it has none.
+        """Return the digest of a world; None if it has none.
 
         Args:
-            blobs: The bytes of parts, as far as they are at hand, and of those that aren't in the store yet.
+            parts: The blob id of each part.
+            blobs: Bytes of parts. It must have the blobs that aren't stored yet; other blobs are read from the store.
         """
-        known = {part: self._known.get(blob_id) for part, blob_id in parts.items()}
-        found = {part: entry[0] for part, entry in known.items() if entry is not None}
-        missing = {part: blob_id for part, blob_id in parts.items() if part not in found}
+        cached = {part: self._cache.get(blob_id) for part, blob_id in parts.items()}
+        entries = {part: entry[0] for part, entry in cached.items() if entry is not None}
+        missing = {part: blob_id for part, blob_id in parts.items() if part not in entries}
         if missing:
             read = self._runner.run(ReadEntries(Snapshot(missing, PartBytes(self._store, missing, blobs))))
             for part, blob_id in missing.items():
-                found[part] = read[part]
-                self.note(blob_id, read[part])
-        return world_digest((toolpack_of(part), entries) for part, entries in found.items())
+                entries[part] = read[part]
+                self.put(blob_id, read[part])
+        return world_digest((toolpack_of(part), each) for part, each in entries.items())

@@ -1,6 +1,7 @@
-"""What a bundle holds, checked line by line while it is read.
+"""Content of an exact bundle, checked line by line while it is read.
 
-Its keyed hash is right, but that only says who wrote it. Nothing that doesn't fit together is stored.
+The right keyed hash only proves who wrote the bundle. So versions, blobs and records are checked, too, and an
+inconsistent bundle isn't stored.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,17 +20,17 @@ from toolpack_server.stores.base import Record
 from toolpack_server.volumes.volume import is_piece
 
 
-class Content:
-    """What an exact bundle holds, checked line by line.
+class BundleContent:
+    """The content of an exact bundle, for a session with a new id.
 
     Attributes:
         changes: For each version, the blob id of each part that it changes.
         blobs: The blobs, by their new ids.
-        records: The records, written for the session with the new id.
+        records: The records, encoded for the new session.
 
     Args:
-        session_id: The new id.
-        keep: Called with the bytes of each blob and record that is kept here.
+        session_id: The new session's id.
+        keep: Called with the size in bytes of each blob and record that is added.
     """
 
     def __init__(self, context: SessionContext, head: BundleHead, session_id: str, keep: Callable[[int], None]) -> None:
@@ -42,7 +43,7 @@ class Content:
         self._keep = keep
         self._ids: dict[int, tuple[str, str]] = {}
         self._call_ids: set[str] = set()
-        self._recount = ProgressChecker(began_as_fork=head.fork) if head.all_kept() else None
+        self._progress = ProgressChecker(began_as_fork=head.fork) if head.all_kept() else None
         loaded, versions = context.catalog.fingerprints, context.catalog.versions(head.toolpacks)
         for name in head.toolpacks:
             if name not in loaded:
@@ -50,16 +51,21 @@ class Content:
             if head.fingerprints.get(name) != loaded[name]:
                 wrote, here = (f" ({each[name]})" if name in each else "" for each in (head.versions, versions))
                 raise ClassesChangedError(
-                    f"The bundle was written by other classes of the toolpack {name!r}{wrote} than those that are "
-                    f"loaded{here}: load the classes that wrote it, or import it with the mode `replay`."
+                    f"The bundle was written by other classes of the toolpack {name!r}{wrote} than the loaded "
+                    f"ones{here}: load the classes that wrote it, or import it with the mode `replay`."
                 )
-
         for hook in context.creation_hooks:
             hook.check_kept(head.kept, head.toolpacks)
         self._named = context.addresses.named.of(head.kept)
         self._names = {CLIENT, *(self._named or (AGENT,))}
 
     def add(self, line: Line) -> None:
+        """Check and add a line.
+
+        Raises:
+            InvalidParamsError: The line doesn't fit the lines before it.
+            StateDamagedError: A blob can't be decoded.
+        """
         if line.blob is not None:
             self._add_blob(*line.blob)
         elif line.version is not None:
@@ -71,25 +77,25 @@ class Content:
 
     def _add_blob(self, number: int, part: str, text: str) -> None:
         if number in self._ids or toolpack_of(part) not in self.head.toolpacks:
-            raise InvalidParamsError(f"Blob {number} of the bundle is there twice, or belongs to no toolpack.")
+            raise InvalidParamsError(f"Blob {number} of the bundle occurs twice, or belongs to no toolpack.")
         try:
             payload = text.encode("latin-1")
         except UnicodeEncodeError:
-            raise InvalidParamsError(f"Blob {number} of the bundle isn't written as bytes.") from None
+            raise InvalidParamsError(f"Blob {number} of the bundle has characters that aren't bytes.") from None
         blob_id, blob = self._context.codec.seal(part, payload)
         self._ids[number] = part, blob_id
         self.blobs[blob_id] = blob
         self._keep(len(blob))
-        if is_piece(part):  # alone it can't be read
+        if is_piece(part):  # a piece can't be decoded alone
             return
-        # Read once: what can't be read here is refused now, not at some call.
+        # Decode the blob, so that an unreadable one is refused now and not at a later call.
         self._context.runner.run(ExportEnvironments(Snapshot({part: blob_id}, {part: blob})))
 
     def _add_version(self, version: int, parts: Mapping[str, int]) -> None:
         newest = max(self.changes, default=None)
         follows = version == 0 if newest is None else version == newest + 1 or (newest == 0 and version > 0)
         if not follows or any(self._ids.get(number, ("",))[0] != part for part, number in parts.items()):
-            raise InvalidParamsError(f"Version {version} of the bundle doesn't follow the one before, or lacks a blob.")
+            raise InvalidParamsError(f"Version {version} of the bundle is out of order or lacks a blob.")
         self.changes[version] = {part: self._ids[number][1] for part, number in parts.items()}
 
     def _add_record(self, shown_line: dict[str, Any], private: dict[str, Any] | None) -> None:
@@ -98,25 +104,36 @@ class Content:
         follows = record.index == len(self.records) and record.version in (before, before + 1)
         by = shown_line.get("by", CLIENT)
         if not (isinstance(by, str) and isinstance(shown_line.get("to"), str | None)):
-            raise InvalidParamsError(f"Record {record.index} of the bundle is of nobody in its session.")
+            raise InvalidParamsError(
+                f"Record {record.index} of the bundle has a sender, recipient or call_id that isn't the session's."
+            )
         call_id = record.call_id and stored_call_id(record.call_id, by)
         if not follows or call_id in self._call_ids:
-            raise InvalidParamsError(f"Record {record.index} of the bundle doesn't follow the one before.")
+            raise InvalidParamsError(
+                f"Record {record.index} of the bundle is out of order, or its call_id is used twice."
+            )
         own = by == CLIENT or self._named is None or (record.call_id or "").startswith(f"{by}/")
         known = by in self._names and shown_line.get("to") in {None, *self._names} - {CLIENT}
         if not known or not (own or record.call_id is None):
-            raise InvalidParamsError(f"Record {record.index} of the bundle is of nobody in its session.")
-        if self._recount is not None:
-            self._recount.add(self._context.record_kinds[record.kind], shown_line, private or {})
+            raise InvalidParamsError(
+                f"Record {record.index} of the bundle has a sender, recipient or call_id that isn't the session's."
+            )
+        if self._progress is not None:
+            self._progress.add(self._context.record_kinds[record.kind], shown_line, private or {})
         if call_id is not None:
             self._call_ids.add(call_id)
         self.records.append(self._context.records.write(self._session_id, shown_line, private))
         self._keep(len(self.records[-1].body))
 
     def check(self) -> None:
+        """Check that the bundle is complete, after its last line.
+
+        Raises:
+            InvalidParamsError: Versions, records or environments are missing.
+        """
         last = self.records[-1].version if self.records else 0
         if not (max(self.changes, default=-1) == last == self.head.version and len(self.records) == self.head.records):
-            raise InvalidParamsError("The bundle lacks versions or records that its head names.")
+            raise InvalidParamsError("The bundle has other versions or records than its head says.")
         toolpacks = {toolpack_of(part) for part in self.changes[0]}
         if toolpacks != {*self.head.toolpacks}:
             raise InvalidParamsError("The bundle lacks the environment of a toolpack.")

@@ -1,7 +1,7 @@
-"""Bundles: a session leaves the server as one file, and comes back exactly, here or elsewhere.
+"""Export of a session as a bundle, and import of bundles, on this server or another.
 
-A bundle holds what the session is, and nothing by which it is found: no id, agent path, owner or key. What is
-imported is stored as a whole or not at all, sealed anew with this server's key.
+A bundle has no id, agent path, owner or key of the session. An import stores the whole session or nothing. The server
+seals the imported data with its own key.
 """
 
 import base64
@@ -24,19 +24,19 @@ from toolpack_server.base.errors import (
     VersionNotRetainedError,
     shown,
 )
-from toolpack_server.features.replay.bundle_content import Content
+from toolpack_server.features.replay.bundle_content import BundleContent
 from toolpack_server.features.replay.bundle_format import (
     XZ_MEMORY,
     BundleHead,
     Line,
+    compressed_part,
     is_blob,
     pack,
     read_line,
     record_of,
-    sealed,
     unpack,
 )
-from toolpack_server.features.replay.code import codes_of
+from toolpack_server.features.replay.code import code_digests
 from toolpack_server.features.replay.seed_parameters import REPLAYS
 from toolpack_server.jsonio.strict import Fragment, dumps, loads
 from toolpack_server.protocol.parameters import CallId, Labels, Parameters, TtlSeconds
@@ -52,75 +52,80 @@ from toolpack_server.sessions.record_kinds import RecordKinds
 from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import Head, StoredSession
 
-UNPACKED_FACTOR = 16
-UNPACKED_SHARE = 2  # one part of so many of the memory that requests may take; the rest is for what is made of it
-ENVELOPE_BYTES = 1024  # of the request that carries a bundle
-RECORDS_AT_ONCE = 64
+UNPACKED_FACTOR = 16  # max size of an unpacked bundle, as a multiple of the max size of a request
+UNPACKED_SHARE = 2  # an unpacked bundle may use half of a request's memory; the rest is for the objects made from it
+ENVELOPE_BYTES = 1024  # of a request, besides the bundle in it
+RECORDS_AT_ONCE = 64  # max records in one read from the store
 EXPORT_ATTEMPTS = 5
-COPIES = 2  # of a bundle while it is read: the request's text, and the bytes that it stands for
-PAGE_BYTES = 2**20  # of records of a stranger that are read before they are run
+COPIES = 2  # of a bundle in memory while it is read: base64 text and decoded bytes
+PAGE_BYTES = 2**20  # of a stranger's records that are unpacked before they are run
 
 Read = Callable[[bytes], Any]
-"""Reads the JSON text of a line."""
+"""Parses the JSON text of a line."""
 
 Records = Iterator[tuple[Mapping[str, Any], int]]
-"""What clients see of the records of a stranger, and about the memory that each takes."""
+"""Records of a bundle in the form that clients see, each with an estimate of its memory in bytes."""
 
 
 class ImportRequest(Parameters):
-    """What a client asks for with a bundle."""
+    """Parameters of `import_bundle`."""
 
-    bundle: str = Field(description="What `export_bundle` gave, in base64.")
+    bundle: str = Field(description="The bundle from `export_bundle`, in base64.")
     mode: Literal["exact", "replay"] = Field(
-        "exact", description="`replay` takes bundles of strangers: nothing but arguments is used, and then compared."
+        "exact",
+        description="`replay` is for strangers' bundles: it uses only arguments and messages, and compares results.",
     )
     labels: Labels | None = Field(None, description="The labels of the session; default: those in the bundle.")
     ttl_seconds: TtlSeconds
-    limit: int = Field(1000, ge=1, le=100_000, description="How many records to run again, at most, with `replay`.")
+    limit: int = Field(1000, ge=1, le=100_000, description="Maximum number of records to run again, with `replay`.")
     call_id: CallId
 
 
 class Bundles:
-    """Writes and reads bundles. Its methods block, so they are called in threads only.
+    """Writer and reader of bundles. Its methods block, so they must run in threads.
 
     Args:
-        most: How many bytes of memory a request may take.
+        key: Key of the bundles' keyed hash.
+        max_memory: Maximum memory of a request in bytes.
 
     Attributes:
-        codes: The code that runs here.
+        codes: The digests of this server's code.
     """
 
-    def __init__(self, context: SessionContext, factory: SessionFactory, key: bytes, most: int) -> None:
-        self.codes = codes_of(context.catalog)
+    def __init__(self, context: SessionContext, factory: SessionFactory, key: bytes, max_memory: int) -> None:
+        self.codes = code_digests(context.catalog)
         self._context = context
         self._factory = factory
         self._keyed = KeyedHash(key, "bundle")
         body = context.settings.max_body_bytes
-        self._max_bytes = (body - ENVELOPE_BYTES) * 3 // 4  # it travels in base64
-        self._max_raw_bytes = min(UNPACKED_FACTOR * body, most // UNPACKED_SHARE)
+        self._max_bytes = (body - ENVELOPE_BYTES) * 3 // 4  # requests have it in base64
+        self._max_raw_bytes = min(UNPACKED_FACTOR * body, max_memory // UNPACKED_SHARE)
 
     # Writing
 
     def export(self, reader: SessionReader, session_id: str, owner: str | None, *, ends: bool) -> bytes:
-        """Write a session: all versions that are kept, or only the first and the current one.
+        """Return the bundle of a session.
+
+        Args:
+            ends: Include only the first and the current version, not all kept ones.
 
         Raises:
-            ClassesChangedError: Other classes wrote it than those that are loaded.
+            ClassesChangedError: A toolpack isn't loaded any more, or its classes have changed.
             TooLargeError: The bundle would be too large.
-            OverloadedError: It lost versions as fast as they were read.
+            OverloadedError: The session changed faster than it could be read.
         """
-        gone: set[str] = set()
+        missing: set[str] = set()
         for _ in range(EXPORT_ATTEMPTS):
             session, head = reader.find(session_id, owner)
             try:
                 return pack(self._lines(session, head, ends=ends), self._keyed, self._max_bytes, self._max_raw_bytes)
-            except VersionNotRetainedError:  # the current one: calls have gone on, and nothing but that is kept
+            except VersionNotRetainedError:  # the current version: a call has created a newer one meanwhile
                 continue
-            except MissingBlobError as error:  # of a version that was trimmed: the next attempt has it no more
-                if str(error) in gone:
+            except MissingBlobError as error:  # the version was deleted meanwhile, so the next attempt omits it
+                if str(error) in missing:
                     raise
-                gone.add(str(error))
-        raise OverloadedError("The session changes faster than it can be exported: export it when its calls are done.")
+                missing.add(str(error))
+        raise OverloadedError("The session changes faster than it can be exported: export it after its calls.")
 
     def _lines(self, session: StoredSession, head: Head, *, ends: bool) -> Iterator[bytes]:
         yield dumps({"head": self._head(session, head).shown()})
@@ -136,15 +141,15 @@ class Bundles:
             yield dumps({"version": [version, {part: numbers[part, blob_id] for part, blob_id in changed.items()}]})
         after = -1
         while after < head.index:
-            found = self._context.store.records(session.id, after, min(RECORDS_AT_ONCE, head.index - after))
-            if not found:
+            records = self._context.store.records(session.id, after, min(RECORDS_AT_ONCE, head.index - after))
+            if not records:
                 self._raise_lost(session.id, head)
-            for record in found:
+            for record in records:
                 yield dumps({"record": [*map(Fragment, self._context.records.read(session.id, record))]})
                 after = record.index
 
     def _raise_lost(self, session_id: str, head: Head) -> NoReturn:
-        """Say why records are missing that a head has named."""
+        """Raise the error that tells why records are missing."""
         now = self._context.store.get(session_id)
         if now is None:
             raise SessionNotFoundError
@@ -153,21 +158,21 @@ class Bundles:
         raise StateDamagedError("Records of the session are missing from the store: restore a backup.")
 
     def _versions(self, session: StoredSession, head: Head, *, ends: bool) -> list[tuple[int, Mapping[str, str]]]:
-        """Get the versions that go into a bundle, in order, and the blob id of each of their parts.
+        """Return the versions for a bundle, in order, each with the blob id of each part.
 
-        They are read from the newest to the oldest: one that isn't kept any more ends the list, as versions are deleted
-        in their order.
+        The store deletes old versions in order. So versions are read from the newest to the oldest, up to the first
+        one that isn't kept any more. Version 0 is always kept.
         """
         read = self._context.store.parts_at
-        found = [(head.version, read(session.id, head.version))]
+        versions = [(head.version, read(session.id, head.version))]
         for version in range(head.version - 1, 0, -1) if not ends else ():
             try:
-                found.append((version, read(session.id, version)))
+                versions.append((version, read(session.id, version)))
             except VersionNotRetainedError:
                 break
         if head.version > 0:
-            found.append((0, read(session.id, 0)))
-        return found[::-1]
+            versions.append((0, read(session.id, 0)))
+        return versions[::-1]
 
     def _head(self, session: StoredSession, head: Head) -> BundleHead:
         loaded = self._context.catalog.fingerprints
@@ -203,23 +208,23 @@ class Bundles:
     # Reading
 
     def creation(self, request: ImportRequest, owner: str) -> Creation | None:
-        """Get what makes a request to import repeatable; None if it has no call_id."""
+        """Return the identity of a request, by which a retry finds the session; None without a call_id."""
         if request.call_id is None:
             return None
         bundle = hashlib.blake2b(request.bundle.encode(), digest_size=32).hexdigest()
-        asked = ["ImportBundle", request.model_dump(exclude={"call_id", "bundle"}), bundle]
-        return self._context.identities.creation(owner, request.call_id, asked)
+        parameters = ["ImportBundle", request.model_dump(exclude={"call_id", "bundle"}), bundle]
+        return self._context.identities.creation(owner, request.call_id, parameters)
 
     def restore(self, request: ImportRequest, owner: str, reservation: Reservation) -> Session:
-        """Store the session of a bundle, exactly as it was, but with another id; a repeated request stores no other.
+        """Store an exact copy of a bundle's session, with a new id. A retry with the same call_id stores no other.
 
         Raises:
-            StateDamagedError: The bundle's hash is wrong, or what it holds can't be read.
-            InvalidParamsError: It isn't a bundle, or a toolpack isn't loaded.
-            ClassesChangedError: Other classes wrote it than those that are loaded.
-            TooLargeError: It is too large, unpacked.
+            StateDamagedError: The bundle's hash is wrong, or a blob can't be decoded.
+            InvalidParamsError: It isn't a valid bundle, or a toolpack isn't loaded.
+            ClassesChangedError: The bundle was written by other classes than the loaded ones.
+            TooLargeError: The unpacked bundle is too large.
         """
-        memory = _Memory(reservation, XZ_MEMORY + COPIES * len(request.bundle))
+        memory = _MemoryReservation(reservation, XZ_MEMORY + COPIES * len(request.bundle))
         lines = self._read(request.bundle, memory, self._keyed, loads)
         head = self._head_of(lines)
         creation = self.creation(request, owner)
@@ -234,37 +239,45 @@ class Bundles:
             {**head.details, **({FORK: True} if head.fork else {})},
         )
         session = self._factory.identified(template, creation)
-        content = Content(self._context, head, session.id, memory.keep)
+        content = BundleContent(self._context, head, session.id, memory.keep)
         for line, _ in lines:
             content.add(line)
         content.check()
         return self._factory.restore(session, content.changes, content.blobs, content.records, creation)
 
-    def to_repeat(self, request: ImportRequest, reservation: Reservation) -> tuple[BundleHead, Records]:
-        """Get what a session began with, and what its records show; nothing else is used.
+    def read_for_replay(self, request: ImportRequest, reservation: Reservation) -> tuple[BundleHead, Records]:
+        """Return the head and the records of a bundle. Blobs and versions aren't read.
 
         Raises:
-            InvalidParamsError: It isn't a bundle, or it is one of a fork.
-            TooLargeError: It is too large, unpacked; also while the records are read.
+            InvalidParamsError: It isn't a valid bundle, or its session is a fork.
+            TooLargeError: The unpacked bundle is too large. The iterator of the records may raise this, too.
         """
-        memory = _Memory(reservation, XZ_MEMORY + PAGE_BYTES + COPIES * len(request.bundle))
+        memory = _MemoryReservation(reservation, XZ_MEMORY + PAGE_BYTES + COPIES * len(request.bundle))
         lines = self._read(request.bundle, memory, None, self._read_strangers)
         head = self._head_of(lines)
         if head.fork:
             raise InvalidParamsError(
-                "The bundle is one of a fork, so only its snapshots show how it began: import it with the mode "
-                "`exact`, and replay that session."
+                "The bundle's session is a fork, so its first environment can't be built from options: import it with "
+                "the mode `exact`, and replay that session."
             )
         return head, _shown(lines, self._context.record_kinds)
 
-    def _read(self, bundle: str, memory: "_Memory", keyed: KeyedHash | None, read: Read) -> Iterator[tuple[Line, int]]:
-        """Read the lines of a bundle, and get about the memory that each takes; without a key all but the blobs."""
+    def _read(
+        self, bundle: str, memory: "_MemoryReservation", keyed: KeyedHash | None, read: Read
+    ) -> Iterator[tuple[Line, int]]:
+        """Yield the lines of a bundle, each with an estimate of its memory in bytes.
+
+        Args:
+            keyed: Checks the hash. None: don't check it, and omit the blobs.
+            read: Parses the JSON of a line.
+        """
         try:
             decoded = base64.b64decode(bundle, validate=True)
         except (binascii.Error, ValueError):
-            raise InvalidParamsError("The bundle isn't written in base64.") from None
+            raise InvalidParamsError("The bundle isn't valid base64.") from None
         blobs, max_line_bytes = keyed is not None, self._context.settings.max_body_bytes
-        for text in unpack(sealed(decoded, keyed), self._max_raw_bytes, max_line_bytes, memory.reserve, blobs=blobs):
+        compressed = compressed_part(decoded, keyed)
+        for text in unpack(compressed, self._max_raw_bytes, max_line_bytes, memory.reserve, blobs=blobs):
             if is_blob(text) and not blobs:
                 continue
             size = len(text) if is_blob(text) else parsed_bytes(text)
@@ -279,13 +292,13 @@ class Bundles:
         if unknown is not None:
             made_by = f" ({shown(line.head.server)})" if line.head.server else ""
             raise InvalidParamsError(
-                f"The bundle's session has {unknown!r}, which this server doesn't know: import it on a server of the "
-                f"version that made it{made_by}, or a newer one."
+                f"The bundle's session has data {unknown!r}, which this server doesn't know: import it on a server of "
+                f"the version that made it{made_by}, or a newer one."
             )
         return line.head
 
     def _read_strangers(self, text: bytes) -> Any:
-        """Read JSON, within the limits of a request."""
+        """Parse JSON with the limits of a request."""
         limits = self._context.settings
         if has_more_values(text, limits.max_json_values):
             raise InvalidParamsError(f"A line of the bundle has more than {limits.max_json_values} values.")
@@ -295,11 +308,11 @@ class Bundles:
         return value
 
 
-class _Memory:
-    """The memory that reading one bundle takes, reserved before it is taken.
+class _MemoryReservation:
+    """Reservation of the memory for reading one bundle.
 
     Args:
-        kept: What it takes from the beginning to the end.
+        kept: Bytes that are needed until the end.
     """
 
     def __init__(self, reservation: Reservation, kept: int) -> None:
@@ -308,17 +321,17 @@ class _Memory:
         self.reserve(0)
 
     def keep(self, size: int) -> None:
-        """Reserve more bytes that are kept to the end."""
+        """Reserve further bytes until the end."""
         self._kept += size
         self.reserve(0)
 
     def reserve(self, size: int) -> None:
-        """Reserve bytes that a line takes for a moment; those of the largest line stay reserved."""
-        needed, most = self._kept + size, self._reservation.in_flight.max_per_request
-        if needed > most:
+        """Reserve bytes for one line. The reservation only grows, so later lines of the same size are covered."""
+        needed, max_bytes = self._kept + size, self._reservation.in_flight.max_per_request
+        if needed > max_bytes:
             raise TooLargeError(
-                f"To unpack the bundle takes more than {most} bytes of memory, which no request may take: export the "
-                "versions `ends` only."
+                f"Unpacking the bundle needs more than {max_bytes} bytes of memory, the limit of a request: export "
+                "only the versions `ends`."
             )
         self._reservation.grow_to(needed)
 
@@ -330,11 +343,11 @@ def _shown(lines: Iterator[tuple[Line, int]], kinds: RecordKinds) -> Records:
             continue
         record = record_of(line.record[0], kinds)
         if record.index != index:
-            raise InvalidParamsError(f"Record {record.index} of the bundle doesn't follow the one before.")
+            raise InvalidParamsError(f"Record {record.index} of the bundle is out of order.")
         if record.kind not in kinds:
             raise InvalidParamsError(
-                f"Record {index} of the bundle is of the kind {shown(record.kind)!r}, which no method of this server "
-                "makes, so it can't be replayed."
+                f"Record {index} of the bundle has the kind {shown(record.kind)!r}, which this server doesn't know: "
+                "replay it on a server with the feature that records this kind."
             )
         yield line.record[0], size
         index += 1

@@ -1,8 +1,11 @@
-"""The digests of the code that a session's calls run through: the server's, and that of each toolpack.
+"""Digests of the code that runs a session's calls: the server's, and each toolpack's.
 
-They are made when a server starts, as it is the code of that moment that runs. Of a toolpack they cover its
-module, or all of its package, and what stands beside it in a folder with a name that begins with `_`; not what these
-import from elsewhere.
+They are computed when the server starts, because that code stays loaded. The digest of a toolpack covers:
+
+- its module, or all files of its package;
+- the files and folders beside it whose names begin with `_`.
+
+It doesn't cover other imported modules.
 """
 
 import hashlib
@@ -21,20 +24,20 @@ from toolpack_server.packs.sources import OWN
 SERVER = Path(__file__).parents[2]
 
 
-class Codes:
-    """The digests of what is loaded here."""
+class CodeDigests:
+    """The digests of the loaded code."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._server: CodeOf = {"version": version(OWN), "digest": _server_digest()}
         self._toolpacks: dict[str, CodeOf] = {}
         for name, source in catalog.sources.items():
-            digest = digest_of(_files(source.module, source.path), catalog.fingerprints.get(name, ""))
+            digest = digest_files(_files(source.module, source.path), catalog.fingerprints.get(name, ""))
             self._toolpacks[name] = {"digest": digest}
             if source.version:
                 self._toolpacks[name]["version"] = source.version
 
     def of(self, toolpacks: Iterable[str]) -> Code:
-        """Get those of the server and of these toolpacks; one that stands in no file has none."""
+        """Return the digests of the server and of these toolpacks. A toolpack without a file has no digest."""
         return {
             "python": ".".join(platform.python_version_tuple()[:2]),
             "server": self._server,
@@ -42,29 +45,33 @@ class Codes:
         }
 
 
-_of_catalogs: WeakKeyDictionary[Catalog, Codes] = WeakKeyDictionary()
+_of_catalogs: WeakKeyDictionary[Catalog, CodeDigests] = WeakKeyDictionary()
 
 
-def codes_of(catalog: Catalog) -> Codes:
-    """Get the digests of what a catalog has loaded, made when they are first asked for."""
+def code_digests(catalog: Catalog) -> CodeDigests:
+    """Return the digests of a catalog's code. They are computed at the first call and cached."""
     if catalog not in _of_catalogs:
-        _of_catalogs[catalog] = Codes(catalog)
+        _of_catalogs[catalog] = CodeDigests(catalog)
     return _of_catalogs[catalog]
 
 
-def digest_of(files: Iterable[tuple[str, Path]], *others: str) -> str:
-    """Get a digest of files, each with the name by which it is known on any machine, and of other texts."""
-    found = hashlib.sha256()
+def digest_files(files: Iterable[tuple[str, Path]], *others: str) -> str:
+    """Return the digest of files and further texts.
+
+    Args:
+        files: The name and the path of each file. The names are the same on all machines.
+    """
+    digest = hashlib.sha256()
     for name, path in sorted(files):
-        found.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     for text in others:
-        found.update(text.encode())
-    return found.hexdigest()
+        digest.update(text.encode())
+    return digest.hexdigest()
 
 
 @cache
 def _server_digest() -> str:
-    return digest_of(_inside(SERVER, SERVER.parent, "*.py"))
+    return digest_files(_inside(SERVER, SERVER.parent, "*.py"))
 
 
 def _files(module: str, path: Path | None) -> Iterator[tuple[str, Path]]:
@@ -75,9 +82,9 @@ def _files(module: str, path: Path | None) -> Iterator[tuple[str, Path]]:
             yield from _inside(beside, folder)
         return
     spec = find_spec(module.partition(".")[0])
-    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""][:1]
-    for place in filter(None, places):
-        yield from _inside(Path(place), Path(place).parent)
+    locations = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""][:1]
+    for location in filter(None, locations):
+        yield from _inside(Path(location), Path(location).parent)
 
 
 def _inside(path: Path, folder: Path, pattern: str = "*") -> Iterator[tuple[str, Path]]:

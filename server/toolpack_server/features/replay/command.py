@@ -1,7 +1,7 @@
-"""`toolpack-server replay` and `session bundle`: run a session again, and write it into a file.
+"""Commands `replay`, which runs a session again, and `session bundle`, which writes a session to a file.
 
-As in `look`: on a server, or in its store. The bundle of a stranger is run in memory, or on the server that
-the user names, and nothing but its arguments is used.
+Both work on a running server or directly on its store. `replay` runs a bundle in memory or on a server with `--url`.
+Because the bundle may come from a stranger, it is replayed and never restored.
 """
 
 import asyncio
@@ -21,37 +21,39 @@ from toolpack_server.cli.options import packs_options
 from toolpack_server.cli.progress import progress
 from toolpack_server.cli.requests import Send
 from toolpack_server.cli.session_commands import FORMS, show, whole_id
-from toolpack_server.features.replay.bundle_format import read_line, sealed, unpack
+from toolpack_server.features.replay.bundle_format import compressed_part, read_line, unpack
 
 LIMIT = 100_000
-MOST_BYTES = 2**28  # of a bundle: `session bundle` takes no longer answer from any server
-HEAD_BYTES = 2**26  # more than a request may have
-LOOK_SECONDS = 0.3  # between looks at how far a replay is
+MAX_BYTES = 2**28  # of a bundle: the max answer that `session bundle` accepts
+HEAD_BYTES = 2**26  # max size of an unpacked head: more than a request may have
+POLL_SECONDS = 0.3  # between two readings of a replay's progress
 
 
 @click.command(epilog=FORMS)
 @look_options
 @packs_options
-@click.option("--limit", type=click.IntRange(1, LIMIT), default=LIMIT, help="How many records, at most.")
+@click.option("--limit", type=click.IntRange(1, LIMIT), default=LIMIT, help="Maximum number of records to run.")
 @click.argument("target", metavar="FILE|SESSION")
 def replay(target: str, limit: int, **where: Any) -> None:
-    """Run a session again, and show the first call that comes out differently.
+    """Run a session again, and show the first difference.
 
-    FILE is a bundle: without --url it is run here, in memory. SESSION may be the beginning of an id. The exit status is
-    1 if there is a difference.
+    FILE is a bundle; without --url it runs in memory. SESSION is an id or the beginning of one. The exit status is 1 if
+    there is a difference.
     """
     content = _content(Path(target))
 
     async def run(send: Send) -> None:
         if content is not None:
-            asked = {"bundle": base64.b64encode(content).decode(), "mode": "replay", "limit": limit}
+            params = {"bundle": base64.b64encode(content).decode(), "mode": "replay", "limit": limit}
             labels, versions = _head(content)
-            _tell(await _watched(send, send("import_bundle", asked), {"labels": labels}, min(versions, limit)))
+            request = send("import_bundle", params)
+            _report(await _show_progress(send, request, {"labels": labels}, min(versions, limit)))
         else:
             session = await send("get_session", {"session_id": await whole_id(send, target)})
-            asked = {"session_id": session["session_id"], "limit": limit}
+            params = {"session_id": session["session_id"], "limit": limit}
+            request = send("replay_session", params)
             forks = {"parent": session["session_id"]}
-            _tell(await _watched(send, send("replay_session", asked), forks, min(session["version"], limit)))
+            _report(await _show_progress(send, request, forks, min(session["version"], limit)))
 
     if content is not None and not where["url"]:
         ask_in_memory(run, where["pack_dir"], where["packs"])
@@ -62,12 +64,12 @@ def replay(target: str, limit: int, **where: Any) -> None:
 @click.command()
 @look_options
 @packs_options
-@click.option("--ends", is_flag=True, help="Only the first and the current version, not all that are kept.")
+@click.option("--ends", is_flag=True, help="Write only the first and the current version, not all kept ones.")
 @click.argument("session")
 def bundle(session: str, ends: bool, **where: Any) -> None:
-    """Write a SESSION to standard output, as a bundle; the beginning of its id is enough."""
+    """Write a SESSION to standard output, as a bundle. The beginning of its id is enough."""
     if sys.stdout.isatty():
-        raise click.UsageError("A bundle isn't text for a terminal: write it into a file, with `> FILE`.")
+        raise click.UsageError("A bundle is binary, so it isn't written to a terminal: redirect it with `> FILE`.")
 
     async def write(send: Send) -> None:
         session_id = await whole_id(send, session)
@@ -78,33 +80,38 @@ def bundle(session: str, ends: bool, **where: Any) -> None:
 
 
 def _content(path: Path) -> bytes | None:
-    """Get what is in a file; None if there is none."""
+    """Return the content of a file; None if the file doesn't exist."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise click.ClickException(f"{path} has more than {MOST_BYTES} bytes, which no bundle has.")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise click.ClickException(f"{path} isn't a bundle: it has more than {MAX_BYTES} bytes.")
     return content
 
 
 def _head(bundle: bytes) -> tuple[Mapping[str, str], int]:
-    """Get a session's labels, and how many versions it has."""
-    with contextlib.suppress(RequestError):  # the request says what is wrong with it
-        lines = unpack(sealed(bundle, None), HEAD_BYTES, HEAD_BYTES, lambda _: None, blobs=False)
+    """Return the labels of a bundle's session and its number of versions."""
+    with contextlib.suppress(RequestError):  # the request reports what is wrong with the bundle
+        lines = unpack(compressed_part(bundle, None), HEAD_BYTES, HEAD_BYTES, lambda _: None, blobs=False)
         head = read_line(next(lines)).head
         if head is not None:
             return head.labels, head.version
     return {}, 0
 
 
-async def _watched(send: Send, replay: Awaitable[Any], among: Mapping[str, Any], versions: int) -> Any:
-    """Wait for a replay, and show how many versions the new session has; it is the newest one `among` others."""
-    newest = {**among, "order": "-created", "limit": 1}
+async def _show_progress(send: Send, replay: Awaitable[Any], query: Mapping[str, Any], versions: int) -> Any:
+    """Wait for a replay, and show how many versions its session has.
+
+    Args:
+        query: Parameters of `list_sessions` for which the replay's session is the newest.
+        versions: The number of versions at the end.
+    """
+    newest = {**query, "order": "-created", "limit": 1}
     before, version = [each["session_id"] for each in await send("list_sessions", newest)], 0
     request = asyncio.ensure_future(replay)
     with progress("Replaying", versions) as go_on:
-        while not (await asyncio.wait([request], timeout=LOOK_SECONDS))[0]:
+        while not (await asyncio.wait([request], timeout=POLL_SECONDS))[0]:
             for session in await send("list_sessions", newest):
                 if session["session_id"] not in before:
                     go_on(session["version"] - version)
@@ -113,8 +120,8 @@ async def _watched(send: Send, replay: Awaitable[Any], among: Mapping[str, Any],
     return await request
 
 
-def _tell(replayed: Any) -> None:
-    """Show what a replay has found, and end with status 1 if that is a difference."""
+def _report(replayed: Any) -> None:
+    """Show the result of a replay, and exit with status 1 if there is a difference."""
     show(replayed, _text)
     if "diverged" in replayed:
         sys.exit(1)
@@ -122,11 +129,11 @@ def _tell(replayed: Any) -> None:
 
 def _text(replayed: Any) -> str:
     others = replayed["other_versions"].items()
-    told = [f"{name} was at {each['recorded']}, and is at {each.get('replayed', 'none')}." for name, each in others]
-    return "\n".join([*map(printable, told), _found(replayed)])
+    lines = [f"{name} was at {each['recorded']}, and is at {each.get('replayed', 'none')}." for name, each in others]
+    return "\n".join([*map(printable, lines), _comparison(replayed)])
 
 
-def _found(replayed: Any) -> str:
+def _comparison(replayed: Any) -> str:
     count, difference = replayed["replayed"], replayed.get("diverged")
     records = f"{count} record{'' if count == 1 else 's'}"
     if difference is None:

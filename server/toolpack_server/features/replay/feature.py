@@ -1,4 +1,4 @@
-"""What replays and bundles add to the server."""
+"""The feature that adds replays, seeded sessions and bundles to the server."""
 
 from toolpack_server.features.replay.blob_digests import ReadEntries
 from toolpack_server.features.replay.bundles import Bundles

@@ -1,6 +1,6 @@
-"""The methods that run a session again, and that move one as a bundle.
+"""Methods that replay a session, and that export and import bundles.
 
-Whatever a bundle of a stranger holds goes through the checks of a request.
+The content of a bundle from a stranger is checked like a request.
 """
 
 import base64
@@ -25,10 +25,10 @@ from toolpack_server.sessions.recipes import Recipe
 
 
 class ReplaySession(Method, result=Replay):
-    """Run a session's records again, in order, in a new session, up to the first that comes out differently."""
+    """Run a session's records again, in order, in a new session, up to the first difference."""
 
     session_id: SessionId
-    limit: int = Field(1000, ge=1, le=100_000, description="How many records to run again, at most.")
+    limit: int = Field(1000, ge=1, le=100_000, description="Maximum number of records to run again.")
     labels: Labels | None = Field(None, description="The labels of the new session; default: this session's.")
     call_id: CallId
 
@@ -38,18 +38,18 @@ class ReplaySession(Method, result=Replay):
     async def _replay(self, caller: Caller, app: App) -> Replay:
         replays, creation = app.feature(Replays), None
         if self.call_id is not None:
-            asked = ["ReplaySession", self.model_dump(exclude={"call_id"})]
-            creation = app.context.identities.creation(caller.owner, self.call_id, asked)
+            request = ["ReplaySession", self.model_dump(exclude={"call_id"})]
+            creation = app.context.identities.creation(caller.owner, self.call_id, request)
         async with replays.turn(caller.owner):
             return await replays.replay(self.session_id, caller.sees, self.limit, self.labels, creation)
 
 
 class ExportBundle(Method, result=Bundle):
-    """Get a session as one file, which `import_bundle` takes here or on another server."""
+    """Return a session as one file. `import_bundle` takes it here or on another server."""
 
     session_id: SessionId
     versions: Literal["all", "ends"] = Field(
-        "all", description="The versions in it: all that are kept, or the first and the current one."
+        "all", description="The versions in the bundle: all kept ones, or the first and the current one (`ends`)."
     )
 
     async def handle(self, caller: Caller, app: App) -> Bundle:
@@ -67,35 +67,35 @@ class ExportBundle(Method, result=Bundle):
 
 
 class ImportBundle(ImportRequest, Method, result=Session | Replay):
-    """Create a session from a bundle: exactly the one that was exported, or by running its records again."""
+    """Create a session from a bundle: an exact copy of the exported session, or a replay of its records."""
 
     async def handle(self, caller: Caller, app: App) -> Session | Replay:
         if self.mode == "replay":
-            return await caller.run_while_connected(self._repeat(caller, app))
+            return await caller.run_while_connected(self._replay(caller, app))
         with Reservation(app.in_flight, caller.owner) as reservation:
             return await app.sessions.compute(
                 lambda: app.feature(Bundles).restore(self, caller.owner, reservation),
                 *(caller.owner, "bundle", may_be_created(repeatable=self.call_id is not None)),
             )
 
-    async def _repeat(self, caller: Caller, app: App) -> Replay:
+    async def _replay(self, caller: Caller, app: App) -> Replay:
         owner = caller.owner
 
         async def begin(head: BundleHead) -> Session:
             creation = await app.sessions.compute(lambda: app.feature(Bundles).creation(self, owner), owner, "bundle")
             return await app.sessions.create(owner, self._creation(head, app.context.session_request), creation)
 
-        return await run_again(app, owner, self, begin)
+        return await replay_bundle(app, owner, self, begin)
 
     def _creation(self, head: BundleHead, kind: type[SessionRequest]) -> SessionRequest:
-        """Get the request that creates a session as the one in the bundle was created."""
-        # What features have added to the request, and nothing else: the rest of it isn't the bundle's to say.
+        """Return the request that creates a session like the one in the bundle."""
+        # Take only the parameters that features add to the request. A bundle may not choose other parameters.
         own = kind.model_fields.keys() - SessionRequest.model_fields.keys()
-        given = {name: value for name, value in [*head.details.items(), *head.all_kept().items()] if name in own}
+        params = {name: value for name, value in [*head.details.items(), *head.all_kept().items()] if name in own}
         try:
             request = kind.model_validate(
                 {
-                    **given,
+                    **params,
                     "toolpacks": head.toolpacks,
                     "options": head.options,
                     "environment": head.environment,
@@ -104,41 +104,47 @@ class ImportBundle(ImportRequest, Method, result=Session | Replay):
                 }
             )
         except ValidationError as error:
-            place = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))[:80]
-            raise InvalidParamsError(f"The bundle can't be imported: no session can have its {place}.") from None
+            location = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))[:80]
+            raise InvalidParamsError(f"The bundle can't be imported: its {location} is invalid.") from None
         return request.as_resolved()
 
 
-async def run_again(
+async def replay_bundle(
     app: App, owner: str, request: ImportRequest, begin: Callable[[BundleHead], Awaitable[Session]]
 ) -> Replay:
-    """Run the records of a bundle again, in a session that `begin` makes; raises as `Bundles.to_repeat`."""
+    """Replay the records of a bundle. Raises the errors of `Bundles.read_for_replay` and `Replays.run`.
+
+    Args:
+        begin: Creates the session in which the records run, from the head of the bundle.
+    """
     bundles, replays = app.feature(Bundles), app.feature(Replays)
     async with replays.turn(owner):
         with Reservation(app.in_flight, owner) as reservation:
-            head, records = await app.sessions.compute(lambda: bundles.to_repeat(request, reservation), owner, "bundle")
+            head, records = await app.sessions.compute(
+                lambda: bundles.read_for_replay(request, reservation), owner, "bundle"
+            )
             new = await begin(head)
-            async with aclosing(_one_by_one(app, records, owner)) as each:
+            async with aclosing(_unpack_records(app, records, owner)) as unpacked:
                 repeatable = request.call_id is not None
                 return await replays.run(
-                    *(new, owner, head.details, head.versions, each, request.limit), repeatable=repeatable
+                    *(new, owner, head.details, head.versions, unpacked, request.limit), repeatable=repeatable
                 )
 
 
-async def _one_by_one(app: App, records: Records, owner: str) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Unpack some records at a time, in a thread."""
+async def _unpack_records(app: App, records: Records, owner: str) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Yield the records. Unpack them in threads, about `PAGE_BYTES` at a time."""
 
-    def page() -> list[Mapping[str, Any]]:
-        some, size = [], 0
-        for record, more in records:
-            some.append(record)
-            size += more
+    def unpack_page() -> list[Mapping[str, Any]]:
+        page, size = [], 0
+        for record, record_bytes in records:
+            page.append(record)
+            size += record_bytes
             if size > PAGE_BYTES:
                 break
-        return some
+        return page
 
-    while some := await app.sessions.compute(page, owner, "bundle"):
-        for record in some:
+    while page := await app.sessions.compute(unpack_page, owner, "bundle"):
+        for record in page:
             yield record
 
 

@@ -1,11 +1,11 @@
-"""Pinned time and chance: what a function sees of the clock, and draws, is the same whenever it runs.
+"""Pinned clock and random numbers of a call, so that its function does the same whenever it runs.
 
-The clock is pinned by time-machine, which replaces the C functions behind `time` and `datetime`: references that were
-taken at import follow it, and types stay the real ones. Chance comes from BLAKE2b over the seed and the tick; no
-generator is kept from one call to the next.
+time-machine pins the clock: it replaces the C functions behind `time` and `datetime`. So functions that were imported
+by name are pinned, too, and the types stay the real ones. Random numbers are drawn from BLAKE2b of the seed and the
+tick. No generator lives from one call to the next.
 
-Only in a process that runs one call at a time, as everything in the process sees what is pinned. After
-it real time and chance are back. docs/evaluate/replay.md lists what isn't pinned.
+The whole process sees the pinned values, so it must run only one call at a time. After the call, time and random
+numbers are real again. docs/evaluate/replay.md lists the exceptions.
 """
 
 import hashlib
@@ -29,22 +29,28 @@ from toolpack_server.features.replay.world_digest import Entries, part_entries, 
 from toolpack_server.snapshots.classes import ClassTable
 from toolpack_server.volumes.volume import VolumeContext
 
-LOOK_NS = 1000  # by which each look at the clock moves it on
+READ_STEP_NS = 1000  # added to the pinned clock at each reading
 SECOND_NS = 10**9
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BLOCK = 64
 _SEED_BYTES = 32
-_MULTICAST = 1 << 40  # marks the address of a machine as made up (RFC 9562, section 6.10)
+_MULTICAST = 1 << 40  # marks the address of a machine as random (RFC 9562, section 6.10)
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedClock(ExecutionPolicy):
-    """What is pinned while one call runs, of which the digests of all that it changes are kept."""
+    """Execution policy that pins time and random numbers for one call. The parts that the call changes get digests.
 
-    tick: int  # the number of the call; 0 while an initial environment is built
-    seed: str | None = None  # what chance is drawn from, together with the tick; None leaves it real
-    now_ns: int | None = None  # the time at which the call starts, in nanoseconds since the epoch; None leaves it real
+    Attributes:
+        tick: The number of the call; 0 while an initial environment is built.
+        seed: Seed of the random numbers, together with the tick; None leaves them real.
+        now_ns: Start of the call in nanoseconds since the epoch; None leaves time real.
+    """
+
+    tick: int
+    seed: str | None = None
+    now_ns: int | None = None
     digest_type = TypeAdapter(Entries | None)
 
     @classmethod
@@ -56,12 +62,16 @@ class PinnedClock(ExecutionPolicy):
     @contextmanager
     @override
     def hold(self) -> Iterator[None]:
-        """Pin time and chance for the block; `ImportError` if the clock is to be pinned without time-machine."""
+        """Pin time and random numbers for a block.
+
+        Raises:
+            ImportError: The clock needs time-machine, which isn't installed.
+        """
         with ExitStack() as stack:
             if self.now_ns is not None:
-                stack.enter_context(_clock(self.now_ns))
+                stack.enter_context(_pinned_time(self.now_ns))
             if self.seed is not None:
-                stack.enter_context(_chance(self.seed, self.tick))
+                stack.enter_context(_pinned_random(self.seed, self.tick))
             yield
 
     @override
@@ -78,18 +88,18 @@ class PinnedClock(ExecutionPolicy):
 
 
 def start_ns(clock: datetime, step_seconds: float, tick: int) -> int:
-    """Get the time at which a call starts, in nanoseconds since the epoch.
+    """Return the time at which a call starts, in nanoseconds since the epoch.
 
     Args:
-        clock: When tick 0 starts.
-        step_seconds: How far each tick moves the clock on.
+        clock: The start of tick 0.
+        step_seconds: Seconds by which each tick advances the clock.
     """
     microseconds = (clock - _EPOCH) // timedelta(microseconds=1)
     return microseconds * 1000 + tick * round(step_seconds * SECOND_NS)
 
 
 def load_time_machine() -> Any:
-    """Import time-machine, without pytest, which it would import where that is installed."""
+    """Import time-machine. Keep it from importing pytest, which it does if pytest is installed."""
     if "time_machine" in sys.modules:
         return sys.modules["time_machine"]
     without: dict[str, Any] = {} if "pytest" in sys.modules else {"pytest": None}
@@ -103,13 +113,13 @@ def load_time_machine() -> Any:
 
 
 @contextmanager
-def _clock(now_ns: int) -> Iterator[None]:
+def _pinned_time(now_ns: int) -> Iterator[None]:
     time_machine = load_time_machine()
     travel = time_machine.travel(_EPOCH, tick=False)
     traveller = travel.start()
     try:
-        # Its own class stands still, or moves as fast as real time.
-        traveller.__class__ = _moving(time_machine.Traveller)
+        # time-machine's own class stands still, or runs as fast as real time.
+        traveller.__class__ = _moving_class(time_machine.Traveller)
         traveller.next_ns = now_ns
         yield
     finally:
@@ -117,22 +127,22 @@ def _clock(now_ns: int) -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def _moving(base: Any) -> Any:
-    """Get the class of a clock that each look moves on."""
+def _moving_class(base: Any) -> Any:
+    """Return the class of a clock that each reading advances."""
 
     class Moving(base):  # type: ignore[misc]
         next_ns = 0
 
         def time_ns(self) -> int:
             now_ns = self.next_ns
-            self.next_ns += LOOK_NS
+            self.next_ns += READ_STEP_NS
             return now_ns
 
     return Moving
 
 
 class _Stream:
-    """Bytes drawn from a seed and a tick."""
+    """Stream of random bytes, determined by a seed and a tick."""
 
     def __init__(self, seed: str, tick: int) -> None:
         encoded = seed.encode("utf-8", "surrogatepass")
@@ -141,7 +151,7 @@ class _Stream:
         self._left = b""
 
     def take(self, size: int, /) -> bytes:
-        """Get the next bytes; takes the place of `os.urandom`."""
+        """Return the next bytes. This replaces `os.urandom`."""
         if size < 0:
             raise ValueError("negative argument not allowed")
         pieces = [self._left]
@@ -159,12 +169,12 @@ class _Stream:
         return int.from_bytes(self.take(_SEED_BYTES))
 
     def number_of(self, name: str) -> int:
-        """Get a number for a name, which doesn't depend on what was drawn before."""
+        """Return the number for a name. It doesn't depend on earlier numbers."""
         return int.from_bytes(hashlib.blake2b(name.encode(), key=self._key, digest_size=_SEED_BYTES).digest())
 
 
 @contextmanager
-def _chance(seed: str, tick: int) -> Iterator[None]:
+def _pinned_random(seed: str, tick: int) -> Iterator[None]:
     stream = _Stream(seed, tick)
     shared: random.Random = random._inst  # noqa: SLF001 - functions imported by name use it
     seed_generator: Any = random.Random.seed
@@ -172,7 +182,7 @@ def _chance(seed: str, tick: int) -> Iterator[None]:
     def seeded(self: random.Random, a: Any = None, version: int = 2) -> None:
         seed_generator(self, stream.number() if a is None else a, version)
 
-    # In this order: what is drawn first doesn't depend on which Python version has which attributes.
+    # Draw these first, in this order, so that they don't depend on the attributes of a Python version.
     shared_seed, node = stream.number(), int.from_bytes(stream.take(6)) | _MULTICAST
     replaced = [
         (os, "urandom", stream.take),

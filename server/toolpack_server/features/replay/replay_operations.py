@@ -1,8 +1,8 @@
-"""The operations of a replay: what is done again for each kind of record.
+"""Operations of a replay, one for each kind of record.
 
-They are the operations of the records' own methods, with all their checks, and each notes the record that it
-has made. A call that can't be run again has a record all the same, so that those after it keep their index. What such a
-record says is this server's, whatever the one that is repeated says.
+They are the operations of the records' own methods, with all checks, and they remember the record that they created.
+A call that can't be run again gets a record, too, so that the later records keep their indexes. This server writes the
+error in that record; the original record's text isn't copied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,31 +23,35 @@ from toolpack_server.sessions.operation import SessionOperation
 from toolpack_server.sessions.resets import ResetOperation
 from toolpack_server.stores.base import Record
 
-_OWN = {"index", "kind", "version", "started_at", "duration_ms"}  # which each record has of its own
+_OWN = {"index", "kind", "version", "started_at", "duration_ms"}  # fields that a copied record sets anew
 
 
-class Repeated(SessionOperation):
-    """An operation that notes the record that it has made, now or when the same request came first."""
+class ReplayOperation(SessionOperation):
+    """An operation that remembers its record.
 
-    made: Record | None = None
+    Attributes:
+        created: The record, which was created now or by an earlier copy of the same request. None if there is none.
+    """
+
+    created: Record | None = None
 
     @override
     def record(self, state: SessionState, change: Effect) -> Record:
-        self.made = super().record(state, change)
-        return self.made
+        self.created = super().record(state, change)
+        return self.created
 
     @override
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> Any:
-        self.made = record
+        self.created = record
         return super().repeated(record, shown, private)
 
 
-class RepeatedReset(Repeated, ResetOperation):
-    """A reset that is done again."""
+class ReplayReset(ReplayOperation, ResetOperation):
+    """A reset that runs again."""
 
 
-class RepeatedCall(Repeated, CallOperation):
-    """A call that is run again."""
+class ReplayCall(ReplayOperation, CallOperation):
+    """A call that runs again."""
 
     @override
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> Outcome:
@@ -56,12 +60,12 @@ class RepeatedCall(Repeated, CallOperation):
         return outcome
 
 
-class UnrunCall(RepeatedCall):
-    """A call that isn't run again, because what it did depended on the machine.
+class SkippedCall(ReplayCall):
+    """A call that doesn't run again, because its outcome depended on the machine. It gets a record of the same failure.
 
     Args:
-        request: Its deadline is as long as the call took.
-        failure: What has made it fail, `DEADLINE` or `CRASHED`.
+        request: The call. Its timeout is the duration of the original call.
+        failure: The failure of the original call, `DEADLINE` or `CRASHED`.
     """
 
     def __init__(
@@ -72,21 +76,24 @@ class UnrunCall(RepeatedCall):
 
     @override
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        if self.outcome is not None or not self.plan.toolpack:  # it fails by itself
+        if self.outcome is not None or not self.plan.toolpack:  # the call fails for another reason
             return (yield from super().changing(state, start_clock))
         outcome = timed_out(self.plan) if self._failure is Failure.DEADLINE else self._lost()
         return self._effect(outcome, self.plan.timeout_seconds)
 
     def _lost(self) -> Outcome:
         error = CrashedError(
-            f"`{self.plan.function}` ended its process in the call that is repeated here, so it isn't run; nothing has "
+            f"`{self.plan.function}` ended its process in the original call, so the replay didn't run it; nothing has "
             "changed."
         )
         return failed(self.plan, CallFailure.of(error, Failure.CRASHED, keep_cause=False))
 
 
 class CopyOperation(SessionOperation):
-    """Commits a copy of a record that only keeps its place: its kind isn't repeatable. It changes no environment."""
+    """Commits a copy of a record whose kind can't be repeated, so that later records keep their indexes.
+
+    It changes no environment.
+    """
 
     method = kind = "replay_session"
     late = "A record could not be copied in time; nothing has changed."
@@ -101,10 +108,10 @@ class CopyOperation(SessionOperation):
 
     @override
     def prepare(self, state: SessionState) -> float:
-        size, most = len(dumps(self._shown)), self.context.settings.max_record_bytes
-        if size > most:
+        size, max_bytes = len(dumps(self._shown)), self.context.settings.max_record_bytes
+        if size > max_bytes:
             raise TooLargeError(
-                f"A record of the kind {shown(self.record_kind)!r} has {size} bytes; {most} are allowed."
+                f"A record of the kind {shown(self.record_kind)!r} has {size} bytes; {max_bytes} are allowed."
             )
         return super().prepare(state)
 
@@ -114,7 +121,7 @@ class CopyOperation(SessionOperation):
 
     @override
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> None:
-        """Nobody wants the answer."""
+        """Return None: no caller uses the answer."""
 
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:

@@ -1,10 +1,10 @@
-"""Replay: the records of a session are run again, in order, in a new session, until one comes out differently.
+"""Replay: runs the records of a session again, in order, in a new session, up to the first difference.
 
-The new session is an ordinary session and its calls are ordinary calls, with the code that is loaded, their
-own deadlines and all limits. Nothing of the session that is replayed changes.
+The new session and its calls are ordinary ones: they use the loaded code, and have their own deadlines and all limits.
+The replayed session doesn't change.
 
-A replay that can be repeated gives each of its records a call_id, which follows from the record's place. So the same
-request goes on where the first one has ended, runs nothing twice, and finds the same difference.
+If the request has a call_id, the replay can be repeated: each record gets a call_id with its number. When the request
+is sent again, the replay continues after the last record, runs no call twice, and finds the same difference.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import Failure, cut_error
 from toolpack_server.features.replay.replay_operations import (
     CopyOperation,
-    Repeated,
-    RepeatedCall,
-    RepeatedReset,
-    UnrunCall,
+    ReplayCall,
+    ReplayOperation,
+    ReplayReset,
+    SkippedCall,
 )
 from toolpack_server.features.replay.results import Difference, Replay, Versions
 from toolpack_server.features.replay.seed_parameters import REPLAYS
@@ -47,24 +47,24 @@ from toolpack_server.sessions.repeatable_kind import RepeatableKind
 from toolpack_server.stores.base import StoredSession
 from toolpack_server.volumes.volume import is_piece
 
-KEEP_ALIVE = 4  # how often in its TTL a session is renewed while it is replayed
-AT_ONCE = 2  # replays of one owner that a worker runs
-RECORDS_AT_ONCE = 100
-BYTES_AT_ONCE = 2**20
+KEEP_ALIVE = 4  # renewals of the replayed session during one TTL
+AT_ONCE = 2  # max concurrent replays of an owner in a worker
+RECORDS_AT_ONCE = 100  # max records in one read from the store
+BYTES_AT_ONCE = 2**20  # max bytes of records in one read
 MAX_SHOWN_TEXT = 2000
 
-_NOT_RUN = {Failure.DEADLINE, Failure.CRASHED}  # such a call depends on the machine, not on the world
+_NOT_RUN = {Failure.DEADLINE, Failure.CRASHED}  # failures that depend on the machine: such a call isn't run again
 _CUT_ARGUMENTS = (
-    "The arguments of this call were cut from the trace, so it can't be run again: a larger TOOLPACK_MAX_RESULT_BYTES "
-    "keeps them."
+    "The arguments of this call were cut from the trace, so it can't be run again: raise TOOLPACK_MAX_RESULT_BYTES "
+    "before recording a session."
 )
 
 Records = AsyncGenerator[Mapping[str, Any], None]
-"""What clients see of records, in order."""
+"""Records in the form that clients see, in order."""
 
 
 class Replays:
-    """Runs the records of sessions again."""
+    """Replays of sessions and of bundles."""
 
     def __init__(self, context: SessionContext, sessions: SessionManager) -> None:
         self._context = context
@@ -73,10 +73,10 @@ class Replays:
 
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait until an owner may run a replay: each makes calls as fast as they are answered.
+        """Wait until the owner has fewer than `AT_ONCE` replays, because a replay sends calls as fast as it can.
 
         Raises:
-            OverloadedError: Its others have taken too long.
+            OverloadedError: The owner's other replays took longer than the queue timeout.
         """
         turns = self._turns.setdefault(owner, asyncio.Semaphore(AT_ONCE))
         seconds = self._context.settings.queue_timeout_seconds
@@ -85,8 +85,8 @@ class Replays:
                 await turns.acquire()
         except TimeoutError:
             raise OverloadedError(
-                f"{AT_ONCE} replays of yours run here, and none of them has ended in {seconds:g} s; nothing was "
-                "changed. Send it later."
+                f"You have {AT_ONCE} running replays on this server, and none of them has ended in {seconds:g} s; "
+                "nothing was changed. Send the request again later."
             ) from None
         try:
             yield
@@ -101,24 +101,24 @@ class Replays:
         labels: Mapping[str, str] | None,
         creation: Creation | None,
     ) -> Replay:
-        """Run the first records of a session again; see `ReplaySession`.
+        """Run at most `limit` records of a session again; see `ReplaySession`.
 
         Args:
-            creation: Made from the request, if that can be repeated.
+            creation: The identity of the request, if it has a call_id and can be repeated.
 
         Raises:
-            ClassesChangedError: A toolpack isn't loaded any more, or the session's beginning can't be built again.
-            RequestError: A call was refused, as when the server has too much to do; the new session is gone.
+            ClassesChangedError: A toolpack isn't loaded any more, or the session's first environment can't be rebuilt.
+            RequestError: A call was refused, for example because the server is overloaded. The new session is closed.
         """
         session, head = await self._sessions.read(lambda reader: reader.find(session_id, owner))
         self._context.runtime(Recipe.of(session).toolpacks)
         count = head.index + 1
-        new = await self._begin_again(session, labels, creation, {REPLAYS: count} if creation else {})
-        if creation is not None:  # the session may have more records now than when the request came first
-            begun, _ = await self._sessions.read(lambda reader: reader.find(new["session_id"], session.owner))
-            count = details_of(begun)[REPLAYS]
+        new = await self._start_session(session, labels, creation, {REPLAYS: count} if creation else {})
+        if creation is not None:  # the session may have more records now than when the request was first sent
+            stored, _ = await self._sessions.read(lambda reader: reader.find(new["session_id"], session.owner))
+            count = details_of(stored)[REPLAYS]
         async with (
-            self._keeping_alive(session),
+            self._keep_alive(session),
             contextlib.aclosing(self._records(session_id, count)) as records,
         ):
             details, versions = details_of(session), Recipe.of(session).versions
@@ -127,8 +127,8 @@ class Replays:
             )
 
     @contextlib.asynccontextmanager
-    async def _keeping_alive(self, session: StoredSession) -> AsyncIterator[None]:
-        """Keep a session alive for the block, though nobody calls it meanwhile."""
+    async def _keep_alive(self, session: StoredSession) -> AsyncIterator[None]:
+        """Keep a session from expiring during a block."""
 
         async def renew() -> None:
             while True:
@@ -136,33 +136,36 @@ class Replays:
                 with contextlib.suppress(RequestError, InternalError):
                     await self._sessions.read(lambda reader: reader.find(session.id, session.owner))
 
-        renewing = asyncio.create_task(renew())
+        task = asyncio.create_task(renew())
         try:
             yield
         finally:
-            renewing.cancel()
+            task.cancel()
 
-    async def _begin_again(
+    async def _start_session(
         self,
         session: StoredSession,
         labels: Mapping[str, str] | None,
         creation: Creation | None,
         details: Mapping[str, Any],
     ) -> Session:
-        """Create a session with the environments with which another one began, and with these details."""
-        if await self._sessions.read(lambda _: self._fits(session)):
-            given: dict[str, Any] = {"session_id": session.id, "version": 0, "labels": labels}
-            fork = ForkRequest.model_construct(**given)
+        """Create a session with another session's first environments, and with these details.
+
+        It is a fork of version 0, if the loaded classes can read that. Otherwise the environments are built again.
+        """
+        if await self._sessions.read(lambda _: self._has_loaded_classes(session)):
+            params: dict[str, Any] = {"session_id": session.id, "version": 0, "labels": labels}
+            fork = ForkRequest.model_construct(**params)
             (new,) = await self._sessions.fork(session.owner, fork, creation, again=details)
             return new
         if began_as_fork(session):
             raise ClassesChangedError(
-                "The session is a fork, and other classes wrote the environment with which it began: it can't be built "
-                "again. Load the classes that wrote it."
+                "The session is a fork, and its first environment was written by classes that aren't loaded. So it "
+                "can't be built again: load these classes."
             )
         recipe = Recipe.of(session)
         options, environment = recipe.given()
-        given = {
+        params = {
             "toolpacks": recipe.toolpacks,
             "options": options,
             "environment": environment,
@@ -171,12 +174,12 @@ class Replays:
             **recipe.kept,
         }
         kind = self._context.session_request
-        given |= {name: value for name, value in details_of(session).items() if name in kind.model_fields}
-        request = kind.model_construct(**given).as_resolved()
+        params |= {name: value for name, value in details_of(session).items() if name in kind.model_fields}
+        request = kind.model_construct(**params).as_resolved()
         return await self._sessions.create(session.owner, request, creation, details)
 
-    def _fits(self, session: StoredSession) -> bool:
-        """Whether the first version of a session was written by the classes that are loaded."""
+    def _has_loaded_classes(self, session: StoredSession) -> bool:
+        """Return whether the loaded classes wrote the first version of a session."""
         first = self._context.store.parts_at(session.id, 0)
         parts = {part: blob_id for part, blob_id in first.items() if not is_piece(part)}
         blobs = self._context.store.blobs([*parts.values()])
@@ -191,13 +194,13 @@ class Replays:
         after = -1
 
         def page() -> list[Mapping[str, Any]]:
-            most = min(RECORDS_AT_ONCE, count - 1 - after)
-            found = self._context.store.records(session_id, after, most, BYTES_AT_ONCE)
-            return [loads(self._context.records.read(session_id, record)[0]) for record in found]
+            limit = min(RECORDS_AT_ONCE, count - 1 - after)
+            records = self._context.store.records(session_id, after, limit, BYTES_AT_ONCE)
+            return [loads(self._context.records.read(session_id, record)[0]) for record in records]
 
         while after + 1 < count:
             shown = await self._sessions.read(lambda _: page())
-            if not shown:  # it was closed meanwhile
+            if not shown:  # the session was closed meanwhile
                 raise SessionNotFoundError
             for record in shown:
                 yield record
@@ -214,23 +217,33 @@ class Replays:
         *,
         repeatable: bool,
     ) -> Replay:
-        """Run the first records of a session with these details, and these versions of toolpacks, in a new session.
+        """Run at most `limit` records in a new session, and return the result of the replay.
 
-        The new session is closed if one is refused; also if this is cancelled, unless the same request can come again.
+        If a record is refused, the new session is closed. If this coroutine is cancelled, the new session is closed
+        unless the request is repeatable.
+
+        Args:
+            new: The new session.
+            owner: Its owner.
+            details: The details of the recorded session.
+            versions: The versions of the toolpacks when the recorded session was created.
+            records: The records.
+            limit: Maximum number of records to run.
+            repeatable: The request has a call_id, so the client may send it again.
         """
         session_id = new["session_id"]
-        repeat = _Repeat(self._context, self._sessions, session_id, owner, repeatable=repeatable)
+        replayer = _Replayer(self._context, self._sessions, session_id, owner, repeatable=repeatable)
         others = other_writers(self._context, details)
         if others:
             parts = await self._sessions.read(lambda _: self._context.store.parts_at(session_id, 0))
-            repeat.compares_states = not has_kind(parts, others)
+            replayer.compares_states = not has_kind(parts, others)
         difference, complete = None, True
         try:
             async for record in records:
-                if repeat.done == limit:
+                if replayer.done == limit:
                     complete = False
                     break
-                difference = await repeat.run(record)
+                difference = await replayer.run(record)
                 if difference is not None:
                     complete = False
                     break
@@ -239,33 +252,33 @@ class Replays:
                 with contextlib.suppress(RequestError):
                     await self._sessions.close(session_id, owner)
             raise
-        version = repeat.version
+        version = replayer.version
         return {
             "session": await self._sessions.read(
                 lambda reader: reader.describe(session_id, owner, version=version, as_created=repeatable)
             ),
-            "replayed": repeat.done,
+            "replayed": replayer.done,
             "complete": complete,
             "diverged": if_set(difference),
             "other_versions": self._other_versions(versions),
         }
 
     def _other_versions(self, recorded: Mapping[str, str]) -> dict[str, Versions]:
-        here = self._context.catalog.versions(recorded)
+        loaded = self._context.catalog.versions(recorded)
         return {
-            name: {"recorded": version, "replayed": if_set(here.get(name))}
+            name: {"recorded": version, "replayed": if_set(loaded.get(name))}
             for name, version in recorded.items()
-            if here.get(name) != version
+            if loaded.get(name) != version
         }
 
 
-class _Repeat:
+class _Replayer:
     """Runs records in a session, one after the other.
 
     Attributes:
-        done: How many it has run.
-        version: The session's version after the last one.
-        compares_states: Whether the recorded digests of the environments can be compared.
+        done: Number of records that were run.
+        version: The session's version after the last record.
+        compares_states: Whether to compare the recorded digests of the environments.
     """
 
     compares_states = True
@@ -279,10 +292,11 @@ class _Repeat:
         self._repeatable = repeatable
         self.done = 0
         self.version = 0
-        self._versions = {0: 0}  # that the session has, by those that the records name: a function may have been edited
+        # The new session's version for each recorded version. They differ if an edited function changes more or less.
+        self._versions = {0: 0}
 
     async def run(self, record: Mapping[str, Any]) -> Difference | None:
-        """Run a record again, and get what came out differently."""
+        """Run a record again, and return the difference, if any."""
         kind = self._context.record_kinds[record["kind"]]
         call_id = f"replay-{self.done}" if self._repeatable else None
         self.done += 1
@@ -298,24 +312,27 @@ class _Repeat:
         return difference
 
     async def _call(self, record: Mapping[str, Any], call_id: str | None) -> Difference | None:
-        """Send what was sent, and compare what was heard and what has happened."""
-        sent = self._context.record_kinds[record["kind"]].heard(record)
-        kwargs = sent["kwargs"]
+        """Run a call again, and compare the caller's answer, the function's own result, and the world.
+
+        The answer and the function's own result differ if a perturbation changed the answer.
+        """
+        call = self._context.record_kinds[record["kind"]].heard(record)  # as its caller saw it
+        kwargs = call["kwargs"]
         if _is_cut(kwargs):
             return _difference(record, "error", record["error"], _CUT_ARGUMENTS)
-        request = CallRequest(sent["function"], kwargs, dumps(kwargs), call_id, by=record.get("by", CLIENT))
+        request = CallRequest(call["function"], kwargs, dumps(kwargs), call_id, by=record.get("by", CLIENT))
         if record.get("failure") in _NOT_RUN:
-            return await self._note(record, request)
-        operation = RepeatedCall(*self._session, request)
+            return await self._skip_call(record, request)
+        operation = ReplayCall(*self._session, request)
         outcome = await self._sessions.run(operation)
         states = self._compare_states(record, operation)
-        return self._compare(sent, outcome) or self._compare_happened(record, operation) or states
+        return self._compare(call, outcome) or self._compare_actual(record, operation) or states
 
-    async def _note(self, record: Mapping[str, Any], request: CallRequest) -> Difference | None:
-        """Record a call that isn't run again."""
+    async def _skip_call(self, record: Mapping[str, Any], request: CallRequest) -> Difference | None:
+        """Commit the record of a call that isn't run again."""
         failure = Failure(record["failure"])
-        seconds = record["duration_ms"] / 1000  # the call's deadline, if that is what it missed
-        operation = UnrunCall(*self._session, request._replace(timeout_seconds=seconds or None), failure)
+        seconds = record["duration_ms"] / 1000  # of a call that missed its deadline, this is its timeout
+        operation = SkippedCall(*self._session, request._replace(timeout_seconds=seconds or None), failure)
         outcome: Outcome = await self._sessions.run(operation)
         states = self._compare_states(record, operation)
         if outcome.failure is None or outcome.failure.why != failure:
@@ -337,49 +354,47 @@ class _Repeat:
         return None
 
     @staticmethod
-    def _compare_happened(record: Mapping[str, Any], operation: Repeated) -> Difference | None:
-        """Compare what has happened where the agent has heard something else."""
-        body = operation.made.body.split(b"\n", 1)[0] if operation.made else b"{}"
+    def _compare_actual(record: Mapping[str, Any], operation: ReplayOperation) -> Difference | None:
+        """Compare the function's own error and result, if a perturbation changed the answer of either call."""
+        body = operation.created.body.split(b"\n", 1)[0] if operation.created else b"{}"
         if "perturbed" in record or b'"perturbed":' in body:
-            made = loads(body)
+            replayed = loads(body)
             for what in ("error", "result"):
-                happened = (record[what], made.get(what))
-                if dumps(happened[0], sort_keys=True) != dumps(happened[1], sort_keys=True):
-                    return _difference(
-                        record, what, *(None if each is None else dumps(each).decode() for each in happened)
-                    )
+                pair = (record[what], replayed.get(what))
+                if dumps(pair[0], sort_keys=True) != dumps(pair[1], sort_keys=True):
+                    return _difference(record, what, *(None if each is None else dumps(each).decode() for each in pair))
         return None
 
     async def _reset(self, record: Mapping[str, Any], to_version: int, call_id: str | None) -> Difference | None:
         version = self._versions.get(to_version)
         if version is None:
             raise InvalidParamsError(
-                f"Record {record['index']} is a reset to version {to_version}, which no record before it has."
+                f"Record {record['index']} is a reset to version {to_version}, but no earlier record has this version."
             )
-        operation = RepeatedReset(*self._session, version, call_id)
+        operation = ReplayReset(*self._session, version, call_id)
         await self._sessions.run(operation)
         return self._compare_states(record, operation)
 
-    def _compare_states(self, record: Mapping[str, Any], operation: Repeated) -> Difference | None:
-        """Note the version after an operation that was recorded, and compare the digest of the environments."""
-        made = operation.made
-        if made is not None:
-            self.version = made.version
+    def _compare_states(self, record: Mapping[str, Any], operation: ReplayOperation) -> Difference | None:
+        """Update `version` after an operation, and compare the recorded digest of the environments with the new one."""
+        created = operation.created
+        if created is not None:
+            self.version = created.version
         recorded = record.get("state")
         if not recorded or not self.compares_states:
             return None
-        state = loads(made.body.split(b"\n", 1)[0]).get("state") if made else None
+        state = loads(created.body.split(b"\n", 1)[0]).get("state") if created else None
         return None if recorded == state else _difference(record, "state", recorded, state)
 
 
 def _is_result(recorded: Any, result: bytes) -> bool:
-    """Whether the trace has this result, whole or cut."""
+    """Return whether a recorded result is this result, whole or cut."""
     text = dumps(recorded, sort_keys=True)
     return text == dumps(loads(result), sort_keys=True) or text == dumps(cut(result), sort_keys=True)
 
 
 def _is_cut(kwargs: Mapping[str, Any]) -> bool:
-    """Whether the trace doesn't have all arguments of a call; see `records.cut_arguments`."""
+    """Return whether the trace lacks some arguments of a call; see `records.cut_arguments`."""
     return any(
         isinstance(value, dict) and value.keys() == {"$cut"} and value["$cut"].keys() == {"bytes", "digest"}
         for value in (kwargs, *kwargs.values())

@@ -1,7 +1,4 @@
-"""The shapes of replays and bundles.
-
-Types only, as in `server/toolpack_server/protocol/results.py`.
-"""
+"""Result types of replays and bundles."""
 
 from typing import Literal, NotRequired
 
@@ -11,7 +8,7 @@ from toolpack_server.protocol.results import Session
 
 
 class SessionSeeds(TypedDict):
-    """Its chance is drawn from `seed`; its time begins at `clock`, and each call takes `clock_step_seconds`."""
+    """The seed of the session's random numbers, the start of its clock, and the seconds that each call adds to it."""
 
     seed: NotRequired[str]
     clock: NotRequired[str]
@@ -19,7 +16,11 @@ class SessionSeeds(TypedDict):
 
 
 class Difference(TypedDict):
-    """How a call came out differently when it was run again; texts are cut at 2,000 characters."""
+    """A difference between a record and its replay.
+
+    `index` is the record's index, and `what` the part that differs. `recorded` and `replayed` are its two values as
+    text, cut at 2,000 characters. A missing value means none, for example no error.
+    """
 
     index: int
     what: Literal["error", "result", "nested", "state"]
@@ -28,17 +29,17 @@ class Difference(TypedDict):
 
 
 class Versions(TypedDict):
-    """The version of a toolpack with which a session was created, and the one that is loaded, if it has one."""
+    """The version of a toolpack when a session was created, and its loaded version, if it has one."""
 
     recorded: str
     replayed: NotRequired[str]
 
 
 class Replay(TypedDict):
-    """The new session, how many records were run again in it, and the first difference.
+    """The new session, the number of records that were run again in it, and the first difference, if any.
 
-    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks that were
-    at another version when the session was created.
+    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks whose
+    loaded version isn't the one with which the session was created.
     """
 
     session: Session
@@ -49,14 +50,14 @@ class Replay(TypedDict):
 
 
 class CodeOf(TypedDict):
-    """A digest of files of code, and the version of the distribution that they came with, if they did."""
+    """The digest of code files, and the version of the distribution that contains them, if there is one."""
 
     version: NotRequired[str]
     digest: str
 
 
 class Code(TypedDict):
-    """What runs here: Python's version without its last number, the server, and the toolpacks by name."""
+    """The code of a server: Python's version (major and minor), the server, and the toolpacks by name."""
 
     python: str
     server: CodeOf
@@ -64,7 +65,7 @@ class Code(TypedDict):
 
 
 class Bundle(TypedDict):
-    """A session as one file, in base64, its size in bytes, and the code that has written it."""
+    """A session as one file: its format, size in bytes, content in base64, and the code that wrote it."""
 
     format: str
     size: int

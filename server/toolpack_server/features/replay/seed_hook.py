@@ -1,7 +1,7 @@
-"""What seeded sessions do around their operations.
+"""Hooks of seeded sessions.
 
-A call's environments are read from their bytes, its clock and chance are pinned, and its record has the
-digest of the world after it. Calls themselves know nothing of that.
+For each call, `SeedHook` pins the clock and random numbers, and adds the digest of the world after the call to its
+record. The environments are decoded from their bytes before each call. The code of calls doesn't know of seeds.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.features.replay.blob_digests import StateDigests
 from toolpack_server.features.replay.pinned_clock import PinnedClock
 from toolpack_server.features.replay.seed_parameters import REAL, REPLAYS, Seeds
-from toolpack_server.features.replay.writers import WRITTEN_BY, noted_writers
+from toolpack_server.features.replay.writers import WRITTEN_BY, current_writers
 from toolpack_server.protocol.parameters import ForkRequest, SessionRequest
 from toolpack_server.sessions.calls import CallOperation
 from toolpack_server.sessions.context import SessionContext
@@ -26,7 +26,7 @@ from toolpack_server.stores.base import Head, StoredSession
 
 
 class SeedHook(OperationHook):
-    """Pins time and chance for the calls of seeded sessions, and records the digests of their worlds."""
+    """Pins time and random numbers for the calls of seeded sessions, and records the digests of their worlds."""
 
     def __init__(self, context: SessionContext) -> None:
         self._settings = context.settings
@@ -36,13 +36,17 @@ class SeedHook(OperationHook):
         return bool(Seeds.of(session))
 
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> None:
-        """Pin a call, and make the digest of the world before it; `InvalidParamsError` if this server can't pin it."""
+        """Pin a call, and compute the digest of the world before it.
+
+        Raises:
+            InvalidParamsError: This server can't pin time or random numbers.
+        """
         if not isinstance(operation, CallOperation):
             return
         seeds = Seeds.of(state.session)
         seeds.check(self._settings)
         operation.plan.policy = seeds.pin(state.index + 2)
-        operation.plan.compares = False  # which is done now and then, and the same call is to give the same
+        operation.plan.compares = False  # only some calls are compared, and a repeated call must do the same
 
         def digest() -> str | None:
             start_clock(self._settings.timeout_seconds)
@@ -55,7 +59,7 @@ class SeedHook(OperationHook):
         if change.parts or is_reset:
             if isinstance(operation, CallOperation):
                 for part, blob_id in change.parts.items():
-                    self._digests.note(blob_id, change.answer.digests[part])
+                    self._digests.put(blob_id, change.answer.digests[part])
             new = {part: change.new_blobs[id_] for part, id_ in change.parts.items() if id_ in change.new_blobs}
             change.memo[self] = self._digests.digest({**state.parts, **change.parts}, {**change.blobs, **new})
         elif self in state.memo:
@@ -65,7 +69,7 @@ class SeedHook(OperationHook):
 
 
 class SeedCreationHook(CreationHook):
-    """Keeps what is pinned in a new session, and pins it while its environments are built."""
+    """Stores the seed and clock of a new session, and pins them while its environments are built."""
 
     keeps = frozenset({"seed", "clock", "clock_step_seconds", "ticks", REPLAYS, WRITTEN_BY})
 
@@ -76,23 +80,24 @@ class SeedCreationHook(CreationHook):
 
     @override
     def concerns(self, request: SessionRequest) -> bool:
-        return Seeds.asked(request) != REAL
+        return Seeds.of_request(request) != REAL
 
     @override
     def details(self, request: SessionRequest) -> Mapping[str, Any]:
-        return {**Seeds.asked(request).of_new(self._settings).details(), **noted_writers(self._context)}
+        return {**Seeds.of_request(request).of_new(self._settings).details(), **current_writers(self._context)}
 
     @override
     def details_of_fork(
         self, request: ForkRequest, parent: StoredSession, head: Head, version: int
     ) -> Mapping[str, Any]:
-        """The ticks of a fork go on from the record that made the version."""
-        own = Seeds.of(parent)
-        seeds = Seeds.asked(request).of_fork(own, self._settings)
+        """Return the details of a fork. Its ticks continue after the record that created the forked version."""
+        parent_seeds = Seeds.of(parent)
+        seeds = Seeds.of_request(request).of_fork(parent_seeds, self._settings)
         if not seeds:
             return {}
-        made_by = self._paths.end(parent.id, version - 1, head.index) + 1 if version else -1
-        return {**replace(seeds, ticks=own.ticks + made_by + 1).details(), **noted_writers(self._context)}
+        creating_record = self._paths.end(parent.id, version - 1, head.index) + 1 if version else -1
+        ticks = parent_seeds.ticks + creating_record + 1
+        return {**replace(seeds, ticks=ticks).details(), **current_writers(self._context)}
 
     @override
     def conditions(self, details: Mapping[str, Any]) -> PinnedClock | None:

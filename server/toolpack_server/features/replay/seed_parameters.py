@@ -1,7 +1,7 @@
-"""Seeded sessions: what is pinned while their calls run.
+"""Parameters of seeded sessions: the seed of the random numbers, and the clock.
 
-What a seeded session does follows from its seed, its clock, its records and the code alone. So its
-environments are read from their bytes before every call, and nothing of it is kept alive in between.
+The results of a seeded session depend only on its seed, clock, records and code. So its environments are decoded from
+their bytes before every call, and no live objects are kept between calls.
 """
 
 import importlib.util
@@ -40,31 +40,38 @@ def _check_clock(clock: str) -> str:
 
 
 class SeedParameters(Parameters):
-    """What seeded sessions add to `create_session` and `fork_session`."""
+    """Parameters of `create_session` and `fork_session` for seeded sessions."""
 
     seed: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
-        None, description="What its functions draw random numbers from, so that they draw the same again."
+        None, description="Seed of its functions' random numbers. With the same seed they draw the same again."
     )
     clock: Annotated[str, AfterValidator(_check_clock)] | None = Field(
-        None, description="The time that its functions see at the start, RFC 3339 with an offset."
+        None, description="The time at which its clock starts, RFC 3339 with an offset."
     )
     clock_step_seconds: float | None = Field(
         None,
         ge=0,
         le=MAX_STEP_SECONDS,
         allow_inf_nan=False,
-        description="How far each call moves the clock on; default: 1.",
+        description="Seconds by which each call advances the clock; default: 1.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """What is pinned in a session."""
+    """The seed and clock of a session.
 
-    seed: str | None = None  # of chance; None if it is real
-    clock: str | None = None  # the time at tick 0, RFC 3339 with offset; None if time is real
-    clock_step_seconds: float | None = None  # how far each tick moves it on; None without a clock
-    ticks: int = 0  # the tick of the record that made the session's first version; 0 unless it is a fork
+    Attributes:
+        seed: Seed of the random numbers; None if they aren't pinned.
+        clock: Time at tick 0, RFC 3339 with an offset; None if time isn't pinned.
+        clock_step_seconds: Seconds by which each tick advances the clock; None without a clock.
+        ticks: Tick of the record that created the session's first version; 0 unless the session is a fork.
+    """
+
+    seed: str | None = None
+    clock: str | None = None
+    clock_step_seconds: float | None = None
+    ticks: int = 0
 
     def __bool__(self) -> bool:
         return self.seed is not None or self.clock is not None
@@ -80,13 +87,17 @@ class Seeds:
         )
 
     @classmethod
-    def asked(cls, request: Parameters) -> "Seeds":
+    def of_request(cls, request: Parameters) -> "Seeds":
         if not isinstance(request, SeedParameters):
             return REAL
         return cls(request.seed, request.clock, request.clock_step_seconds)
 
     def of_new(self, settings: Settings) -> "Seeds":
-        """Get what is pinned in a new session that was asked for with this, or raise `InvalidParamsError`."""
+        """Return the seeds of a new session that was requested with these, with defaults.
+
+        Raises:
+            InvalidParamsError: `clock_step_seconds` has no clock, or this server can't pin the seeds.
+        """
         if self.clock is None and self.clock_step_seconds is not None:
             raise InvalidParamsError("clock_step_seconds needs a clock: give both, or neither.")
         seeds = replace(self, clock_step_seconds=1.0) if self.clock and self.clock_step_seconds is None else self
@@ -94,21 +105,26 @@ class Seeds:
         return seeds
 
     def of_fork(self, parent: "Seeds", settings: Settings) -> "Seeds":
-        """Get what is pinned in a fork that was asked for with this: what isn't given is its parent's."""
-        given = {name: value for name, value in self.shown().items() if value is not None}
-        return replace(parent, **given).of_new(settings) if given else parent
+        """Return the seeds of a fork that was requested with these. Missing values are the parent's.
+
+        Raises:
+            InvalidParamsError: As for `of_new`.
+        """
+        own = {name: value for name, value in self.shown().items() if value is not None}
+        return replace(parent, **own).of_new(settings) if own else parent
 
     def details(self) -> dict[str, Any]:
-        """Get what a store keeps of this; nothing if nothing is pinned."""
+        """Return the details to store in the session; empty if nothing is pinned."""
         return {**self.shown(), "ticks": self.ticks} if self else {}
 
     def shown(self) -> dict[str, Any]:
         return {"seed": self.seed, "clock": self.clock, "clock_step_seconds": self.clock_step_seconds}
 
     def pin(self, calls: int) -> PinnedClock | None:
-        """Get what is pinned for a call; None if nothing is.
+        """Return the pinned clock of a call; None if nothing is pinned.
 
-        `calls` is 1 more than the index of the record that the call will get; 0 while an environment is built.
+        Args:
+            calls: 1 more than the index of the call's record. 0 while an environment is built.
         """
         if not self:
             return None
@@ -120,13 +136,17 @@ class Seeds:
         )
 
     def check(self, settings: Settings) -> None:
-        """Raise `InvalidParamsError` if this server can't pin it."""
+        """Check that this server can pin the seed and the clock.
+
+        Raises:
+            InvalidParamsError: The server uses threads, or time-machine isn't installed.
+        """
         if not self:
             return
         if settings.isolation != "process":
             raise InvalidParamsError(
-                "A session with a seed or a clock needs TOOLPACK_ISOLATION=process: only in a process of its own can a "
-                "function's clock and chance be pinned. Start the server with it."
+                "A session with a seed or a clock needs TOOLPACK_ISOLATION=process, because the clock and random "
+                "numbers can be pinned only for a whole process. Start the server with this setting."
             )
         if self.clock is not None and importlib.util.find_spec("time_machine") is None:
             raise InvalidParamsError(
@@ -135,6 +155,7 @@ class Seeds:
             )
 
 
-REPLAYS = "replays"  # among the details of a session that a replay has made: how many records there were to run again
+REPLAYS = "replays"
+"""Key in the details of a replay's session. Its value is the number of records to run again."""
 REAL = Seeds()
-"""Nothing is pinned."""
+"""The seeds of a session in which nothing is pinned."""

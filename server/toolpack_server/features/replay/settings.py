@@ -1,4 +1,4 @@
-"""The settings of replays and bundles."""
+"""Settings of replays and bundles."""
 
 from pydantic import Field, SecretStr
 
@@ -7,5 +7,5 @@ from toolpack_server.base.settings import FeatureSettings
 
 class ReplaySettings(FeatureSettings, feature="replay"):
     bundle_key: SecretStr | None = Field(
-        None, min_length=16, description="Key of the hash on bundles; default: derived from the key of the snapshots."
+        None, min_length=16, description="Key of the HMAC of bundles; default: derived from the key of the snapshots."
     )

@@ -1,11 +1,11 @@
-"""A digest of what environments hold, by which two worlds are compared without being sent.
+"""Digest of a world, to compare worlds without sending them.
 
-Two worlds have the same digest if types, values, the order of lists and dicts, private attributes and
-`model_fields_set` agree. The order of sets, the division into parts, and which equal objects are one object make no
-difference.
+Two worlds have the same digest if they have the same types, values, order of lists and dicts, private attributes and
+`model_fields_set`. The order of sets makes no difference, nor does the division into parts, nor whether equal objects
+are the same object.
 
-What is digested is what a snapshot holds, read by the same layouts; no code of a class runs. An environment
-is digested field by field, so that the digest of a part doesn't depend on the others.
+The digest covers the content of a snapshot and reads it by the same layouts, so no code of a class runs. Each field of
+an environment has its own digest, so the digest of a part doesn't depend on other parts.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from toolpack_server.snapshots.operators import OperatorTable, operators_of
 from toolpack_server.volumes.volume import SEPARATOR, VolumeContext, is_void, read_piece
 
 MAX_BYTES = 64 * 2**20
-"""What an environment may take as text in which shared objects are repeated; a larger one has no digest."""
+"""Max size of an environment when each reference to a shared object is written out. A larger one has no digest."""
 
 _BYTES = 16
 _SETS = frozenset((set, frozenset))
@@ -31,33 +31,34 @@ _NO_PROGRESS: Any = None  # the writers of plain types and enums don't use it
 _FIELDS, _FIELDS_SET = "__dict__", "__pydantic_fields_set__"
 
 Entries = tuple[str, ...]
-"""What a part holds: a line for its class and for each field, with the digest of the field's value."""
+"""The content of a part as lines: one with its class, and one for each field with the digest of its value."""
 
 
 def part_entries(part: BaseModel, classes: ClassTable, max_bytes: int = MAX_BYTES) -> Entries | None:
-    """Get what a part of an environment holds, for `world_digest`.
+    """Return the entries of a part of an environment.
 
-    None if something in it refers to itself, or holds so much twice that it can't be written out.
+    Return None if an object refers to itself, or if the part is larger than `max_bytes` when shared objects are
+    repeated.
     """
     operators = operators_of(classes)
     layout = operators.layouts[type(part)]
     digests = _Digests(operators, max_bytes)
     entries = [f"class {layout.name}"]
     try:
-        for slot, held in zip(layout.slots, layout.get_state(part), strict=True):
+        for slot, content in zip(layout.slots, layout.get_state(part), strict=True):
             if slot.__name__ == _FIELDS:
-                entries += [f"field {digests.of(value)} {name!a}" for name, value in held.items()]
+                entries += [f"field {digests.of(value)} {name!a}" for name, value in content.items()]
             elif slot.__name__ == _FIELDS_SET:
-                entries += [f"set {name!a}" for name in held]
-            elif held is not None and held is not UNSET:
-                entries.append(f"slot {digests.of(held)} {slot.__name__}")
-    except Exception:  # noqa: BLE001 - whatever can't be written out has no digest
+                entries += [f"set {name!a}" for name in content]
+            elif content is not None and content is not UNSET:
+                entries.append(f"slot {digests.of(content)} {slot.__name__}")
+    except Exception:  # noqa: BLE001 - a value that pickle can't write has no digest
         return None
     return tuple(entries)
 
 
 def piece_entries(part: str, payload: bytes, context: VolumeContext) -> Entries:
-    """Get what a piece of a volume holds."""
+    """Return the entries of a piece of a volume."""
     if is_void(payload):
         return ()
     name, kind, slot = part.split(SEPARATOR)
@@ -65,10 +66,10 @@ def piece_entries(part: str, payload: bytes, context: VolumeContext) -> Entries:
 
 
 def world_digest(parts: Iterable[tuple[str, Entries | None]]) -> str | None:
-    """Get the digest of a world, 32 hexadecimal digits.
+    """Return the digest of a world, 32 hexadecimal digits. Return None if a part has no entries.
 
     Args:
-        parts: The entries of each part, with the part's toolpack; None if it has none, and then there is no digest.
+        parts: The toolpack and the entries of each part.
     """
     worlds: dict[str, set[str]] = {}
     for toolpack, entries in parts:
@@ -80,7 +81,7 @@ def world_digest(parts: Iterable[tuple[str, Entries | None]]) -> str | None:
 
 
 class _Sink:
-    """Hashes what is written to it, as long as the budget lasts."""
+    """File-like object that hashes the written bytes. It raises `OverflowError` when its budget is used up."""
 
     def __init__(self, budget: list[int]) -> None:
         self.hash = hashlib.blake2b(digest_size=_BYTES)
@@ -95,11 +96,11 @@ class _Sink:
 
 
 class _Pickler(pickle.Pickler):
-    """Has attributes: on an instance of its base, Python 3.13 and later refuse `persistent_id`."""
+    """Subclass with a `__dict__`. Python 3.13 and later can't set `persistent_id` on an instance of the base class."""
 
 
 class _Digests:
-    """Digests values with pickle's C implementation, which without its memo writes equal values as equal bytes."""
+    """Digests of values. Pickle's C implementation without its memo writes equal values as equal bytes."""
 
     def __init__(self, operators: OperatorTable, max_bytes: int) -> None:
         self._memo = operators.memo
@@ -107,29 +108,35 @@ class _Digests:
         self._budget = [max_bytes]
 
     def of(self, value: object) -> str:
-        """Get the digest of a value.
+        """Return the digest of a value.
 
         Raises:
-            Exception: It refers to itself, or is too large.
+            Exception: The value refers to itself, or is too large.
         """
-        # Pickle writes a set as it is ordered, unless a function that it calls for every object says what to write
-        # instead. A function of Python takes twice the time of all the rest, so most often `append` is called.
+        # Pickle writes the members of a set in the set's own order. The function `persistent_id`, which pickle calls
+        # for every object, can return a replacement. But a Python function would triple the time, so the first attempt
+        # only collects the objects with `append`. If there is a set, the second attempt replaces sets by sorted lists.
         objects: list[object] = []
-        digest = self._written(value, objects.append)
-        return digest if _SETS.isdisjoint(map(type, objects)) else self._written(value, self._ordered)
+        digest = self._hash(value, objects.append)
+        return digest if _SETS.isdisjoint(map(type, objects)) else self._hash(value, self._sorted_set)
 
-    def _written(self, value: object, instead: Callable[[object], Any]) -> str:
+    def _hash(self, value: object, replace: Callable[[object], Any]) -> str:
+        """Return the digest of a value.
+
+        Args:
+            replace: Called with each object; returns what to write instead of it, or None.
+        """
         sink = _Sink(self._budget)
         pickler = _Pickler(sink, 5)
-        pickler.persistent_id = instead  # type: ignore[method-assign]
+        pickler.persistent_id = replace  # type: ignore[method-assign]
         pickler.memo = self._memo
         pickler.dispatch_table = self._table
         pickler.fast = True
         pickler.dump(value)
         return sink.hash.hexdigest()
 
-    def _ordered(self, value: object) -> Any:
-        """Get what is written instead of a set: its members in a fixed order; None for anything else."""
+    def _sorted_set(self, value: object) -> Any:
+        """Return the replacement of a set: its members in a fixed order. Return None for other values."""
         if type(value) not in _SETS:
             return None
         members: Any = value
@@ -140,11 +147,11 @@ class _Digests:
 
 
 def _writers(operators: OperatorTable) -> Mapping[type, Callable[[Any], tuple[Any, ...]]]:
-    """Get the function that writes each type, for a pickler without memo."""
+    """Return the function that writes each type, for a pickler without memo."""
     operators.derived[_writers] = writers = _Undigestible(
         {kind: partial(write, _NO_PROGRESS) for kind, write in operators.writers.items()}
     )
-    # In one step: written in two, an instance would be expected in the memo.
+    # These write an instance in one step. In two steps, pickle would look for the instance in its memo.
     writers |= {kind: _writer(layout, operators.make) for kind, layout in operators.layouts.items()}
     return writers
 
@@ -159,10 +166,10 @@ def _writer(layout: Layout, make: object) -> Callable[[Any], tuple[Any, ...]]:
     names = [slot.__name__ for slot in layout.slots]
     if _FIELDS_SET not in names:
         return lambda value: (make, (name, *get_state(value)))
-    place = names.index(_FIELDS_SET)
+    index = names.index(_FIELDS_SET)
 
     def write(value: Any) -> tuple[Any, ...]:
         state = get_state(value)
-        return make, (name, *state[:place], sorted(state[place]), *state[place + 1 :])
+        return make, (name, *state[:index], sorted(state[index]), *state[index + 1 :])
 
     return write

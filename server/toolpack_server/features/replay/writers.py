@@ -1,7 +1,7 @@
-"""What lays out the volumes of a seeded session, such as a version of SQLite, and what follows for a replay.
+"""Writers of volumes: the libraries that lay out the bytes of a seeded session's volumes, such as SQLite.
 
-A digest of a world covers the bytes of its volumes, and another version may lay out equal content in another
-way. So a digest that was recorded under one version is never compared under another.
+The digest of a world covers the bytes of its volumes. Another version of SQLite may lay out equal content differently.
+So a session stores the versions, and a replay under another version doesn't compare digests.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,25 +10,28 @@ from typing import Any
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.volumes.volume import is_piece, kind_of
 
-WRITTEN_BY = "written_by"  # among the details of a session
+WRITTEN_BY = "written_by"  # key in the details of a session
 
 
-def noted_writers(context: SessionContext) -> Mapping[str, Any]:
-    """Get what is kept with a seeded session of this: by kind of volume, what lays it out here."""
-    found = _writers(context)
-    return {WRITTEN_BY: found} if found else {}
+def current_writers(context: SessionContext) -> Mapping[str, Any]:
+    """Return the details to store in a seeded session: the writer of each kind of volume on this server."""
+    writers = _writers(context)
+    return {WRITTEN_BY: writers} if writers else {}
 
 
 def other_writers(context: SessionContext, details: Mapping[str, Any]) -> set[str]:
-    """Get the kinds of volumes that something else has laid out in a session with these details, a stranger's maybe."""
-    noted = details.get(WRITTEN_BY)
-    if not isinstance(noted, dict):
+    """Return the kinds of volumes that had another writer in a session with these details.
+
+    The details may come from an untrusted bundle.
+    """
+    recorded = details.get(WRITTEN_BY)
+    if not isinstance(recorded, dict):
         return set()
-    return {kind for kind, writer in _writers(context).items() if noted.get(kind, writer) != writer}
+    return {kind for kind, writer in _writers(context).items() if recorded.get(kind, writer) != writer}
 
 
 def has_kind(parts: Iterable[str], kinds: set[str]) -> bool:
-    """Whether there is a volume of one of these kinds among the parts of a world."""
+    """Return whether a world has a volume of one of these kinds."""
     return any(is_piece(part) and kind_of(part) in kinds for part in parts)
 
 

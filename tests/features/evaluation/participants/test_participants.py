@@ -16,8 +16,8 @@ from toolpack_server.base.errors import RegistrationError
 from toolpack_server.cli.local import memory_settings
 from toolpack_server.features.evaluation.episodes.progress import Episodes
 from toolpack_server.features.evaluation.tasks.checks import check_tasks
+from toolpack_server.features.replay.bundle_format import compressed_part, unpack
 from toolpack_server.features.replay.bundle_format import pack as packed
-from toolpack_server.features.replay.bundle_format import sealed, unpack
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.snapshots.seal import KeyedHash
@@ -39,7 +39,7 @@ def other_bundle(bundle, change, key=KEY):
     import base64  # noqa: PLC0415 - nobody else needs it
 
     keyed = KeyedHash(key, "bundle")
-    raw = unpack(sealed(base64.b64decode(bundle), keyed), 10**8, 10**8, lambda _size: None, blobs=True)
+    raw = unpack(compressed_part(base64.b64decode(bundle), keyed), 10**8, 10**8, lambda _size: None, blobs=True)
     lines = [json.loads(line) for line in raw]
     change(lines)
     written = packed([json.dumps(line, separators=(",", ":")).encode() for line in lines], keyed, 10**8, 10**8)
@@ -368,9 +368,18 @@ WHOLE = {"functions": None, "max_calls": None, "prompt": None, "answers": True}
         (_first_record(private={"progress": [7, None]}), "Record 0 of the bundle has a progress"),
         (_first_record(private={"progress": "none"}), "Record 0 of the bundle has a progress"),
         (_first_record(private={"progress": [{"buyer": 1}, 0]}), "Record 0 of the bundle has a progress"),
-        (_first_record(shown={"by": "seller"}), "Record 0 of the bundle is of nobody in its session."),
-        (_first_record(shown={"by": "thief"}), "Record 0 of the bundle is of nobody in its session."),
-        (_first_record(shown={"call_id": "seller/x"}), "Record 0 of the bundle is of nobody in its session."),
+        (
+            _first_record(shown={"by": "seller"}),
+            "Record 0 of the bundle has a sender, recipient or call_id that isn't the session's.",
+        ),
+        (
+            _first_record(shown={"by": "thief"}),
+            "Record 0 of the bundle has a sender, recipient or call_id that isn't the session's.",
+        ),
+        (
+            _first_record(shown={"call_id": "seller/x"}),
+            "Record 0 of the bundle has a sender, recipient or call_id that isn't the session's.",
+        ),
     ],
     ids=range(13),
 )

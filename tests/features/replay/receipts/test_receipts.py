@@ -24,10 +24,10 @@ from toolpack_server.cli.local import memory_settings
 from toolpack_server.cli.requests import local
 from toolpack_server.features.replay.receipts import keys
 from toolpack_server.features.replay.receipts import receipt as receipts
-from toolpack_server.features.replay.receipts.command import _run_again
-from toolpack_server.features.replay.receipts.entries import difference, entry_of
+from toolpack_server.features.replay.receipts.command import _replay_session
+from toolpack_server.features.replay.receipts.entries import create_entry, find_difference
 from toolpack_server.features.replay.receipts.keys import SigningKey
-from toolpack_server.features.replay.receipts.receipt import Refused, canonical, read
+from toolpack_server.features.replay.receipts.receipt import ReceiptRefusedError, canonical, read
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.wiring.service import Service
@@ -99,7 +99,7 @@ def test_a_receipt_is_verified_without_the_server_that_made_it(made):
     assert (ended.returncode, ended.stderr) == (0, ""), ended
     assert ended.stdout.splitlines()[-1] == "equal: all 4 sessions"
     assert "bank/save-300     2       1        0.500" in ended.stdout
-    assert "Whose key" not in ended.stdout
+    assert "whose key" not in ended.stdout
 
 
 def test_sessions_that_differ_only_in_their_times_are_counted_aloud(made, tmp_path):
@@ -110,7 +110,7 @@ def test_sessions_that_differ_only_in_their_times_are_counted_aloud(made, tmp_pa
     value["times"]["sessions"].insert(1, times)
     (tmp_path / "twice.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
     ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "twice.json")
-    assert "The same as another session but for its times, so perhaps counted twice: 1 of 5." in ended.stdout
+    assert "1 of 5 sessions differ from another one only in their times: they may be copies." in ended.stdout
 
 
 def test_a_program_gets_json_and_people_get_a_page(made, tmp_path):
@@ -118,8 +118,8 @@ def test_a_program_gets_json_and_people_get_a_page(made, tmp_path):
     found = json.loads(ended.stdout)
     assert (found["equal"], found["key"], len(found["sessions"])) == (True, made.json["key"], 4)
     assert [each["verdict"]["passed"] for each in found["sessions"]] == [True, False, True, False]
-    said = f"when they were run again, of the receipt that was signed with key {found['key']}."
-    assert f"4 of 4 sessions came out equal {said}" in (tmp_path / "page.html").read_text()
+    said = f"Verification of a receipt with key {found['key']}: 4 of 4 sessions are equal."
+    assert said in (tmp_path / "page.html").read_text()
 
 
 def test_a_receipt_is_verified_whatever_a_request_may_have_here(made):
@@ -144,7 +144,7 @@ def test_the_key_is_made_once_and_only_its_user_can_read_it(made, tmp_path):
     finally:
         made.key.chmod(0o600)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("toolpack-server: Others can read the key")
+    assert ended.stderr.startswith("toolpack-server: Other users can read the key file")
     ended = run_here("evaluate", "--sign-key", made.key)
     assert "--sign-key signs a receipt: give --receipt, too." in ended.stderr
 
@@ -213,14 +213,14 @@ def test_a_fork_has_a_receipt_with_what_led_to_it_up_to_the_first_of_its_family(
             await call(two["session_id"], amount="10.00")
             await send("submit_answer", {"answer": "Done."}, two["agent_path"])
             listed = (await send("summarize_sessions", {"evaluate": True, "order": "-created"}))["sessions"][::-1]
-            made = [await entry_of(send, each) for each in listed]
+            made = [await create_entry(send, each) for each in listed]
             for each in listed:
                 await send("close_session", {"session_id": each["session_id"]})
-            again = [await _run_again(service, send, 0, entry, times, None) for entry, times, _ in made]
+            again = [await _replay_session(service, send, 0, entry, times, None) for entry, times, _ in made]
             last, times, _ = made[-1]
             forged = last.model_copy(deep=True)
             forged.forked_from[1].records[0]["kwargs"]["amount"] = "41.00"
-            return made, again, await _run_again(service, send, 0, forged, times, None)
+            return made, again, await _replay_session(service, send, 0, forged, times, None)
 
     made, again, forged = asyncio.run(found())
     parts = [[len(part.records) for part in entry.parts] for entry, _, _ in made]
@@ -239,7 +239,7 @@ def test_a_fork_has_a_receipt_with_what_led_to_it_up_to_the_first_of_its_family(
     forks = [each for each in value["sessions"] if "forked_from" in each]
     assert len(forks) == 2
     forks[1]["forked_from"][0]["version"] = 9
-    said = "was forked at version 9 of a session whose records don't lead there."
+    said = "was forked at version 9, but the records before the fork don't have this version."
     assert said in refusal(tmp_path, signed(value, key))
 
 
@@ -251,18 +251,19 @@ def test_forks_whose_parents_cant_be_read_are_refused(tmp_path):
         words = ["evaluate", "--url", server.url, "--sign-key", tmp_path / "k", "--receipt", tmp_path / "r"]
         ended = run_here(*words)
         assert ended.returncode == 1
-        assert f"as {session_id}, from which it was forked, can't be read" in ended.stderr
+        assert f"its parent {session_id} can't be read" in ended.stderr
         bundle = server.rpc("export_bundle", session_id=fork["session_id"])["bundle"]
         server.rpc("close_session", session_id=fork["session_id"])
         server.rpc("import_bundle", bundle=bundle)
-        assert "came in a bundle, and had begun as a fork." in run_here(*words).stderr
+        assert "is a fork that was imported in a bundle." in run_here(*words).stderr
         assert not (tmp_path / "r").exists()
-        assert "There is no session to write a receipt of." in run_here(*words, "--label", "run=none").stderr
+        assert "There are no sessions for a receipt" in run_here(*words, "--label", "run=none").stderr
 
 
 # What is refused before anything is run
 
-CHANGED = "was changed, or never signed with its key: the signature is wrong."
+NOT_OBJECT = "isn't a receipt: it isn't a JSON object, or is nested more than 200 deep."
+CHANGED = "has a wrong signature: it was changed, or its key didn't sign it."
 
 
 @pytest.mark.parametrize(
@@ -294,13 +295,13 @@ def test_signatures_that_are_missing_cut_or_of_another_key_are_refused(made, tmp
         assert refusal(tmp_path, canonical(forged) + b"\n") == CHANGED
     assert refusal(tmp_path, canonical(made.json | {"signature": 7}) + b"\n") == "isn't signed."
     resigned = signed(made.json, other)
-    assert refusal(tmp_path, resigned, made.json["key"]).startswith("was signed with another key than")
+    assert refusal(tmp_path, resigned, made.json["key"]).startswith(f"was signed with the key {other.public}, not with")
     named = tmp_path / "whose"
     named.write_text(f"{made.json['key']}\n")
-    assert refusal(tmp_path, resigned, named).startswith("was signed with another key than")
+    assert refusal(tmp_path, resigned, named).startswith(f"was signed with the key {other.public}, not with")
     ended = run_here("verify", "--key", "nobody", made.file)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-    assert "--key nobody: that is neither 64 hexadecimal digits nor a file" in ended.stderr
+    assert "--key nobody is neither a key, 64 hexadecimal digits, nor a file" in ended.stderr
 
 
 @pytest.mark.parametrize("sign", [0, 0x80])
@@ -310,22 +311,22 @@ def test_a_key_of_small_order_signs_nothing(point, sign):
     key = point[:-1] + bytes([point[-1] | sign])
     for first in keys._SMALL_ORDER:
         signature = first.hex() + "00" * 32
-        assert not any(keys.verified(key.hex(), signature, b"%d" % number) for number in range(8))
+        assert not any(keys.is_valid_signature(key.hex(), signature, b"%d" % number) for number in range(8))
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"", "is no receipt: it isn't JSON."),
-        (b"{", "is no receipt: it isn't JSON."),
-        (b"\xff\xfe", "is no receipt: it isn't JSON."),
-        (b"7", "is no receipt: it is no JSON object, or is nested more than 200 deep."),
-        (b'{"format":"toolpack-receipt-2"}', "isn't of the format 'toolpack-receipt-1', which this version reads."),
-        (b'{"a":' * 300 + b"1" + b"}" * 300, "is no receipt: it is no JSON object, or is nested more than 200 deep."),
-        (b"[" * 1_000_000, "is no receipt: it isn't JSON."),
-        (b'{"a":' + b"9" * 5000 + b"}", "is no receipt: it isn't JSON."),
-        (b"[" + b"1," * 2_000_001 + b"1]", "has more than 67108864 bytes or 2000000 values, which no receipt has."),
-        (b" " * (receipts.MOST_BYTES + 1), "has more than 67108864 bytes or 2000000 values, which no receipt has."),
+        (b"", "isn't a receipt: it isn't JSON."),
+        (b"{", "isn't a receipt: it isn't JSON."),
+        (b"\xff\xfe", "isn't a receipt: it isn't JSON."),
+        (b"7", NOT_OBJECT),
+        (b'{"format":"toolpack-receipt-2"}', "doesn't have the format 'toolpack-receipt-1' of this version."),
+        (b'{"a":' * 300 + b"1" + b"}" * 300, NOT_OBJECT),
+        (b"[" * 1_000_000, "isn't a receipt: it isn't JSON."),
+        (b'{"a":' + b"9" * 5000 + b"}", "isn't a receipt: it isn't JSON."),
+        (b"[" + b"1," * 2_000_001 + b"1]", "isn't a receipt: it has more than 67108864 bytes or 2000000 values."),
+        (b" " * (receipts.MAX_BYTES + 1), "isn't a receipt: it has more than 67108864 bytes or 2000000 values."),
     ],
     ids=["empty", "cut", "bytes", "number", "format", "nested", "deep", "digits", "values", "bytes-too-many"],
 )  # fmt: skip
@@ -335,7 +336,7 @@ def test_what_is_no_receipt_is_refused(text, said, tmp_path):
 
 def test_a_receipt_is_taken_byte_for_byte_only(made, tmp_path):
     for text in (json.dumps(made.json).encode(), made.text[:-1], made.text.replace(b'{"code"', b'{"code":1,"code"', 1)):
-        assert refusal(tmp_path, text) == "was changed: it isn't written as receipts are, byte for byte."
+        assert refusal(tmp_path, text) == "was changed: it isn't in canonical form."
 
 
 def twice(value):
@@ -379,15 +380,15 @@ def other_time(value):
 @pytest.mark.parametrize(
     ("forge", "said"),
     [
-        (no_time, "hasn't the form of a receipt, at times.made."),
-        (other_time, "hasn't the form of a receipt, at times.sessions.0.0.0."),
-        (twice, "is there twice"),
-        (other_order, "isn't in its order"),
-        (nameless, "has no digest of the toolpack '../../etc/passwd', which session 0 has."),
-        (no_times, "hasn't a time for each record of its sessions."),
-        (other_task, "has the verdict on another task than its own."),
-        (more, "hasn't the form of a receipt, at sessions.0.script."),
-        (negative, "hasn't the form of a receipt, at times.sessions.0.0.1."),
+        (no_time, "isn't a valid receipt, at times.made."),
+        (other_time, "isn't a valid receipt, at times.sessions.0.0.0."),
+        (twice, "occurs twice"),
+        (other_order, "is out of order"),
+        (nameless, "has no digest of the toolpack '../../etc/passwd' of session 0."),
+        (no_times, "doesn't have a time for each record of its sessions."),
+        (other_task, "has a verdict on another task, or of no toolpack."),
+        (more, "isn't a valid receipt, at sessions.0.script."),
+        (negative, "isn't a valid receipt, at times.sessions.0.0.1."),
     ],
 )
 def test_what_a_stranger_has_signed_must_fit_together(made, tmp_path, forge, said):
@@ -412,7 +413,7 @@ def test_no_byte_of_a_receipt_can_be_changed(made, tmp_path_factory, data):
     file = tmp_path_factory.getbasetemp() / "changed.json"
     file.write_bytes(text)
     if bytes(text) != made.text:
-        with pytest.raises(Refused):
+        with pytest.raises(ReceiptRefusedError):
             read(file, None)
 
 
@@ -425,7 +426,7 @@ def test_other_code_is_named_before_anything_is_run(made, tmp_path):
     value["code"]["server"]["digest"] = "1" * 64
     value["code"]["python"] = "3.0.0"
     (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
-    with mock.patch("toolpack_server.features.replay.receipts.command._verified", side_effect=AssertionError):
+    with mock.patch("toolpack_server.features.replay.receipts.command._verify_sessions", side_effect=AssertionError):
         ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
     assert ended.returncode == 2
     assert "the toolpack 'bank' is 0.1.0 " in ended.stderr
@@ -484,7 +485,7 @@ def again(made):
 
     async def found(entry):
         try:
-            return await _run_again(service, send, 0, receipts.ReceiptEntry.model_validate(entry), times, None)
+            return await _replay_session(service, send, 0, receipts.ReceiptEntry.model_validate(entry), times, None)
         finally:
             await send("close_session", {"labels": made.json["sessions"][0]["labels"]})
 
@@ -515,7 +516,7 @@ def test_whatever_is_no_input_is_compared_though_a_forger_signs_anew(made, again
     was = holder[path[-1]]
     values = st.none() | st.booleans() | st.integers(0, 9) | st.text(max_size=3) | st.just({}) | st.just([])
     holder[path[-1]] = data.draw(values.filter(lambda new: canonical(new) != canonical(was)))
-    with contextlib.suppress(ValueError, Refused):  # it hasn't the form, or can't be run
+    with contextlib.suppress(ValueError, ReceiptRefusedError):  # it hasn't the form, or can't be run
         assert not again(entry)["equal"], path
 
 
@@ -525,7 +526,7 @@ def test_what_only_another_version_knows_is_named(made, tmp_path):
     (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
     ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "has 'weather', which this server doesn't know" in ended.stderr
+    assert "has data 'weather', which this server doesn't know" in ended.stderr
     assert ended.stderr.endswith(" on a server of the version that made it, or a newer one.\n")
 
 
@@ -589,7 +590,7 @@ def test_calls_that_the_machine_has_ended_are_believed_and_unseeded_clocks_diffe
         await send("summarize_sessions", {"evaluate": True, "record": True})
         await send("submit_answer", {"answer": "Done."}, session["agent_path"])
         (summary,) = (await send("summarize_sessions", {"evaluate": True}))["sessions"]
-        entry, times, _ = await entry_of(send, summary)
+        entry, times, _ = await create_entry(send, summary)
         await send("close_session", {"session_id": session["session_id"]})
         return entry, times
 
@@ -598,7 +599,7 @@ def test_calls_that_the_machine_has_ended_are_believed_and_unseeded_clocks_diffe
         send = local(service, Caller())
         async with service.running():
             made = [await played(send, "die", "stay", "get_balance"), await played(send, "now")]
-            return made[0][0], [await _run_again(service, send, 0, *each, None) for each in made]
+            return made[0][0], [await _replay_session(service, send, 0, *each, None) for each in made]
 
     entry, (ended, looked) = asyncio.run(found())
     assert [each.get("failure") for each in entry.records][:2] == ["crashed", "deadline"]
@@ -624,9 +625,9 @@ def test_an_entry_is_of_the_version_that_was_evaluated_and_every_record_counts(m
     session_id, send = bench.rpc("create_session", task=TASKS[0])["session_id"], local(bench.service, Caller(""))
     bench.result(session_id, "get_balance")
     (summary,) = bench.rpc("summarize_sessions", evaluate=True)["sessions"]
-    entry, _, _ = bench._run(entry_of(send, summary))
-    assert difference(entry, entry) is None
-    assert difference(entry, entry.model_copy(update={"records": []}))["what"] == "records"
+    entry, _, _ = bench._run(create_entry(send, summary))
+    assert find_difference(entry, entry) is None
+    assert find_difference(entry, entry.model_copy(update={"records": []}))["what"] == "records"
     bench.result(session_id, "move_to_savings", amount="1.00")
-    with pytest.raises(click.ClickException, match="went on while it was evaluated"):
-        bench._run(entry_of(send, summary))
+    with pytest.raises(click.ClickException, match="changed while it was evaluated"):
+        bench._run(create_entry(send, summary))

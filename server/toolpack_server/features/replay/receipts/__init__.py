@@ -1,1 +1,1 @@
-"""Receipts: the sessions behind a score, signed, so that anybody can run them again."""
+"""Receipts: signed files with the sessions behind a score, which others can run again."""

@@ -1,8 +1,8 @@
-"""`toolpack-server verify`: runs the sessions of a receipt again, and says whether all comes out equal.
+"""Command `verify`, which runs the sessions of a receipt again and reports whether the results are equal.
 
-Whoever has made the receipt is a stranger. All that can be checked without running anything is checked first;
-then each session is run in a service of its own in this process, its functions in processes in a sandbox. The exit
-status is 0 if all is equal, 1 if something differs, 2 if the receipt can't be verified.
+The receipt may come from a stranger. So all checks that run no functions come first. Then the sessions run in a service
+in this process, and their functions in sandboxed processes. The exit status is 0 if everything is equal, 1 if something
+differs, and 2 if the receipt can't be verified.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from toolpack_server.features.evaluation.tasks.report import RunsPage
 from toolpack_server.features.executors.settings import ExecutorsSettings
 from toolpack_server.features.replay.bundle_format import BundleHead
 from toolpack_server.features.replay.bundles import ImportRequest
-from toolpack_server.features.replay.code import codes_of
-from toolpack_server.features.replay.methods import run_again
-from toolpack_server.features.replay.receipts.entries import bundle_of, difference, entry_of
+from toolpack_server.features.replay.code import code_digests
+from toolpack_server.features.replay.methods import replay_bundle
+from toolpack_server.features.replay.receipts.entries import create_bundle, create_entry, find_difference
 from toolpack_server.features.replay.receipts.keys import check_installed, public_key
 from toolpack_server.features.replay.receipts.receipt import (
-    MOST_BYTES,
+    MAX_BYTES,
     Receipt,
     ReceiptEntry,
     ReceiptPart,
-    Refused,
+    ReceiptRefusedError,
     Times,
     canonical,
     read,
@@ -50,23 +50,28 @@ from toolpack_server.wiring.service import Service
 
 LIMIT = 100_000  # records of a session
 MAX_SHOWN = 400  # characters of what was recorded or replayed
-NO_SEED = "it has no seed and no clock, so functions that look at the clock or draw random numbers do something else"
+NO_SEED = "it has no seed and no clock, so functions that read the clock or draw random numbers return other results"
 
-_Found = Mapping[str, Any]
+_SessionResult = Mapping[str, Any]
+"""The result of verifying one session, as `--json` prints it."""
 
 
 @click.command()
 @packs_options
-@click.option("--key", metavar="KEY|FILE", help="Whose receipt it must be: a public key, or a file that holds it.")
-@click.option("--other-code", is_flag=True, help="Run it also if the code here is another than that of the receipt.")
-@click.option("--no-sandbox", is_flag=True, help="Run the functions where they can reach files and the network.")
+@click.option(
+    "--key",
+    metavar="KEY|FILE",
+    help="Accept only a receipt with this public key. The value is the key, or a file with it.",
+)
+@click.option("--other-code", is_flag=True, help="Run the sessions even if the code here isn't the receipt's.")
+@click.option("--no-sandbox", is_flag=True, help="Run the functions with access to files and the network.")
 @click.option(
     "--html",
     type=click.File("w", encoding="utf-8", lazy=True),
     metavar="FILE",
-    help="Write a page of the sessions that were run again to this file, which needs no server.",
+    help="Write an HTML page of the sessions that were run again to this file. It needs no server.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 def verify(
     file: Path,
@@ -78,42 +83,42 @@ def verify(
     html: IO[str] | None,
     as_json: bool,
 ) -> None:
-    """Run the sessions of a receipt, from `evaluate --receipt`, again, and say whether all comes out equal."""
-    with _refusing():
+    """Run the sessions of a receipt from `evaluate --receipt` again, and report whether the results are equal."""
+    with _refuse_errors():
         check_installed()
         receipt = read(file, key and public_key(key))
         settings = _settings(pack_dir, packs, sandbox=not no_sandbox)
         catalog = catalog_of(settings)
         others = _other_code(catalog, receipt)
         if others and not other_code:
-            raise Refused(
-                f"The receipt was made by other code, so nothing was run: {'; '.join(others)}. Install that code, or "
-                "run the sessions with this one by --other-code."
+            raise ReceiptRefusedError(
+                f"The receipt was made with other code, so nothing was run: {'; '.join(others)}. Install that code, or "
+                "run the sessions with the code here by --other-code."
             )
-        found, page = asyncio.run(_verified(Service(settings, catalog), receipt, with_page=html is not None))
+        results, page = asyncio.run(_verify_sessions(Service(settings, catalog), receipt, with_page=html is not None))
         if html is not None and page is not None:
             html.write(page)
             html.flush()
         if as_json:
-            said = {"key": receipt.key, "made": receipt.times.made, "other_code": others}
-            echo(canonical({**said, "equal": not any(map(_differs, found)), "sessions": found}).decode())
+            head = {"key": receipt.key, "made": receipt.times.made, "other_code": others}
+            echo(canonical({**head, "equal": not any(map(_differs, results)), "sessions": results}).decode())
         else:
-            echo(*_text(receipt, others, found, has_key=key is not None))
-    if any(map(_differs, found)):
+            echo(*_report_lines(receipt, others, results, has_key=key is not None))
+    if any(map(_differs, results)):
         sys.exit(1)
 
 
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """Give whatever can't be done the status 2."""
+def _refuse_errors() -> Iterator[None]:
+    """Replace errors in a block by `ReceiptRefusedError`, which exits with status 2."""
     try:
         yield
     except click.ClickException as error:
-        raise Refused(error.format_message()) from None
+        raise ReceiptRefusedError(error.format_message()) from None
     except ToolpackServerError as error:
-        raise Refused(str(error)) from None
+        raise ReceiptRefusedError(str(error)) from None
     except OSError as error:
-        raise Refused(f"{error.strerror or error}.") from None
+        raise ReceiptRefusedError(f"{error.strerror or error}.") from None
 
 
 def _settings(pack_dir: tuple[Path, ...], packs: str | None, *, sandbox: bool) -> Settings:
@@ -122,115 +127,128 @@ def _settings(pack_dir: tuple[Path, ...], packs: str | None, *, sandbox: bool) -
         pack_dir,
         packs,
         isolation="process" if process else THREAD,
-        # Whatever a receipt may have is taken, wherever it was made.
-        max_body_bytes=2 * MOST_BYTES,
-        max_bytes_in_flight=16 * MOST_BYTES,
+        # These limits fit any receipt, also one from a server with larger limits.
+        max_body_bytes=2 * MAX_BYTES,
+        max_bytes_in_flight=16 * MAX_BYTES,
     )
     return settings.give(read_settings(ExecutorsSettings, sandbox=("files", "network"))) if sandbox else settings
 
 
 def _other_code(catalog: Catalog, receipt: Receipt) -> list[str]:
-    """Say what of the code here isn't what the receipt names."""
-    named = receipt.code
-    here = codes_of(catalog).of(named["toolpacks"])
-    found = []
-    if named["python"] != here["python"]:
-        found.append(f"Python is {here['python']}, and was {named['python']}")
-    if named["server"] != here["server"]:
-        found.append(f"the server is {_code(here['server'])}, and was {_code(named['server'])}")
-    for name, code in named["toolpacks"].items():
+    """Describe the parts of the code here that differ from the receipt's.
+
+    Raises:
+        ReceiptRefusedError: A toolpack isn't loaded.
+    """
+    recorded = receipt.code
+    here = code_digests(catalog).of(recorded["toolpacks"])
+    differences = []
+    if recorded["python"] != here["python"]:
+        differences.append(f"Python is {here['python']}, and was {recorded['python']}")
+    if recorded["server"] != here["server"]:
+        differences.append(f"the server is {_code(here['server'])}, and was {_code(recorded['server'])}")
+    for name, code in recorded["toolpacks"].items():
         if name not in here["toolpacks"]:
-            raise Refused(
-                f"The toolpack {name[:80]!r} isn't loaded: name it with --packs, or its folder by --pack-dir."
+            raise ReceiptRefusedError(
+                f"The toolpack {name[:80]!r} isn't loaded: name it with --packs, or its folder with --pack-dir."
             )
         if code != here["toolpacks"][name]:
-            found.append(f"the toolpack {name!r} is {_code(here['toolpacks'][name])}, and was {_code(code)}")
-    return found
+            differences.append(f"the toolpack {name!r} is {_code(here['toolpacks'][name])}, and was {_code(code)}")
+    return differences
 
 
 def _code(code: Mapping[str, Any]) -> str:
     return f"{code.get('version', '')} {code['digest'][:12]}…".strip()
 
 
-async def _verified(service: Service, receipt: Receipt, *, with_page: bool) -> tuple[list[_Found], str | None]:
-    found: list[_Found] = []
+async def _verify_sessions(
+    service: Service, receipt: Receipt, *, with_page: bool
+) -> tuple[list[_SessionResult], str | None]:
+    results: list[_SessionResult] = []
     async with service.running():
         send = local(service, Caller())
         page = RunsPage(send, {}, None) if with_page else None
         with progress("Verifying", len(receipt.sessions)) as go_on:
             for entry, times in zip(receipt.sessions, receipt.times.sessions, strict=True):
-                found.append(await _run_again(service, send, len(found), entry, times, page))
+                results.append(await _replay_session(service, send, len(results), entry, times, page))
                 go_on(1)
         if page is None:
-            return found, None
-        equal = len(found) - sum(map(_differs, found))
-        said = f"{equal} of {len(found)} sessions came out equal when they were run again"
-        return found, await page.html(f"{said}, of the receipt that was signed with key {receipt.key}.")
+            return results, None
+        equal = len(results) - sum(map(_differs, results))
+        summary = f"Verification of a receipt with key {receipt.key}: {equal} of {len(results)} sessions are equal."
+        return results, await page.html(summary)
 
 
-async def _run_again(
+async def _replay_session(
     service: Service, send: Send, number: int, entry: ReceiptEntry, times: list[Times], page: RunsPage | None
-) -> _Found:
-    """Run a session again, evaluate it, and get what differs."""
-    made: list[str] = []
+) -> _SessionResult:
+    """Run a session of a receipt again, evaluate it, and return the result.
+
+    Raises:
+        ReceiptRefusedError: The session can't be run again.
+    """
+    session_ids: list[str] = []
     try:
-        diverged = await _repeat(service, send, entry, times, made)
-        listed = await send("summarize_sessions", {"labels": entry.labels, "evaluate": True, "limit": len(made)})
-        (summary,) = (each for each in listed["sessions"] if each["session_id"] == made[-1])
-        again, _, _ = await entry_of(send, summary)
+        diverged = await _replay_records(service, send, entry, times, session_ids)
+        query = {"labels": entry.labels, "evaluate": True, "limit": len(session_ids)}
+        listed = await send("summarize_sessions", query)
+        (summary,) = (each for each in listed["sessions"] if each["session_id"] == session_ids[-1])
+        again, _, _ = await create_entry(send, summary)
     except (click.ClickException, ToolpackServerError) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        raise Refused(f"Session {number} of the receipt ({entry.task[:80]}) can't be run again: {said}") from None
-    differs = diverged or difference(entry, again)
+        reason = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise ReceiptRefusedError(
+            f"Session {number} of the receipt ({entry.task[:80]}) can't be run again: {reason}"
+        ) from None
+    difference = diverged or find_difference(entry, again)
     if page is not None:
         await page.add(summary)
-    for session_id in made:
+    for session_id in session_ids:
         await send("close_session", {"session_id": session_id})
-    found = {
+    result = {
         "number": number,
         "task": entry.task,
         "labels": entry.labels,
         "records": len(entry.all_records),
         "seeded": {"seed", "clock"} <= {name for name, value in entry.details.items() if value is not None},
         "verdict": again.verdict,
-        "equal": differs is None,
+        "equal": difference is None,
     }
-    if differs is None:
-        return found
-    if "place" in differs:
-        record = entry.all_records[differs.pop("place")]
-        differs = {"index": record["index"], "record": record.get("function", record["kind"]), **differs}
-    return {**found, "difference": differs}
+    if difference is None:
+        return result
+    if "position" in difference:
+        record = entry.all_records[difference.pop("position")]
+        difference = {"index": record["index"], "record": record.get("function", record["kind"]), **difference}
+    return {**result, "difference": difference}
 
 
-async def _repeat(
-    service: Service, send: Send, entry: ReceiptEntry, times: list[Times], made: list[str]
+async def _replay_records(
+    service: Service, send: Send, entry: ReceiptEntry, times: list[Times], session_ids: list[str]
 ) -> dict[str, Any] | None:
-    """Run the records of a session again, first those of the sessions from which it was forked.
+    """Run the records of a session again, after those of its ancestors if it is a fork.
 
     Args:
-        made: Gets the sessions in which they were run.
+        session_ids: List to which the ids of the new sessions are added.
 
     Returns:
-        The first difference; with the place of the record among all of them.
+        The first difference, with the record's number among all records as `position`; None if there is none.
     """
     kind = next(each for each in service.methods if issubclass(each, ForkSession))
     done, before = 0, None
     for part in entry.parts:
-        bundle = bundle_of(entry, part, times[done : done + len(part.records)], service.settings)
+        bundle = create_bundle(entry, part, times[done : done + len(part.records)], service.settings)
         if before is None:
             replayed = await send("import_bundle", {"bundle": bundle, "mode": "replay", "limit": LIMIT})
         else:
-            fork = _fork(kind, part, before, made[-1], entry.labels)
+            fork = _fork(kind, part, before, session_ids[-1], entry.labels)
 
             async def begin(_head: BundleHead, fork: ForkSession = fork) -> Session:
                 return (await service.sessions.fork("", fork))[0]
 
             request = ImportRequest.model_validate({"bundle": bundle, "mode": "replay", "limit": LIMIT})
-            replayed = await run_again(service, "", request, begin)
-        made.append(replayed["session"]["session_id"])
+            replayed = await replay_bundle(service, "", request, begin)
+        session_ids.append(replayed["session"]["session_id"])
         if diverged := replayed.get("diverged"):
-            return {**diverged, "place": done + diverged["index"]}
+            return {**diverged, "position": done + diverged["index"]}
         done, before = done + len(part.records), part
     return None
 
@@ -238,49 +256,55 @@ async def _repeat(
 def _fork(
     kind: type[ForkSession], part: ReceiptPart, before: ReceiptPart, session_id: str, labels: Mapping[str, str]
 ) -> ForkSession:
-    """Get the request for a fork as the one of the receipt was forked; without what its parent had and it hasn't."""
+    """Return the request that forks a session as in the receipt.
+
+    Details that the parent has and the fork lacks are requested as empty, or the fork would inherit them.
+    """
     own = kind.model_fields.keys() - ForkSession.model_fields.keys()
-    given = {name: part.details.get(name, {}) for name in own & {*part.details, *before.details}}
+    params = {name: part.details.get(name, {}) for name in own & {*part.details, *before.details}}
     try:
         request = kind.model_validate(
-            {**given, "session_id": session_id, "version": before.version, "labels": dict(labels)}
+            {**params, "session_id": session_id, "version": before.version, "labels": dict(labels)}
         )
     except ValidationError as error:
-        place = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))[:80]
-        raise click.ClickException(f"no fork can have its {place}.") from None
+        location = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))[:80]
+        raise click.ClickException(f"its {location} is invalid for a fork.") from None
     return request.as_resolved()
 
 
-def _differs(found: _Found) -> bool:
-    return not found["equal"]
+def _differs(result: _SessionResult) -> bool:
+    return not result["equal"]
 
 
-def _text(receipt: Receipt, others: Sequence[str], found: Sequence[_Found], *, has_key: bool) -> Iterator[str]:
+def _report_lines(
+    receipt: Receipt, others: Sequence[str], results: Sequence[_SessionResult], *, has_key: bool
+) -> Iterator[str]:
+    """Yield the lines of the report."""
     yield f"Signed at {receipt.times.made} with key {receipt.key}."
     if not has_key:
-        yield "Whose key that is, a receipt can't say: --key refuses all others."
+        yield "The receipt doesn't prove whose key this is: give --key to accept only a key that you know."
     for text in others:
         yield f"Other code: {text}."
     same = len(receipt.sessions) - len({canonical(entry.shown()) for entry in receipt.sessions})
     if same:
-        yield f"The same as another session but for its times, so perhaps counted twice: {same} of {len(found)}."
-    for each in found:
+        yield f"{same} of {len(results)} sessions differ from another one only in their times: they may be copies."
+    for each in results:
         labels = " ".join(f"{name}={value}" for name, value in each["labels"].items())
         yield f"{'equal' if each['equal'] else 'DIFFERS':<8} {each['number']:>4}  {each['task']}  {labels}".rstrip()
         if "difference" in each:
             yield from _difference_text(each)
     yield ""
-    yield from rates_table(rates(each["verdict"] for each in found)).split("\n")
+    yield from rates_table(rates(each["verdict"] for each in results)).split("\n")
     yield ""
-    equal = len(found) - sum(map(_differs, found))
-    yield f"equal: all {equal} sessions" if equal == len(found) else f"equal: {equal} of {len(found)} sessions"
+    equal = len(results) - sum(map(_differs, results))
+    yield f"equal: all {equal} sessions" if equal == len(results) else f"equal: {equal} of {len(results)} sessions"
 
 
-def _difference_text(found: _Found) -> Iterator[str]:
-    difference = found["difference"]
+def _difference_text(result: _SessionResult) -> Iterator[str]:
+    difference = result["difference"]
     recorded, replayed = (printable(difference.get(name) or "nothing")[:MAX_SHOWN] for name in ("recorded", "replayed"))
     where = f"record {difference['index']}, {difference['record']}: " if "record" in difference else ""
     yield f"  {where}its {difference['what']} was {recorded}"
     yield f"  and is now {replayed}"
-    if not found["seeded"]:
+    if not result["seeded"]:
         yield f"  ({NO_SEED})"

@@ -1,8 +1,8 @@
-"""What a receipt has of a session, taken from the session's bundle; and the bundle that an entry stands for.
+"""Entries of a receipt: created from a session's bundle, converted back to a bundle, and compared.
 
-A receipt is verified by making it again, with this very code, from sessions that were run again. So whatever
-an entry has is compared, to the last byte, and what can't be the same again isn't in it: times, `call_id`s, ids,
-snapshots, and which server and Python have written the bundle, which the receipt says once for all.
+`verify` runs the sessions again and creates new entries with the same code. So each value of an entry is compared, and
+an entry has no values that can't be the same again: times, `call_id`s, ids and snapshots. The receipt has the versions
+of the server and of Python once, not in each entry.
 """
 
 import base64
@@ -14,34 +14,45 @@ import click
 from toolpack_server.base.settings import Settings
 from toolpack_server.cli.requests import Send
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
-from toolpack_server.features.replay.bundle_format import BundleHead, Line, is_blob, pack, read_line, sealed, unpack
+from toolpack_server.features.replay.bundle_format import (
+    BundleHead,
+    Line,
+    compressed_part,
+    is_blob,
+    pack,
+    read_line,
+    unpack,
+)
 from toolpack_server.features.replay.receipts.receipt import ReceiptEntry, ReceiptPart, Times
 from toolpack_server.features.replay.results import Code
 from toolpack_server.features.replay.writers import WRITTEN_BY
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.snapshots.seal import KeyedHash
 
-UNPACKED_BYTES = 2**30  # of a bundle that the server has made, which was asked for
-PAGE = 1000  # records of a path that are read at a time
+UNPACKED_BYTES = 2**30  # max size of an unpacked bundle, which comes from the user's own server
+PAGE = 1000  # max records in one page of a trace
 _Record = dict[str, Any]
 
 _TIMES = {"started_at", "duration_ms"}
 _NOT_REPEATED = ("deadline", "crashed")
-"""Calls that failed so aren't run again: what exactly they say is the machine's, also where a verdict quotes it."""
-_ANY_KEY = KeyedHash(b"of nobody, as whoever runs records again needs none", "bundle")
+"""Failures after which a call isn't run again. Their texts depend on the machine, also where a verdict quotes them."""
+_ANY_KEY = KeyedHash(b"any key, because a replay doesn't check the hash", "bundle")
 
 
-async def entry_of(send: Send, summary: Mapping[str, Any]) -> tuple[ReceiptEntry, list[Times], Code]:
-    """Get what a receipt has of a session that was evaluated, the times of its records, and the code that runs there.
+async def create_entry(send: Send, summary: Mapping[str, Any]) -> tuple[ReceiptEntry, list[Times], Code]:
+    """Return the receipt's entry for an evaluated session, the times of its records, and the code of its server.
+
+    Args:
+        summary: The session's summary, with the verdict.
 
     Raises:
-        ClickException: It can't be in a receipt.
+        ClickException: The session can't be in a receipt.
     """
     session_id, verdict = summary["session_id"], summary["verdict"]
     head, records, code = await _exported(send, session_id)
     if head.version != verdict["version"] or head.task is None:
-        raise click.ClickException(f"Session {session_id} went on while it was evaluated: evaluate it again.")
-    before = await _forked_from(send, session_id) if head.fork else []
+        raise click.ClickException(f"Session {session_id} changed while it was evaluated: evaluate it again.")
+    ancestors = await _ancestors(send, session_id) if head.fork else []
     alone = PARTICIPANTS not in head.kept
     entry = ReceiptEntry(
         toolpacks=head.toolpacks,
@@ -56,11 +67,11 @@ async def entry_of(send: Send, summary: Mapping[str, Any]) -> tuple[ReceiptEntry
         verdict=dict(verdict),
         forked_from=[
             ReceiptPart(details=each.details, records=_without_ids(each.records, alone=alone), version=each.version)
-            for each in before
+            for each in ancestors
         ],
     )
-    every = [record for each in [*(part.records for part in before), records] for record in each]
-    return entry, [(each["started_at"], each["duration_ms"]) for each in every], code
+    all_records = [record for each in [*(part.records for part in ancestors), records] for record in each]
+    return entry, [(each["started_at"], each["duration_ms"]) for each in all_records], code
 
 
 async def _exported(send: Send, session_id: str) -> tuple[BundleHead, list[_Record], Code]:
@@ -68,59 +79,59 @@ async def _exported(send: Send, session_id: str) -> tuple[BundleHead, list[_Reco
     lines = _lines(base64.b64decode(exported["bundle"]))
     head = next(lines).head
     if head is None:
-        raise click.ClickException(f"Session {session_id} has no head in its bundle: it can't be in a receipt.")
+        raise click.ClickException(f"Session {session_id} can't be in a receipt: its bundle has no head.")
     return head, [line.record[0] for line in lines if line.record is not None], exported["code"]
 
 
-async def _forked_from(send: Send, session_id: str) -> list[ReceiptPart]:
-    """Get the sessions that led to a fork, from the first one on, as far as they had come.
+async def _ancestors(send: Send, session_id: str) -> list[ReceiptPart]:
+    """Return the histories of a fork's ancestors, the oldest first.
 
-    Of each, these are the records up to the last one that counts for the fork: what it did later is no part of it.
+    A history has the records up to the last one that the fork inherited. Later records aren't part of the fork.
     """
     last = dict[str, int]()
-    place = -1
-    while page := await send("get_trace", {"session_id": session_id, "path": True, "after": place, "limit": PAGE}):
+    after = -1
+    while page := await send("get_trace", {"session_id": session_id, "path": True, "after": after, "limit": PAGE}):
         last |= {record["session_id"]: record["index"] for record in page}
-        place = page[-1]["place"]
-    found: list[ReceiptPart] = []
+        after = page[-1]["place"]
+    ancestors: list[ReceiptPart] = []
     at, is_fork = session_id, True
     while is_fork:
         parent = (await send("get_session", {"session_id": at})).get("parent")
         if parent is None:
             raise click.ClickException(
-                f"Session {session_id} can't be in a receipt: {at} came in a bundle, and had begun as a fork."
+                f"Session {session_id} can't be in a receipt: {at} is a fork that was imported in a bundle."
             )
         at, version = parent["session_id"], parent["version"]
         try:
             head, records, _ = await _exported(send, at)
         except click.ClickException as error:
             raise click.ClickException(
-                f"Session {session_id} can't be in a receipt, as {at}, from which it was forked, can't be read "
-                f"({error.format_message()}): evaluate forks while that is open."
+                f"Session {session_id} can't be in a receipt: its parent {at} can't be read "
+                f"({error.format_message()}). Evaluate forks while their parents are open."
             ) from None
-        made = next((place for place, record in enumerate(records) if record["version"] >= version > 0), -1)
-        counted = records[: max(made, last.get(at, -1)) + 1]
-        found.insert(0, ReceiptPart(details=head.details, records=counted, version=version))
+        created_by = next((index for index, record in enumerate(records) if record["version"] >= version > 0), -1)
+        inherited = records[: max(created_by, last.get(at, -1)) + 1]
+        ancestors.insert(0, ReceiptPart(details=head.details, records=inherited, version=version))
         is_fork = head.fork
-    return found
+    return ancestors
 
 
 def _without_ids(records: list[_Record], *, alone: bool) -> list[_Record]:
     def is_kept(name: str, record: _Record) -> bool:
-        # Alone, an answer says by whom it is only where that tells whose the id is.
+        # With a single agent, an answer has `by` only if it had a call_id, so `by` is dropped with the call_id.
         return name not in _TIMES | {"call_id"} and not (name == "by" and alone and "function" not in record)
 
     return [{name: value for name, value in record.items() if is_kept(name, record)} for record in records]
 
 
 def _lines(bundle: bytes) -> Iterator[Line]:
-    for line in unpack(sealed(bundle, None), UNPACKED_BYTES, UNPACKED_BYTES, lambda _: None, blobs=False):
+    for line in unpack(compressed_part(bundle, None), UNPACKED_BYTES, UNPACKED_BYTES, lambda _: None, blobs=False):
         if not is_blob(line):
             yield read_line(line)
 
 
-def bundle_of(entry: ReceiptEntry, part: ReceiptPart, times: list[Times], settings: Settings) -> str:
-    """Get a bundle, in base64, by which the records of a part can be run again; it has no snapshots."""
+def create_bundle(entry: ReceiptEntry, part: ReceiptPart, times: list[Times], settings: Settings) -> str:
+    """Return a bundle in base64 that replays the records of a part. It has no snapshots."""
     head = BundleHead(
         server="",
         python="",
@@ -140,30 +151,32 @@ def bundle_of(entry: ReceiptEntry, part: ReceiptPart, times: list[Times], settin
     lines = [dumps({"head": head.shown()})]
     for record, time in zip(part.records, times, strict=True):
         lines.append(dumps({"record": [{**record, **dict(zip(sorted(_TIMES), reversed(time), strict=True))}, None]}))
-    most = settings.max_body_bytes
-    return base64.b64encode(pack(lines, _ANY_KEY, most * 2 // 3, most * 16)).decode()
+    max_bytes = settings.max_body_bytes
+    return base64.b64encode(pack(lines, _ANY_KEY, max_bytes * 2 // 3, max_bytes * 16)).decode()
 
 
-def difference(recorded: ReceiptEntry, replayed: ReceiptEntry) -> dict[str, Any] | None:
-    """Get the first difference to the entry of the session that was run again: of which record, if of one, and what.
+def find_difference(recorded: ReceiptEntry, replayed: ReceiptEntry) -> dict[str, Any] | None:
+    """Return the first difference between an entry and the entry of its replay; None if they are equal.
 
-    None says that they are equal to the last byte.
+    `what` is the name of the member that differs, and `position` the number of its record, if it is in a record.
     """
     other_writers = recorded.details.get(WRITTEN_BY) != replayed.details.get(WRITTEN_BY)
-    for index, records in enumerate(zip(recorded.all_records, replayed.all_records, strict=False)):
-        if (found := _first(*(_compared(each, other_writers=other_writers) for each in records))) is not None:
-            return {"place": index, **found}
-    return _first(*map(_but_records, (recorded, replayed)))
+    for position, pair in enumerate(zip(recorded.all_records, replayed.all_records, strict=False)):
+        difference = _first_difference(*(_comparable(each, other_writers=other_writers) for each in pair))
+        if difference is not None:
+            return {"position": position, **difference}
+    return _first_difference(*map(_without_records, (recorded, replayed)))
 
 
-def _compared(record: Mapping[str, Any], *, other_writers: bool) -> dict[str, Any]:
-    left_out = {"error"} if record.get("failure") in _NOT_REPEATED else set()
-    # Another version of what lays out databases lays them out in another way: see replay's `writers`.
-    left_out |= {"state"} if other_writers else set()
-    return {name: value for name, value in record.items() if name not in left_out}
+def _comparable(record: Mapping[str, Any], *, other_writers: bool) -> dict[str, Any]:
+    omitted = {"error"} if record.get("failure") in _NOT_REPEATED else set()
+    # Another version of SQLite may lay out databases differently, which changes the digest: see `replay.writers`.
+    omitted |= {"state"} if other_writers else set()
+    return {name: value for name, value in record.items() if name not in omitted}
 
 
-def _but_records(entry: ReceiptEntry) -> dict[str, Any]:
+def _without_records(entry: ReceiptEntry) -> dict[str, Any]:
+    """Return an entry with the numbers of its records instead of the records, which are compared before."""
     rest = entry.model_dump(exclude={"records", "forked_from"})
     failure = entry.verdict.get("failure")
     if isinstance(failure, dict) and failure.get("kind") == "infrastructure":
@@ -173,7 +186,7 @@ def _but_records(entry: ReceiptEntry) -> dict[str, Any]:
     return {**rest, "details": details, "records": parts}
 
 
-def _first(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> dict[str, Any] | None:
+def _first_difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> dict[str, Any] | None:
     for name in sorted(recorded.keys() | replayed.keys()):
         texts = [dumps(each[name], sort_keys=True).decode() if name in each else None for each in (recorded, replayed)]
         if texts[0] != texts[1]:

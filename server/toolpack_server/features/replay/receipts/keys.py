@@ -1,7 +1,7 @@
-"""Keys of receipts: Ed25519 (RFC 8032), as 64 hexadecimal digits each.
+"""Keys of receipts: Ed25519 (RFC 8032), each as 64 hexadecimal digits.
 
-The private key is in a file that only its user can read, made when it is first needed. A public key is so
-short that it is its own fingerprint. The package `cryptography` is imported when a key is used.
+The private key is in a file that only its user can read. The file is created when it is first needed. A public key is
+short enough to serve as its own fingerprint. The package `cryptography` is imported when a key is first used.
 """
 
 import os
@@ -14,10 +14,10 @@ import click
 from toolpack_server.base.secret_key import create_key
 
 PublicKey = str
-"""64 digits."""
+"""A public key as 64 hexadecimal digits."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
-_SMALL_ORDER = {  # points for which anybody can sign some texts; the last bit, of a sign, doesn't count
+_SMALL_ORDER = {  # public keys for which some signatures can be forged, without the sign bit (the highest of 256)
     bytes.fromhex(each)
     for each in (
         "00" * 32,
@@ -31,27 +31,26 @@ _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 
 
 class SigningKey:
-    """A private key, from its file, which is made if there is none.
+    """The private key in a file. A missing file is created with a new key.
 
     Attributes:
         public: The public key.
 
     Raises:
-        ClickException: It can't be read or made, or isn't secret.
+        ClickException: The file can't be read or created, or other users can read it.
     """
 
     def __init__(self, path: Path) -> None:
-        made = _ed25519().Ed25519PrivateKey.from_private_bytes(bytes.fromhex(_secret(path)))
-        self._key = made
-        self.public: PublicKey = made.public_key().public_bytes_raw().hex()
+        self._key = key = _ed25519().Ed25519PrivateKey.from_private_bytes(bytes.fromhex(_secret(path)))
+        self.public: PublicKey = key.public_key().public_bytes_raw().hex()
 
     def sign(self, text: bytes) -> str:
         signature: bytes = self._key.sign(text)
         return signature.hex()
 
 
-def verified(key: PublicKey, signature: str, text: bytes) -> bool:
-    """Whether a text was signed with the private key that belongs to this public one."""
+def is_valid_signature(key: PublicKey, signature: str, text: bytes) -> bool:
+    """Return whether a text was signed with the private key of this public key."""
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - see the module's docstring
 
     if not (_KEY.fullmatch(key) and _SIGNATURE.fullmatch(signature)):
@@ -61,27 +60,35 @@ def verified(key: PublicKey, signature: str, text: bytes) -> bool:
         return False
     try:
         _ed25519().Ed25519PublicKey.from_public_bytes(point).verify(bytes.fromhex(signature), text)
-    except (InvalidSignature, ValueError):  # or no such point
+    except (InvalidSignature, ValueError):  # a `ValueError` means that the key isn't a point of the curve
         return False
     return True
 
 
-def public_key(named: str) -> PublicKey:
-    """Get a public key that a user has named: itself, or a file that holds it."""
-    if _KEY.fullmatch(named):
-        return named
+def public_key(value: str) -> PublicKey:
+    """Return the public key for the value of `--key`: the key itself, or the path of a file with it.
+
+    Raises:
+        UsageError: The value is neither.
+    """
+    if _KEY.fullmatch(value):
+        return value
     try:
-        with Path(named).open(encoding="ascii") as file:
+        with Path(value).open(encoding="ascii") as file:
             text = file.read(1000).strip()
     except (OSError, ValueError):
         text = ""
     if not _KEY.fullmatch(text):
-        raise click.UsageError(f"--key {named}: that is neither 64 hexadecimal digits nor a file that holds them.")
+        raise click.UsageError(f"--key {value} is neither a key, 64 hexadecimal digits, nor a file with a key.")
     return text
 
 
 def check_installed() -> None:
-    """Raise `ClickException` if receipts can't be signed here."""
+    """Check that the package for signatures is installed.
+
+    Raises:
+        ClickException: It isn't.
+    """
     _ed25519()
 
 
@@ -102,11 +109,12 @@ def _secret(path: Path) -> str:
         with path.open(encoding="ascii", errors="replace") as file:
             mode, text = os.fstat(file.fileno()).st_mode, file.read(1000).strip()
     except OSError as error:
-        raise click.ClickException(f"The key {path} can't be read or made: {error.strerror}.") from None
+        raise click.ClickException(f"The key file {path} can't be read or created: {error.strerror}.") from None
     if mode & 0o077:
         raise click.ClickException(
-            f"Others can read the key {path}, and sign as you: `chmod 600` it, or sign with another --sign-key."
+            f"Other users can read the key file {path}, and could sign as you: run `chmod 600` on it, or give another "
+            "--sign-key."
         )
     if not _KEY.fullmatch(text):
-        raise click.ClickException(f"The key {path} doesn't hold 64 hexadecimal digits: give another --sign-key.")
+        raise click.ClickException(f"The key file {path} doesn't have 64 hexadecimal digits: give another --sign-key.")
     return text

@@ -1,6 +1,6 @@
-"""`evaluate --receipt FILE`: the sessions that were evaluated, as a signed receipt.
+"""Option `--receipt FILE` of `evaluate`, which writes the evaluated sessions as a signed receipt.
 
-A receipt has all sessions that the report counts, or none is written.
+The receipt has all sessions that the report counts. If one of them can't be in a receipt, no receipt is written.
 """
 
 import time
@@ -14,41 +14,42 @@ from toolpack_server.base.settings import load_settings
 from toolpack_server.base.terminal import echo
 from toolpack_server.base.times import timestamp
 from toolpack_server.cli.requests import Send
-from toolpack_server.features.replay.receipts.entries import entry_of
+from toolpack_server.features.replay.receipts.entries import create_entry
 from toolpack_server.features.replay.receipts.keys import SigningKey
-from toolpack_server.features.replay.receipts.receipt import MOST_BYTES, ReceiptEntry, Times, write
+from toolpack_server.features.replay.receipts.receipt import MAX_BYTES, ReceiptEntry, Times, write
 from toolpack_server.features.replay.results import Code
 
 KEY_FILE = "receipt.key"  # in the data directory
 
 
 class ReceiptWriter:
-    """Collects the sessions, and writes the receipt at the end."""
+    """Collects the evaluated sessions, and writes the receipt at the end."""
 
     options = (
         click.Option(
             ["--receipt"],
             type=click.Path(path_type=Path, dir_okay=False),
             metavar="FILE",
-            help="Write a signed receipt of these sessions, which `verify` runs again, to this file.",
+            help="Write a signed receipt of these sessions to this file. `verify` runs them again.",
         ),
         click.Option(
             ["--sign-key"],
             type=click.Path(path_type=Path, dir_okay=False),
             metavar="FILE",
-            help=f"The key to sign it with, made if it isn't there.  [default: {KEY_FILE} in the data directory]",
+            help="File of the key that signs it, created if it doesn't exist.  "
+            f"[default: {KEY_FILE} in the data directory]",
         ),
     )
 
     @classmethod
-    def begin(cls, given: dict[str, Any]) -> Self | None:
-        """Take the options out of those that were given; None if no receipt is wanted."""
-        path, key = given.pop("receipt"), given.pop("sign_key")
+    def begin(cls, options: dict[str, Any]) -> Self | None:
+        """Remove the receipt's options from `options`, and return the writer; None without `--receipt`."""
+        path, key = options.pop("receipt"), options.pop("sign_key")
         if path is None:
             if key is not None:
                 raise click.UsageError("--sign-key signs a receipt: give --receipt, too.")
             return None
-        folder = load_settings(data_dir=given["data_dir"]).data_dir
+        folder = load_settings(data_dir=options["data_dir"]).data_dir
         return cls(path, SigningKey(key or folder / KEY_FILE))
 
     def __init__(self, path: Path, key: SigningKey) -> None:
@@ -59,20 +60,22 @@ class ReceiptWriter:
         self._code: Code | None = None
 
     async def add(self, send: Send, summary: Mapping[str, Any]) -> None:
-        entry, times, code = await entry_of(send, summary)
+        entry, times, code = await create_entry(send, summary)
         if self._code is None:
             self._code = code
         if {**code, "toolpacks": {}} != {**self._code, "toolpacks": {}}:
-            raise click.ClickException("The server was replaced meanwhile by one of another version: evaluate again.")
+            raise click.ClickException("The server's code or Python changed during the evaluation: evaluate again.")
         self._code["toolpacks"] |= code["toolpacks"]
         self._sessions.append((entry, times))
-        self._size += len(entry.place[-1])
-        if self._size > MOST_BYTES:
-            raise click.ClickException(f"The receipt has more than {MOST_BYTES} bytes: choose fewer, with --label.")
+        self._size += len(entry.sort_key[-1])
+        if self._size > MAX_BYTES:
+            raise click.ClickException(
+                f"The receipt has more than {MAX_BYTES} bytes: choose fewer sessions with --label."
+            )
 
     def end(self) -> None:
         if self._code is None:
-            raise click.ClickException("There is no session to write a receipt of.")
+            raise click.ClickException("There are no sessions for a receipt: choose others with --label.")
         text = write(self._code, self._sessions, timestamp(time.time()), self._key)
         try:
             self._path.write_bytes(text)
