@@ -1,9 +1,11 @@
-"""What a process that a function forks keeps of the server: nothing by which the server could be missed.
+"""Hooks that release the server's sockets and locks in processes that a tool function forks.
 
-Such a process may outlive the server. With what it inherits it would keep the port and the lock of the store, so that
-no worker could be replaced and no server started again. Whoever opens what ends with this process, or runs
-what must go on in this process alone, says so here. What a library forks in C without telling Python keeps all until
-it starts another program, by which everything of ours is closed.
+Such a process may outlive the server. If it kept the inherited port and the store's lock, no worker could be replaced,
+and no server could start again. So each module registers a hook if it opens files or sockets that must close with this
+process, or runs work that must not continue in a fork.
+
+A library that forks in C without Python's knowledge runs no hooks. Such a process keeps the descriptors until it starts
+another program, which closes them.
 """
 
 import os
@@ -16,17 +18,17 @@ _callbacks: list[weakref.WeakMethod[Callable[[], object]]] = []
 
 
 def run_after_fork(act: Callable[[], object]) -> None:
-    """Have a bound method called in each process that is forked from this one, as long as its object lives."""
+    """Register a bound method that each forked process calls first, as long as the method's object lives."""
     _callbacks[:] = [each for each in _callbacks if each() is not None]
     _callbacks.append(weakref.WeakMethod(act))
 
 
 def detach(descriptors: Iterable[int]) -> None:
-    """Close descriptors in a forked process.
+    """Close inherited descriptors in a forked process.
 
-    Their numbers stay in use, because objects that this process has inherited would close them once more. Behind them
-    is nothing that could be locked or written: SQLite, which closes what it has inherited, must not take itself for
-    the last one that uses a file, and remove the log beside it.
+    Their numbers stay in use, for /dev/null, because inherited objects will close the numbers once more. /dev/null
+    can't be locked. So SQLite, when it closes an inherited connection, doesn't consider itself the last user of a file,
+    and doesn't remove the file's log.
     """
     nothing = os.open(os.devnull, os.O_RDONLY | getattr(os, "O_PATH", 0))
     for descriptor in descriptors:
@@ -46,5 +48,5 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_run_callbacks)
 
 id_numbers = random.Random()  # noqa: S311 - see below
-"""Draws ids that nobody has to be unable to guess: to ask the system for each takes longer."""
-run_after_fork(id_numbers.seed)  # or both processes would draw the same
+"""Random numbers for ids that may be guessable. The system's generator would take longer."""
+run_after_fork(id_numbers.seed)  # otherwise both processes would draw the same ids

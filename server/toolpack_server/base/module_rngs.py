@@ -1,7 +1,7 @@
-"""Generators of random numbers that modules make without a seed when they are imported, such as `RNG = Random()`.
+"""Random generators that modules create without a seed when they are imported, such as `RNG = Random()`.
 
-They are chance, as `random`'s own generator is: each process that is forked draws other numbers from them,
-and where chance is pinned, so are they.
+They are treated like the generator of the module `random`: each forked process seeds them anew, and they are pinned
+with the other random numbers of a seeded session.
 """
 
 import random
@@ -16,52 +16,56 @@ from toolpack_server.base.after_fork import run_after_fork
 
 
 class ModuleRngs:
-    """Those that are noted, as long as they live."""
+    """Registry of the generators, by a name that is the same in all processes. It holds weak references."""
 
     def __init__(self) -> None:
-        self._noted: dict[str, weakref.ref[random.Random]] = {}
+        self._generators: dict[str, weakref.ref[random.Random]] = {}
         run_after_fork(self.seed)
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note those that are made in a block that imports modules, unless they get a seed there after all."""
+    def register(self) -> Iterator[None]:
+        """Register the generators that are created in a block that imports modules.
+
+        A generator that gets a seed later in the block is removed.
+        """
         seed = random.Random.seed
         numbers = Counter[str]()
 
-        def noted(generator: random.Random, a: Any = None, version: int = 2) -> None:
+        def seed_and_register(generator: random.Random, a: Any = None, version: int = 2) -> None:
             seed(generator, a, version)
-            self._noted = {name: each for name, each in self._noted.items() if each() not in {None, generator}}
+            live = {name: each for name, each in self._generators.items() if each() not in {None, generator}}
+            self._generators = live
             if a is None:
                 module = _caller()
                 numbers[module] += 1
-                self._noted[f"{module} {numbers[module]}"] = weakref.ref(generator)
+                self._generators[f"{module} {numbers[module]}"] = weakref.ref(generator)
 
         kind: Any = random.Random
-        kind.seed = noted
+        kind.seed = seed_and_register
         try:
             yield
         finally:
             kind.seed = seed
 
     def seed(self, seed_of: Callable[[str], int | None] = lambda _: None) -> None:
-        """Seed each anew.
+        """Seed all registered generators.
 
         Args:
-            seed_of: Gets the seed by a name, which is the same wherever its module is imported; None: real chance.
+            seed_of: Returns the seed for a generator's name; None for a random seed.
         """
-        for name, reference in self._noted.items():
+        for name, reference in self._generators.items():
             generator = reference()
             if generator is not None:
                 random.Random.seed(generator, seed_of(name))
 
 
 def _caller() -> str:
-    """Get the name of the module that makes a generator."""
-    frame = sys._getframe(2)  # noqa: SLF001 - what called `seed`
+    """Return the name of the module that creates a generator."""
+    frame = sys._getframe(2)  # noqa: SLF001 - the caller of `seed`
     while frame.f_back is not None and frame.f_globals.get("__name__") == random.__name__:
         frame = frame.f_back
     return str(frame.f_globals.get("__name__"))
 
 
 module_rngs = ModuleRngs()
-"""Those of this process."""
+"""The registry of this process."""

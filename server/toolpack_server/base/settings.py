@@ -296,7 +296,7 @@ class Settings(_FromEnvironment, FixedLimits):
 
     @property
     def exclusive(self) -> bool:
-        """Whether only one worker can use the store, so that it needs no leases."""
+        """True if only one worker can use the store, so that it needs no leases."""
         return self.workers == 1 and not self.store_url.shared
 
 

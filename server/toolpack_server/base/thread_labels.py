@@ -1,30 +1,34 @@
-"""What a thread is doing, as far as whoever waits for it should know when that takes too long.
+"""Labels of what a thread runs, for the message of a missed deadline.
 
-Whoever runs an author's code says so with `labelled`, wherever it runs.
+Code that runs an author's code sets a label with `labelled`.
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_doing: dict[int, str] = {}  # by the numbers of threads
+_labels: dict[int, str] = {}  # by thread ident
 
 
 def label_of(thread: int) -> str:
-    """Get what a thread is doing, as the beginning of a sentence; "" if nobody has said that. From any thread."""
-    return _doing.get(thread, "")
+    """Return a thread's label; "" if it has none. Any thread may call this."""
+    return _labels.get(thread, "")
 
 
 @contextmanager
-def labelled(what: str) -> Iterator[None]:
-    """Note what the present thread is doing, as the beginning of a sentence: "The factory of toolpack 'bank'"."""
+def labelled(label: str) -> Iterator[None]:
+    """Label the current thread for a block.
+
+    Args:
+        label: The start of a sentence, such as "The factory of toolpack 'bank'".
+    """
     thread = threading.get_ident()
-    before = _doing.get(thread)
-    _doing[thread] = what
+    before = _labels.get(thread)
+    _labels[thread] = label
     try:
         yield
     finally:
         if before is None:
-            del _doing[thread]
+            del _labels[thread]
         else:
-            _doing[thread] = before
+            _labels[thread] = before

@@ -75,7 +75,7 @@ def inspect_toolpacks(
     problems: list[RegistrationError] = []
     token = collected_problems.set(problems)
     try:
-        with module_rngs.noting():
+        with module_rngs.register():
             packs, sources, notices = _find(pack_dirs, names, problems)
     finally:
         collected_problems.reset(token)
