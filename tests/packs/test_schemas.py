@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from toolpack_server import Toolpack
 from toolpack_server.packs.catalog import Catalog
-from toolpack_server.packs.formats import FORMATS, returns_schema
+from toolpack_server.packs.formats import FORMATS, returns_schema, without_repeated_titles
 from toolpack_server.packs.openai_schema import openai_schema
 from tools.schemas import schemas as write_schemas
 
@@ -146,11 +146,31 @@ def test_formats_differ_only_in_structure(bench):
         {
             "name": function["name"],
             "description": function["description"],
-            "inputSchema": function["parameters"],
-            "annotations": {"readOnlyHint": function["read_only"]},
+            "inputSchema": without_repeated_titles(function["parameters"]),
+            "annotations": {"readOnlyHint": function["read_only"], "openWorldHint": False},
         }
         for function in native.values()
     ]
+
+
+def test_without_repeated_titless_lack_titles_that_repeat_a_name():
+    schema = {
+        "title": "Input schema for `file`",
+        "properties": {
+            "due_by": {"title": "Due By", "type": "string", "default": {"title": "Due By"}},
+            "title": {"title": "Title", "anyOf": [{"title": "Title", "type": "string"}, {"type": "null"}]},
+            "tags": {"title": "Labels", "items": {"$ref": "#/$defs/Tag"}},
+        },
+        "$defs": {"Tag": {"title": "Tag", "properties": {"name": {"title": "Name of the tag"}}}},
+    }
+    assert without_repeated_titles(schema) == {
+        "properties": {
+            "due_by": {"type": "string", "default": {"title": "Due By"}},
+            "title": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "tags": {"title": "Labels", "items": {"$ref": "#/$defs/Tag"}},
+        },
+        "$defs": {"Tag": {"properties": {"name": {"title": "Name of the tag"}}}},
+    }
 
 
 class Speaker(Protocol):

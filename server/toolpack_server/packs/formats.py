@@ -4,13 +4,14 @@
 toolpack registered.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter
 
 from toolpack_server.packs.names import without_dots
-from toolpack_server.packs.openai_schema import openai_schema
+from toolpack_server.packs.openai_schema import BY_NAME, VALUES, openai_schema
 from toolpack_server.packs.pack_function import PackFunction
 from toolpack_server.packs.sources import Source
 from toolpack_server.packs.toolpack import Toolpack
@@ -119,9 +120,36 @@ def mcp(function: PackFunction) -> dict[str, Any]:
     return {
         "name": without_dots(function.name),
         "description": function.function.description,
-        "inputSchema": parameters_schema(function),
-        "annotations": {"readOnlyHint": function.read_only},
+        "inputSchema": without_repeated_titles(parameters_schema(function)),
+        "annotations": {"readOnlyHint": function.read_only, "openWorldHint": False},
     }
+
+
+def without_repeated_titles(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool's schema without the titles that only repeat a name. They are a sixth of a list of tools."""
+    described: dict[str, Any] = _without_titles({key: value for key, value in schema.items() if key != "title"}, "")
+    return described
+
+
+def _without_titles(schema: Any, name: str) -> Any:
+    """Return a schema without titles that repeat its name, here and in its parts."""
+    if isinstance(schema, list):
+        return [_without_titles(each, name) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in BY_NAME:
+            parts[key] = {member: _without_titles(each, member) for member, each in value.items()}
+        elif key in VALUES or (key == "title" and _letters(value) != _letters(name)):
+            parts[key] = value
+        elif key != "title":
+            parts[key] = _without_titles(value, name)
+    return parts
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\W_]", "", text).casefold()
 
 
 FORMATS: dict[str, Callable[[PackFunction], dict[str, Any]]] = {

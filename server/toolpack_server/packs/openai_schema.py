@@ -10,8 +10,8 @@ from typing import Any
 from toolpack_server.jsonio.strict import dumps
 
 _MAX_NODES = 2_000  # in a schema without references: ten times as many as the largest function of tau2 has
-_VALUES = ("const", "default", "enum", "examples")  # keywords whose values are data, not schemas
-_BY_NAME = ("properties", "patternProperties", "$defs")  # keywords whose keys are the author's names
+VALUES = ("const", "default", "enum", "examples")  # keywords whose values are data, not schemas
+BY_NAME = ("properties", "patternProperties", "$defs")  # keywords whose keys are the author's names
 
 
 class _NodeLimitError(Exception):
@@ -59,7 +59,7 @@ class _Translation:
             return self._translate({**self._definitions[name], **siblings})
         translated = {}
         for key, value in schema.items():
-            if key in _BY_NAME:
+            if key in BY_NAME:
                 translated[key] = {name: self._translate(member) for name, member in value.items()}
             elif key == "oneOf":
                 translated["anyOf"] = self._translate(value)
@@ -67,7 +67,7 @@ class _Translation:
                 unique = {dumps(each): each for each in map(self._translate, value)}
                 translated["items"] = {"anyOf": [*unique.values()]} if len(unique) > 1 else next(iter(unique.values()))
             elif key != "discriminator":
-                translated[key] = value if key in _VALUES else self._translate(value)
+                translated[key] = value if key in VALUES else self._translate(value)
         return translated
 
 

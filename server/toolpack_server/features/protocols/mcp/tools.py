@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from toolpack_server.base.errors import AnsweredError, InvalidParamsError, TooLargeError
 from toolpack_server.features.protocols.mcp.results import tool_error, tool_value
 from toolpack_server.jsonio.strict import dumps
+from toolpack_server.packs.formats import without_repeated_titles
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.sessions.addresses import Addresses, AddressTool
 from toolpack_server.sessions.calls import CallRequest
@@ -63,8 +64,7 @@ class Tools:
 
 
 def _describe(tool: AddressTool) -> dict[str, Any]:
-    schema = tool.parameters.model_json_schema()
-    for name in ("title", "description"):
-        schema.pop(name, None)
-    hints = {"readOnlyHint": False}
+    schema = without_repeated_titles(tool.parameters.model_json_schema())
+    schema.pop("description", None)
+    hints = {"readOnlyHint": False, "openWorldHint": False}
     return {"name": tool.name, "description": tool.description, "inputSchema": schema, "annotations": hints}
