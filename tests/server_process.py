@@ -91,6 +91,8 @@ def served(folder: Path, *arguments: str, **variables: str) -> Iterator[Served]:
             line = process.stdout.readline()
             assert line, (folder / "server.log").read_text()
             banner += line
+        if "-mcp" not in variables.get("TOOLPACK_FEATURES", ""):
+            banner += process.stdout.readline()
         server = Served(process, banner, re.search(r"http://\S+:\d+", banner)[0])
         serving.wait_until(lambda: _is_ready(server), "readiness")
         with contextlib.closing(server.http):

@@ -21,6 +21,7 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.cli.call import _owner
 from toolpack_server.cli.serve import banner
 from toolpack_server.packs.loading import load_catalog
+from toolpack_server.wiring.installed import load_features
 
 FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault"]
 
@@ -220,8 +221,8 @@ def test_serve_prints_address_toolpacks_and_a_first_command(tmp_path):
         first, *rest = server.banner.splitlines()
         assert first == f"Toolpack Server listens on {server.url}, store memory:"
         assert "  vault: 4 functions (opt-in)" in rest
-        assert rest[-2] == "Try:"
-        tried = subprocess.run(rest[-1], shell=True, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        assert rest[-3] == "Try:"
+        tried = subprocess.run(rest[-2], shell=True, capture_output=True, text=True, timeout=PATIENCE, check=True)
         session = json.loads(tried.stdout)["result"]
         assert session["toolpacks"] == ["ledger", "bank"]
         here = invoke("call", "--url", server.url, "--session", session["session_id"], "add", "amount=4")
@@ -236,9 +237,17 @@ def test_serve_prints_address_toolpacks_and_a_first_command(tmp_path):
 
 
 def test_serve_does_not_print_the_password_of_the_store(capsys):
-    banner(Settings(store="redis://:s3cret@host"), load_catalog().inventory(), 8000)
+    banner(Settings(store="redis://:s3cret@host"), load_features(), load_catalog().inventory(), 8000)
     first, *_ = capsys.readouterr().out.splitlines()
     assert first == "Toolpack Server listens on http://127.0.0.1:8000, store redis://…@host"
+
+
+@pytest.mark.parametrize("tokens", [{}, {"me": "abcdefgh"}])
+def test_serve_prints_an_address_for_an_mcp_client(capsys, tokens):
+    banner(Settings(tokens=tokens), load_features(), load_catalog((), ("bank",)).inventory(), 8000)
+    token = ", with the header Authorization: Bearer <token>" if tokens else ""
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == f"Or give this to an MCP client{token}: http://127.0.0.1:8000/mcp?packs=bank&session=mine"
 
 
 @pytest.mark.parametrize(

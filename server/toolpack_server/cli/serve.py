@@ -5,7 +5,7 @@ Settings, toolpacks and the address are checked before any worker starts.
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from toolpack_server.processes.reload import Reloader
 from toolpack_server.processes.supervisor import Supervisor
 from toolpack_server.processes.worker import run_worker, share_memory_between_threads
 from toolpack_server.web.auth import check_exposure
+from toolpack_server.wiring.feature import Feature
 from toolpack_server.wiring.installed import feature_variables, load_features
 from toolpack_server.wiring.service import Service, check_settings
 from toolpack_server.wiring.stores import opener_path
@@ -78,13 +79,13 @@ def serve(reload: bool, **flags: Any) -> None:
     share_memory_between_threads()
     with log_exit_of(settings):
         if reload:
-            _serve_again_and_again(settings)
+            _serve_again_and_again(settings, features)
             return
         loaded = load(settings)
         configure_logging(settings.log_calls, settings.log_level)
         with listen(settings.host, settings.port) as listener:
             port = listener.getsockname()[1]
-            _serve(settings, loaded, listener, lambda: banner(settings, loaded.inventory, port))
+            _serve(settings, loaded, listener, lambda: banner(settings, features, loaded.inventory, port))
 
 
 def _serve(settings: Settings, loaded: Loaded, listener: socket.socket, serving: Callable[[], None]) -> None:
@@ -95,7 +96,7 @@ def _serve(settings: Settings, loaded: Loaded, listener: socket.socket, serving:
         Supervisor(settings, loaded.inventory, listener, serving).run()
 
 
-def _serve_again_and_again(settings: Settings) -> None:
+def _serve_again_and_again(settings: Settings, features: Sequence[type[Feature]]) -> None:
     """Serve, and start again whenever a file of the toolpacks changes, until SIGTERM or SIGINT."""
     watched = [*settings.pack_dir]
     if settings.packs or not watched:
@@ -109,7 +110,7 @@ def _serve_again_and_again(settings: Settings) -> None:
         def serve_generation(loaded: Loaded, noted: Callable[[], None], first: bool) -> None:
             def serving() -> None:
                 if first:
-                    banner(settings, loaded.inventory, port)
+                    banner(settings, features, loaded.inventory, port)
                 noted()
 
             _serve(settings, loaded, listener, serving)
@@ -119,7 +120,7 @@ def _serve_again_and_again(settings: Settings) -> None:
         Reloader(settings, serve_generation, listener, watched).run()
 
 
-def banner(settings: Settings, inventory: Inventory, port: int) -> None:
+def banner(settings: Settings, features: Sequence[type[Feature]], inventory: Inventory, port: int) -> None:
     """Print the address, the loaded toolpacks, and a first command to try; if nobody can read it, nothing is lost."""
     lines = [f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url.shown}"]
     for name, entry in inventory.toolpacks.items():
@@ -131,7 +132,9 @@ def banner(settings: Settings, inventory: Inventory, port: int) -> None:
     # Clients connect to loopback, not to a wildcard address.
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     request = """-d '{"jsonrpc": "2.0", "id": 1, "method": "create_session"}'"""
-    lines += ["Try:", f"  curl -s {_url(local, port)}/rpc -H 'Content-Type: application/json'{token} {request}"]
+    url = _url(local, port)
+    lines += ["Try:", f"  curl -s {url}/rpc -H 'Content-Type: application/json'{token} {request}"]
+    lines += [line for feature in features for more in feature.banner for line in more(url, settings, inventory)]
     with contextlib.suppress(OSError):  # a full disk, or a pipe that nobody reads
         echo(*lines)
 

@@ -12,6 +12,7 @@ from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.observability.metrics import MetricFamily
 from toolpack_server.observability.tracing import Tracer
+from toolpack_server.packs.inventory import Inventory
 from toolpack_server.protocol.parameters import Parameters
 from toolpack_server.rpc.method import App, Method
 from toolpack_server.sessions.addresses import AddressHook, AddressTool, NamedAddresses
@@ -66,6 +67,8 @@ class Feature:
         operations: Operations on toolpacks' code that the feature runs in the runner.
         conditions: Execution policies under which the feature runs toolpacks' code.
         checks: Functions that check the settings before the server starts. They raise `SettingsError`.
+        banner: Functions that return lines for the banner of `serve`. They get the server's URL, the settings and the
+            inventory of toolpacks.
         before_serving: Functions that are called with the settings before the server's processes start.
         isolations: Alternatives to running toolpacks' code in threads: import paths of functions that start a `Runner`,
             by the value of `TOOLPACK_ISOLATION`. `service.create_runner` calls them.
@@ -102,6 +105,7 @@ class Feature:
     operations: ClassVar[Sequence[type[RunnerOperation[Any]]]] = ()
     conditions: ClassVar[Sequence[type[ExecutionPolicy]]] = ()
     checks: ClassVar[Sequence[Callable[[Settings], None]]] = ()
+    banner: ClassVar[Sequence[Callable[[str, Settings, Inventory], Sequence[str]]]] = ()
     before_serving: ClassVar[Sequence[Callable[[Settings], None]]] = ()
     isolations: ClassVar[Mapping[str, str]] = {}
     volumes: ClassVar[Sequence[type[Volume]]] = ()

@@ -1,5 +1,6 @@
 """Declaration of the feature `mcp`."""
 
+from toolpack_server.features.protocols.mcp.banner import named_address
 from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.features.protocols.mcp.results import McpPath
 from toolpack_server.protocol.results import AddressPaths
@@ -10,6 +11,7 @@ class McpFeature(Feature):
     name = "mcp"
     services = (Mcp,)
     results = {AddressPaths: McpPath}
+    banner = (named_address,)
     address_paths = {"mcp_path": "/mcp/{key}"}
     about = "POST /mcp/<key> takes MCP messages; POST /mcp also creates the session."
     routes = {
