@@ -53,6 +53,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Return None: don't follow the redirect."""
 
 
+def check_token(token: str | None) -> None:
+    """Raise `UsageError` if a header can't carry a token."""
+    if token and not re.fullmatch("[!-~]+", token):
+        raise click.UsageError("--token, or TOOLPACK_TOKEN, must consist of visible ASCII characters.")
+
+
 def remote(url: str, token: str | None) -> Send:
     """Return a function that sends requests to a server.
 
@@ -63,8 +69,7 @@ def remote(url: str, token: str | None) -> Send:
     """
     if not url.startswith(("http://", "https://")):
         raise click.UsageError("--url is not of the form http://host:port.")
-    if token and not re.fullmatch("[!-~]+", token):
-        raise click.UsageError("--token, or TOOLPACK_TOKEN, must consist of visible ASCII characters.")
+    check_token(token)
     opener = urllib.request.build_opener(_NoRedirects)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
 

@@ -170,6 +170,19 @@ def test_the_session_has_all_toolpacks_that_are_not_opt_in_or_those_named(packs)
         assert {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]} == {"shout", "wait_for", "read"}
 
 
+def test_a_client_plays_a_task_in_a_session_of_its_own():
+    with launched("--task", "bank/save-300") as client:
+        told = client.ask("initialize", protocolVersion=LEGACY)["result"]
+        assert told["instructions"] == "Please put 300 euros aside on my savings account."
+        assert client.ask("tools/list")["result"]["tools"][-1]["name"] == "submit_answer"
+
+
+@pytest.mark.heavy
+def test_a_seed_makes_a_seeded_session():
+    with launched("--packs", "bank", "--seed", "5") as client:
+        assert client.call("get_balance")["content"][0]["text"] == "1840.25"
+
+
 def test_what_functions_print_never_reaches_the_client(packs):
     with launched(*packs) as client:
         assert client.call("shout", text="a stray line")["content"][0]["text"] == "''b''"
@@ -298,9 +311,13 @@ def test_a_client_that_is_gone_ends_the_process(packs):
     ("arguments", "why"),
     [
         (["--packs", "nothing"], b"nothing"),
-        (["--url", "ftp://x/mcp/y"], b"--url must have the form http://host:port/mcp/<key>"),
-        (["--url", "http://127.0.0.1:1/agents/x"], b"--url must have the form http://host:port/mcp/<key>"),
+        (["--url", "ftp://x/mcp/y"], b"--url must have the form http://host:port/mcp?session=NAME"),
+        (["--url", "http://127.0.0.1:1/agents/x"], b"--url must have the form http://host:port/mcp?session=NAME"),
+        (["--url", "http://127.0.0.1:1/mcp?packs=bank"], b"--url must have the form http://host:port/mcp?session=NAME"),
         (["--url", "http://127.0.0.1:1/mcp/x", "--packs", "bank"], b"omit --packs"),
+        (["--url", "http://127.0.0.1:1/mcp/x", "--task", "bank/save-300"], b"omit --packs"),
+        (["--url", "http://127.0.0.1:1/mcp/x", "--token", "a b"], b"must consist of visible ASCII characters"),
+        (["--packs", "bank", "--task", "bank/nope"], b"There is no task 'bank/nope'"),
     ],
 )
 def test_a_start_that_fails_says_why_on_standard_error(arguments, why):
@@ -341,6 +358,21 @@ def test_messages_are_carried_to_a_session_on_a_server(mcp, era):
             assert client.read()["error"]["code"] == -32700
             assert client.end()[:2] == (0, b"")
     assert mcp.counts() == [1, 2]
+
+
+@pytest.mark.parametrize("era", [LEGACY, MODERN])
+def test_messages_are_carried_to_a_named_session(era):
+    tokens = {"ann": "the-token-of-ann"}
+    with http_endpoint.served("h11", catalog=load_catalog((), ("bank",)), log_calls="off", tokens=tokens) as endpoint:
+        address = f"http://127.0.0.1:{endpoint.port}/mcp?packs=bank&session=mine"
+        with launched("--url", address, TOOLPACK_TOKEN=tokens["ann"]) as client:
+            client.ask("server/discover" if era == MODERN else "initialize", era)
+            client.call("move_to_savings", era, amount="40.25")
+        with launched("--url", address, "--token", tokens["ann"]) as client:
+            assert client.call("get_balance", era)["content"][0]["text"] == "1800.00"
+        with launched("--url", address) as client:
+            error = client.ask("tools/list", era)["error"]
+    assert "the server requires a valid token: give one with --token, or as TOOLPACK_TOKEN." in error["message"]
 
 
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
@@ -471,7 +503,7 @@ def carried(url, monkeypatch, max_bytes=1000):
     emitted = []
 
     async def call():
-        made = bridge.Bridge(url, emitted.append, max_bytes)
+        made = bridge.Bridge(url, None, emitted.append, max_bytes)
         message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "f", "arguments": {}}}
         try:
             return json.loads(await made.answer(read_message(message)))
@@ -501,7 +533,7 @@ def test_calls_are_sent_one_after_the_other(monkeypatch):
         return message.id
 
     async def calls():
-        made = bridge.Bridge("http://127.0.0.1:1/mcp/key", print, 1000)
+        made = bridge.Bridge("http://127.0.0.1:1/mcp/key", None, print, 1000)
         message = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "f"}}
         return await asyncio.gather(*(made.answer(read_message({**message, "id": number})) for number in range(9)))
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from toolpack_server.base.errors import OverloadedError, SettingsError
 from toolpack_server.base.settings import Settings
@@ -48,17 +48,23 @@ class Bridge:
     """Sends messages to a session on a server.
 
     Args:
-        url: The server's base URL followed by the session's `mcp_path`.
+        url: The server's base URL followed by the session's `mcp_path`, or by `/mcp` with the name of a session.
+        token: Bearer token for an address with a name. An `mcp_path` needs none.
         emit: Called with each notification that precedes an answer, in any thread.
         max_bytes: Maximum size of an answer, and of a line of an event stream.
     """
 
-    def __init__(self, url: str, emit: Callable[[bytes], object], max_bytes: int) -> None:
+    def __init__(self, url: str, token: str | None, emit: Callable[[bytes], object], max_bytes: int) -> None:
         parts = urlsplit(url)
-        before, _, key = parts.path.rpartition("/")
-        if parts.scheme not in {"http", "https"} or not parts.hostname or not before.endswith("/mcp") or not key:
-            raise SettingsError("--url must have the form http://host:port/mcp/<key>, with a session's mcp_path.")
+        before, _, key = parts.path.rstrip("/").rpartition("/")
+        is_named = key == "mcp" and "session" in parse_qs(parts.query)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or not (is_named or before.endswith("/mcp")):
+            raise SettingsError(
+                "--url must have the form http://host:port/mcp?session=NAME, or http://host:port/mcp/<key> with a "
+                "session's mcp_path."
+            )
         self._parts = parts
+        self._token = {"Authorization": f"Bearer {token}"} if token and is_named else {}
         self._emit = emit
         self._max_bytes = max_bytes
         self._requests: set[BridgedRequest] = set()  # running requests
@@ -110,7 +116,7 @@ class Bridge:
         return reply
 
     def _headers(self, message: McpMessage) -> dict[str, str]:
-        headers = {"Content-Type": "application/json", "Accept": ACCEPT}
+        headers = {"Content-Type": "application/json", "Accept": ACCEPT, **self._token}
         if not message.modern:
             return headers | ({"MCP-Protocol-Version": self._version} if self._version else {})
         headers |= {"MCP-Protocol-Version": encode(message.meta[VERSION_KEY]), "Mcp-Method": encode(message.method)}
@@ -210,6 +216,8 @@ class BridgedRequest:
         reply = _object(body)
         if self._is_answer(reply):
             return dumps(reply) if b"\n" in body else body
+        if status == http.client.UNAUTHORIZED:
+            return self._error("the server requires a valid token: give one with --token, or as TOOLPACK_TOKEN.")
         if reply.get("id") is not None:
             return self._error("the server answered another request: is this the mcp_path of a session?")
         try:
@@ -256,10 +264,10 @@ def _retry_after(reply: bytes) -> float | None:
     return min(float(seconds), AWAY_SECONDS) if isinstance(seconds, int | float) and seconds >= 0 else 0.0
 
 
-async def carry(settings: Settings, url: str, source: int, sink: int) -> None:
+async def carry(settings: Settings, url: str, token: str | None, source: int, sink: int) -> None:
     """Forward messages from the descriptor `source` to a server, and its answers to the descriptor `sink`."""
     writer = LineWriter(sink)
-    bridge = Bridge(url, writer.offer, settings.max_reply_bytes)
+    bridge = Bridge(url, token, writer.offer, settings.max_reply_bytes)
 
     async def read(line: bytes) -> McpMessage:
         try:

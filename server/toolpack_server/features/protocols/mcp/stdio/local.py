@@ -3,7 +3,8 @@
 The session is in memory and ends with the conversation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from toolpack_server.base.errors import StartError
 from toolpack_server.base.settings import Settings
@@ -18,17 +19,21 @@ from toolpack_server.rpc.codes import REFUSALS, sentence
 from toolpack_server.wiring.service import Service
 
 
-async def converse(settings: Settings, catalog: Catalog, source: int, sink: int) -> None:
+async def converse(settings: Settings, catalog: Catalog, options: Mapping[str, str], source: int, sink: int) -> None:
     """Create a session, and answer messages from the descriptor `source` on the descriptor `sink`.
 
     The session has the toolpacks that the settings name, or all that aren't opt-in.
+
+    Args:
+        options: Further parameters of `create_session`, such as `task`.
 
     Raises:
         StartError: The session can't be created.
     """
     service = Service(settings, catalog)
     async with service.running():
-        session_id = await _create(service, settings.packs or None)
+        packs = {"toolpacks": [*settings.packs]} if settings.packs else {}
+        session_id = await _create(service, {**packs, **options})
         caller = Caller("", session_id)
 
         async def read(line: bytes) -> McpMessage:
@@ -42,10 +47,9 @@ async def converse(settings: Settings, catalog: Catalog, source: int, sink: int)
         await conversation.hold(settings.drain_seconds, service.sessions.queues.stop)
 
 
-async def _create(service: Service, toolpacks: Sequence[str] | None) -> str:
-    params = {"toolpacks": toolpacks and list(toolpacks), "ttl_seconds": MAX_TTL_SECONDS}
+async def _create(service: Service, params: Mapping[str, Any]) -> str:
     try:
-        session = await service.invoke(Caller(), "create_session", params)
+        session = await service.invoke(Caller(), "create_session", {**params, "ttl_seconds": MAX_TTL_SECONDS})
     except REFUSALS as error:
         raise StartError(f"The session can't be created: {sentence(error)}") from None
     session_id: str = session["session_id"]
