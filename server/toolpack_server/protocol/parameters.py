@@ -84,6 +84,8 @@ class CreationRequest(Parameters):
 class SessionRequest(CreationRequest):
     """Parameters of a new session."""
 
+    _unused_seconds: float | None = PrivateAttr(None)
+
     toolpacks: list[str] | None = Field(None, description="Names of the toolpacks. Default: all except opt_in ones.")
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by toolpack.")
     environment: dict[str, Any] = Field(
@@ -92,6 +94,15 @@ class SessionRequest(CreationRequest):
     ttl_seconds: TtlSeconds
     labels: Labels = Field(default_factory=dict, description="Labels by which sessions are found and closed.")
     call_id: CallId
+
+    @property
+    def unused_seconds(self) -> float | None:
+        """Time after which the session expires if nothing reads or calls it. None: its TTL."""
+        return self._unused_seconds
+
+    def expire_unused(self, seconds: float) -> None:
+        """Let the session expire after so many seconds unless something reads or calls it."""
+        self._unused_seconds = seconds
 
 
 class ForkRequest(CreationRequest):

@@ -28,7 +28,7 @@ from toolpack_server.rpc.codes import (
     error_reply,
     standard,
 )
-from toolpack_server.rpc.method import App, Method
+from toolpack_server.rpc.method import App, Method, Prepare
 from toolpack_server.rpc.parsing import Parser
 
 with warnings.catch_warnings():
@@ -48,8 +48,9 @@ Reserve = Callable[[int], None]
 HandleRequest = Callable[[Any, Caller, App], Awaitable[Any]]
 """Answers a validated request of a method."""
 
-Handler = Callable[[Caller, tuple[Any, ...], Mapping[str, Any]], Awaitable[Any]]
-"""Validates positional or named parameters and starts the method. The call and the awaitable may raise."""
+Handler = Callable[..., Awaitable[Any]]
+"""Takes the caller, positional and named parameters, and optionally a `Prepare`. Validates the parameters and starts
+the method. The call and the awaitable may raise."""
 
 
 def reply_too_large(size: int, max_bytes: int) -> errors.TooLargeError:
@@ -105,7 +106,7 @@ class JsonRpc:
             return await self._answer_batch(caller, request)
         return await self._answer_one(caller, request, self._max_reply_bytes)
 
-    async def invoke(self, caller: Caller, name: str, params: Mapping[str, Any]) -> Any:
+    async def invoke(self, caller: Caller, name: str, params: Mapping[str, Any], prepare: Prepare | None = None) -> Any:
         """Call a method from within the server, and return its result. JSON text in the result is parsed.
 
         The parameters, permissions, log lines and limits are those of a request.
@@ -119,7 +120,7 @@ class JsonRpc:
         if self._app.sessions.tracer is not None:
             asked_by.set(AskedBy("jsonrpc", name, None))
         try:
-            result = await handler(caller, (), params)
+            result = await handler(caller, (), params, prepare)
         except REFUSALS:
             raise
         except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
@@ -225,8 +226,12 @@ def _create_handler(method: type[Method], app: App) -> Handler:
     if omit is not None:
         handle = _with_omission(handle, omit)
 
-    def handler(caller: Caller, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Awaitable[Any]:
+    def handler(
+        caller: Caller, args: tuple[Any, ...], kwargs: Mapping[str, Any], prepare: Prepare | None = None
+    ) -> Awaitable[Any]:
         request = _validate(method, names, args, kwargs)
+        if prepare is not None:
+            prepare(request)
         if implies_session:
             request.__dict__["session_id"] = caller.session_id  # as if the client had sent it
         return handle(request, caller, app)

@@ -6,7 +6,7 @@ parameters, the methods of agents' addresses, the log line and the Python client
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -23,6 +23,9 @@ from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.manager import SessionManager
 
 F = TypeVar("F")
+
+Prepare = Callable[[Any], None]
+"""Changes the valid request of a call from within the server, before it is handled."""
 
 
 class App(Protocol):

@@ -206,7 +206,9 @@ class SessionFactory:
         conditions = self._context.initial_conditions(group[0].details)
         parts, blobs = self._context.initial_parts(toolpacks, options, environment, conditions)
         is_new = bool(environment or conditions)
-        sessions = [self._sessions(self._template(new), 1, new.creation)[0] for new in group]
+        sessions = [
+            self._sessions(self._template(new), 1, new.creation, new.request.unused_seconds)[0] for new in group
+        ]
         size = sum(len(session.recipe) + len(dumps(session.labels)) for session in sessions)
         self._context.quotas.check_owner(owner, size + (sum(map(len, blobs.values())) if is_new else 0))
         try:
@@ -360,16 +362,25 @@ class SessionFactory:
             raise CallIdReusedError(creation.call_id, "was used for a session that is closed, but has forks")
         return created
 
-    def _sessions(self, template: StoredSession, count: int, creation: Creation | None) -> list[StoredSession]:
-        """Return `count` sessions from a template, each with its own id, agent key and creation time."""
+    def _sessions(
+        self, template: StoredSession, count: int, creation: Creation | None, unused_seconds: float | None = None
+    ) -> list[StoredSession]:
+        """Return `count` sessions from a template, each with its own id, agent key and times.
+
+        Args:
+            unused_seconds: See `SessionRequest`.
+        """
         now = self._clock.now()
+        expires_at = expiry(template.ttl_seconds, now)
+        if unused_seconds is not None:
+            expires_at = min(expires_at, now + unused_seconds)
         sessions = []
         for number in range(count):
             session = replace(
                 template,
                 id=creation.new_id(number) if creation else secrets.token_hex(DIGITS // 2),
                 created_at=now + self._clock.uncounted + number * _INTERVAL_SECONDS,
-                expires_at=expiry(template.ttl_seconds, now),
+                expires_at=expires_at,
             )
             sessions.append(replace(session, agent_key=self._context.identities.agent_key(session)))
         return sessions

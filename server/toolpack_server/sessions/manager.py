@@ -256,14 +256,17 @@ class SessionManager:
         job = ThreadJob(work, seconds, "authors", kind, owner, known)
         return cast("T", await self.queues.do(job))
 
-    async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
+    async def toolpacks(self, session_id: str, owner: str | None, *, renew: bool = True) -> tuple[str, ...]:
         """Return the names of a session's toolpacks.
+
+        Args:
+            renew: Extend the session's expiry.
 
         Raises:
             ClassesChangedError: One of them is no longer loaded.
         """
         try:
-            session, _ = await self.read(lambda reader: reader.find(session_id, owner))
+            session, _ = await self.read(lambda reader: reader.find(session_id, owner, renew=renew))
         except SessionNotFoundError:
             self._forget_agent(session_id)
             raise
@@ -283,13 +286,16 @@ class SessionManager:
             self._agent_keys.setdefault(entry[0], []).append(agent_key)
         return entry
 
-    async def address(self, session_id: str, owner: str, name: str) -> Address:
+    async def address(self, session_id: str, owner: str, name: str, *, renew: bool = True) -> Address:
         """Return an address of a session, for a request to that address.
+
+        Args:
+            renew: Extend the session's expiry.
 
         Raises:
             DeadlineError: A loader took too long. The message doesn't name the loader, because agents needn't know it.
         """
-        session, head = await self.read(lambda reader: reader.find(session_id, owner))
+        session, head = await self.read(lambda reader: reader.find(session_id, owner, renew=renew))
         addresses = self._context.addresses
         if addresses.is_plain(session):
             address = addresses.of(session, name)

@@ -98,8 +98,11 @@ class SessionReader:
             raise SessionNotFoundError
         return entry
 
-    def find(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
-        """Return a checked session and its head, and extend its expiry. Raises the errors of `get`, too.
+    def find(self, session_id: str, owner: str | None, *, renew: bool = True) -> tuple[StoredSession, Head]:
+        """Return a checked session and its head. Raises the errors of `get`, too.
+
+        Args:
+            renew: Extend the session's expiry.
 
         Raises:
             StateDamagedError: The session was changed, or a newer version of the server created it.
@@ -107,7 +110,7 @@ class SessionReader:
         session, head = self.get(session_id, owner)
         self._context.check_session(session)
         now = self._clock.now()
-        if session.expires_at < now + session.ttl_seconds:
+        if renew and session.expires_at < now + session.ttl_seconds:
             session = replace(session, expires_at=expiry(session.ttl_seconds, now))
             with suppress(OverloadedError):  # if writing fails, as on a full disk, reading still works
                 self._store.renew(session_id, session.expires_at)
@@ -189,6 +192,7 @@ class SessionReader:
                     if fits and all(predicate(session) for predicate in predicates):
                         # Listing a session doesn't extend its expiry: that shows when the session was last called.
                         called_at = session.expires_at - expiry(session.ttl_seconds, 0) + self._clock.uncounted
+                        called_at = max(called_at, session.created_at)  # earlier if it expires unless it is used
                         yield self._context.session_views.of(session, version, called_at=called_at)
                 if len(entries) < page.limit:
                     return

@@ -197,12 +197,9 @@ class Application(Starlette):
 async def _unrouted_response(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     headers = getattr(error, "headers", None)
-    key_routes: Mapping[str, Endpoint] = request.app.key_routes
-    endpoint = key_routes.get(request.url.path.rstrip("/"))
     if status == 404:  # noqa: PLR2004 - an HTTP status
-        keys = " or ".join(f"{path}/<key>" for path in key_routes)
+        keys = " or ".join(f"{path}/<key>" for path in request.app.key_routes)
         remedy = f"There is nothing at this path: POST to /rpc, or to an agent's {keys}. {request.app.missing}".rstrip()
-        remedy = (endpoint and endpoint.without_key) or remedy
     elif status == 405:  # noqa: PLR2004
         remedy = f"This path doesn't take {request.method}: use {(headers or {}).get('Allow', 'POST')}."
     else:

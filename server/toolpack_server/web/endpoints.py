@@ -141,11 +141,9 @@ class Endpoint(Protocol):
 
     Attributes:
         verbs: The HTTP methods that it accepts. None means all.
-        without_key: The message for a request to its path without the key. "" means the usual message.
     """
 
     verbs: Sequence[str] | None
-    without_key: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -155,7 +153,6 @@ class RpcEndpoint:
 
     body_limit = "max_body_bytes"  # the setting with the max size of its bodies
     verbs: Sequence[str] | None = ("POST",)
-    without_key = ""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

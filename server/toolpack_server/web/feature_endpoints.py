@@ -130,12 +130,10 @@ class FeatureEndpoint:
     Attributes:
         verbs: The HTTP methods that it accepts.
         needs_token: Whether a request needs a token, on a server with tokens.
-        without_key: Not used here.
     """
 
     verbs: Sequence[str] | None = ("POST",)
     needs_token = True
-    without_key = ""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

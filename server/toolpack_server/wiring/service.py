@@ -30,7 +30,7 @@ from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import REFUSALS, describe
 from toolpack_server.rpc.in_flight import BytesInFlight
 from toolpack_server.rpc.listings import Listings
-from toolpack_server.rpc.method import Method, agents_methods, clients_methods
+from toolpack_server.rpc.method import Method, Prepare, agents_methods, clients_methods
 from toolpack_server.rpc.methods import METHODS, CreateSession, GetTrace
 from toolpack_server.rpc.openrpc import openrpc_document
 from toolpack_server.rpc.parsing import Parser
@@ -288,9 +288,11 @@ class Service:
         session_id, owner, name = await self.sessions.agent_session(key)
         return Caller(owner, session_id, address=name)
 
-    async def invoke(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
+    async def invoke(
+        self, caller: Caller, method: str, params: Mapping[str, Any], prepare: Prepare | None = None
+    ) -> Any:
         rpc = self.rpc if caller.session_id is None else self.agents
-        return await rpc.invoke(caller, method, params)
+        return await rpc.invoke(caller, method, params, prepare)
 
     async def request(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
         try:

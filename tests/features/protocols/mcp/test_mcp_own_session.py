@@ -5,6 +5,7 @@ import pytest
 import serving
 from mcp_endpoint import LEGACY, META, MODERN, refusal
 
+from toolpack_server.features.protocols.mcp import own_session
 from toolpack_server.packs.loading import load_catalog
 
 CATALOG = load_catalog((serving.PACKS,), ("ledger", "chores", "bank"))
@@ -35,7 +36,7 @@ class Door:
         return self.post(method, headers, _meta=META, **params)
 
     def begin(self, **more):
-        reply = self.post("initialize", **CLIENT, **more)
+        reply = self.post("initialize", **{**CLIENT, **more})
         assert reply.status_code == 200, reply.text
         self.session = reply.headers["mcp-session-id"]
         return reply.json()["result"]
@@ -117,6 +118,85 @@ def test_each_initialize_makes_a_session_and_a_repeated_one_the_same(endpoint):
     assert paths >= {f"/mcp/{door.session}" for door in doors}
 
 
+def test_delete_evaluates_only_what_its_agent_did(endpoint):
+    for method in ("tools/list", "prompts/get"):
+        idle = Door(endpoint, "?task=bank/save-300")
+        idle.begin(clientInfo={"name": "idle"})
+        idle.post(method, name="task")
+        assert idle.send("DELETE").status_code == 204
+        refusal(idle.post("tools/list"), 404, -33001)
+    assert endpoint.rpc("list_sessions", labels={"mcp": "idle"}) == []
+    for number, act in enumerate([("get_balance", {}), ("submit_answer", {"answer": "Done."})]):
+        door = Door(endpoint, "?task=bank/save-300")
+        door.begin(clientInfo={"name": f"acts {number}"})
+        (session,) = endpoint.rpc("list_sessions", labels={"mcp": f"acts {number}"})
+        for _ in range(101):  # the agent's part can be behind a page of other records
+            endpoint.rpc("run_function", session_id=session["session_id"], function="get_balance")
+        door.call(act[0], **act[1])
+        assert door.send("DELETE").status_code == 204
+        assert len(endpoint.rpc("list_sessions", labels={"mcp": f"acts {number}"}, passed=False)) == 1
+
+
+def expiry(endpoint, name):
+    """Get the stored time at which the session with this label expires, and the time of its creation."""
+    (session,) = endpoint.rpc("list_sessions", labels={"mcp": name})
+    stored, _ = endpoint.app.state.gateway.service.context.store.get(session["session_id"])
+    return stored.expires_at, stored.created_at
+
+
+@pytest.mark.parametrize("method", ["notifications/initialized", "tools/list", "tools/call"])
+def test_a_session_that_only_initialize_reached_expires_in_a_minute(endpoint, method):
+    name = f"idle {method}"
+    door = Door(endpoint, "?task=bank/save-300")
+    door.begin(clientInfo={"name": name})
+    expires_at, created_at = expiry(endpoint, name)
+    assert expires_at <= created_at + 61
+    message = {"jsonrpc": "2.0", "method": method, "params": {"name": "get_balance"}}
+    assert door.send("POST", message if method.startswith("n") else {**message, "id": 1}).status_code in {200, 202}
+    assert expiry(endpoint, name)[0] > created_at + 3600
+
+
+def test_an_unused_session_is_deleted_when_its_time_is_over(endpoint, monkeypatch):
+    monkeypatch.setattr(own_session, "UNUSED_SECONDS", 0)
+    door = Door(endpoint, "?packs=ledger")
+    door.begin(clientInfo={"name": "gone"})
+    serving.wait_until(lambda: not endpoint.rpc("list_sessions", labels={"mcp": "gone"}), "its end")
+    refusal(door.post("tools/list"), 404, -33001)
+    # The session of a name stays.
+    named = Door(endpoint, "?packs=ledger&session=stays")
+    named.post("initialize", **CLIENT)
+    expires_at, created_at = expiry(endpoint, "stays")
+    assert expires_at > created_at + 3600
+
+
+def test_at_a_named_address_the_name_wins_over_the_header(endpoint):
+    other = Door(endpoint, "?packs=ledger")
+    other.begin()
+    assert other.call("add", amount=50) == "50"
+    named = Door(endpoint, "?packs=ledger&session=wins")
+    named.session = other.session
+    assert named.call("add", amount=1) == "1"
+    named.session = "nobody"
+    assert named.call("add", amount=2) == "3"
+    assert named.modern("tools/call", name="add", arguments={"amount": 3}).json()["result"]["content"][0]["text"] == "6"
+    assert other.call("add", amount=1) == "51"
+    named.session = other.session
+    reply = named.send("DELETE")
+    assert "A named session isn't ended by its clients" in refusal(reply, 405, -32000)["message"]
+    assert reply.headers["allow"] == "POST, OPTIONS"
+    assert [door.call("add", amount=0) for door in (named, other)] == ["6", "51"]
+
+
+def test_the_address_may_end_with_a_slash(endpoint):
+    door = Door(endpoint, "/?packs=ledger&session=slash")
+    assert door.call("add", amount=1) == "1"
+    assert Door(endpoint, "?packs=ledger&session=slash").call("add", amount=1) == "2"
+    own = Door(endpoint, "/?packs=ledger")
+    own.begin()
+    assert own.call("add", amount=1) == "1"
+    assert own.send("DELETE").status_code == 204
+
+
 def test_a_session_without_a_task_is_closed_by_delete(endpoint):
     door = Door(endpoint, "?packs=ledger")
     door.begin()
@@ -188,7 +268,10 @@ def test_a_message_that_says_no_session_is_refused(endpoint):
     door = Door(endpoint)
     for method in ("tools/list", "ping", "tools/call"):
         reply = door.post(method)
-        assert "The request names no session: send the header Mcp-Session-Id" in refusal(reply, 400, -32600)["message"]
+        assert (
+            "Which session? This client doesn't send Mcp-Session-Id back. Give the address a session name, as in "
+            "/mcp?packs=bank&session=NAME, or use the mcp_path of a session." in refusal(reply, 400, -32600)["message"]
+        )
         assert reply.json()["id"] == 7
     assert (
         refusal(door.send("DELETE"), 400, -32000)["message"]

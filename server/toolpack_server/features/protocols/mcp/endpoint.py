@@ -48,7 +48,6 @@ class McpEndpoint:
     """The endpoint `/mcp/<key>`, for all HTTP methods."""
 
     verbs: Sequence[str] | None = None
-    without_key = "There is no MCP endpoint here: POST to /mcp, or to the mcp_path of a session, /mcp/<key>."
     allowed = b"POST"
     not_allowed = "Send MCP messages with POST: there is no stream to GET, and an agent can't DELETE this session."
     status: Mapping[Fault | None, int] = {
@@ -142,6 +141,8 @@ class McpEndpoint:
             await self._respond(exchange, refusal_reply(error))
             return
         if message.is_notification:
+            with contextlib.suppress(RequestError, InternalError):  # a notification isn't answered
+                await self._mcp.notified(caller)
             await exchange.respond(ACCEPTED, b"")
             return
         stream = None

@@ -16,5 +16,6 @@ class McpFeature(Feature):
     about = "POST /mcp/<key> takes MCP messages; POST /mcp also creates the session."
     routes = {
         "/mcp": "toolpack_server.features.protocols.mcp.own_session:OwnSessionEndpoint",
+        "/mcp/": "toolpack_server.features.protocols.mcp.own_session:OwnSessionEndpoint",
         "/mcp/{key}": "toolpack_server.features.protocols.mcp.endpoint:McpEndpoint",
     }

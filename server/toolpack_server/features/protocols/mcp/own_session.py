@@ -4,7 +4,8 @@ The server creates the session for the client, with the limits of `create_sessio
 the sessions of its owner. The URL's query has the parameters `packs`, `task` and `seed` of the session, and may name
 it:
 
-- With `session=NAME`, each message uses the session of this name. The first message creates it.
+- With `session=NAME`, each message uses the session of this name, whatever its headers say. The first message
+  creates it.
 - Without a name, `initialize` creates a session. The answer's header `Mcp-Session-Id` has the key of its `mcp_path`.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from toolpack_server.base.errors import CallIdReusedError, HttpRefusedError, SessionNotFoundError
-from toolpack_server.features.protocols.mcp.endpoint import Exchange, McpEndpoint
+from toolpack_server.features.protocols.mcp.endpoint import NOT_ALLOWED_STATUS, Exchange, McpEndpoint
 from toolpack_server.features.protocols.mcp.messages import (
     CALL_ID_KEY,
     LEGACY,
@@ -24,6 +25,8 @@ from toolpack_server.features.protocols.mcp.messages import (
     McpRefusedError,
 )
 from toolpack_server.features.protocols.mcp.results import Fault, shifted
+from toolpack_server.protocol.parameters import SessionRequest
+from toolpack_server.protocol.senders import AGENT
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, REFUSALS, describe, sentence
 from toolpack_server.web.endpoints import CUT_OFF
@@ -33,11 +36,14 @@ SESSION_ID = b"mcp-session-id"
 LABEL = "mcp"
 QUERY_PARAMETERS = ("packs", "task", "seed", "session")
 MAX_NAME = 64
+UNUSED_SECONDS = 60.0  # after which a session expires if its client sends nothing after `initialize`
+TRACE_PAGE = 100
 
 NO_SESSION_ID = (
-    "The request names no session: send the header Mcp-Session-Id from the answer to initialize, or begin with "
-    "initialize."
+    "Which session? This client doesn't send Mcp-Session-Id back. Give the address a session name, as in "
+    "/mcp?packs=bank&session=NAME, or use the mcp_path of a session."
 )
+NAMED_STAYS = "A named session isn't ended by its clients: close it with close_session, or use another name."
 TOO_NEW = (
     f"Version {MODERN} of MCP has no sessions of its own: name a session in the address, as in "
     f"/mcp?session=NAME, use the mcp_path of a session, or use a version that begins with initialize."
@@ -56,7 +62,7 @@ class OwnSessionEndpoint(McpEndpoint):
         if b"origin" in exchange.headers:
             exchange.extra.append((b"access-control-expose-headers", b"Mcp-Session-Id"))
         key = exchange.headers.get(SESSION_ID)
-        if key is None:
+        if key is None or (exchange.scope["query_string"] and _is_named(exchange)):
             return Caller(owner)
         caller = await self._gateway.service.agent(key.decode("latin-1"))
         if caller.owner != owner:
@@ -90,8 +96,9 @@ class OwnSessionEndpoint(McpEndpoint):
         }
         if "packs" in query:
             params["toolpacks"] = query["packs"].split(",")
+        prepare = _expire_unused if name is None else None
         try:
-            session = await self._gateway.service.invoke(caller, "create_session", params)
+            session = await self._gateway.service.invoke(caller, "create_session", params, prepare)
         except REFUSALS as error:
             described = shifted(describe(error))
             if isinstance(error, CallIdReusedError) and name is not None:
@@ -101,9 +108,12 @@ class OwnSessionEndpoint(McpEndpoint):
         return str(session["mcp_path"]).rpartition("/")[2]
 
     async def other(self, exchange: Exchange) -> None:
-        """Handle DELETE: close the session of the header, or evaluate it and keep it open if it has a task."""
+        """Handle DELETE: close the session of the header, or evaluate it and keep it if its agent did its task."""
         if exchange.scope["method"] != "DELETE":
             await super().other(exchange)
+        if _is_named(exchange):
+            exchange.extra.append((b"allow", b"POST, OPTIONS"))
+            raise HttpRefusedError(NOT_ALLOWED_STATUS, NAMED_STAYS)
         if SESSION_ID not in exchange.headers:
             raise HttpRefusedError(400, "The request names no session: send the header Mcp-Session-Id.")
         try:
@@ -121,16 +131,41 @@ class OwnSessionEndpoint(McpEndpoint):
 
     async def _end(self, owner: Caller, session: dict[str, Any]) -> None:
         service = self._gateway.service
-        if "task" not in await service.invoke(owner, "get_session", session):
-            await service.invoke(owner, "close_session", session)
-        else:
+        if "task" in await service.invoke(owner, "get_session", session) and await self._has_acted(owner, session):
             options = {"record": True, "raise_on_error": False}
             await service.invoke(owner, "evaluate_session", {**session, **options})
+        else:
+            await service.invoke(owner, "close_session", session)
+
+    async def _has_acted(self, owner: Caller, session: dict[str, Any]) -> bool:
+        """Return whether a session's agent has called a function or submitted an answer."""
+        after = -1
+        while True:
+            page = {**session, "after": after, "limit": TRACE_PAGE}
+            records = await self._gateway.service.invoke(owner, "get_trace", page)
+            if any(record.get("by") == AGENT or record["kind"] == "answer" for record in records):
+                return True
+            if len(records) < TRACE_PAGE:
+                return False
+            after = records[-1]["index"]
+
+
+def _expire_unused(request: SessionRequest) -> None:
+    request.expire_unused(UNUSED_SECONDS)
+
+
+def _query_pairs(exchange: Exchange) -> list[tuple[str, str]]:
+    return parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
+def _is_named(exchange: Exchange) -> bool:
+    """Return whether the address names its session."""
+    return any(parameter == "session" for parameter, _ in _query_pairs(exchange))
 
 
 def _read_query(exchange: Exchange, message: McpMessage) -> dict[str, str]:
     """Read and check the query of the address."""
-    pairs = parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    pairs = _query_pairs(exchange)
     query = dict(pairs)
     text = ""
     if unknown := next((name for name in query if name not in QUERY_PARAMETERS), None):

@@ -22,15 +22,23 @@ class Prompts:
     def __init__(self, sessions: SessionManager) -> None:
         self._sessions = sessions
 
-    async def messages(self, caller: Caller) -> Sequence[dict[str, Any]]:
-        """Return the messages of the caller's prompt; none if it has no prompt."""
-        address = await self._sessions.address(caller.session_id or "", caller.owner, caller.address)
+    async def messages(self, caller: Caller, *, renew: bool = True) -> Sequence[dict[str, Any]]:
+        """Return the messages of the caller's prompt; none if it has no prompt.
+
+        Args:
+            renew: Extend the session's expiry.
+        """
+        address = await self._sessions.address(caller.session_id or "", caller.owner, caller.address, renew=renew)
         prompt = address.prompt
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else (prompt or ())
 
-    async def introduction(self, caller: Caller) -> bytes:
-        """Return the members `capabilities` and `instructions` of the server's introduction, as JSON."""
-        messages = await self.messages(caller)
+    async def introduction(self, caller: Caller, *, renew: bool = True) -> bytes:
+        """Return the members `capabilities` and `instructions` of the server's introduction, as JSON.
+
+        Args:
+            renew: Extend the session's expiry.
+        """
+        messages = await self.messages(caller, renew=renew)
         if not messages:
             return b'"capabilities":{"tools":{}}'
         instructions = "\n\n".join(message["content"] for message in messages)

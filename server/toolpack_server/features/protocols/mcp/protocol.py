@@ -109,11 +109,17 @@ class Mcp:
         """Find the session, which renews its TTL, and return the names of its toolpacks."""
         return await self._sessions.toolpacks(caller.session_id or "", caller.owner)
 
+    async def notified(self, caller: Caller) -> None:
+        """Find the session of a client that has sent a notification, which renews its TTL."""
+        if caller.session_id is not None:
+            await self._toolpacks(caller)
+
     async def _initialize(self, caller: Caller, message: McpMessage) -> bytes:
-        await self._toolpacks(caller)
+        # It doesn't renew the session, which expires soon if the client sends nothing else.
+        await self._sessions.toolpacks(caller.session_id or "", caller.owner, renew=False)
         requested = message.params.get("protocolVersion")
         version = requested if requested in LEGACY else LEGACY[0]
-        introduction = await self._prompts.introduction(caller)
+        introduction = await self._prompts.introduction(caller, renew=False)
         return b'"protocolVersion":"%b",%b,"serverInfo":%b' % (version.encode(), introduction, SERVER_INFO)
 
     async def _ping(self, _caller: Caller, _message: McpMessage) -> bytes:
