@@ -234,7 +234,7 @@ class HttpRefusedError(ToolpackServerError):
 
 
 class ClientError(ToolpackServerError):
-    """The Python client didn't get what it asked for."""
+    """The Python client got an error or no answer."""
 
 
 class ReplyError(ClientError):
@@ -257,7 +257,7 @@ class NoReplyError(ClientError):
 
 
 class RemoteFunctionError(ClientError):
-    """A function on the server raised an exception whose class doesn't exist in this process."""
+    """A function on the server raised an exception of a class that doesn't exist in this process."""
 
 
 class EnvironmentDiffersError(ClientError):

@@ -29,7 +29,7 @@ from toolpack_server.base.fixed_limits import FixedLimits
 from toolpack_server.base.store_url import SQLITE, StoreUrl
 
 PREFIX = "TOOLPACK_"
-BOM = "\ufeff"  # some editors write it at the start of a file, from which a variable may be read
+BOM = "\ufeff"  # some editors write it at the start of a file, and a variable may be read from such a file
 MIN_TOKEN_LENGTH = 8
 SEQUENCES = (tuple, list, set, frozenset)
 THREAD = "thread"
@@ -57,7 +57,7 @@ def _split_pairs(value: Any) -> Any:
         return value
     pairs: dict[str, str] = {}
     parts = [part.strip() for part in value.removeprefix(BOM).split(",")]
-    if value and not any(parts):  # serving everyone would be the opposite of what the operator wants
+    if value and not any(parts):  # an operator who sets tokens doesn't want to serve everyone
         raise ValueError("it has no token: give name:token pairs, or unset it")
     for number, part in enumerate(filter(None, parts), 1):
         name, colon, token = (text.strip() for text in part.partition(":"))
@@ -151,7 +151,7 @@ class Settings(_FromEnvironment, FixedLimits):
     )
     no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
     host_names: tuple[str, ...] = Field(
-        (), description="Host names under which a server without tokens accepts requests, besides its IP addresses."
+        (), description="Host names in requests that a server without tokens accepts, besides its IP addresses."
     )
     secret_key: SecretStr | None = Field(
         None, min_length=16, description="Key of the HMAC on stored snapshots; default: a file in the data directory."

@@ -48,7 +48,7 @@ def look_at(
 
 
 def ask_in_memory(ask: Callable[[Send], Coroutine[Any, Any, T]], pack_dir: tuple[Path, ...], packs: str | None) -> T:
-    """Run `ask` against a service in this process, whose sessions are in memory."""
+    """Run `ask` against a service in this process with sessions in memory."""
     from toolpack_server.wiring.service import Service  # noqa: PLC0415 - imports the whole server
 
     service = Service(memory_settings(pack_dir, packs))
@@ -61,7 +61,7 @@ def ask_in_memory(ask: Callable[[Send], Coroutine[Any, Any, T]], pack_dir: tuple
 
 
 def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any) -> "Settings":
-    """Return the settings of a service in this process, whose sessions are in memory."""
+    """Return the settings of a service in this process with sessions in memory."""
     return _settings(
         store="memory:", pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning", **others
     )

@@ -102,7 +102,7 @@ def diff(session: str, other: str | None, from_version: int | None, to_version: 
 
 
 async def whole_id(send: Send, beginning: str) -> str:
-    """Return the id of the only session whose id has this beginning. A whole id is returned unchanged."""
+    """Return the only session id with this prefix. A whole id is returned unchanged."""
     if len(beginning) >= DIGITS:
         return beginning
     # Sessions are sorted by id, so an id follows its own beginning.

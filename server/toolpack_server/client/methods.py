@@ -72,7 +72,7 @@ class Session(TypedDict):
 
 
 class CallRecord(TypedDict):
-    """The record of a call. `nested` has the nested calls in the order in which they ran.
+    """The record of a call. `nested` has the nested calls in their order.
 
     Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
     text that isn't JSON are `{"$text": ...}`. In a history, `place` is the record's index and `session_id` its session.
@@ -105,8 +105,8 @@ class CallRecord(TypedDict):
 class Replay(TypedDict):
     """The new session, the number of records that were run again in it, and the first difference, if any.
 
-    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks whose
-    loaded version isn't the one with which the session was created.
+    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks with
+    another version now than when the session was created.
     """
 
     session: Session
@@ -219,14 +219,14 @@ class ClientMethods:
             options: Options by toolpack.
             environment: Initial environments as JSON, by toolpack. Default: the toolpacks' own.
             ttl_seconds: Time to live after the session's last call, in seconds.
-            labels: Labels by which sessions are found and closed.
+            labels: Labels, by which you can find and close sessions.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
             task: A task, as toolpack/name. The session gets its toolpacks and options; the parameter `options`
                 overrides them, and `toolpacks` adds further ones.
             seed: Seed of its functions' random numbers. With the same seed they draw the same again.
-            clock: The time at which its clock starts, RFC 3339 with an offset.
-            clock_step_seconds: Seconds by which each call advances the clock; default: 1.
+            clock: Start time of the session as its functions see it, RFC 3339 with an offset.
+            clock_step_seconds: Seconds that each call adds to that clock; default: 1.
             participants: Participants and their rights: {name: {functions, max_calls, prompt, answers}}. Merged
                 with those of the task; the values given here win.
             perturbations: Rules that inject faults and texts into the agent's calls; default: none.
@@ -376,8 +376,8 @@ class ClientMethods:
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
             seed: Seed of its functions' random numbers. With the same seed they draw the same again.
-            clock: The time at which its clock starts, RFC 3339 with an offset.
-            clock_step_seconds: Seconds by which each call advances the clock; default: 1.
+            clock: Start time of the session as its functions see it, RFC 3339 with an offset.
+            clock_step_seconds: Seconds that each call adds to that clock; default: 1.
             perturbations: Rules for the forks; default: the parent's rules. An object without rules: none.
         """
 

@@ -21,7 +21,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
-    """A request whose result is a `T`."""
+    """A request with a result of type `T`."""
 
     method: str
     params: Mapping[str, Any]  # None isn't sent, so the server's default applies

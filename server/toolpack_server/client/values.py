@@ -43,7 +43,7 @@ class StepValue:
 
     Attributes:
         session_id: The rollout's session.
-        version: The version of the session at which the forks began.
+        version: The session's version at the fork point.
         rewards: The rewards of the forks.
         invalid: Number of forks whose verdict isn't valid. They don't count.
         errors: Exceptions raised by `finish`. Their forks don't count either.
@@ -226,7 +226,7 @@ class Valuer:
         await self.send([closing(session_id) for session_id in sessions])
 
     async def send(self, asked: Sequence[Any]) -> list[Any]:
-        """Send requests together; those for which the server had no room then go once more, each for itself."""
+        """Send requests together. Then send those that the server refused for lack of room again, one by one."""
         async with AsyncBatch(self.client.send) as batch:
             replies = [batch.add(request) for request in asked]
         results: list[Any] = []
@@ -329,7 +329,7 @@ class _Rollout:
             elif callable(self._valuer.finish):
                 async with self._valuer.agent(fork) as agent:
                     await self._valuer.finish(agent, fork)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other forks go on
+        except Exception as error:  # noqa: BLE001 - any error: the other forks go on
             return error
         return None
 

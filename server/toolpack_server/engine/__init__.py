@@ -1,6 +1,6 @@
 """Scheduler of operations on sessions: queues, lanes, threads, deadlines, leases and commits.
 
-An operation (`jobs.Operation`) states the work; this package decides when and on which thread it runs. The package
+An operation (`jobs.Operation`) states the work; this package decides when it runs, and on what thread. The package
 knows nothing of functions, snapshots or JSON-RPC.
 
 The life of a job

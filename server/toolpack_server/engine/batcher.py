@@ -24,7 +24,7 @@ class Batcher(Generic[R]):
         submit: Runs a job on a thread.
         work: Handles requests in a thread and returns their answers in order. An answer that is an exception refuses
             its request. If `work` raises, all requests are refused.
-        known: The end of the error's sentence after a missed deadline: what is known of the result.
+        known: The end of the error after a missed deadline, about the state of the result.
     """
 
     def __init__(

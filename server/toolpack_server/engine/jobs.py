@@ -100,7 +100,7 @@ class Job:
     owner: str = ""
     in_lane: bool = False  # the job uses or has used capacity of its lane, or waits for it
     deadline: float | None = None  # on the monotonic clock; None: not set yet
-    # Time, on the monotonic clock, from which a thread that still runs the job counts as stuck.
+    # Time on the monotonic clock. A thread that still runs the job after it counts as stuck.
     stuck_from: float = float("inf")
     awaiting: Awaiting | None = None  # the coroutine that must end before the job goes on
     call: SharedCall | None = None  # that coroutine on a shared loop
@@ -229,7 +229,7 @@ class ThreadJob(Job):
     """Work on the store or on an environment, outside of the sessions' queues.
 
     Args:
-        known: The end of the error's sentence after a missed deadline: what is known of the result.
+        known: The end of the error after a missed deadline, about the state of the result.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class Backlog:
 class Lane:
     """A limited number of slots for jobs, with a queue.
 
-    There may be a reserve, in which jobs of some kinds may start when no slot is free. A job that must leave the
+    There may be a reserve: jobs of some kinds may start there when no slot is free. A job that must leave the
     reserve counts in its share, even above the maximum. Up to the size of the reserve, such jobs take no slot of
     others.
 

@@ -17,7 +17,7 @@ from toolpack_server.functions.coroutines import close_loop
 COMPUTES = 0.01
 
 CLOCK_SECONDS = 0.001  # maximum age of the CPU time at a job's start; reading it takes 4 µs
-SECOND_LOOK = 2  # the number of the watcher's look at which a job has run for longer than a tick
+SECOND_LOOK = 2  # at this look of the watcher, a job has run for longer than a tick
 
 
 class PoolThread:

@@ -76,7 +76,7 @@ class Threads:
         return self._driver
 
     def submit(self, job: Job) -> None:
-        """Run a job as soon as possible; jobs start in the order in which they were submitted."""
+        """Run a job as soon as possible. Jobs start in order of submission."""
         self._ready.put(job)
 
     def submit_arrived(self, jobs: Sequence[Job], *, alone: bool) -> None:
@@ -92,7 +92,7 @@ class Threads:
             self._start(jobs)
 
     def stop(self) -> list[Job]:
-        """Stop the threads after their current jobs. Return the unfinished jobs, some of which are still running."""
+        """Stop the threads after their current jobs. Return the unfinished jobs; some are still running."""
         self._stopped = True
         next_job = self._driver.take_back() if self._driver else None
         with self.lock:

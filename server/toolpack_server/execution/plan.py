@@ -55,7 +55,7 @@ class Plan:
     comparing: Callable[[], None] = uncompared  # called when the check starts; the deadline excludes its time
     tracebacks: bool = False  # add the traceback to the outcome of a function that raised
     policy: ExecutionPolicy | None = None  # None: no feature has set one
-    nested: Sequence[NestedCall] = ()  # the nested calls, in the order in which they run
+    nested: Sequence[NestedCall] = ()  # the nested calls, in order
 
     def read_only_functions(self) -> set[tuple[str, str]]:
         """Return the toolpack and registered name of each read-only function of the call."""

@@ -120,7 +120,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def keep_main_loop() -> None:
-    """Make the main thread keep its event loop, too. For processes whose main thread runs functions."""
+    """Make the main thread keep its event loop, too. For processes that run functions on their main thread."""
     global _main_keeps_loop  # noqa: PLW0603 - set once, before any function runs
     _main_keeps_loop = True
 

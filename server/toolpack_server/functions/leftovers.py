@@ -17,7 +17,7 @@ SERVER_THREADS = {"calls", "checkpoints", "deadlines", "leases", "testing"}
 
 
 class LoopExecutor(ThreadPoolExecutor):
-    """The default executor of an event loop on which functions run; `asyncio.to_thread` uses it."""
+    """The default executor of an event loop for functions; `asyncio.to_thread` uses it."""
 
     def __init__(self) -> None:
         super().__init__(thread_name_prefix="functions", initializer=own_thread)

@@ -30,7 +30,7 @@ class SharedCall:
 
     Args:
         done: Callback for the end of the call, called on the loop.
-        context: The context in which the coroutine runs. Nothing else may run in it meanwhile.
+        context: The context of the coroutine. Nothing else may run in it meanwhile.
 
     Attributes:
         settled: The result or exception of the coroutine; None while it runs.
@@ -74,7 +74,7 @@ class SharedLoop(CallLoop):
     """Runs coroutines of calls on its own thread.
 
     Args:
-        block: Protects code in which a step must not be interrupted; None if steps are never interrupted.
+        block: Protects code that must not be interrupted in a step; None if steps are never interrupted.
     """
 
     def __init__(self, block: InterruptTarget | None = None) -> None:

@@ -149,7 +149,7 @@ def without_json(value: Any) -> dict[str, str]:
 
 
 def _ordered(value: Any, plain: Container[type]) -> Any:
-    """Return a copy of a value in which sets are sorted lists and plain objects are replaced by their JSON form.
+    """Return a copy of a value, with sets as sorted lists, and plain objects in their JSON form.
 
     Without sets and plain objects, return the value itself.
     """

@@ -18,7 +18,7 @@ from toolpack_server.base.logger import log
 
 LIBRARY_FACTOR = 6  # an import of a library may take this many times as long
 MIN_CPU_SHARE = 0.01  # code that uses less CPU time than this share only waits
-TOLERANCE = 0.9  # share of the limit at which code is interrupted: no code gets quite all of a CPU
+TOLERANCE = 0.9  # code is interrupted at this share of the limit, because no code gets quite all of a CPU
 REPEAT_SECONDS = 0.5  # before code that caught the exception is interrupted again
 _SERVER = str(Path(__file__).parents[1]) + "/"
 
@@ -33,8 +33,8 @@ def time_limit(seconds: float, what: str, advice: str = "do this in a function, 
 
     Args:
         seconds: The limit.
-        what: What the block does, for the message, such as "its import".
-        advice: What the author can do, for the message.
+        what: Name of the block's work for the message, such as "its import".
+        advice: Advice to the author for the message.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -65,7 +65,7 @@ def time_limit(seconds: float, what: str, advice: str = "do this in a function, 
 
 
 def counted_seconds(used: float, seconds: float) -> float:
-    """Return how much of a period counts in which code used this much CPU time."""
+    """Return the part of a period that counts, if code used this much CPU time in it."""
     return used if MIN_CPU_SHARE * seconds <= used < seconds else seconds
 
 

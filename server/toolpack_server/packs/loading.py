@@ -302,7 +302,7 @@ def _remedy(source: Source, error: BaseException) -> str:
 
 
 def _where(name: str, error: BaseException) -> str:
-    """Return the file and line at which a module's import failed."""
+    """Return the file and line where a module's import failed."""
     file = _file_of(name)
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 RegisteredName = tuple[str, str]
-"""The name of a toolpack, and the name under which it registered a function."""
+"""The name of a toolpack, and the registered name of a function."""
 
 
 def without_dots(name: str) -> str:

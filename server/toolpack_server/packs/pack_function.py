@@ -1,6 +1,6 @@
 """Registered function of a toolpack.
 
-It never changes. A session in which the function has another name uses a copy with that name.
+It never changes. A session that renames the function uses a copy with that name.
 """
 
 import copy

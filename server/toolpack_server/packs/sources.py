@@ -14,7 +14,7 @@ from toolpack_server.base.errors import RegistrationError
 
 NAMESPACE = "toolpacks"
 GROUP = "toolpack_server.toolpacks"
-"""The entry point group in which a distribution names its toolpacks."""
+"""The entry point group for a distribution's toolpacks."""
 
 OWN = "toolpack-server"
 _HERE = Path(__file__).resolve()

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 # From a worker:
 STARTING, SERVING, UNFIT = b"starting", b"serving", b"unfit"  # its heartbeats
 FAILED = b"failed: "  # followed by the reason; the last message of a worker that can't start
-HOLDER = b"holder: "  # followed by the id by which the store knows it; sent before it serves
+HOLDER = b"holder: "  # followed by the worker's id in the store; sent before it serves
 # From the supervisor:
 RETIRE, HURRY = b"retire", b"hurry"  # sent once
 ENDED = b"ended: "  # followed by the id of another worker that has ended
@@ -59,7 +59,7 @@ class SupervisorPipe:
             self._serving = None
 
     def introduce(self, holder: str, holder_ended: Callable[[str], None]) -> None:
-        """Send the supervisor the id by which the store knows this worker.
+        """Send the supervisor this worker's id in the store.
 
         Args:
             holder: The id.

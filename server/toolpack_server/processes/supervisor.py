@@ -43,12 +43,12 @@ class WorkerProcess(Child):
     """A worker, in its supervisor.
 
     Attributes:
-        silence: Seconds without a heartbeat in which the worker could have sent one, see `CpuTime`.
+        silence: Seconds without a heartbeat, as far as the worker could have sent one; see `CpuTime`.
         quiet: Seconds without a heartbeat.
         ending: Seconds since it was retired, or None.
         served: It has begun to serve. So its end isn't a failure to start, even if it follows soon.
         unfit: It reported that it should be replaced.
-        holder: The id by which the store knows it, or "" before it has sent the id.
+        holder: Its id in the store, or "" before it has sent the id.
         told: The ids of ended workers that were sent to it.
         failure: The reason why it can't start, or "".
     """
@@ -115,7 +115,7 @@ class Supervisor:
         self._ended: deque[str] = deque(maxlen=2 * self._max_children)
         self._served = False
         self._serving = serving
-        self._waited = 0.0  # seconds since the first worker serves, in which others didn't serve yet
+        self._waited = 0.0  # seconds since the first worker began to serve, while others didn't serve yet
         self._signals: list[int] = []
         self._looked = time.monotonic()
         self._pause_seconds = FIRST_PAUSE_SECONDS

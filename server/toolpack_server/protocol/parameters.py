@@ -92,7 +92,7 @@ class SessionRequest(CreationRequest):
         default_factory=dict, description="Initial environments as JSON, by toolpack. Default: the toolpacks' own."
     )
     ttl_seconds: TtlSeconds
-    labels: Labels = Field(default_factory=dict, description="Labels by which sessions are found and closed.")
+    labels: Labels = Field(default_factory=dict, description="Labels, by which you can find and close sessions.")
     call_id: CallId
 
     @property

@@ -103,7 +103,7 @@ class NestedCallRecord(TypedDict):
 
 
 class CallRecord(TypedDict):
-    """The record of a call. `nested` has the nested calls in the order in which they ran.
+    """The record of a call. `nested` has the nested calls in their order.
 
     Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
     text that isn't JSON are `{"$text": ...}`. In a history, `place` is the record's index and `session_id` its session.

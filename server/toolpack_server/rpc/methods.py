@@ -1,4 +1,4 @@
-"""Core methods, in the order in which they are listed.
+"""Core methods, in the order of the OpenRPC document.
 
 A method passes the owner to the operation on a session: `caller.owner` if it changes the session, `caller.sees` if it
 only reads. Methods that aren't about sessions and their functions belong to features.

@@ -97,7 +97,7 @@ class NamedAddresses:
 
 
 class AddressHook:
-    """Hook with which a feature changes the addresses of sessions. A subclass overrides the methods that it needs."""
+    """Hook for features that change the addresses of sessions. A subclass overrides the methods that it needs."""
 
     def fill(self, session: StoredSession, address: Address) -> Address:  # noqa: ARG002 - a subclass uses it
         """Return the address with the functions, limit, prompt and permissions that the feature sets.

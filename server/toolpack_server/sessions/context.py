@@ -144,7 +144,7 @@ class SessionContext:
             return self.runner.run(operation)
 
     def initial_conditions(self, details: Mapping[str, Any]) -> ExecutionPolicy | None:
-        """Return the execution policy under which a session's initial environments are built, or None."""
+        """Return the execution policy for building a session's initial environments, or None."""
         policies = (hook.conditions(details) for hook in self.creation_hooks) if details else ()
         return next(filter(None, policies), None)
 

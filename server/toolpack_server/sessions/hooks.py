@@ -1,4 +1,4 @@
-"""Hooks with which features take part in creating, listing and watching sessions.
+"""Hooks for features that take part in creating, listing and watching sessions.
 
 `sessions/operation.py` has the hook for operations. A feature changes a request before the session is built. Features
 change a request one after the other, in loading order. The core stores the data of features but doesn't interpret it.
@@ -64,7 +64,7 @@ class CreationHook:
         return {}
 
     def conditions(self, details: Mapping[str, Any]) -> ExecutionPolicy | None:
-        """Return the execution policy under which the environments of a session with these details are built."""
+        """Return the execution policy for building the environments of a session with these details."""
 
 
 class SessionHook:

@@ -22,7 +22,7 @@ SHORT_BYTES = 4096
 
 
 class Recipe(NamedTuple):
-    """Everything from which a session was created.
+    """All inputs of a session's creation.
 
     Attributes:
         kept: Features' data: their parameters of the request, by name.

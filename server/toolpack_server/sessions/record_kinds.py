@@ -64,7 +64,7 @@ class RecordKind:
         return shown
 
     def goes_back_to(self, shown: Shown) -> int | None:
-        """Return the version to which this record resets the path, or None."""
+        """Return the target version if this record is a reset, or None."""
 
     def message(self, shown: Shown) -> SaidMessage | None:
         """Return the message of the conversation in this record, or None."""

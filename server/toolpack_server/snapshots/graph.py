@@ -28,7 +28,7 @@ IDENTICAL = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, typ
 """Types whose instances are compared by identity."""
 
 ATOMS: frozenset[type] = frozenset((bool, int, str, bytes, type(None), type(...), type(NotImplemented)))
-"""Types for which `==` between two instances of the same type is a complete comparison."""
+"""Types with a complete comparison: `==` of two instances of the same type compares everything."""
 
 VALUES: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys(ATOMS, lambda v: v),

@@ -23,7 +23,7 @@ def seal(payload: bytes, fingerprint: str, key: bytes, label: str) -> bytes:
     """Return the payload with a header: format, keyed hash of the rest and of the label, fingerprint of the classes.
 
     Args:
-        label: Name of what is sealed, such as a session and a part. Only the same label unseals the data.
+        label: Name of the sealed data, such as a session and a part. Only the same label unseals the data.
     """
     encoded = fingerprint.encode()
     classes = bytes([len(encoded)]) + encoded

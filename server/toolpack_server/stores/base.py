@@ -1,6 +1,6 @@
 """Protocol of a session store: its rows and its methods.
 
-A store holds rows and bytes and doesn't know what a snapshot or a call means. Its methods are called from several
+A store holds rows and bytes, and knows nothing of snapshots and calls. Its methods are called from several
 threads, may block, and are atomic. All stores pass one contract test.
 
 A session's environment is stored in *parts*. The content of a part is a *blob*. A blob is written once, and everything
@@ -68,7 +68,7 @@ NO_HISTORY = History()
 
 
 class ForkPoint(NamedTuple):
-    """Session, version and record from which a session was forked."""
+    """The parent session, version and record of a fork."""
 
     session_id: str
     version: int
@@ -123,7 +123,7 @@ class Commit(NamedTuple):
     """A record and the changes of its call. They are stored together or not at all."""
 
     session_id: str
-    epoch: int  # of the lease under which the call ran
+    epoch: int  # of the lease that was held while the call ran
     record: Record  # its index must be one more than that of the session's last record
     parts: Mapping[str, str] = MappingProxyType({})  # blob ids of the changed parts; empty if no part changed
     blobs: Mapping[str, bytes] = MappingProxyType({})  # new blobs by id; a stored blob is left unchanged
@@ -138,7 +138,7 @@ HELD_SECONDS = 86_400.0
 
 
 class StoreClock(NamedTuple):
-    """A reading of store time, by which sessions expire."""
+    """A reading of store time. Sessions expire by store time."""
 
     now: float  # store time, in seconds since the epoch
     uncounted: float  # seconds that the clock is ahead of store time
@@ -236,7 +236,7 @@ class SessionStore(Protocol):
         """Return the record of a call_id, if the session has one."""
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
-        """Return up to `limit` records whose index is above `after`, in order.
+        """Return up to `limit` records with an index above `after`, in order.
 
         With `max_bytes`, stop before the bodies exceed that many bytes in total, but return at least one record. A
         session that is kept for its forks has only the records that its forks refer to.
@@ -272,7 +272,7 @@ class SessionStore(Protocol):
         """
 
     def count_time(self, clock: float | None = None) -> StoreClock:
-        """Return the store time, by which sessions expire: the clock without the gaps in which no server ran.
+        """Return the store time: the clock without the gaps while no server ran. Sessions expire by it.
 
         A store remembers the last reading. If the next one differs by more than `history.GAP_SECONDS`, in either
         direction, the clock was set or no server ran. Such a gap doesn't count.
@@ -283,7 +283,7 @@ class SessionStore(Protocol):
         """
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
-        """Delete up to `limit` sessions whose expiry time is at or before `now`, and return their ids.
+        """Delete up to `limit` sessions that expire at or before `now`, and return their ids.
 
         A session in use stays for up to `HELD_SECONDS`. It is in use if it is in `busy`, or if its lease is held by a
         worker that has sent a heartbeat and isn't known to have ended.
@@ -326,7 +326,7 @@ class SharedStore(SessionStore, Protocol):
         Args:
             session_ids: The sessions.
             holder: The worker that acquires the leases.
-            dead: Leases whose holders the caller has watched for long enough to know that they are dead.
+            dead: Leases of dead holders. The caller has watched their heartbeats for long enough.
 
         Returns:
             For each session its head if the lease was granted, otherwise the lease of another holder. None if the
@@ -340,7 +340,7 @@ class SharedStore(SessionStore, Protocol):
         """Ask the holder of a lease to release it when unused. The holder learns of it with its next heartbeat."""
 
     def heartbeat(self, holder: str) -> Collection[str]:
-        """Add 1 to a worker's heartbeat count. Return the sessions whose leases others have asked it to release."""
+        """Add 1 to a worker's heartbeat count. Return the sessions that it should release, as others need them."""
 
     def holder_ended(self, holder: str) -> None:
         """Record that a worker has ended. Its leases become free, and its other data is deleted soon after."""

@@ -31,10 +31,10 @@ def name_of(body: bytes) -> str | None:
 
 
 class OutsideStore(Protocol):
-    """Further methods of a `SessionStore` whose large blobs may be kept outside it."""
+    """Further methods of a `SessionStore` that can keep large blobs elsewhere."""
 
     def outside_name(self, new: str) -> str:
-        """Return the name under which this store's blobs are kept outside; it never changes once set.
+        """Return the name of this store in the bucket of its blobs. It never changes once it is set.
 
         If no name is set, set it to `new`. If `new` is "", nothing is set and the answer is "".
         """

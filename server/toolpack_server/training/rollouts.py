@@ -197,6 +197,6 @@ class _Run:
             async with self._client.agent(session) as agent:
                 played = await self._play(agent, session)
             verdict = await self._client.evaluate_session(session["session_id"], record=True)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other rollouts go on
+        except Exception as error:  # noqa: BLE001 - any error: the other rollouts go on
             return RolloutResult(task, number, session, played=played, error=error)
         return RolloutResult(task, number, session, verdict, played)

@@ -249,7 +249,7 @@ class Volume(ABC):
         """
 
     def at(self, steps: Sequence[str], after: str | None, limit: int | None) -> Any:  # noqa: ARG002 - kinds use them
-        """Return the JSON value in the view to which the steps of a JSON Pointer lead. Kinds read only what that needs.
+        """Return the JSON value in the view at the steps of a JSON Pointer. Kinds read only the needed data.
 
         The default takes the value from the whole view, and ignores `after` and `limit`.
 
@@ -271,7 +271,7 @@ class Volume(ABC):
 
         Args:
             after: The other volume.
-            path: JSON Pointer of the volume, with which the paths of the operations begin.
+            path: JSON Pointer of the volume, the prefix of the operations' paths.
             text_diffs: Show changes of long texts as diffs.
         """
 
@@ -480,7 +480,7 @@ def extend_chain(
 
 
 def _plan_merge(pieces: tuple[PieceInfo, ...], changed: Mapping[Key, int]) -> tuple[int, Mapping[Key, int]]:
-    """Return the slot from which on pieces are merged with a change, and the merged sizes of their keys."""
+    """Return the first slot whose pieces are merged with a change, and the merged sizes of their keys."""
     for slot in range(len(pieces) - 1, 0, -1):
         changed = {**(pieces[slot].sizes or {}), **changed}
         following = sum(changed.values())

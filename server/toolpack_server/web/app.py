@@ -174,7 +174,7 @@ class Application(Starlette):
         return self._feature_endpoint(scope, path)
 
     def _feature_endpoint(self, scope: Scope, path: str) -> ASGIApp | None:
-        """Return the feature's endpoint to which the router would pass a request, or None. Routes are cached."""
+        """Return the feature's endpoint for a request, or None. Routes are cached."""
         key = scope["method"], path
         if key not in self._routed:
             matches = (

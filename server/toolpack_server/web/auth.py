@@ -16,7 +16,7 @@ from toolpack_server.base.errors import HttpRefusedError, SettingsError
 from toolpack_server.base.settings import Settings
 
 OTHER_ORIGIN = "A web page of another origin may not use this server: call it from a program."
-NOBODY = "nobody"  # the name whose token gives access to the sessions that were created without tokens
+NOBODY = "nobody"  # the owner with this name gets the sessions that were created without tokens
 
 
 def is_loopback(host: str) -> bool:

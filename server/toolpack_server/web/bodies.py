@@ -46,7 +46,7 @@ def is_handshake(method: str, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def no_memory(text: str) -> HttpRefusedError:
-    """Return the error for a request whose body would exceed the memory limit."""
+    """Return the error for a request with a body that would exceed the memory limit."""
     return HttpRefusedError(503, text)
 
 

@@ -26,7 +26,7 @@ _HEADERS = {
 
 
 def event(name: str, data: bytes) -> bytes:
-    """Return an event whose data is JSON or a single line of text.
+    """Return an event with JSON or a single line of text as its data.
 
     Three line breaks are escaped here, because JSON leaves them unescaped and Python clients may split lines at them.
     """

@@ -1,6 +1,6 @@
 """uvicorn with limits for connections and with a shutdown that loses no request.
 
-By itself, uvicorn lets a silent or slow client keep a connection open forever, and closes connections on which a
+By itself, uvicorn lets a silent or slow client keep a connection open forever, and closes connections while a
 request may be arriving. Both can be changed only through undocumented attributes. Only this module uses them, and
 `tests/test_packaging.py` checks that uvicorn still has them.
 

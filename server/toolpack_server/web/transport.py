@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-LINGER_SECONDS = 2.0  # in which a client that still sends can read the response
+LINGER_SECONDS = 2.0  # time for a client that still sends to read the response
 CLOSES = b"connection: close\r\n"
 
 

@@ -1,4 +1,4 @@
-"""WebSocket (RFC 6455) after its handshake: a connection whose messages are requests.
+"""WebSocket (RFC 6455) after its handshake: a connection with requests as messages.
 
 A message has the limits of a request. Its bytes are counted while they arrive, it has the time limit of a body, and at
 most `READ_AHEAD` bytes are parsed ahead. Frames are parsed a few at a time, and the number of frames without text is
@@ -33,7 +33,7 @@ VERSION = b"13"
 ACCEPTING = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 
 NORMAL, NOT_TEXT, POLICY, TOO_LARGE, FAULT, RESTARTS, LATER = 1000, 1003, 1008, 1009, 1011, 1012, 1013
-"""Codes with which a server closes a WebSocket, from RFC 6455 and its registry."""
+"""Codes for closing a WebSocket, from RFC 6455 and its registry."""
 
 RESTART = "The server stops or restarts: connect again in a moment."
 

@@ -65,7 +65,7 @@ class Feature:
             that exports `open(place, ids, query, signal)`. Scripts, styles and pictures in its folder are served under
             `/console/features/` and the feature's name.
         operations: Operations on toolpacks' code that the feature runs in the runner.
-        conditions: Execution policies under which the feature runs toolpacks' code.
+        conditions: Execution policies that the feature applies to toolpacks' code.
         checks: Functions that check the settings before the server starts. They raise `SettingsError`.
         banner: Functions that return lines for the banner of `serve`. They get the server's URL, the settings and the
             inventory of toolpacks.

@@ -16,7 +16,7 @@ from toolpack_server.base.settings import PREFIX, split_list
 from toolpack_server.wiring.feature import Feature
 
 GROUP = "toolpack_server.features"
-"""Entry point group in which distributions register features."""
+"""Entry point group for distributions' features."""
 
 VARIABLE = f"{PREFIX}FEATURES"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -199,7 +199,7 @@ class Session(_FunctionCaller):
         return patch
 
     def participant(self, name: str = "agent") -> Participant:
-        """Return a participant, whose calls have the participant's rights and are recorded under its name.
+        """Return a participant. Calls through it have the participant's rights and are recorded under its name.
 
         Raises:
             ValueError: The session has no participant of this name.

@@ -69,7 +69,7 @@ def run_executor(
     Args:
         catalog: The toolpacks; None: the executor imports them. It enters the sandbox first, because a sandbox doesn't
             apply to threads that run already.
-        scratch: A folder in which the executor creates its own folder. The zygote removes that.
+        scratch: The parent folder of the executor's own folder. The zygote removes the latter.
     """
     system.end_with_parent(zygote)
     system.adopt_orphans()

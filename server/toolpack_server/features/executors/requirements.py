@@ -28,6 +28,6 @@ def check_isolation(settings: Settings) -> None:
 def protect(settings: Settings) -> None:
     """Prevent executors from reading the memory of this process and of its forks."""
     if settings.isolation == "process":
-        from toolpack_server.features.executors import system  # noqa: PLC0415 - only Linux has what it imports
+        from toolpack_server.features.executors import system  # noqa: PLC0415 - it imports modules that only Linux has
 
         system.hide_memory()

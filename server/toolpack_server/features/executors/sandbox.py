@@ -76,7 +76,7 @@ class Sandbox:
         """Enter the sandbox, permanently, and give up all privileges.
 
         Args:
-            own: The executor's own folder, in which it may do everything except start programs.
+            own: The executor's own folder. There it may do everything except start programs.
         """
         if not self._filter:
             return

@@ -35,7 +35,7 @@ _NUMBERS: dict[str, tuple[int, int | None]] = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
-    # Namespaces, in which a user gets the rights of root.
+    # Namespaces, which give a user the rights of root.
     "unshare": (272, 97),
     "setns": (308, 268),
     "clone": (56, 220),

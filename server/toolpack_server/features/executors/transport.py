@@ -137,7 +137,7 @@ class Transport(Generic[T]):
 
 
 class BytesTransport(Transport[bytes]):
-    """Transport of operations whose result is bytes."""
+    """Transport of operations that return bytes."""
 
     max_pieces = 1
 
@@ -224,7 +224,7 @@ def unseal_part(codec: Codec, snapshot: Snapshot, part: str) -> bytes:
 
 
 def part_ids(snapshot: Snapshot, parts: Iterable[str]) -> dict[str, str]:
-    """Return the parts with the blob ids of volume pieces, by which an executor finds a volume in its cache.
+    """Return the parts with the blob ids of volume pieces, so that an executor finds a volume in its cache.
 
     Other parts have no id, because an executor doesn't need it.
     """

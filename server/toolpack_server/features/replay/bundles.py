@@ -208,7 +208,7 @@ class Bundles:
     # Reading
 
     def creation(self, request: ImportRequest, owner: str) -> Creation | None:
-        """Return the identity of a request, by which a retry finds the session; None without a call_id."""
+        """Return the identity of a request, so that a retry finds the session; None without a call_id."""
         if request.call_id is None:
             return None
         bundle = hashlib.blake2b(request.bundle.encode(), digest_size=32).hexdigest()

@@ -104,7 +104,7 @@ async def _show_progress(send: Send, replay: Awaitable[Any], query: Mapping[str,
     """Wait for a replay, and show how many versions its session has.
 
     Args:
-        query: Parameters of `list_sessions` for which the replay's session is the newest.
+        query: Parameters of `list_sessions` that select the replay's session as the newest.
         versions: The number of versions at the end.
     """
     newest = {**query, "order": "-created", "limit": 1}

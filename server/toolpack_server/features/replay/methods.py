@@ -115,7 +115,7 @@ async def replay_bundle(
     """Replay the records of a bundle. Raises the errors of `Bundles.read_for_replay` and `Replays.run`.
 
     Args:
-        begin: Creates the session in which the records run, from the head of the bundle.
+        begin: Creates the replay's session from the head of the bundle.
     """
     bundles, replays = app.feature(Bundles), app.feature(Replays)
     async with replays.turn(owner):

@@ -88,11 +88,11 @@ class PinnedClock(ExecutionPolicy):
 
 
 def start_ns(clock: datetime, step_seconds: float, tick: int) -> int:
-    """Return the time at which a call starts, in nanoseconds since the epoch.
+    """Return the start time of a call, in nanoseconds since the epoch.
 
     Args:
         clock: The start of tick 0.
-        step_seconds: Seconds by which each tick advances the clock.
+        step_seconds: Seconds that each tick adds to the clock.
     """
     microseconds = (clock - _EPOCH) // timedelta(microseconds=1)
     return microseconds * 1000 + tick * round(step_seconds * SECOND_NS)

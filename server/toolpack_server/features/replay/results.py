@@ -38,8 +38,8 @@ class Versions(TypedDict):
 class Replay(TypedDict):
     """The new session, the number of records that were run again in it, and the first difference, if any.
 
-    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks whose
-    loaded version isn't the one with which the session was created.
+    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks with
+    another version now than when the session was created.
     """
 
     session: Session

@@ -46,14 +46,14 @@ class SeedParameters(Parameters):
         None, description="Seed of its functions' random numbers. With the same seed they draw the same again."
     )
     clock: Annotated[str, AfterValidator(_check_clock)] | None = Field(
-        None, description="The time at which its clock starts, RFC 3339 with an offset."
+        None, description="Start time of the session as its functions see it, RFC 3339 with an offset."
     )
     clock_step_seconds: float | None = Field(
         None,
         ge=0,
         le=MAX_STEP_SECONDS,
         allow_inf_nan=False,
-        description="Seconds by which each call advances the clock; default: 1.",
+        description="Seconds that each call adds to that clock; default: 1.",
     )
 
 
@@ -64,7 +64,7 @@ class Seeds:
     Attributes:
         seed: Seed of the random numbers; None if they aren't pinned.
         clock: Time at tick 0, RFC 3339 with an offset; None if time isn't pinned.
-        clock_step_seconds: Seconds by which each tick advances the clock; None without a clock.
+        clock_step_seconds: Seconds that each tick adds to the clock; None without a clock.
         ticks: Tick of the record that created the session's first version; 0 unless the session is a fork.
     """
 
@@ -158,4 +158,4 @@ class Seeds:
 REPLAYS = "replays"
 """Key in the details of a replay's session. Its value is the number of records to run again."""
 REAL = Seeds()
-"""The seeds of a session in which nothing is pinned."""
+"""The seeds of a session without a seed and a clock."""

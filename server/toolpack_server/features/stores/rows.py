@@ -23,7 +23,7 @@ DAMAGED = "A stored session can't be read: it was damaged. Close it."
 
 
 def digest(recipe: bytes) -> bytes:
-    """Return the key under which a recipe is stored."""
+    """Return the key of a stored recipe."""
     return hashlib.blake2b(recipe, digest_size=16).digest()
 
 

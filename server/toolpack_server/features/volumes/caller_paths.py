@@ -1,6 +1,6 @@
 """Paths relative to the module of the author who creates a database or files.
 
-The server's working folder doesn't matter, so a toolpack behaves the same wherever the server is started. The working
+The server's working folder doesn't matter, so a toolpack behaves the same in any of them. The working
 folder is used only if there is no module file, as in an interactive session.
 """
 

@@ -1,4 +1,4 @@
-"""Random operations on a store, whose answers must equal those of the memory store."""
+"""Random operations on a store. The answers must equal those of the memory store."""
 
 from dataclasses import replace
 from itertools import count

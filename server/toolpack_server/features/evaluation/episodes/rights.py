@@ -15,7 +15,7 @@ from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.parameters import MAX_COUNT
 from toolpack_server.protocol.senders import AGENT, CLIENT
 
-PARTICIPANTS = "participants"  # name under which a session stores the rights, by participant
+PARTICIPANTS = "participants"  # name of the rights by participant, in a session's stored data
 
 Participants = Mapping[str, Mapping[str, Any]]
 """Rights, by participant."""

@@ -12,17 +12,17 @@ UNAVAILABLE = "ConnectionError: the service is not available"
 
 
 def fails(error: str = UNAVAILABLE, **when: Any) -> Rule:
-    """Return a rule by which calls aren't run and fail with an error."""
+    """Return a rule that makes calls fail with an error, without running them."""
     return {"error": error, **when}
 
 
 def times_out(error: str = "TimeoutError: the service did not answer in time", **when: Any) -> Rule:
-    """Return a rule by which calls aren't run and the agent gets a timeout error."""
+    """Return a rule that answers calls with a timeout error, without running them."""
     return {"error": error, **when}
 
 
 def unavailable(calls: int, error: str = UNAVAILABLE, **when: Any) -> Rule:
-    """Return a rule by which the first `calls` calls aren't run and fail."""
+    """Return a rule that makes the first `calls` calls fail, without running them."""
     return {"error": error, "calls": f"1-{calls}", **when}
 
 
@@ -35,7 +35,7 @@ def rate_limited(
 
 
 def loses_answer(error: str = "TimeoutError: the service did not answer in time", **when: Any) -> Rule:
-    """Return a rule by which calls are run but the agent gets an error instead of the result."""
+    """Return a rule that runs calls, but gives the agent an error instead of the result."""
     return {"lost": error, **when}
 
 

@@ -24,7 +24,7 @@ class Counts(NamedTuple):
     """The agent's calls on a path."""
 
     calls: Mapping[str, int] = {}  # number of calls, by function
-    delay: float = 0.0  # seconds by which rules have advanced the session's clock
+    delay: float = 0.0  # seconds that rules have added to the session's clock
 
     def __bool__(self) -> bool:
         return bool(self.calls) or self.delay > 0

@@ -170,7 +170,7 @@ def _pointer_tree(names: Sequence[str]) -> PointerTree:
 
 
 def _remove(value: Any, names: frozenset[str], tree: PointerTree, replacement: Any, fixed: frozenset[str]) -> Any:
-    """Remove or replace the members of objects that have one of the names, or at which a pointer ends."""
+    """Remove or replace the members of objects that have one of the names, or that a pointer refers to."""
     if isinstance(value, list):
         return [
             _remove(item, names, tree.get(f"/{index}", {}) if tree else tree, replacement, fixed)
@@ -212,7 +212,7 @@ def _is_container(value: Any) -> bool:
 
 
 def _corrupt(value: Any, share: float, random: KeyedRandom, fixed: frozenset[str]) -> Any:
-    """Return a copy of a JSON value in which a random share of the texts, numbers and booleans is wrong.
+    """Return a copy of a JSON value, with a random share of its texts, numbers and booleans made wrong.
 
     Args:
         share: The share of wrong values, from 0 to 1.

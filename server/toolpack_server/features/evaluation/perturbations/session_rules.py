@@ -50,7 +50,7 @@ class Decision(NamedTuple):
         replacement: The rule that answers the call, so that the function isn't run.
         lost: The rule that replaces the answer of a successful call by an error.
         results: The rules that change the result, each with the function and the number of the call.
-        delay: Seconds by which the session's clock advances before the call.
+        delay: Seconds to add to the session's clock before the call.
     """
 
     applied: Sequence[str] = ()
@@ -111,7 +111,7 @@ class SessionRules:
 
         Args:
             before: The number of earlier calls, by function.
-            calls: The nested calls in the order in which they run, then the call itself.
+            calls: The nested calls in order, then the call itself.
             has_answer: Returns whether the same call has succeeded before.
         """
         applied: list[str] = []

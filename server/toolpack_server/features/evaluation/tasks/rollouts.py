@@ -142,7 +142,7 @@ class Rollout(Generic[E]):
         task: The task; a copy.
         toolpack: The name of the task's toolpack.
         options: The options that the toolpack's environment was created with.
-        calls: The calls in the history, including nested ones, in the order in which they ran.
+        calls: The calls in the history, including nested ones, in order of execution.
         messages: The messages in the history, in order.
         answer: The submitted answer. If none was submitted, the agent's last message or "".
         version: The version of the session that is evaluated.

@@ -225,5 +225,5 @@ def _rates(summaries: list[SessionSummary], labels: Mapping[str, str]) -> list[T
 
 
 def _searched(value: Any) -> str:
-    """Return a value as case-folded JSON, the form in which texts are searched. `[1:-1]` removes a text's quotes."""
+    """Return a value as case-folded JSON, for searching texts. `[1:-1]` removes a text's quotes."""
     return dumps(value).decode().casefold()

@@ -82,7 +82,7 @@ class McpEndpoint:
             await exchange.respond(error.status, refusal(error.status, str(error)))
 
     async def other(self, exchange: Exchange) -> None:
-        """Answer a request whose HTTP method is neither POST nor OPTIONS."""
+        """Answer a request with another HTTP method than POST and OPTIONS."""
         exchange.extra.append((b"allow", self.allowed + b", OPTIONS"))
         raise HttpRefusedError(NOT_ALLOWED_STATUS, self.not_allowed)
 

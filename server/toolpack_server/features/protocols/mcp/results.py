@@ -37,7 +37,7 @@ class McpPath(TypedDict):
 
 
 class Fault(Enum):
-    """Kinds of errors for which a transport may use another status: a protocol violation or a missing target."""
+    """Kinds of errors that may have another status in a transport: a protocol violation or a missing target."""
 
     MALFORMED = "malformed"
     NO_METHOD = "no method"

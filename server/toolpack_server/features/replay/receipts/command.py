@@ -227,7 +227,7 @@ async def _replay_records(
     """Run the records of a session again, after those of its ancestors if it is a fork.
 
     Args:
-        session_ids: List to which the ids of the new sessions are added.
+        session_ids: List for the ids of the new sessions, which this function fills.
 
     Returns:
         The first difference, with the record's number among all records as `position`; None if there is none.

@@ -17,7 +17,7 @@ PublicKey = str
 """A public key as 64 hexadecimal digits."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
-_SMALL_ORDER = {  # public keys for which some signatures can be forged, without the sign bit (the highest of 256)
+_SMALL_ORDER = {  # keys that allow forged signatures, without the sign bit (the highest of 256)
     bytes.fromhex(each)
     for each in (
         "00" * 32,

@@ -45,7 +45,7 @@ class ReceiptPart(BaseModel):
 
     Attributes:
         details: Features' data of the session, such as its seed and clock.
-        version: The version at which the session was forked.
+        version: The version of the fork point.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -93,12 +93,12 @@ class ReceiptEntry(BaseModel):
 
     @property
     def sort_key(self) -> tuple[str, bytes, bytes]:
-        """The key by which sessions are sorted. Its last item is the session's canonical form."""
+        """The key for sorting sessions. Its last item is the session's canonical form."""
         return self.task, canonical(self.labels), canonical(self.shown())
 
 
 class AllTimes(BaseModel):
-    """The time at which a receipt was written, and the times of each record of each session."""
+    """When a receipt was written, and the times of each record of each session."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

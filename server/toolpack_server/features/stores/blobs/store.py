@@ -38,7 +38,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{2,100}")  # ids that may be part of an objec
 
 
 def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "OutsideBlobs":
-    """Return a store whose large blobs are kept at a URL.
+    """Return a store that keeps large blobs at a URL.
 
     Raises:
         SettingsError: The store doesn't support it, or the URL can't be used.
@@ -56,7 +56,7 @@ def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "Outsid
 
 
 class OutsideBlobs:
-    """A store whose large blobs are objects. All methods that aren't defined here are those of the inner store.
+    """A store that keeps large blobs as objects in a bucket. Methods that aren't defined here are the inner store's.
 
     Args:
         inner: The inner store.

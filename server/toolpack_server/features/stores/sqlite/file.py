@@ -127,7 +127,7 @@ translated_errors = _TranslatedErrors()
 
 APPLICATION = 0x746F6F6C  # "tool", SQLite's application_id: marks the files of this server
 VERSION = 1  # of the schema, in SQLite's user_version
-CHECKPOINT_SECONDS = 0.2  # longest time in which a checkpoint leaves the growing file without its last page
+CHECKPOINT_SECONDS = 0.2  # longest time that a checkpoint leaves the growing file without its last page
 MIN_SQLITE = (3, 38)  # the first with JSON functions in every build
 RETRY_SECONDS = 0.01
 BUSY_SECONDS = 10  # longer than the 5 s after which the supervisor kills a worker that hangs inside a transaction
@@ -224,7 +224,7 @@ class SqliteFile:
                     self._close_readers()
 
     def write(self) -> Self:
-        """Return a context manager whose block is one transaction. It yields the connection.
+        """Return a context manager that runs its block in one transaction. It yields the connection.
 
         Raises:
             OverloadedError: Nothing was stored, because the disk is full, or the file is locked or missing.

@@ -57,7 +57,7 @@ _DIGEST_BYTES = 16
 
 
 class Database(Volume):
-    """A SQLite database of which each session has its own copy: a field of an environment.
+    """A SQLite database as a field of an environment. Each session has its own copy.
 
     Args:
         schema: SQL; or the path of a file with SQL (`.sql`), or of a database (`.db`, `.sqlite`, `.sqlite3`). Relative

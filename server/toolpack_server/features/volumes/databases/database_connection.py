@@ -199,7 +199,7 @@ class SessionConnection(sqlite3.Connection):
         _refuse("setconfig")
 
     def set_deadline(self, ends: float | None) -> None:
-        """Set the time on the monotonic clock at which statements are interrupted. None: never."""
+        """Set the deadline of statements, on the monotonic clock. None: no deadline."""
         self.rules.ends = ends
 
     def set_progress_handler(self, progress_handler: Callable[[], Any] | None, n: int) -> None:

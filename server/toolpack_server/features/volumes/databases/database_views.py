@@ -1,4 +1,4 @@
-"""View of a database as JSON: an object per table, whose members are the rows by primary key.
+"""View of a database as JSON: an object per table, with its rows by primary key.
 
 A view shows rows only. It has no indexes, triggers or views, no shadow tables of virtual tables, and none of SQLite's
 own tables.
@@ -109,7 +109,7 @@ class Table:
         return self._rows(f"{self._select} {where} ORDER BY {order}{ending}", parameters)
 
     def stored(self, ranges: Ranges | None = None) -> Iterator[Sequence[Row]]:
-        """Yield chunks of rows in the order in which they are stored.
+        """Yield chunks of rows in storage order.
 
         Args:
             ranges: Rowids of the rows, if the table has rowids. None: all rows.
@@ -274,7 +274,7 @@ def patch(
     Args:
         before: The first database.
         after: The second database.
-        path: JSON Pointer with which the operations' paths begin.
+        path: JSON Pointer that prefixes the operations' paths.
         changed: Returns the rowids whose rows may have changed, from the first pages of both databases' trees: see
             `changed_ranges`.
     """

@@ -446,7 +446,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
 
 def _check_renaming(source: FoundEntry, destination: FoundEntry) -> None:
-    """Raise the `OSError` with which Linux refuses to rename, with its checks in Linux's order."""
+    """Raise the `OSError` of Linux if a rename isn't allowed, with the checks in Linux's order."""
     node, replaced = source.node, destination.node
     if source.up or destination.up:
         raise failure(errno.EBUSY, source.path)

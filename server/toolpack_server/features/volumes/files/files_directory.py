@@ -3,9 +3,9 @@
 Unchanged files are recognized without reading them, by their inode and the time of their last status change, which only
 the kernel sets. The kernel's clock is coarse, so files that changed in its current tick are read again.
 
-Any program may have used the directory since the last scan, so each scan covers all of it. Whatever a tree doesn't
-store, such as permissions, is reset when a tree is laid out again. So a directory that is used again behaves as a new
-one.
+Any program may have used the directory since the last scan, so each scan covers all of it. Attributes that a
+tree doesn't store, such as permissions, are reset when a tree is laid out again. So a reused directory behaves like a
+new one.
 """
 
 import _thread
