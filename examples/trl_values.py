@@ -23,7 +23,7 @@ from toolpack_server.environments import TrainingEnvironment, submit_answers
 class ValueTrainer(GRPOTrainer):
     """Gives the tokens of each of the model's texts the advantage of the text's call, not one advantage per rollout.
 
-    A text without a call, or whose call changes nothing, has the advantage 0. Each text has at most one call.
+    A text without a call, or with a call that changes nothing, has the advantage 0. Each text has at most one call.
     """
 
     def __init__(self, *given: Any, client: Client, **more: Any) -> None:

@@ -108,7 +108,7 @@ def make_toolpack(suite_name: str) -> Toolpack:
         """Build the suite's environment, as AgentDojo does before it runs a task.
 
         Args:
-            benchmark_version: The version of the benchmark; it decides what the user task does.
+            benchmark_version: The version of the benchmark, which may change the user task.
             injections: Texts to place in the environment, by injection vector; the others keep their defaults.
             user_task: The user task, like `user_task_0`, that may prepare the environment for itself.
         """
@@ -151,7 +151,7 @@ def _tasks(suite_name: str) -> Iterator[Task]:
 
 
 def _judge(suite_name: str, rollout: Rollout[Any]) -> bool:
-    """Evaluate a rollout by AgentDojo's own code, of the benchmark version with which the session was created."""
+    """Evaluate a rollout by AgentDojo's own code, of the session's benchmark version."""
     suite = get_suites(rollout.options.get("benchmark_version", NEWEST))[suite_name]
     name = rollout.task.name
     task = suite.user_tasks[name] if name in suite.user_tasks else suite.injection_tasks[name]

@@ -50,7 +50,7 @@ class Account(BaseModel):
 
 
 class Interval(StrEnum):
-    """How often a standing order pays."""
+    """The interval of a standing order's payments."""
 
     WEEKLY = "weekly"
     MONTHLY = "monthly"
@@ -219,7 +219,7 @@ def get_statement(account: CurrentAccount, first: date, last: date) -> Statement
 def send_money(
     account: CurrentAccount, savings: SavingsAccount, today: Today, *, recipient: Iban, amount: Amount, subject: str
 ) -> Transaction:
-    """Send money from the current account to somebody else's.
+    """Send money from the current account to another person's account.
 
     :param recipient: IBAN to credit, without spaces.
     :param amount: Euros to send, at most the balance.
@@ -299,7 +299,7 @@ def change_standing_order(
     interval: Interval | None = None,
     next_day: date | None = None,
 ) -> StandingOrder:
-    """Change a standing order; what is left out stays as it is.
+    """Change a standing order. Omitted values stay unchanged.
 
     :param order_id: Number of the standing order.
     :param amount: Euros to pay each time.

@@ -79,7 +79,7 @@ class TradingBot(_class("TradingBot")):  # type: ignore[misc]
 
 
 class Dialogue:
-    """What the user says, turn by turn."""
+    """The user's messages, turn by turn."""
 
     def __init__(
         self, turns: list[list[dict[str, str]]] | None = None, functions: dict[str, list[str]] | None = None
@@ -92,7 +92,7 @@ class Dialogue:
         self.turns, self.functions, self.turn = turns or [], functions or {}, 0
 
     def next_turn(self) -> dict[str, Any] | None:
-        """Begin the next turn: get the user's messages, and the functions that come with it; null after the last."""
+        """Begin the next turn. Return the user's messages and the turn's new functions; null after the last turn."""
         if self.turn + 1 >= len(self.turns):
             return None
         self.turn += 1
@@ -138,7 +138,7 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 @toolpack.tasks
 def tasks() -> Iterator[Task]:
-    """Make a task of each multi-turn entry."""
+    """Create a task for each multi-turn entry."""
     for entry_id, entry in _entries().items():
         category = entry_id.rpartition("_")[0].removeprefix("multi_turn_")
         excluded = entry.get("excluded_function", ())

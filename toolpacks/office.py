@@ -1,7 +1,7 @@
 """A small company's back office: its books in a database, its papers in a tree of files.
 
 Fjord Instruments sells instruments to laboratories. Orders are shipped and invoiced, customers pay or are reminded,
-suppliers send bills, and employees hand in expenses. Today is 2 March 2026, whatever the clock says. Amounts are in
+suppliers send bills, and employees hand in expenses. In the office it is always 2 March 2026. Amounts are in
 euros; in the database they are in cents.
 """
 
@@ -55,7 +55,7 @@ class Line(BaseModel):
 
 @toolpack.function(read_only=True)
 def get_overview(books: Books) -> dict[str, Any]:
-    """Get what day it is, and which tables and views the books have, with their columns."""
+    """Get today's date, and the books' tables and views with their columns."""
     name, today = books.execute("SELECT name, today FROM company").fetchone()
     tables = books.execute(
         "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
@@ -69,7 +69,7 @@ def get_overview(books: Books) -> dict[str, Any]:
 
 @toolpack.function(read_only=True, timeout_seconds=10)
 def sql(books: Books, query: str) -> Rows:
-    """Run a query in SQLite's SQL on the books, and get at most 200 rows. Amounts are in cents. Nothing can be changed.
+    """Run a read-only query in SQLite's SQL on the books, and return at most 200 rows. Amounts are in cents.
 
     :param query: The query.
     """
@@ -89,9 +89,9 @@ def sql(books: Books, query: str) -> Rows:
 
 @toolpack.function(read_only=True)
 def find_customers(books: Books, text: str) -> list[dict[str, Any]]:
-    """Find customers by a part of their name, city or country; at most 20.
+    """Find at most 20 customers by a part of their name, city or country.
 
-    :param text: The part.
+    :param text: Part of the name, city or country.
     """
     found = books.execute(
         "SELECT id, name, city, country, email, terms_days, blocked FROM customer "
@@ -123,9 +123,9 @@ def get_order(books: Books, order_id: int) -> dict[str, Any]:
 
 @toolpack.function(read_only=True)
 def list_papers(papers: Papers, folder: str = "") -> list[str]:
-    """List what is in a folder of the papers; folders end with `/`.
+    """List the contents of a folder of the papers. Names of folders end with `/`.
 
-    :param folder: The folder; the root by default.
+    :param folder: Path of the folder. Default: the root.
     """
     return [f"{path}/" if papers.is_dir(path) else path for path in papers.iterdir(folder)]
 
@@ -134,7 +134,7 @@ def list_papers(papers: Papers, folder: str = "") -> list[str]:
 def read_paper(papers: Papers, path: str) -> str:
     """Read a paper.
 
-    :param path: Its path.
+    :param path: Path of the paper.
     """
     return papers.read_text(path)
 
@@ -144,10 +144,10 @@ def read_paper(papers: Papers, path: str) -> str:
 
 @toolpack.function
 def write_paper(papers: Papers, path: str, text: str) -> None:
-    """Write a paper; its folder is made if it isn't there, and a paper that is there is overwritten.
+    """Write a paper. A missing folder is created, and an existing paper is overwritten.
 
-    :param path: Its path.
-    :param text: What it is to say.
+    :param path: Path of the paper.
+    :param text: The new text.
     """
     folder = path.strip("/").rpartition("/")[0]
     if folder:
@@ -157,11 +157,11 @@ def write_paper(papers: Papers, path: str, text: str) -> None:
 
 @toolpack.function(timeout_seconds=20)
 def shell(papers: Papers, command: str) -> str:
-    """Run shell commands in the folder of the papers, and get what they print.
+    """Run shell commands in the folder of the papers, and return their output.
 
-    There are cat, cp, cut, echo, find, grep, head, ls, mkdir, mv, rm, sort, tail, uniq and wc with their usual
-    options, pipes, `;`, and redirection with `>` and `>>`. grep looks for a text, not for a pattern. No other program
-    can be run.
+    The commands are cat, cp, cut, echo, find, grep, head, ls, mkdir, mv, rm, sort, tail, uniq and wc with their usual
+    options. Pipes, `;`, and redirection with `>` and `>>` work, too. grep looks for a text, not for a pattern. No other
+    program can run.
 
     :param command: The command line.
     """
@@ -176,10 +176,10 @@ def shell(papers: Papers, command: str) -> str:
 def place_order(
     books: Books, customer_id: int, lines: Annotated[list[Line], Field(min_length=1, max_length=50)]
 ) -> int:
-    """Place an order of a customer at today's prices, and get its number.
+    """Place an order for a customer at today's prices, and return its number.
 
     :param customer_id: The customer's number.
-    :param lines: What is ordered.
+    :param lines: The ordered products.
     """
     customer = _one(books, "customer", customer_id)
     if customer["blocked"]:
@@ -201,7 +201,7 @@ def place_order(
 
 @toolpack.function
 def ship_order(books: Books, papers: Papers, order_id: int) -> int:
-    """Ship an open order, which takes its goods out of stock, and get the number of its invoice, which is also written.
+    """Ship an open order, and return the number of its invoice. The goods leave the stock, and the invoice is written.
 
     :param order_id: The order's number.
     """
@@ -243,7 +243,7 @@ def set_price(books: Books, sku: str, price: Amount) -> None:
 
 @toolpack.function
 def record_payment(books: Books, invoice_id: int, amount: Amount, reference: str) -> str:
-    """Record a payment that a customer has made today; an invoice that is covered by its payments is paid.
+    """Record a customer's payment of today. When the payments cover the invoice, it counts as paid.
 
     :param invoice_id: The invoice's number.
     :param amount: The amount in euros.
@@ -265,7 +265,7 @@ def record_payment(books: Books, invoice_id: int, amount: Amount, reference: str
 
 @toolpack.function
 def send_reminder(books: Books, papers: Papers, invoice_id: int) -> str:
-    """Remind a customer of an invoice that is overdue; the letter is written, and its path returned.
+    """Write a reminder of an overdue invoice to the customer, and return the path of the letter.
 
     :param invoice_id: The invoice's number.
     """
@@ -287,7 +287,7 @@ def send_reminder(books: Books, papers: Papers, invoice_id: int) -> str:
 
 @toolpack.function
 def pay_bill(books: Books, number: str) -> None:
-    """Pay an open bill of a supplier, with the amount that the books have.
+    """Pay an open bill of a supplier, with the amount in the books.
 
     :param number: The bill's number.
     """

@@ -97,7 +97,7 @@ def open_airline() -> AirlineWorld:
 def open_telecom(task: str | None = None) -> TelecomWorld:
     """Open the provider and the user's phone.
 
-    :param task: The task, such as task_0, whose initial actions are done.
+    :param task: The task, such as task_0. Its initial actions are run.
     """
     environment = telecom_domain.get_environment()
     world = TelecomWorld(db=environment.tools.db, user_db=environment.user_tools.db)

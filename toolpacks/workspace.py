@@ -53,9 +53,9 @@ def get_current_time(now: Now) -> datetime:
 
 @toolpack.function(read_only=True)
 def search_contacts(contacts: Contacts, query: str) -> list[Person]:
-    """Find people by name, address or what is known about them.
+    """Find people by name, address or notes about them.
 
-    :param query: Words that must all occur; empty for everybody.
+    :param query: Words that must all occur; empty for all people.
     """
     return [person for person in contacts if _mentions(query, person.name, person.address, person.about)]
 
@@ -186,9 +186,9 @@ def create_event(
     location: str = "",
     description: str = "",
 ) -> Event:
-    """Put an event into the calendar and send its participants an invitation.
+    """Add an event to the calendar and send its participants an invitation.
 
-    :param title: What it is.
+    :param title: Title of the event.
     :param start: When it starts, such as 2026-03-05T14:00.
     :param end: When it ends.
     :param participants: Addresses of the other participants.
@@ -316,11 +316,11 @@ def append_to_file(drive: MyDrive, me: Me, now: Now, file_id: int, text: str) ->
 def share_file(
     drive: MyDrive, me: Me, file_id: int, address: Address, permission: Permission = Permission.READ
 ) -> FileSummary:
-    """Let somebody else read or write one of your own files.
+    """Give another person the right to read or write one of your own files.
 
     :param file_id: Number of the file.
-    :param address: Who gets access.
-    :param permission: What they may do.
+    :param address: Address of the person.
+    :param permission: The right to give.
     """
     file = drive.find_own(file_id, me)
     file.shared_with[address] = permission
