@@ -53,14 +53,14 @@ def test_few_failed_tests_run_again_and_are_named(checks, run):
     assert "failed once, and passed alone: test_flaky.py::test_fails_once" in output.splitlines()
 
 
-def test_a_failed_check_is_named_and_the_others_run_all_the_same(checks, run):
+def test_a_failed_check_is_named_and_others_still_run(checks, run):
     passed, output = run(checks.Check("echo one; false"), checks.Check("echo two"))
     assert not passed
     assert output.endswith("\nfailed: echo one; false\n")
     assert "$ echo two\ntwo\n" in output
 
 
-def test_a_python_that_cannot_be_had_is_left_out(checks, run):
+def test_an_unavailable_python_is_skipped(checks, run):
     passed, output = run(checks.Check(f"echo none here; exit {checks.UNAVAILABLE}"))
     assert passed, output
     assert "left out: echo none here; exit 77: none here" in output

@@ -94,7 +94,7 @@ def test_a_new_pod_is_ready_before_an_old_one_leaves():
     assert "replicas" not in DEPLOYMENT, "each `apply` would undo what the scaler has done"
 
 
-def test_a_real_server_answers_the_probes_and_has_the_scalers_metric():
+def test_a_server_answers_the_probes_and_has_the_scaling_metric():
     (port,) = (port["containerPort"] for port in SERVER["ports"])
     assert port == Settings().port
     probes = {SERVER[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
@@ -129,12 +129,12 @@ def test_containers_are_confined_alike_in_both_files():
     assert COMPOSE["redis"]["user"] == f"{user['runAsUser']}:{user['runAsGroup']}"
 
 
-def test_redis_keeps_what_it_is_told_in_both_files():
+def test_redis_has_the_same_options_in_both_files():
     args = resource("StatefulSet", "redis")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert args == COMPOSE["redis"]["command"]
 
 
-def test_only_what_the_policies_name_is_reached():
+def test_only_addresses_of_the_policies_are_reachable():
     redis = resource("NetworkPolicy", "redis")["spec"]
     for found, port, to in ((WITH_REDIS, 6379, "redis"), (WITH_POSTGRES, 5432, None)):
         policies = [
@@ -152,7 +152,7 @@ def test_only_what_the_policies_name_is_reached():
     assert "egress" not in redis
 
 
-def test_before_a_commit_the_quick_checks_of_ci_run():
+def test_pre_commit_hooks_are_checks_of_ci():
     ruff, local = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     assert {hook["id"] for hook in ruff["hooks"]} == {"ruff-check", "ruff-format"}
     commands = re.search(r"^These read the code.*?```sh\n(.*?)```", DEVELOP, re.DOTALL | re.MULTILINE)[1].splitlines()
@@ -160,6 +160,6 @@ def test_before_a_commit_the_quick_checks_of_ci_run():
         assert any(command.startswith(hook["entry"]) for command in commands), hook["entry"]
 
 
-def test_the_page_on_fleets_has_what_is_computed():
+def test_the_page_on_fleets_has_the_computed_tables():
     page = (ROOT / "docs/operate/scale.md").read_text(encoding="utf-8")
     assert [line for line in page.splitlines() if line.startswith("|")] == [*scale.measured(), *scale.computed()]

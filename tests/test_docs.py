@@ -154,7 +154,7 @@ def test_the_files_and_names_of_the_walks_are_there():
         assert re.search(rf"^ +self\.{name}\b", code, re.MULTILINE), name
 
 
-def test_the_method_of_its_walk_works_as_a_feature(make_bench):
+def test_the_method_of_the_walk_works_as_a_feature(make_bench):
     walk = {"Literal": Literal, "SessionId": SessionId, "Caller": Caller, "App": App, "Method": Method}
     walk["RecordKind"] = RecordKind
     for block in re.findall(r"^ {4}```python\n(.*?)^ {4}```$", DEVELOP, re.MULTILINE | re.DOTALL):

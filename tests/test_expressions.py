@@ -140,7 +140,7 @@ def limited():
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("limited")
-def test_no_expression_looks_at_a_place_again_and_again():
+def test_no_regular_expression_backtracks():
     found = uses()
     assert {"_TOKEN", "_TYPED", "_MEMBER", "_CALL"} <= {what for _, _, what in found}
     slow = {place: too_slow(pattern_of(place[0], place[2]), methods) for place, methods in found.items()}
@@ -158,12 +158,12 @@ def test_no_expression_looks_at_a_place_again_and_again():
         (r"<call>(.*?)</call>", "findall"),
     ],
 )
-def test_one_that_does_is_found(pattern, method):
+def test_a_backtracking_expression_is_found(pattern, method):
     assert too_slow(re.compile(pattern, re.DOTALL), {method})
 
 
 @pytest.mark.usefixtures("limited")
-def test_patterns_of_agents_and_strangers_do_not_either():
+def test_patterns_from_users_do_not_backtrack():
     """Those that become an expression: of file names, and of functions' names in rules."""
     for piece in ("*a", "*", "?*", "[a-z]*", "*[!a]", "**a"):
         pattern = piece * 60 + "b"

@@ -87,7 +87,7 @@ def test_sessions_work_without_a_feature(bench):
     assert bench.rpc("close_session", labels={"run": "1"}) == 1
 
 
-def test_what_a_feature_adds_is_gone_without_it(bench, rest):
+def test_additions_of_a_missing_feature_are_gone(bench, rest):
     gone = [each for each in FEATURES if each not in rest]
     own = {name for each in gone for name in names(each.methods)}
     assert names(all_methods(FEATURES)) - names(all_methods(rest)) == own - names(all_methods(rest))
@@ -145,7 +145,7 @@ def holdings(server):
     return found
 
 
-def test_making_what_a_feature_declares_changes_no_server(make_bench):
+def test_creating_a_features_parts_changes_no_server(make_bench):
     service = make_bench().service
     before = holdings(service)
     assert {SessionContext, Addresses, SessionManager} <= {holder for holder, _, _ in before}
@@ -163,7 +163,7 @@ def same(values, others):
     return len(values) == len(others) and all(map(operator.is_, values, others))
 
 
-def test_commands_are_listed_with_what_they_do_without_being_imported():
+def test_commands_are_listed_without_being_imported():
     context = click.Context(cli)
     for name, path in all_commands().items():
         *group, last = name.split()
@@ -179,7 +179,7 @@ def test_commands_are_listed_with_what_they_do_without_being_imported():
     )
 
 
-def test_settings_of_a_feature_that_is_not_there_are_not_shown(monkeypatch):
+def test_settings_of_a_missing_feature_are_not_shown(monkeypatch):
     own = {name: {*feature.settings.variables()} for feature in FEATURES if (name := feature.name) and feature.settings}
     for left_out in ("", *own):
         monkeypatch.setenv("TOOLPACK_FEATURES", left_out and f"-{left_out}")
@@ -265,13 +265,13 @@ def test_views_that_cannot_be_served_are_refused(views, refusal):
         console_files(RecordKinds(), [made("a", views=views)])
 
 
-def test_a_kind_of_records_is_replaced_only_by_one_that_derives_from_it():
+def test_a_record_kind_is_replaced_only_by_a_subclass():
     other = type("OtherKind", (RecordKind,), {"name": "call"})
     with pytest.raises(StartError, match=r"^Two kinds of records are named 'call': derive OtherKind from CallKind to"):
         all_record_kinds([made("a", record_kinds=[other])])
 
 
-def test_features_come_after_those_that_they_need_whatever_order_they_are_found_in():
+def test_features_come_after_their_requirements():
     features = [made("a", needs=["c"]), made("b"), made("c", after=["b", "absent"])]
     assert [each.name for each in in_order(features)] == [each.name for each in in_order(features[::-1])] == [*"bca"]
 
@@ -332,7 +332,7 @@ def test_a_choice_of_features_that_cannot_be_followed_is_refused(chosen, refusal
         load_features()
 
 
-def test_without_its_feature_the_default_store_is_refused_with_its_name():
+def test_the_default_store_without_its_feature_is_refused():
     refusal = (
         r"^The default store needs the feature 'sqlite', which is missing: install it and don't exclude it, or choose "
         r"another --store: memory:, redis://…, rediss://…\.$"
@@ -341,7 +341,7 @@ def test_without_its_feature_the_default_store_is_refused_with_its_name():
         open_store(Settings(data_dir=Path()).store_url, features=[RedisFeature])
 
 
-def test_features_here_import_names_from_where_they_are_defined():
+def test_features_import_names_from_their_own_modules():
     folder = Path(features.__file__).parent
     files = [path for path in folder.rglob("*.py") if not path.is_relative_to(folder / "api")]
     assert [path for path in files if "toolpack_server.features.api" in path.read_text(encoding="utf-8")] == []

@@ -72,7 +72,7 @@ def test_it_is_listed_as_the_page_says(site):
 
 
 @ISOLATIONS
-def test_its_method_is_atomic_exactly_once_and_goes_with_forks_and_bundles(site, tmp_path, isolation):
+def test_its_method_has_the_guarantees_of_a_call(site, tmp_path, isolation):
     flags = ["--packs", "bank"]
     with server_process.served(tmp_path, *flags, TOOLPACK_ISOLATION=isolation, **site) as server:
         session_id = server.rpc("create_session")["session_id"]
@@ -91,7 +91,7 @@ def test_its_method_is_atomic_exactly_once_and_goes_with_forks_and_bundles(site,
         assert [each.get("routes") for each in described["x-features"] if each["name"] == "weather"] == [["/weather"]]
 
 
-def test_two_workers_share_what_it_records(site, tmp_path, store_url):
+def test_two_workers_share_its_records(site, tmp_path, store_url):
     variables = {"TOOLPACK_SECRET_KEY": "a key for this test alone", **site}
     flags = ["--packs", "bank", "--workers", "2", "--store", store_url("redis")]
     with server_process.served(tmp_path, *flags, **variables) as server:
@@ -102,7 +102,7 @@ def test_two_workers_share_what_it_records(site, tmp_path, store_url):
         assert [each["sky"] for each in trace] == [str(number) for number in range(12)]
 
 
-def test_its_path_has_the_settings_and_the_gate_of_all_others(site, tmp_path):
+def test_its_path_has_the_settings_and_checks_of_all_others(site, tmp_path):
     variables = {"TOOLPACK_TOKENS": "ann:12345678,bob:87654321", "TOOLPACK_WEATHER_TOWN": "Lyon", **site}
     with server_process.served(tmp_path, "--packs", "bank", **variables) as server:
         url = f"{server.url}/weather"
@@ -114,12 +114,12 @@ def test_its_path_has_the_settings_and_the_gate_of_all_others(site, tmp_path):
             assert "token" in json.load(refused.value)["error"]["message"]
 
 
-def test_a_misspelt_setting_of_it_is_noted_at_the_start(site, tmp_path):
+def test_a_misspelt_setting_is_reported_at_the_start(site, tmp_path):
     with server_process.served(tmp_path, "--packs", "bank", TOOLPACK_WEATHER_TWON="Lyon", **site) as server:
         assert "TOOLPACK_WEATHER_TWON isn't a setting: did you mean TOOLPACK_WEATHER_TOWN?" in server.banner
 
 
-def test_what_it_has_recorded_is_read_without_it_and_the_rest_works(site, tmp_path):
+def test_its_records_are_readable_without_the_feature(site, tmp_path):
     with server_process.served(tmp_path, "--packs", "bank", **site) as server:
         session_id = server.rpc("create_session")["session_id"]
         server.rpc("note_weather", session_id=session_id, sky="blue", call_id="mine")
@@ -132,7 +132,7 @@ def test_what_it_has_recorded_is_read_without_it_and_the_rest_works(site, tmp_pa
             server.rpc("note_weather", session_id=session_id, sky="grey")
 
 
-def test_an_upgrade_reads_what_was_recorded_and_another_shape_is_told_in_a_sentence(tmp_path):
+def test_an_upgrade_reads_old_records_or_says_why_not(tmp_path):
     folder, project = tmp_path / "site", tmp_path / "weather"
     flags, note = ["--packs", "bank"], {"sky": "blue", "call_id": "mine"}
     with server_process.served(tmp_path, *flags, **installed(folder, weather(project, "1.0.0"))) as server:
@@ -161,7 +161,7 @@ def test_an_upgrade_reads_what_was_recorded_and_another_shape_is_told_in_a_sente
             server.rpc("import_bundle", bundle=bundle)
 
 
-def test_all_that_the_other_adds_is_listed(site):
+def test_all_additions_of_the_feature_are_listed(site):
     listed = command_line.run("features", **site).stdout.partition("\ntide (")[2].partition("\n(")[0]
     assert "parameters: create_session(tide), list_sessions(tide)" in listed
     assert "results: Session.tide" in listed
@@ -170,7 +170,7 @@ def test_all_that_the_other_adds_is_listed(site):
 
 
 @ISOLATIONS
-def test_what_it_keeps_with_sessions_goes_with_forks_bundles_and_restarts(site, tmp_path, isolation):
+def test_its_session_data_survives_forks_bundles_restarts(site, tmp_path, isolation):
     flags, variables = ["--packs", "bank"], {"TOOLPACK_ISOLATION": isolation, **site}
     with server_process.served(tmp_path, *flags, **variables) as server:
         with pytest.raises(Exception, match="tide: 'high' is none: use flood or ebb"):
@@ -210,7 +210,7 @@ def test_what_it_keeps_with_sessions_goes_with_forks_bundles_and_restarts(site, 
             assert server.rpc("close_session", session_id=session_id) == 1
 
 
-def test_its_socket_is_admitted_as_requests_are_and_any_worker_answers(site, tmp_path, store_url):
+def test_its_websocket_has_the_access_rules_of_requests(site, tmp_path, store_url):
     variables = {"TOOLPACK_SECRET_KEY": "a key for this test alone", "TOOLPACK_TOKENS": "ann:12345678", **site}
     flags = ["--packs", "bank", "--workers", "2", "--store", store_url("redis")]
     with server_process.served(tmp_path, *flags, **variables) as server:
@@ -252,7 +252,7 @@ def moored(log: Annotated[Tally, Depends("log")]) -> list[str]:
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process", "harbour"])
-def test_its_volumes_its_operations_and_its_isolation_work_with_each_other_and_with_ours(site, tmp_path, isolation):
+def test_its_volumes_operations_and_isolation_combine(site, tmp_path, isolation):
     (tmp_path / "packs").mkdir()
     (tmp_path / "packs" / "pier.py").write_text(PIER, encoding="utf-8")
     flags = ["--packs", "bank,pier", "--pack-dir", str(tmp_path / "packs")]
@@ -319,7 +319,7 @@ def test_its_page_is_one_of_the_console(page, server):
     page.sees("Runs")
 
 
-def test_its_command_writes_safely_and_check_asks_it(site):
+def test_its_command_writes_safely_and_check_calls_it(site):
     assert command_line.run("tide", **site).stdout == "At noon, by the \\u001b[1mharbour's\\u001b[0m clock.\n"
     assert "Say when the tide turns." in command_line.run("--help", **site).stdout
     checked = command_line.run("check", "--packs", "bank", **site)

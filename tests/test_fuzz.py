@@ -32,11 +32,11 @@ def test_hostile_bodies_from_an_agent():
     assert ("agent run_function", 0) in seen
 
 
-def test_bodies_that_ask_for_much_work():
+def test_bodies_that_cause_much_work():
     assert fuzz_heavy(100_000)
 
 
-def test_what_costs_a_server_much_more_than_its_sender():
+def test_requests_that_cost_a_server_more_than_the_sender():
     spent = fuzz_costs(10_000)
     assert {"replay_session", "rules of a stranger", "office.shell, folders", "workspace.search_mails"} <= set(spent)
 
@@ -55,7 +55,7 @@ def test_hostile_clients_of_trainers_protocols(tmp_path, http):
     assert {200, 400, 404, 422, "observation", "error", 1000, 1002} <= set(seen)
 
 
-def test_requests_to_the_doors_of_trainers(tmp_path):
+def test_hostile_requests_to_trainers_paths(tmp_path):
     with served(tmp_path) as server:
         seen = fuzz_trainers(server.url, 300, 1)
     assert {200, 400, 404, 422} <= set(seen)

@@ -38,7 +38,7 @@ IN_PROCESSES = pytest.param("process", marks=pytest.mark.long)  # as a real serv
 
 
 @pytest.mark.parametrize("isolation", ["thread", IN_PROCESSES] if sys.platform == "linux" else ["thread"])
-def test_a_server_in_this_process_keeps_them(isolation, monkeypatch):
+def test_a_server_in_this_process_keeps_the_guarantees(isolation, monkeypatch):
     # As many executors as questions are asked at a time: those about deadlines keep one for a second and more.
     settings = {"isolation": isolation, "pack_dir": (PACKS,), "packs": ("conform",)}
     settings["queue_timeout_seconds"] = PATIENCE
@@ -52,7 +52,7 @@ def test_a_server_in_this_process_keeps_them(isolation, monkeypatch):
     ("store", "isolation"),
     [("sqlite", "thread"), ("redis", "process")],
 )
-def test_a_real_server_with_two_workers_keeps_them(tmp_path, store, isolation, request):
+def test_a_real_server_with_two_workers_keeps_the_guarantees(tmp_path, store, isolation, request):
     flags = ["--workers", "2", "--pack-dir", str(PACKS), "--packs", "conform"]
     if store == "redis":
         flags += ["--store", request.getfixturevalue("redis_url")]

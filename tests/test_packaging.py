@@ -67,7 +67,7 @@ def imported_modules(source):
 
 
 @pytest.mark.heavy  # as it needs all extras
-def test_what_is_imported_is_what_is_declared():
+def test_imports_match_the_declared_dependencies():
     files = [path for package in ("server", "toolpacks") for path in (ROOT / package).rglob("*.py")]
     modules = {name for path in files for name in imported_modules(path.read_text(encoding="utf-8"))}
     modules -= sys.stdlib_module_names | {"toolpack_server", "toolpacks"} | UNDECLARED
@@ -79,7 +79,7 @@ def test_what_is_imported_is_what_is_declared():
 
 
 @pytest.mark.parametrize("path", PACKAGES, ids=lambda path: path.parent.name)
-def test_what_a_package_imports_is_what_it_declares(path):
+def test_imports_of_packages_match_their_dependencies(path):
     project, own = tomllib.loads(path.read_text(encoding="utf-8"))["project"], path.parent.name.replace("-", "_")
     files = (path.parent / own).rglob("*.py")
     modules = {name for each in files for name in imported_modules(each.read_text(encoding="utf-8"))}

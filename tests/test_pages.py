@@ -177,7 +177,7 @@ def test_the_server_says_what_the_readme_shows(folder):
         assert plain.replace(f":{port_of(banner)}", ":8000") == shown
 
 
-def test_the_first_command_installs_this_project_and_nothing_else():
+def test_the_first_command_installs_only_this_project():
     install = ".venv/bin/pip install -q '.[client]' ./packages/toolpack-author"
     assert set_up_and_serve().split(" && ")[:-1] == ["python3 -m venv .venv", install]
 
@@ -239,7 +239,7 @@ def test_a_first_session_in_python_has_ten_lines(folder):
         assert run_console([(".venv/bin/python first.py", "")], folder) == [shown]
 
 
-def test_what_a_first_session_prints_can_be_read():
+def test_a_first_sessions_output_is_readable():
     printed = [*blocks(SESSION, "In Python", "text"), *blocks(SESSION, "With curl", "console")]
     assert [line for block in printed for line in block.splitlines() if len(line) > 120 and line[0] != "$"] == []
 
@@ -371,7 +371,7 @@ def test_call_functions(folder):
     check_console("docs/reference/commands.md", "Call functions", folder, **BANK)
 
 
-def test_serve_what_you_are_writing(folder):
+def test_serve_a_toolpack_while_writing_it(folder):
     (folder / "packs").mkdir()
     (source,) = blocks(TOOLPACK, "Write it", "python")
     (folder / "packs" / "wallet.py").write_text(source)
@@ -458,7 +458,7 @@ def test_rollouts_for_training(folder):
 
 
 @pytest.mark.long
-def test_what_each_call_was_worth(folder):
+def test_values_of_each_call(folder):
     headings = ("One rollout", "Training with advantages")
     pairs = [blocks("docs/train/values.md", heading, "python", "text") for heading in headings]
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
@@ -516,7 +516,7 @@ def test_a_seeded_session(folder):
         check_console(page, heading, folder, port_of(banner))
 
 
-def test_a_receipt_is_verified_when_its_server_is_gone(folder):
+def test_a_receipt_is_verified_without_its_server(folder):
     page, heading = "docs/evaluate/receipts.md", "Make one"
     (line,), (program,) = blocks(page, heading, "sh"), blocks(page, heading, "python")
     with serving(line.strip(), folder, **BANK) as banner:
@@ -708,7 +708,7 @@ def test_every_relative_link_points_to_a_file_and_a_heading():
     assert not broken
 
 
-def test_the_index_links_to_every_page_and_contributing_to_internals():
+def test_the_index_links_to_every_page():
     docs = {page for page in PAGES if page.startswith("docs/")} - {"docs/index.md"}
     linked = {f"docs/{link.partition('#')[0]}" for link in links("docs/index.md")}
     assert linked == docs

@@ -85,7 +85,7 @@ def names_in(file):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_heading_and_guarantee_is_listed_as_it_stands_on_the_page(page):
+def test_every_heading_and_guarantee_is_listed_verbatim(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert [*differences(text, listed(page))] == [], f"correct the list of {page} in tests/promises.txt"
 
@@ -103,7 +103,7 @@ def test_every_test_in_the_list_exists():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_heading_more_and_a_guarantee_that_is_gone_or_elsewhere_are_noticed(page):
+def test_added_headings_and_moved_guarantees_are_noticed(page):
     text, of_page = (ROOT / page).read_text(encoding="utf-8"), listed(page)
     assert len([*differences(f"{text}\n## Another\n\nAnd nobody waits.\n", of_page)]) == 1
     heading, (one, other, *more) = next(
@@ -114,6 +114,6 @@ def test_a_heading_more_and_a_guarantee_that_is_gone_or_elsewhere_are_noticed(pa
         assert len([*differences(text, of_page | {heading: changed})]) == 1
 
 
-def test_all_pages_are_listed_and_every_heading_says_something():
+def test_all_pages_are_listed_and_no_heading_is_empty():
     assert re.findall(r"^## (.*)", LIST, re.MULTILINE) == PAGES
     assert [heading for page in PAGES for heading, each in listed(page).items() if not each] == []

@@ -77,7 +77,7 @@ def nodes():
     return {path: [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))] for path in FILES}
 
 
-def test_the_client_imports_the_shapes_of_results_and_errors_and_nothing_else_of_the_server():
+def test_the_client_imports_only_results_and_errors():
     for folder in ("client", "training"):
         for path in (SERVER / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def arrows(nodes):
     return {(importer, imported) for importer, imported in found if importer != imported}
 
 
-def test_rooms_import_few_others_and_none_in_a_circle(nodes):
+def test_packages_import_few_others_and_have_no_cycles(nodes):
     found = arrows(nodes)
     sorter = graphlib.TopologicalSorter()
     for importer, imported in found:
@@ -149,7 +149,7 @@ def anys(nodes):
             yield ast.unparse(node.target).rpartition(".")[2]
 
 
-def test_no_any_stands_for_a_class_of_the_server(nodes):
+def test_no_any_replaces_a_class_of_the_server(nodes):
     found = {(name(path), each) for path in FILES for each in anys(nodes[path]) if each.strip("_") in OF_KNOWN_CLASSES}
     assert found == ANY_FOR_A_REASON.keys()
 
@@ -184,7 +184,7 @@ def test_only_one_module_has_the_numbers_of_errors(nodes):
         assert not found & numbers, name(path)
 
 
-def test_only_one_module_makes_the_servers_logger():
+def test_only_one_module_creates_the_servers_logger():
     made = [name(path) for path in FILES if 'getLogger("toolpack_server")' in path.read_text(encoding="utf-8")]
     assert made == ["base/logger.py"]
 
@@ -263,12 +263,12 @@ def imported_by(module):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_modules_import_nothing_that_takes_long_and_is_not_needed():
+def test_modules_import_no_slow_unneeded_module():
     for module, unneeded in QUICK.items():
         assert unneeded.intersection(imported_by(module)) == set(), module
 
 
-def test_whoever_imports_a_module_of_the_server_waits_for_that_one_alone():
+def test_importing_a_server_module_loads_no_other_slow_one():
     imported = [name for name in imported_by("toolpack_server.base.errors") if name.startswith("toolpack_server")]
     assert imported == ["toolpack_server", "toolpack_server.base", "toolpack_server.base.errors"]
 

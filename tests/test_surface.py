@@ -57,7 +57,7 @@ def test_a_renamed_parameter_is_a_break():
     assert ("run_function(kwargs)", "is gone") in found
 
 
-def test_a_new_required_parameter_is_a_break_and_an_optional_one_is_none():
+def test_only_a_required_new_parameter_is_a_break():
     def add(methods, *, required):
         methods["run_function"]["params"].append({"name": "why", "required": required, "schema": {"type": "string"}})
 
@@ -70,7 +70,7 @@ def test_parameters_in_another_order_are_a_break():
     assert ("get_trace(session_id)", "no longer: by position, at 1") in found
 
 
-def test_a_removed_choice_is_a_break_and_a_new_one_is_none():
+def test_only_a_removed_choice_is_a_break():
     def choices(methods):
         return parameter(methods, "list_functions", "format")["schema"]["enum"]
 
@@ -84,7 +84,7 @@ def test_a_changed_default_is_a_break():
     assert found == {("get_trace(limit)", "no longer: default 100")}
 
 
-def test_a_narrower_limit_is_a_break_and_a_wider_one_is_none():
+def test_only_a_narrower_limit_is_a_break():
     def limit(**limits):
         return changed(lambda _, methods: parameter(methods, "get_trace", "limit")["schema"].update(limits))
 
@@ -94,7 +94,7 @@ def test_a_narrower_limit_is_a_break_and_a_wider_one_is_none():
     assert limit(maximum=10**9) == set()
 
 
-def test_a_parameter_that_takes_fewer_types_is_a_break_and_one_that_takes_more_is_none():
+def test_only_fewer_types_of_a_parameter_are_a_break():
     def choices(methods):
         return parameter(methods, "run_function", "kwargs")["schema"]["anyOf"]
 
@@ -103,7 +103,7 @@ def test_a_parameter_that_takes_fewer_types_is_a_break_and_one_that_takes_more_i
     assert changed(lambda _, methods: choices(methods).append({"type": "null"})) == set()
 
 
-def test_a_removed_member_of_a_result_is_a_break_and_a_new_one_is_none():
+def test_only_a_removed_member_of_a_result_is_a_break():
     def remove(document, _methods):
         del schema(document, "SessionSummary")["properties"]["calls"]
 
@@ -115,7 +115,7 @@ def test_a_removed_member_of_a_result_is_a_break_and_a_new_one_is_none():
     assert changed(add) == set()
 
 
-def test_a_member_of_a_result_that_may_be_missing_or_null_from_now_on_is_a_break():
+def test_a_member_that_becomes_optional_or_null_is_a_break():
     def may_be_missing(document, _methods):
         schema(document, "SessionSummary")["required"].remove("calls")
 
@@ -201,7 +201,7 @@ def test_breaks_of_signatures(before, now, found):
     assert set(breaks(python(it=before), python(it=now))) == found
 
 
-def test_removed_names_methods_and_attributes_are_breaks_and_new_ones_are_none():
+def test_only_removed_names_and_attributes_are_breaks():
     class BaseError(ValueError):
         __module__ = "toolpack_server.base.errors"
 
@@ -315,7 +315,7 @@ CHANGES = """# Changelog
 """
 
 
-def test_entries_are_those_under_breaking_of_what_is_not_released():
+def test_entries_come_from_breaking_in_unreleased():
     assert breaks_in_changelog(CHANGES) == [
         "`get_trace` is gone: use `list_records`.",
         "`toolpack-server serve --port`: its default.",
@@ -341,7 +341,7 @@ def run(*arguments: Any):
     return CliRunner().invoke(surface.main, [*arguments])
 
 
-def test_a_break_that_is_not_in_the_changelog_fails_with_its_name(files):
+def test_a_break_missing_in_the_changelog_fails_with_its_name(files):
     result = run()
     assert result.exit_code == 1
     assert "`TOOLPACK_PORT` is gone\n" in result.output

@@ -121,7 +121,7 @@ def test_the_environment_is_a_copy_with_its_private_attributes(session):
     assert session.environments == {"bank": session.environment}
 
 
-def test_run_raises_what_the_function_raised_and_nothing_stays(session):
+def test_run_raises_the_functions_error_and_keeps_nothing(session):
     with pytest.raises(TooPoorError) as raised:
         session.run("send", amount=130)
     assert raised.value.short == 30
@@ -130,7 +130,7 @@ def test_run_raises_what_the_function_raised_and_nothing_stays(session):
     assert session.call("send", amount=130) == {"result": "", "error": "TooPoorError: 30 short"}
 
 
-def test_run_raises_what_an_agent_would_be_told(session):
+def test_run_raises_the_error_that_an_agent_would_get(session):
     with pytest.raises(ValidationError) as invalid:
         session.run("send", amount="much", more=1)
     assert {problem["loc"] for problem in invalid.value.errors()} == {("amount",), ("more",)}
@@ -226,7 +226,7 @@ def test_a_script_imports_a_toolpack_of_a_folder(tmp_path):
         add_pack_dir(tmp_path / "none")
 
 
-def test_a_toolpack_that_cannot_be_used():
+def test_an_unusable_toolpack_is_an_error():
     class Lacks(TaskEnvironment):
         must: int
 
@@ -310,6 +310,6 @@ def test_a_falsely_read_only_function_raises():
         assert session.environment.account.balance == 100
 
 
-def test_the_name_of_a_toolpack_is_none():
+def test_the_name_of_a_toolpack_is_not_a_toolpack():
     with pytest.raises(TypeError, match="'bank' isn't a Toolpack: pass the Toolpack object"):
         Session("bank")

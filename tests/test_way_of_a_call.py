@@ -181,14 +181,14 @@ def test_a_call_takes_no_more_function_calls_than_it_did(servers, way):
 
 
 @pytest.mark.parametrize("way", MOST_AT_DOORS)
-def test_a_door_takes_no_more_function_calls_than_it_did(servers, way):
+def test_a_protocol_takes_no_more_function_calls_than_it_did(servers, way):
     counts = []
     while len(counts) < ATTEMPTS and not (counts and counts[-1] <= MOST_AT_DOORS[way]):
         counts.append(servers("thread", anew=len(counts) > 1).of_door(way))
     assert min(counts) <= MOST_AT_DOORS[way], f"a door: {way} takes {min(counts):g} function calls"
 
 
-def test_calls_that_are_sent_to_a_session_at_once_are_one_commit(servers):
+def test_concurrent_calls_on_a_session_are_one_commit(servers):
     server = servers("thread").server
     call = {"session_id": server.rpc("create_session", toolpacks=["ledger"])["session_id"]}
     call |= {"function": "add", "kwargs": {"amount": 1}}

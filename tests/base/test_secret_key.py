@@ -35,20 +35,20 @@ def umask(request):
 
 
 @pytest.mark.usefixtures("umask")
-def test_only_the_servers_user_may_read_the_key_that_is_made(tmp_path):
+def test_only_the_servers_user_may_read_a_generated_key(tmp_path):
     made(tmp_path / "data")
     (file,) = (tmp_path / "data").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_it_is_made_once_and_long(tmp_path):
+def test_a_key_is_generated_once_and_is_long(tmp_path):
     key = made(tmp_path / "a" / "b")
     assert len(key) == 64
     assert made(tmp_path / "a" / "b") == key == (tmp_path / "a" / "b" / "secret.key").read_bytes()
     assert made(tmp_path / "c") != key
 
 
-def test_many_that_make_it_at_once_get_the_same_and_leave_nothing_else(tmp_path):
+def test_concurrent_servers_create_one_key_and_leave_no_files(tmp_path):
     start = threading.Barrier(8)
 
     def make(_number):
@@ -60,25 +60,25 @@ def test_many_that_make_it_at_once_get_the_same_and_leave_nothing_else(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["secret.key"]
 
 
-def test_a_key_that_is_given_is_taken_and_none_is_made(tmp_path):
+def test_a_configured_key_is_used_and_none_is_generated(tmp_path):
     assert made(tmp_path / "none", secret_key="one of sixteen or more") == b"one of sixteen or more"
     assert not (tmp_path / "none").exists()
 
 
-def test_in_memory_each_server_has_another_and_writes_none(tmp_path):
+def test_in_memory_each_server_has_its_own_unwritten_key(tmp_path):
     keys = {made(tmp_path / "none", store="memory:") for _ in range(3)}
     assert [len(key) for key in keys] == [32] * 3
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("store", ["redis://localhost/0", "rediss://localhost/0"])
-def test_servers_that_share_a_redis_are_asked_for_one(tmp_path, store):
+def test_servers_that_share_a_redis_need_a_configured_key(tmp_path, store):
     with pytest.raises(SettingsError, match="set TOOLPACK_SECRET_KEY"):
         made(tmp_path / "none", store=store)
     assert not (tmp_path / "none").exists()
 
 
-def test_where_it_can_not_be_made_the_server_says_what_to_do(tmp_path):
+def test_a_key_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(SettingsError, match=r"(The key .* can't be (read|created): |is not a folder: )") as wrong:
@@ -102,6 +102,6 @@ def test_a_file_that_others_can_read_or_write_is_refused(tmp_path, mode):
 
 
 @pytest.mark.parametrize("content", [b"ab" * 32 + b"\n", b"\xef\xbb\xbf" + b"ab" * 32, b" " + b"ab" * 32 + b"\r\n"])
-def test_blanks_and_a_byte_order_mark_around_it_are_not_part_of_it(tmp_path, content):
+def test_blanks_and_byte_order_mark_around_key_file_are_ignored(tmp_path, content):
     write(tmp_path, content)
     assert key(tmp_path) == b"ab" * 32

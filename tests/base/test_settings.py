@@ -78,7 +78,7 @@ def test_the_service_variables_of_kubernetes_are_ignored(monkeypatch):
         ("TOKENS", "ann:one-token,bob:one-token", "the token of 'bob' belongs to another owner, too"),
     ],
 )
-def test_a_wrong_value_is_reported_with_its_setting_and_without_secrets(monkeypatch, name, value, says):
+def test_a_wrong_value_is_reported_by_setting_without_secrets(monkeypatch, name, value, says):
     monkeypatch.setenv(f"TOOLPACK_{name}", value)
     with pytest.raises(SettingsError) as wrong:
         load_settings()
@@ -98,7 +98,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", "-1", "1e300", "ten"])
 @pytest.mark.parametrize(("kind", "variable"), NUMBERS)
-def test_a_number_that_can_t_be_kept_is_refused(monkeypatch, kind, variable, value):
+def test_a_number_that_cannot_be_stored_is_refused(monkeypatch, kind, variable, value):
     monkeypatch.setenv(variable, value)
     with pytest.raises(
         SettingsError, match=f"^A setting is wrong. {variable}: Input should be .* Correct the variable"
@@ -106,18 +106,18 @@ def test_a_number_that_can_t_be_kept_is_refused(monkeypatch, kind, variable, val
         read_settings(kind)
 
 
-def test_no_process_is_limited_to_more_memory_than_a_system_can_count(monkeypatch):
+def test_a_memory_limit_beyond_the_systems_range_is_refused(monkeypatch):
     monkeypatch.setenv("TOOLPACK_EXECUTORS_MEMORY_BYTES", "9" * 30)
     with pytest.raises(SettingsError, match="TOOLPACK_EXECUTORS_MEMORY_BYTES: Input should be less than or equal to"):
         read_settings(ExecutorsSettings)
 
 
-def test_blanks_and_a_byte_order_mark_around_the_key_are_not_part_of_it(monkeypatch):
+def test_blanks_and_byte_order_mark_around_the_key_are_ignored(monkeypatch):
     monkeypatch.setenv("TOOLPACK_SECRET_KEY", f"\ufeff{'ab' * 16}\n")
     assert load_settings().secret_key.get_secret_value() == "ab" * 16
 
 
-def test_no_tokens_at_all_may_be_an_empty_variable(monkeypatch):
+def test_an_empty_variable_means_no_tokens(monkeypatch):
     monkeypatch.setenv("TOOLPACK_TOKENS", "")
     assert load_settings().tokens == {}
 
@@ -143,7 +143,7 @@ def test_loopback_needs_no_tokens(host):
     check_exposure(Settings(host=host))
 
 
-def test_of_several_owners_one_has_half_as_a_file_of_tokens_may_hold_several(monkeypatch):
+def test_each_of_several_owners_gets_half(monkeypatch):
     assert load_settings().share(8) == 8
     assert load_settings(tokens_file=Path("tokens")).share(8) == 4
     monkeypatch.setenv("TOOLPACK_TOKENS", "ann:one-token")

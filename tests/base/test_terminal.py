@@ -83,7 +83,7 @@ def place(folder):
 
 
 @given(some.text())
-def test_a_line_stays_one_and_is_printable(text):
+def test_a_line_stays_one_printable_line(text):
     written = io.StringIO()
     with contextlib.redirect_stdout(written):
         echo(text)
@@ -99,7 +99,7 @@ def test_json_stays_the_same_json(value):
 
 
 @pytest.mark.parametrize("command", ["list", "env", "diff", "trace", "export", "evaluate", "evaluate -"])
-def test_what_an_agent_has_said_is_escaped(command, place):
+def test_texts_of_agents_are_escaped(command, place):
     where, session_id = place
     name, *more = command.split()
     flags = ["--trajectories", "-"] if more else []
@@ -114,7 +114,7 @@ def test_what_an_agent_has_said_is_escaped(command, place):
     assert "\\u009b1m" in "".join(texts)
 
 
-def test_what_functions_have_said_is_escaped(folder):
+def test_texts_of_functions_are_escaped(folder):
     said = ["call", "--pack-dir", folder, "--packs", "said", "say", f"word={HOSTILE}".replace("\0", "")]
     assert_escaped(on_a_terminal(*said))
 

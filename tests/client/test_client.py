@@ -110,7 +110,7 @@ def error(code, message="No.", **data):
 
 
 @pytest.mark.parametrize(("made_in", "methods"), [(ClientMethods, CLIENTS_METHODS), (AgentMethods, AGENTS_METHODS)])
-def test_there_is_a_method_with_the_same_parameters_for_every_one_of_the_server(made_in, methods):
+def test_each_server_method_has_a_client_method_like_it(made_in, methods):
     wanted = {each.declared.name.removeprefix("rpc."): {*each.model_fields} for each in methods}
     made = {
         name: {*each.signature.parameters} - {"self"}
@@ -137,13 +137,13 @@ def test_help_shows_the_methods_with_their_signatures(kind, shown):
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient, AgentClient, AsyncAgentClient])
 @pytest.mark.parametrize("given", ["127.0.0.1:8000", "localhost:8000", "/agents/secret", "ftp://there", "http://", ""])
-def test_an_address_without_a_server_is_refused_at_once_and_not_shown(kind, given):
+def test_a_url_without_a_host_is_refused_and_not_shown(kind, given):
     with pytest.raises(ValueError, match=r"begins with http:// or https:// and a host") as refused:
         kind(given)
     assert "secret" not in str(refused.value)
 
 
-def test_a_url_that_cannot_be_read_is_refused_at_once():
+def test_an_invalid_url_is_refused_at_once():
     for given, why in [("http://there:port", "Invalid port"), ("http://x\n", "Invalid non-printable ASCII")]:
         with pytest.raises(ValueError, match=f"^The server's URL can't be read: {why}.*[^.]\\.$"):
             Client(given)
@@ -160,13 +160,13 @@ def test_a_url_that_cannot_be_read_is_refused_at_once():
         ({"timeout_seconds": "5"}, "timeout_seconds must be a number of seconds above 0, not '5'"),
     ],
 )
-def test_what_no_request_could_be_sent_with_is_refused_at_once(kind, given, why):
+def test_unusable_timeouts_and_retries_are_refused_at_once(kind, given, why):
     with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
         kind("http://there", **given)
 
 
 @pytest.mark.parametrize("token", ["two words", "secret\n", "gehe\u00efm"])
-def test_what_can_be_no_token_is_refused_at_once_and_not_shown(token):
+def test_an_invalid_token_is_refused_at_once_and_not_shown(token):
     with pytest.raises(ValueError, match="visible ASCII characters") as refused:
         Client("http://there", token=token)
     assert token.strip() not in str(refused.value)
@@ -197,7 +197,7 @@ def test_a_missing_package_is_named_with_the_remedy():
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_an_agent_is_that_of_a_session_and_not_of_an_id(kind):
+def test_agent_takes_a_session_and_not_an_id(kind):
     with pytest.raises(TypeError, match=r"^agent\(\) takes a session .*, not its id$"):
         kind().agent("0" * 48)
 
@@ -226,7 +226,7 @@ def test_an_agent_uses_its_session_and_nothing_else(url):
     assert gone.value.code == -32001
 
 
-def test_a_batch_is_done_in_order_and_each_of_it_answers_for_itself(url, monkeypatch):
+def test_a_batch_runs_in_order_with_one_result_each(url, monkeypatch):
     monkeypatch.setattr(batches, "BATCH_SIZE", 3)
     with Client(url) as client:
         session_id = client.create_session(["bank"])["session_id"]
@@ -246,7 +246,7 @@ def test_a_batch_is_done_in_order_and_each_of_it_answers_for_itself(url, monkeyp
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_what_comes_after_a_part_of_a_batch_that_failed_says_why(monkeypatch, kind):
+def test_replies_after_a_failed_part_of_a_batch_name_the_reason(monkeypatch, kind):
     monkeypatch.setattr(batches, "BATCH_SIZE", 1)
     script, replies = Script(httpx.ConnectError("refused")), []
     client = kind("http://there", transport=httpx.MockTransport(script), retries=0)
@@ -286,7 +286,7 @@ def batch_async(script, **settings):
 
 @pytest.mark.parametrize("send", [batch_sync, batch_async])
 @pytest.mark.usefixtures("pauses")
-def test_a_batch_is_sent_again_as_a_whole_or_not_at_all(send):
+def test_a_batch_is_retried_as_a_whole_or_not_at_all(send):
     answers = [{"jsonrpc": "2.0", "id": number, "result": result} for number, result in ((3, True), (1, SESSION))]
     script = Script((503, error(-32000)), [*answers, error(-32006) | {"id": 2}])
     replies = send(script)
@@ -305,7 +305,7 @@ def test_a_batch_is_sent_again_as_a_whole_or_not_at_all(send):
         send(Script(error(-32007, "too many")))
 
 
-def test_what_is_in_a_block_that_raises_is_not_sent(url):
+def test_a_batch_whose_block_raises_is_not_sent(url):
     with Client(url) as client:
         session_id = client.create_session(["bank"])["session_id"]
         with contextlib.suppress(ZeroDivisionError), client.batch() as batch:
@@ -397,7 +397,7 @@ def test_a_call_is_retried_with_the_same_call_id(ask, pauses, trouble):
         (lambda client: client.replay_session("s"), REPLAY),
     ],
 )
-def test_what_creates_or_resets_sessions_is_sent_again_with_the_same_call_id(ask, pauses, change, result):
+def test_creates_and_resets_are_retried_with_the_same_call_id(ask, pauses, change, result):
     script = Script(httpx.ReadTimeout("silence"), {"result": result})
     assert ask(script, change) == result
     first, second = script.requests
@@ -406,7 +406,7 @@ def test_what_creates_or_resets_sessions_is_sent_again_with_the_same_call_id(ask
     assert len(pauses) == 1
 
 
-def test_every_call_has_a_call_id_of_its_own_unless_one_is_given(ask):
+def test_each_call_gets_a_new_call_id_unless_one_is_passed(ask):
     script = Script(OK, OK, OK)
     ask(script, run_function)
     ask(script, run_function)
@@ -422,13 +422,13 @@ def test_a_retry_waits_for_retry_after_seconds(ask, pauses):
 
 
 @pytest.mark.parametrize("trouble", [httpx.ConnectError("refused"), (503, "starting")])
-def test_requests_that_were_certainly_not_handled_are_retried(ask, pauses, trouble):
+def test_unhandled_requests_are_retried(ask, pauses, trouble):
     assert ask(Script(trouble, {"result": SESSION}), create_session) == SESSION
     assert len(pauses) == 1
 
 
 @pytest.mark.parametrize("trouble", [httpx.ReadTimeout("silence"), httpx.RemoteProtocolError("cut off")])
-def test_requests_that_may_have_been_handled_are_not_retried(ask, pauses, trouble):
+def test_possibly_handled_requests_are_not_retried(ask, pauses, trouble):
     said = rf"close_session got no answer from http://there \({type(trouble).__name__}: {trouble}\)"
     with pytest.raises(NoReplyError, match=said):
         ask(Script(trouble), lambda client: client.close_session("s"))
@@ -436,20 +436,20 @@ def test_requests_that_may_have_been_handled_are_not_retried(ask, pauses, troubl
 
 
 @pytest.mark.parametrize("status", [502, 504])
-def test_what_a_proxy_has_no_answer_to_is_sent_again_if_it_can_be_repeated(ask, pauses, status):
+def test_gateway_errors_are_retried_if_repeating_is_safe(ask, pauses, status):
     assert ask(Script((status, "Bad gateway"), OK), run_function) == OK["result"]
     assert len(pauses) == 1
 
 
 @pytest.mark.parametrize("status", [502, 504])
-def test_what_a_proxy_may_have_passed_on_is_not_retried(ask, pauses, status):
+def test_requests_a_proxy_may_have_forwarded_are_not_retried(ask, pauses, status):
     with pytest.raises(ReplyError, match=f"HTTP {status}"):
         ask(Script((status, "Bad gateway")), lambda client: client.close_session("s"))
     assert not pauses
 
 
 @pytest.mark.parametrize("kind", [AgentClient, AsyncAgentClient])
-def test_without_a_server_one_exception_says_so_without_the_agents_key(kind):
+def test_a_missing_server_is_one_error_without_the_agents_key(kind):
     async def ask():
         asked = kind(f"http://127.0.0.1:{free_port()}/agents/key", retries=0).run_function("f")
         return await asked if inspect.isawaitable(asked) else asked
@@ -462,7 +462,7 @@ def test_without_a_server_one_exception_says_so_without_the_agents_key(kind):
 
 
 @pytest.mark.parametrize(("scheme", "made"), [("http", 0), ("https", 1)])
-def test_all_clients_share_one_tls_context_made_when_first_needed(monkeypatch, scheme, made):
+def test_all_clients_share_one_lazy_tls_context(monkeypatch, scheme, made):
     contexts = []
 
     def make():
@@ -480,7 +480,7 @@ def test_all_clients_share_one_tls_context_made_when_first_needed(monkeypatch, s
     client_module._tls.cache_clear()
 
 
-def test_an_address_of_http_that_is_given_as_https_is_asked_about(ask):
+def test_an_https_url_of_an_http_server_gets_a_hint(ask):
     broken = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)")
     with pytest.raises(NoReplyError, match="does it speak https, or http"):
         ask(Script(broken), run_function, retries=0)
@@ -493,13 +493,13 @@ def test_it_stops_after_the_last_retry(ask, pauses):
     assert len(pauses) == 2
 
 
-def test_a_request_may_use_up_the_time_for_its_answer_three_times(ask, pauses):
+def test_a_request_may_time_out_three_times(ask, pauses):
     with pytest.raises(NoReplyError, match="silence"):
         ask(Script(*[httpx.ReadTimeout("silence")] * 3), run_function)
     assert len(pauses) == 2
 
 
-def test_the_answer_to_what_waits_at_the_server_may_take_as_much_longer():
+def test_a_waiting_request_has_a_longer_timeout():
     heard = {"jsonrpc": "2.0", "result": {"messages": [], "done": False}}
     script = Script({**heard, "id": 1}, [{**heard, "id": number} for number in (1, 2)])
     with AgentClient("http://there/agents/key", transport=httpx.MockTransport(script), timeout_seconds=10) as agent:

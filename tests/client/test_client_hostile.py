@@ -58,14 +58,14 @@ BOTH = pytest.mark.parametrize("ask", [ask_sync, ask_async])
 
 @BOTH
 @pytest.mark.parametrize(("answers", "why"), [(endless, "longer than"), (bomb, "compressed")])
-def test_an_answer_has_an_end(ask, answers, why, monkeypatch):
+def test_an_endless_answer_is_an_error(ask, answers, why, monkeypatch):
     monkeypatch.setattr(exchange, "MAX_REPLY_BYTES", 2**20)
     with server_that(answers) as url, pytest.raises(NoReplyError, match=why):
         ask(url)
 
 
 @pytest.mark.parametrize(("ask", "answers"), [(ask_sync, trickle), (ask_async, trickle), (ask_async, trickled_head)])
-def test_an_answer_that_trickles_is_late(ask, answers):
+def test_a_trickling_answer_times_out(ask, answers):
     with server_that(answers) as url, pytest.raises(NoReplyError, match="the answer didn't end"):
         ask(url, timeout_seconds=0.3)
 
@@ -113,7 +113,7 @@ def test_an_outage_may_last_for_hours(pauses):
         "/" + "x" * 70_000,
     ],
 )
-def test_an_agents_path_is_one_of_this_server(path):
+def test_an_agent_path_must_belong_to_this_server(path):
     seen = []
 
     def answer(request):
@@ -134,7 +134,7 @@ def test_an_agents_path_is_one_of_this_server(path):
     status=some.sampled_from([200, 404, 503]),
     batch=some.booleans(),
 )
-def test_whatever_is_answered_the_error_is_a_client_error(name, reply, status, batch):
+def test_any_bad_answer_raises_a_client_error(name, reply, status, batch):
     wanted = {each: "s" for each, parameter in METHODS[name].signature.parameters.items()
               if parameter.default is inspect.Parameter.empty and each != "self"}  # fmt: skip
 
@@ -153,13 +153,13 @@ def test_whatever_is_answered_the_error_is_a_client_error(name, reply, status, b
 
 
 @pytest.mark.parametrize("content", [b"[" * 200_000, b"\xff\xfe", b"", b"9" * 10_000, b'{"result": 1}'])
-def test_what_is_no_answer_is_an_error(content):
+def test_an_invalid_answer_is_an_error(content):
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=content))
     with Client("http://there", transport=transport) as client, pytest.raises(ReplyError, match="Toolpack Server"):
         client.create_session()
 
 
-def test_environments_and_rollouts_meet_client_errors_only():
+def test_environments_and_rollouts_raise_only_client_errors():
     results = {"create_session": {**SESSION, "task": "a/b"}, "evaluate_session": {"valid": "yes"}, "list_sessions": []}
 
     def answer(request):
@@ -184,7 +184,7 @@ async def _play(_agent, _session):
     return None
 
 
-def test_an_outage_is_told_once(caplog):
+def test_an_outage_is_logged_once(caplog):
     trouble = [httpx.ConnectError("refused")] * 10
     caplog.set_level(logging.INFO, "toolpack_server.client")
     with Client("http://there", transport=httpx.MockTransport(Script(*trouble, OK, OK))) as client:
@@ -205,7 +205,7 @@ def test_a_server_that_is_busy_is_no_outage(caplog, monkeypatch):
     assert not [record for record in caplog.records if record.name == "toolpack_server.client"]
 
 
-def test_a_client_ignores_what_it_doesnt_know():
+def test_a_client_ignores_unknown_members():
     newer = {**SESSION, "more": 1, "parent": {"session_id": "p", "version": 0, "more": 2}}
     assert fits(METHODS["create_session"].signature.return_annotation)(newer)
     assert fits(METHODS["get_trace"].signature.return_annotation)([{"kind": "of-tomorrow", "index": "first"}])

@@ -36,7 +36,7 @@ toolpack = Toolpack.from_class("{0}", Counter)
 
 
 @pytest.mark.heavy
-def test_it_finds_what_differs(tmp_path):
+def test_compare_port_finds_the_differences(tmp_path):
     changed = ORIGINAL.replace("+ by", "+ by + (name == 'inbox')")
     kept = ORIGINAL.replace("def known", "def _known").replace("raise ValueError", "raise KeyError")
     for name, source in {"same": ORIGINAL, "changed": changed, "errors": kept}.items():

@@ -106,7 +106,7 @@ def test_a_rollout_is_played_and_rewarded(environment):
     assert (environment.get_reward(), environment.problem, environment.verdict["passed"]) == (1.0, None, True)
 
 
-def test_a_model_is_offered_the_functions_of_the_task_and_nothing_else(environment, server):
+def test_a_model_is_offered_only_the_tasks_functions(environment, server):
     environment.reset()
     functions = server.rpc("list_functions", session_id=environment.session["session_id"])["result"]
     assert [*offered(environment)] == sorted(each["name"] for each in functions)
@@ -120,7 +120,7 @@ def test_a_model_is_offered_the_functions_of_the_task_and_nothing_else(environme
     assert "Args:\n    recipient: " in inspect.getdoc(environment.send_money)
 
 
-def test_nothing_of_a_rollout_is_left_in_the_next(environment, server):
+def test_a_rollout_starts_without_traces_of_the_last(environment, server):
     environment.reset()
     environment.move_to_savings(amount="300.00")
     first = environment.session["session_id"]
@@ -130,7 +130,7 @@ def test_nothing_of_a_rollout_is_left_in_the_next(environment, server):
     assert [each["labels"] for each in server.rpc("list_sessions")] == [{"environment": "trainer", **RUN}]
 
 
-def test_what_a_function_raises_the_model_hears_and_the_rollout_goes_on(environment):
+def test_a_function_error_goes_to_the_model_and_play_goes_on(environment):
     environment.reset()
     with pytest.raises(RemoteFunctionError, match="ToolNotFoundError"):
         environment.call("no_such_function")
@@ -139,7 +139,7 @@ def test_what_a_function_raises_the_model_hears_and_the_rollout_goes_on(environm
     assert environment.get_reward() == 0.0
 
 
-def test_a_group_starts_alike_each_goes_its_own_way_and_all_are_closed_together(environment, server):
+def test_a_group_of_forks_diverges_and_closes_together(environment, server):
     with environment.group(3) as members:
         members[1].move_to_savings("300.00")
         assert [each.get_reward() for each in members] == [0.0, 1.0, 0.0]
@@ -157,7 +157,7 @@ def test_an_evaluator_that_fails_gives_no_reward(server):
         assert "KeyError" in environment.problem
 
 
-def test_functions_named_like_members_are_offered_under_their_own_names(server):
+def test_functions_named_like_members_keep_their_names(server):
     with TrainingEnvironment(server.url, task="door/pass") as environment:
         environment.reset()
         assert {name: method() for name, method in offered(environment).items() if name != "stand"} == {
@@ -171,7 +171,7 @@ def test_functions_named_like_members_are_offered_under_their_own_names(server):
     assert server.rpc("list_sessions") == []
 
 
-def test_a_class_of_its_own_may_have_a_method_instead_of_a_function(server):
+def test_a_subclass_may_replace_a_function_by_a_method(server):
     class Rich(TrainingEnvironment):
         def get_balance(self) -> str:
             """Get the balance."""
@@ -183,7 +183,7 @@ def test_a_class_of_its_own_may_have_a_method_instead_of_a_function(server):
         assert {name for name in offered(environment) if "balance" in name} == {"get_balance", "get_savings_balance"}
 
 
-def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path, packs):
+def test_a_lost_server_gives_an_invalid_sample_not_reward_0(tmp_path, packs):
     flags = ["--store", "memory:", "--pack-dir", str(packs), "--packs", "door"]
     with server_process.served(tmp_path, *flags) as lost, ThreadPoolExecutor() as threads:
         environment = TrainingEnvironment(lost.url, task="door/pass")
@@ -211,7 +211,7 @@ def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path, packs):
     played.close()
 
 
-def test_a_lost_server_is_not_waited_for_again_to_close_a_session(server):
+def test_closing_a_session_does_not_wait_for_a_lost_server(server):
     asked = []
 
     def lose(request):
@@ -228,7 +228,7 @@ def test_a_lost_server_is_not_waited_for_again_to_close_a_session(server):
     assert server.rpc("close_session", labels=RUN) == 1
 
 
-def test_sessions_of_a_trainer_that_was_killed_are_closed_by_their_label(server):
+def test_sessions_of_a_killed_trainer_are_closed_by_label(server):
     program = f"""
 from toolpack_server.training.environments import TrainingEnvironment, submit_answers
 environment = TrainingEnvironment({server.url!r}, task={SAVE!r}, labels={{"run": "killed"}})
@@ -246,7 +246,7 @@ with environment.group(2) as members:
     assert server.rpc("list_sessions") == []
 
 
-def test_a_rollout_whose_session_is_gone_is_invalid_and_the_next_one_is_not(environment, server):
+def test_a_lost_session_invalidates_only_its_rollout(environment, server):
     environment.reset()
     server.rpc("close_session", labels=RUN)
     with pytest.raises(RuntimeError, match="invalid"):
@@ -256,7 +256,7 @@ def test_a_rollout_whose_session_is_gone_is_invalid_and_the_next_one_is_not(envi
     assert environment.get_reward() == 0.0
 
 
-def test_what_the_agent_does_wrong_it_hears_and_the_rollout_stays_valid(environment):
+def test_an_agents_mistake_is_returned_and_keeps_it_valid(environment):
     environment.reset()
     environment.move_to_savings(amount="300.00")
     for wrong in (
@@ -276,7 +276,7 @@ def test_what_the_agent_does_wrong_it_hears_and_the_rollout_stays_valid(environm
     assert environment.get_reward() == 1.0
 
 
-def test_rollouts_that_are_kept_have_their_verdicts_as_records(server):
+def test_kept_rollouts_have_their_verdicts_as_records(server):
     labels = {"run": "kept"}
     with TrainingEnvironment(server.url, task=SAVE, labels=labels, keep=True) as environment:
         environment.reset()
@@ -293,7 +293,7 @@ def test_rollouts_that_are_kept_have_their_verdicts_as_records(server):
     assert server.rpc("close_session", labels=labels) == len(server.rpc("list_sessions")) + 4 == 4
 
 
-def test_what_a_model_says_last_is_its_answer(server):
+def test_a_models_last_text_is_its_answer(server):
     task = "bank/savings-balance"
     with Client(server.url) as client:
         session = client.create_session(task=task)
@@ -312,7 +312,7 @@ def test_what_a_model_says_last_is_its_answer(server):
         assert [member.get_reward() for member in members] == [reward for reward, _ in said]
 
 
-def test_a_fork_goes_on_from_where_its_rollout_is(environment):
+def test_a_fork_continues_from_the_rollouts_state(environment):
     environment.reset()
     environment.move_to_savings(amount="300.00")
     with environment.fork() as fork:
@@ -321,13 +321,13 @@ def test_a_fork_goes_on_from_where_its_rollout_is(environment):
         assert (fork.get_reward(), environment.get_reward()) == (0.0, 1.0)
 
 
-def test_a_mistake_of_the_program_is_no_invalid_sample(server):
+def test_a_programming_error_raises_and_is_no_sample(server):
     refusal = pytest.raises(ReplyError, match="TOOLPACK_ISOLATION=process")
     with TrainingEnvironment(server.url, task=SAVE, seed=7) as environment, refusal:
         environment.reset()
 
 
-def test_a_task_that_is_not_there_is_named(server):
+def test_an_unknown_task_is_named(server):
     with pytest.raises(ReplyError, match="no-such"):
         TrainingEnvironment(server.url, task="bank/no-such")
 
@@ -344,7 +344,7 @@ def played(server):
     assert server.rpc("list_sessions") == []
 
 
-def test_a_text_makes_all_its_calls_or_is_the_answer(played):
+def test_a_text_contains_calls_or_is_the_answer(played):
     first = played.reset()
     assert "300 euros" in first
     assert all(json.dumps(function, ensure_ascii=False) in first for function in played.environment.functions)
@@ -360,7 +360,7 @@ def test_a_text_makes_all_its_calls_or_is_the_answer(played):
     fork.close()
 
 
-def test_a_rollout_of_texts_is_cut_off_after_its_last_turn_and_the_next_begins_anew(played):
+def test_a_text_rollout_ends_after_its_last_turn(played):
     for _ in range(2):
         played.reset()
         played.step(call("move_to_savings", amount="300.00"))

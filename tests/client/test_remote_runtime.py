@@ -95,7 +95,7 @@ def test_a_failed_call_changes_neither_side(runtime, env, start):
     assert runtime.run_function(env, "get_sent_emails", {})[1] is None
 
 
-def test_an_environment_that_something_else_changed_is_refused(runtime, env):
+def test_an_environment_changed_elsewhere_is_refused(runtime, env):
     runtime.run_function(env, "delete_email", {"email_id": "3"})
     env.inbox.trash.clear()
     with pytest.raises(EnvironmentDiffersError, match=r"inbox\.trash.*let only the runtime change it"):
@@ -141,7 +141,7 @@ def test_only_the_given_functions_are_available(client, env):
     assert runtime.session_id is None
 
 
-def test_without_an_environment_functions_that_need_one_are_refused_as_agentdojo_does(runtime):
+def test_a_missing_environment_is_refused_as_in_agentdojo(runtime):
     with pytest.raises(ValueError, match="has dependencies but no environment was provided"):
         runtime.run_function(None, "get_unread_emails", {})
 

@@ -76,7 +76,7 @@ def test_each_task_gets_a_group_with_verdicts(run):
     assert sum(rate["passed"] for rate in evaluated["rates"]) == 5
 
 
-def test_so_many_are_played_at_the_same_time(run):
+def test_concurrency_limits_parallel_rollouts(run):
     playing, full = Counter(), asyncio.Event()
 
     async def play(_agent, _session):
@@ -91,7 +91,7 @@ def test_so_many_are_played_at_the_same_time(run):
     assert playing == {"now": 0, "most": 4}
 
 
-def test_a_run_goes_on_where_its_client_was_when_it_died(run):
+def test_a_run_resumes_where_its_killed_client_was(run):
     played = []
 
     async def play(agent, session):
@@ -119,7 +119,7 @@ def test_a_run_goes_on_where_its_client_was_when_it_died(run):
     assert all(each.verdict and each.error is None for each in group)
 
 
-def test_what_a_rollout_raises_is_in_its_result_and_it_is_played_again(run):
+def test_a_failed_rollout_has_its_error_and_is_played_again(run):
     async def breaks(agent, session):
         if session["labels"]["rollout"] == "1":
             raise ValueError("broken")
@@ -142,7 +142,7 @@ def test_an_evaluator_that_fails_is_an_error_and_no_verdict(run):
     assert (result.verdict, result.error.code) == (None, -32013)
 
 
-def test_a_finished_rollout_that_cannot_be_evaluated_any_more_ends_no_other(run, monkeypatch):
+def test_a_failed_evaluation_ends_no_other_rollout(run, monkeypatch):
     async def work(client, labels):
         await groups(client, do_the_dishes, labels)
         evaluate = client.evaluate_session
@@ -193,7 +193,7 @@ def test_a_close_whose_answer_is_lost_ends_no_run(run):
     assert all(each.verdict for group in run(work) for each in group)
 
 
-def test_who_stops_listening_ends_what_still_runs(run):
+def test_closing_the_iterator_ends_running_rollouts(run):
     waiting, ended, two_wait = [], [], asyncio.Event()
 
     async def play(_agent, session):
@@ -220,7 +220,7 @@ def test_who_stops_listening_ends_what_still_runs(run):
     assert sorted(ended) == sorted(waiting) == sorted(TASKS)
 
 
-def test_a_run_needs_labels_and_a_task_that_there_is(run):
+def test_a_run_needs_labels_and_an_existing_task(run):
     with pytest.raises(ValueError, match="labels must name the run"):
         run(lambda client, _labels: groups(client, do_the_dishes, {}))
     with pytest.raises(ValueError, match="labels can't contain 'rollout'"):
@@ -243,7 +243,7 @@ def test_only_a_coroutine_function_can_play_and_finish(run):
     assert run(lambda client, labels: client.list_sessions(labels=labels)) == []
 
 
-def test_whatever_is_called_as_a_coroutine_function_can_play(run):
+def test_any_async_callable_can_play(run):
     class Player:
         async def __call__(self, agent, session):
             return await do_the_dishes(agent, session)
@@ -261,14 +261,14 @@ def test_whatever_is_called_as_a_coroutine_function_can_play(run):
         assert result.played == "0"
 
 
-def test_further_parameters_are_those_of_the_sessions(run):
+def test_further_parameters_go_to_the_sessions(run):
     ((result,),) = run(
         lambda client, labels: groups(client, do_the_dishes, labels, TASKS[:1], group=1, toolpacks=["ledger"])
     )
     assert result.session["toolpacks"] == ["chores", "ledger"]
 
 
-def test_an_agent_of_a_client_shares_its_connections_but_not_its_token(url):
+def test_an_agent_shares_connections_but_not_the_token(url):
     async def work():
         async with AsyncClient(url, token="secret-token") as client:
             session = await client.create_session(["chores"])
@@ -281,7 +281,7 @@ def test_an_agent_of_a_client_shares_its_connections_but_not_its_token(url):
     asyncio.run(work())
 
 
-def test_each_rollout_of_a_group_meets_perturbations_of_its_own(run):
+def test_each_rollout_of_a_group_has_its_own_perturbations(run):
     rules = {"rules": [{"error": "ConnectionError: down", "rate": 0.5}]}
 
     async def seeds(client, labels, **given):

@@ -101,7 +101,7 @@ def test_values_and_advantages_are_those_of_enumeration(url):
 
 
 @pytest.mark.long
-def test_of_many_values_99_of_100_are_within_three_standard_errors(url):
+def test_ninety_nine_percent_are_within_three_standard_errors(url):
     chances = [0.35 + number / 40 for number in range(15)]
     near = are_near(in_async_code(url, lambda client: estimates(client, chances, 100)))
     assert len(near) == 105
@@ -122,7 +122,7 @@ def test_a_call_that_changes_nothing_is_no_step(client):
     assert call.standard_error is None  # of one fork each it isn't known
 
 
-def test_the_calls_that_a_rollout_has_left_are_those_of_its_forks(client):
+def test_a_forks_agent_has_the_rollouts_remaining_calls(client):
     """`dishes` has three calls; the fork of the last step has used all, so it can't be spoilt any more."""
     heard = []
 
@@ -134,7 +134,7 @@ def test_the_calls_that_a_rollout_has_left_are_those_of_its_forks(client):
     assert sorted(heard) == [(0, True), (1, False)]
 
 
-def test_what_was_undone_is_no_step_and_a_fork_begins_anew(client):
+def test_undone_calls_are_no_steps(client):
     session_id = played(client, DISHES, DISHES)
     client.reset_session(session_id, version=1)
     client.agent(client.get_session(session_id)).run_function("do", {"chore": "windows"})
@@ -145,7 +145,7 @@ def test_what_was_undone_is_no_step_and_a_fork_begins_anew(client):
     assert [(step.version, step.mean) for step in client.values(fork["session_id"]).steps] == [(0, 1.0)]
 
 
-def test_the_rest_of_the_solution_is_what_the_path_does_not_have(client):
+def test_the_remaining_solution_lacks_the_calls_made(client):
     session_id = played(client, DISHES, task="chores/as-the-solution")
     client.agent(client.get_session(session_id)).submit_answer("Nothing.")
     values = client.values(session_id, finish="solution")  # twice the dishes, and an answer, which forks don't have
@@ -178,7 +178,7 @@ def test_invalid_forks_are_left_out_and_never_0(client):
     assert values.calls[0].advantage is None
 
 
-def test_a_finish_that_raises_is_told_and_made_again(client):
+def test_a_fork_whose_finish_raises_is_reported_and_repeated(client):
     def breaks(agent, fork):
         if fork["labels"]["member"] == "1":
             raise ValueError("broken")
@@ -195,7 +195,7 @@ def test_a_finish_that_raises_is_told_and_made_again(client):
     assert len(client.list_sessions(parent=session_id)) == 1  # the ledger
 
 
-def test_other_finishes_and_labels_have_values_of_their_own(client):
+def test_other_finishes_and_labels_have_separate_values(client):
     session_id = played(client)
     assert [client.values(session_id, finish=each).steps[0].mean for each in (None, "solution")] == [0.0, 1.0]
     client.run_function(session_id, *DISHES)
@@ -205,7 +205,7 @@ def test_other_finishes_and_labels_have_values_of_their_own(client):
     assert sorted(each["finish"] for each in ledgers) == ["nothing", "nothing", "solution"]
 
 
-def test_forks_that_were_cut_off_are_closed_and_made_again(client):
+def test_interrupted_forks_are_closed_and_created_again(client):
     session_id = played(client)
     client.values(session_id, k=2)
     labels = {"values": session_id, "finish": "nothing"}
@@ -237,7 +237,7 @@ class Busy(httpx.HTTPTransport):
         return httpx.Response(200, json=replies)
 
 
-def test_forks_for_which_there_was_no_room_are_asked_for_once_more(url):
+def test_forks_refused_for_lack_of_room_are_retried_once(url):
     busy = Busy()
     with Client(url, transport=busy) as client:
         session_id = played(client, DISHES)
@@ -245,7 +245,7 @@ def test_forks_for_which_there_was_no_room_are_asked_for_once_more(url):
     assert busy.refused
 
 
-def test_no_more_forks_are_open_than_said(url):
+def test_concurrency_limits_open_forks(url):
     """The server is asked, while policies wait for each other."""
     counts, waiting = [], set()
 
@@ -268,7 +268,7 @@ def test_no_more_forks_are_open_than_said(url):
     assert max(counts) == 5
 
 
-def test_forks_of_a_seeded_or_perturbed_rollout_meet_chance_of_their_own(client):
+def test_forks_of_a_seeded_rollout_draw_their_own_chance(client):
     rules = {"rules": [{"error": "ConnectionError: down", "rate": 0.5}], "seed": "own"}
     seeds = []
 
@@ -279,7 +279,7 @@ def test_forks_of_a_seeded_or_perturbed_rollout_meet_chance_of_their_own(client)
     assert sorted(seeds) == [("0/0", True), ("0/1", True)]
 
 
-def test_what_is_wrong_is_one_sentence(client, url):
+def test_wrong_arguments_are_one_sentence(client, url):
     async def coroutine_function(_agent, _fork):
         raise AssertionError
 
@@ -310,7 +310,7 @@ def test_what_is_wrong_is_one_sentence(client, url):
         client.values(session_id)
 
 
-def test_a_session_that_is_closed_meanwhile_ends_it_and_leaves_no_fork(client):
+def test_closing_the_session_ends_values_and_leaves_no_fork(client):
     session_id = played(client)
 
     def close(_agent, fork):
@@ -364,7 +364,7 @@ with Client(sys.argv[1]) as client:
 
 
 @pytest.mark.long
-def test_a_thousand_forks_go_on_after_kills_of_the_program_and_of_the_server(tmp_path):
+def test_a_thousand_forks_survive_kills_of_both_sides(tmp_path):
     flags = ["--port", str(free_port()), "--packs", "chores"]
     with contextlib.ExitStack() as ending:
         server = ending.enter_context(server_process.served(tmp_path, *flags))

@@ -49,7 +49,7 @@ def outcomes(futures):
     return [future.exception() or future.result() for future in futures]
 
 
-def test_those_that_wait_at_the_same_time_are_done_together(together):
+def test_requests_that_wait_together_run_as_one_batch(together):
     async def test(doubling, errands):
         first = [doubling.do(number) for number in range(3)]
         assert len(errands.waiting) == 1
@@ -61,7 +61,7 @@ def test_those_that_wait_at_the_same_time_are_done_together(together):
     assert together(test) == [[0, 1, 2], [3]]
 
 
-def test_one_errand_takes_a_limited_number(together):
+def test_a_batch_has_a_maximum_size(together):
     async def test(doubling, errands):
         futures = [doubling.do(number) for number in range(BATCH_MAX + 2)]
         errands.do()
@@ -72,7 +72,7 @@ def test_one_errand_takes_a_limited_number(together):
     assert [*map(len, together(test))] == [BATCH_MAX, 2]
 
 
-def test_what_is_refused_together_is_done_alone(together):
+def test_a_refused_batch_is_retried_one_by_one(together):
     async def test(doubling, errands):
         futures = [doubling.do(number) for number in range(3)]
         errands.do()
@@ -82,7 +82,7 @@ def test_what_is_refused_together_is_done_alone(together):
     assert together(test, refuse=lambda numbers: 1 in numbers) == [[0, 1, 2], [0], [1], [2]]
 
 
-def test_what_has_missed_its_deadline_is_not_done_again(together):
+def test_requests_past_their_deadline_are_not_retried(together):
     async def test(doubling, errands):
         futures = [doubling.do(number) for number in range(2)]
         errands.do(timed_out=True)
@@ -93,7 +93,7 @@ def test_what_has_missed_its_deadline_is_not_done_again(together):
     together(test)
 
 
-def test_who_has_left_keeps_nobody_from_the_answer(together):
+def test_a_gone_client_blocks_no_other_answer(together):
     async def test(doubling, errands):
         left, waits = doubling.do(1), doubling.do(2)
         left.cancel()
@@ -103,7 +103,7 @@ def test_who_has_left_keeps_nobody_from_the_answer(together):
     together(test)
 
 
-def test_what_is_refused_before_it_begins_is_answered(together):
+def test_requests_refused_before_they_begin_are_answered(together):
     async def test(doubling, errands):
         futures = [doubling.do(number) for number in range(2)]
         for _ in range(2):  # together, then alone
@@ -150,7 +150,7 @@ def test_a_crowd_is_created_and_closed_in_few_steps_of_the_store(stored_bench, r
     assert bench.store.count() == 1
 
 
-def test_sessions_of_a_crowd_begin_as_each_was_asked_for(bench):
+def test_sessions_of_a_crowd_have_their_own_parameters(bench):
     for toolpacks in (["ledger"], ["ledger", "vault"]):
         bench.create(*toolpacks)
     kinds = [("ann", ["ledger"]), ("bob", ["ledger"]), ("ann", ["ledger", "vault"])]
@@ -167,7 +167,7 @@ def test_sessions_of_a_crowd_begin_as_each_was_asked_for(bench):
         )  # fmt: skip
 
 
-def test_what_a_crowd_sends_twice_is_created_once_and_nothing_else_by_its_call_id(stored_bench):
+def test_duplicates_in_a_crowd_create_one_session(stored_bench):
     bench = stored_bench
     (was_there,) = [bench.rpc("create_session", toolpacks=["ledger"], call_id="c0")]
     bench.result(was_there["session_id"], "add", amount=2)
@@ -182,7 +182,7 @@ def test_what_a_crowd_sends_twice_is_created_once_and_nothing_else_by_its_call_i
     assert [bench.result(each["session_id"], "total") for each in answers[:5]] == [2, 0, 0, 0, 0]
 
 
-def test_of_a_crowd_that_is_too_large_as_many_are_created_as_are_allowed(make_bench):
+def test_a_crowd_creates_sessions_up_to_the_limit(make_bench):
     bench = make_bench(max_sessions=7)
     bench.create()
     with bench.paused():
@@ -204,7 +204,7 @@ def test_in_a_crowd_each_owners_limit_is_its_own(make_bench):
     assert refused == -32007
 
 
-def test_each_hears_what_became_of_its_own_close(bench):
+def test_each_close_gets_its_own_result(bench):
     own, twice, of_bob = bench.create(owner="ann"), bench.create(owner="ann"), bench.create(owner="bob")
     bench.rpc("run_function", owner="ann", session_id=own, function="add", kwargs={"amount": 1})
     with bench.paused():
@@ -217,7 +217,7 @@ def test_each_hears_what_became_of_its_own_close(bench):
     assert [bench.store.get(each) is None for each in (own, twice, of_bob)] == [True, True, False]
 
 
-def test_another_close_was_faster(bench):
+def test_a_close_after_another_close_is_refused(bench):
     session = bench.create()
     bench.result(session, "add", amount=1)  # it is in the cache, with its owner
     bench.store.delete([session])

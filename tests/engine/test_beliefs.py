@@ -81,7 +81,7 @@ def test_an_agents_key_of_a_session_that_is_gone_is_forgotten(two, asked):
 
 
 @serving.in_both
-def test_what_another_worker_has_committed_is_there(two):
+def test_commits_of_other_workers_are_visible(two):
     first, second = two
     session_id = first.create("ledger")
     total = 0
@@ -120,7 +120,7 @@ def test_a_commit_that_is_refused_leaves_no_call_id(two):
     assert [each.call(session_id, "add", {"call_id": "b"}, amount=1)["result"] for each in two] == [2, 2]
 
 
-def test_a_worker_that_was_taken_for_dead_commits_nothing(two):
+def test_a_worker_presumed_dead_commits_nothing(two):
     first, second = two
     session_id = first.create("ledger")
     first.result(session_id, "add", amount=1)
@@ -156,7 +156,7 @@ def counted():
     return Catalog({"counted": pack})
 
 
-def test_calls_to_other_workers_count_for_an_agents_limit():
+def test_calls_at_other_workers_count_for_an_agents_limit():
     store = SharedMemory()
     with Bench(counted(), store=store) as first, Bench(counted(), store=store) as second:
         session = first.rpc("create_session", task="counted/three")
@@ -198,7 +198,7 @@ def test_a_worker_that_knows_no_digest_resets_a_seeded_session(store_url, versio
 
 
 @needs_executors
-def test_workers_that_take_turns_note_the_same_digests(store_url):
+def test_alternating_workers_store_the_same_digests(store_url):
     store = store_url("sqlite")
     stores = [open_store(store, exclusive=False) for _ in range(2)]
     with serving.moving(random.Random(3).choice, *stores, workers=1, catalog=WITH_VOLUMES, **IN_PROCESSES) as moving:
@@ -216,7 +216,7 @@ def test_workers_that_take_turns_note_the_same_digests(store_url):
 # Quotas, and the time
 
 
-def test_what_other_workers_have_stored_counts_in_a_session():
+def test_bytes_stored_by_other_workers_count_in_a_session():
     store = SharedMemory()
     with Bench(store=store, max_session_bytes=90_000) as first, Bench(store=store, max_session_bytes=90_000) as second:
         session_id = first.create("ledger")
@@ -227,7 +227,7 @@ def test_what_other_workers_have_stored_counts_in_a_session():
         assert errors == ["ToolNotFoundError"] * 4 + ["TooLargeError"] * 2
 
 
-def test_what_another_worker_has_renewed_lives_on(two, clock):
+def test_a_session_renewed_by_another_worker_lives_on(two, clock):
     first, second = two
     session_id = first.create("ledger", ttl_seconds=100)
     first.result(session_id, "total")
@@ -244,7 +244,7 @@ def test_what_another_worker_has_renewed_lives_on(two, clock):
     assert first.store.get(session_id)[0].expires_at == pytest.approx(clock.time() + 105)
 
 
-def test_each_look_for_expired_sessions_takes_over_the_time_of_the_store(two):
+def test_each_sweep_adopts_the_time_of_the_store(two):
     first, _ = two
     with first.sweeping() as look:
         first.sessions.queues.clock.ahead += 5000

@@ -30,7 +30,7 @@ def started(bench, name):
 
 
 @pytest.mark.parametrize("function", ["add_and_spin", "add_and_swallow", "add_and_hold"])
-def test_a_running_call_is_given_up_as_at_a_deadline(stored_bench, function):
+def test_a_running_call_is_abandoned_as_at_a_deadline(stored_bench, function):
     session_id, name = stored_bench.create(), f"cancel {function} {id(stored_bench)}"
     opened = gate(name)
     running = stored_bench.later_call(session_id, function, {"call_id": "c"}, name=name)
@@ -43,7 +43,7 @@ def test_a_running_call_is_given_up_as_at_a_deadline(stored_bench, function):
     assert [record["function"] for record in trace(stored_bench, session_id)] == ["add"]
 
 
-def test_behind_two_functions_that_still_run_a_session_waits_for_one_of_them_and_others_go_on(bench):
+def test_two_abandoned_functions_block_only_their_session(bench):
     session_id, other = bench.create(), bench.create()
     for name in ("left 1", "left 2"):
         gate(name)
@@ -62,7 +62,7 @@ def test_behind_two_functions_that_still_run_a_session_waits_for_one_of_them_and
     assert bench.sessions.queues.threads.stuck_threads() == 0
 
 
-def test_a_function_that_is_left_behind_counts_in_its_owners_share(make_bench, monkeypatch):
+def test_an_abandoned_function_counts_in_its_owners_share(make_bench, monkeypatch):
     monkeypatch.setattr(lanes, "RESERVE", 0)
     bench = make_bench(max_threads=2, tokens={"ann": "12345678", "bob": "87654321"})
     opened = gate("shared")
@@ -85,7 +85,7 @@ class Given:
     lane, kind, owner, arrived = "functions", "add", "ann", 0.0
 
 
-def test_it_counts_also_if_it_was_given_up_before_it_had_a_place(monkeypatch):
+def test_a_call_abandoned_before_it_got_a_slot_counts(monkeypatch):
     monkeypatch.setattr(lanes, "RESERVE", 0)
     held = Lanes(Settings(max_threads=1), Pace(), Backlog())
     quick, next_one = Given(), Given()
@@ -141,7 +141,7 @@ def test_a_call_whose_clock_has_not_started_never_runs(bench):
     assert len(trace(bench, session_id)) == 1
 
 
-def test_what_is_committed_stays(bench):
+def test_a_committed_call_stays_after_cancelling(bench):
     session_id = bench.create()
     assert bench.result(session_id, "add", amount=1) == 1
     commits, goes_on = threading.Event(), threading.Event()

@@ -68,7 +68,7 @@ def entries(bench, session_id):
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_call_whose_commit_fails_is_not_acknowledged_and_the_next_one_goes_on(bench, store, failure):
+def test_a_failed_commit_is_not_acknowledged(bench, store, failure):
     session_id = bench.create()
     bench.result(session_id, "add", amount=1)
     store.fails, message = FAILURES[failure]
@@ -81,7 +81,7 @@ def test_a_call_whose_commit_fails_is_not_acknowledged_and_the_next_one_goes_on(
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_what_was_built_on_a_failed_commit_is_void(bench, store, failure):
+def test_calls_built_on_a_failed_commit_are_void(bench, store, failure):
     """The second call has begun on what the first one left, when the first one's commit fails."""
     session_id = bench.create()
     bench.result(session_id, "add", amount=1)
@@ -104,7 +104,7 @@ def test_what_was_built_on_a_failed_commit_is_void(bench, store, failure):
 
 
 @pytest.mark.parametrize("function", ["add", "total"])
-def test_a_repeat_that_was_answered_from_a_commit_on_its_way_fails_with_it(bench, store, function):
+def test_a_repeat_of_a_pending_commit_fails_with_it(bench, store, function):
     session_id = bench.create()
     bench.result(session_id, "total")
     kwargs = {"amount": 1} if function == "add" else {}
@@ -151,7 +151,7 @@ def test_no_answer_goes_out_before_its_commit(bench, store):
     assert call.result(serving.PATIENCE)["result"] == 1
 
 
-def test_other_sessions_in_the_batch_of_a_refused_commit_are_kept(bench, store):
+def test_a_refused_commit_keeps_others_of_its_batch(bench, store):
     ours, theirs = bench.create(), bench.create()
     commit = store._store.commit
     store._store.commit = lambda batch: [one.session_id == theirs and commit([one])[0] for one in batch]
@@ -162,7 +162,7 @@ def test_other_sessions_in_the_batch_of_a_refused_commit_are_kept(bench, store):
     assert [bench.version(ours), bench.version(theirs)] == [0, 1]
 
 
-def test_a_record_is_remembered_only_until_it_is_in_the_store(bench):
+def test_a_record_is_cached_only_until_it_is_stored(bench):
     session_id = bench.create()
     for number in range(5):
         bench.call(session_id, "add", {"call_id": str(number)}, amount=1)
@@ -171,7 +171,7 @@ def test_a_record_is_remembered_only_until_it_is_in_the_store(bench):
     assert bench.call(session_id, "add", {"call_id": "0"}, amount=1)["result"] == 1
 
 
-def test_an_expiry_is_written_only_when_it_has_to_be(bench, store, monkeypatch):
+def test_an_expiry_is_written_only_when_needed(bench, store, monkeypatch):
     clock = serving.Clock(monkeypatch, queues, session_clock)
     session_id = bench.create(ttl_seconds=100)
     store.batches.clear()
@@ -183,7 +183,7 @@ def test_an_expiry_is_written_only_when_it_has_to_be(bench, store, monkeypatch):
     assert [None if at is None else round(at - now, 3) for at in written] == [None, None, -5.125 + 105, None, 105]
 
 
-def test_history_is_trimmed_while_a_session_goes_on(bench, store, monkeypatch):
+def test_history_is_trimmed_while_a_session_is_used(bench, store, monkeypatch):
     monkeypatch.setattr(commits, "TRIM_EVERY", 4)
     trimmed = []
     store._store.trim = lambda *arguments: trimmed.append(arguments)

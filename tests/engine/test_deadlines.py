@@ -46,7 +46,7 @@ def goes_on(bench, session_id):
 
 @in_both
 @pytest.mark.parametrize("function", ["add_and_spin", "add_and_swallow"])
-def test_a_loop_is_answered_at_its_deadline_and_its_late_writes_reach_nothing(stored_bench, function):
+def test_late_writes_of_an_overdue_loop_have_no_effect(stored_bench, function):
     name = f"{function} {id(stored_bench)}"
     session_id = stored_bench.create()
     stored_bench.result(session_id, "add", amount=7)
@@ -73,7 +73,7 @@ def test_a_python_loop_is_ended(bench):
     assert "for ever" not in ledger.late
 
 
-def test_beside_a_function_that_computes_others_get_the_interpreter_sooner(bench):
+def test_a_computing_function_shortens_the_switch_interval(bench):
     usual = sys.getswitchinterval()
     gate("computes")
     ended = bench.later_call(bench.create(), "add_and_spin", name="computes")
@@ -82,7 +82,7 @@ def test_beside_a_function_that_computes_others_get_the_interpreter_sooner(bench
     wait_until(lambda: sys.getswitchinterval() == usual, "the end of the loop")
 
 
-def test_a_function_that_waits_in_c_is_answered_and_its_thread_counts_as_stuck(clock):
+def test_a_function_that_waits_in_c_leaves_a_stuck_thread(clock):
     bench = serving.Bench(timeout_seconds=0.2)
     session_id = bench.create()
     bench.result(session_id, "add", amount=7)
@@ -98,7 +98,7 @@ def test_a_function_that_waits_in_c_is_answered_and_its_thread_counts_as_stuck(c
     bench.close()
 
 
-def test_behind_a_deadline_that_its_caller_shortened_a_session_goes_on_but_not_behind_many(bench):
+def test_two_shortened_deadlines_block_only_their_session(bench):
     session_id = bench.create()
     opened = gate("shortened")
     for number in (1, 2):
@@ -128,7 +128,7 @@ def test_an_async_function_has_the_same_deadline_and_is_ended(stored_bench):
     assert stored_bench.result(session_id, "add_later", amount=1) == 9
 
 
-def test_other_sessions_are_served_all_the_while():
+def test_other_sessions_are_served_meanwhile():
     pack = Toolpack("spinner", ledger.LedgerEnvironment, [ledger.add])
     begun, ended = threading.Event(), threading.Event()
 
@@ -152,7 +152,7 @@ def test_other_sessions_are_served_all_the_while():
 
 
 @in_both
-def test_calls_behind_the_overrunning_one_go_on_from_the_last_snapshot(bench):
+def test_calls_behind_an_overdue_one_use_the_last_snapshot(bench):
     session_id = bench.create()
     gate("queue behind")
     first = bench.later_call(session_id, "add_and_spin", name="queue behind")
@@ -232,7 +232,7 @@ def held(request, bench, monkeypatch, clock):
 
 
 @pytest.mark.parametrize("held", [{"threads": 1, "timeout_seconds": 0.2}], indirect=True)
-def test_a_thread_past_its_deadline_is_replaced_though_there_may_be_no_more_threads(held, clock):
+def test_an_overdue_thread_is_replaced_at_the_thread_limit(held, clock):
     looks = held.look()
     for number in range(len(looks)):
         wait_until(lambda number=number: len(held.looking) > number, "the next")
@@ -257,7 +257,7 @@ def test_there_are_no_more_threads_than_allowed(held):
     assert [each.result(PATIENCE)["session_id"] for each in looks] == held.sessions
 
 
-def test_a_thread_that_ends_by_a_fault_is_replaced(bench, caplog, monkeypatch):
+def test_a_thread_ended_by_an_error_is_replaced(bench, caplog, monkeypatch):
     session_id = bench.create()
     run = Job.run
 
@@ -287,9 +287,7 @@ def test_a_worker_is_unfit_with_more_stuck_threads_than_allowed(clock):
     bench.close()
 
 
-def test_a_result_that_comes_after_the_deadline_does_not_count_though_nobody_has_noticed_that_it_passed(
-    make_bench, clock
-):
+def test_a_late_result_is_refused_before_the_deadline_is_noticed(make_bench, clock):
     pack = Toolpack("frozen", ledger.LedgerEnvironment, [ledger.total])
 
     @pack.function
@@ -318,7 +316,7 @@ def test_a_call_can_only_shorten_its_deadline(bench):
 
 
 @in_both
-def test_the_default_is_a_setting_which_a_functions_own_replaces(bench):
+def test_a_functions_deadline_overrides_the_setting(bench):
     hasty = serving.Bench(store=bench.store, timeout_seconds=0.1)
     session_id = bench.create()
     opened = gate("default")
@@ -364,7 +362,7 @@ def held_up(make_bench):
 LATE = " took longer than 0.1 s and was given up; "
 
 
-def test_a_missed_deadline_says_whose_code_was_running_and_what_is_known(held_up, clock):
+def test_a_missed_deadline_names_the_running_code(held_up, clock):
     pack, many, bench, opened, held = held_up
 
     def told(method, /, **params):
@@ -394,9 +392,7 @@ def test_a_missed_deadline_says_whose_code_was_running_and_what_is_known(held_up
 
 
 @pytest.mark.parametrize(("method", "params"), [("run_function", {"function": "hold"}), ("list_functions", {})])
-def test_an_agent_whose_tasks_are_loaded_for_too_long_misses_a_deadline_and_hears_no_name(
-    held_up, clock, method, params
-):
+def test_a_missed_task_load_shows_an_agent_no_task_name(held_up, clock, method, params):
     pack, many, bench, opened, held = held_up
     pack.tasks(many)
     opened.set()
@@ -424,9 +420,7 @@ def test_an_agent_whose_tasks_are_loaded_for_too_long_misses_a_deadline_and_hear
         ("get_trace", {}, "records", "nothing has changed."),
     ],
 )
-def test_a_missed_deadline_of_the_store_says_what_is_known_and_speaks_of_no_call_id(
-    bench, clock, method, params, step, known
-):
+def test_a_missed_store_deadline_mentions_no_call_id(bench, clock, method, params, step, known):
     hasty = serving.Bench(store=bench.store, timeout_seconds=0.1)
     session_id = bench.create(labels={"a": "b"})
     if "bundle" in params:
@@ -455,7 +449,7 @@ def test_a_deadline_is_a_positive_number(bench, seconds):
 
 
 @in_both
-def test_it_is_recorded_and_deduplicated_like_any_other_failure(bench):
+def test_a_missed_deadline_is_recorded_and_deduplicated(bench):
     session_id = bench.create()
     gate("recorded")
     params = {"call_id": "slow", "raise_on_error": True}
@@ -472,7 +466,7 @@ def test_it_is_recorded_and_deduplicated_like_any_other_failure(bench):
 
 
 @in_both
-def test_the_clock_starts_with_the_function_not_with_the_wait(bench, clock):
+def test_the_clock_starts_with_the_function_not_the_wait(bench, clock):
     session_id = bench.create()
     opened = gate("wait")
     holding = begin(bench, session_id, "wait")
@@ -484,7 +478,7 @@ def test_the_clock_starts_with_the_function_not_with_the_wait(bench, clock):
     assert behind.result(serving.PATIENCE)["result"] == 4
 
 
-def test_a_task_that_a_function_leaves_behind_does_nothing_to_later_calls(bench):
+def test_a_leftover_task_does_not_affect_later_calls(bench):
     session_id = bench.create()
     ledger.background.clear()
     bench.result(session_id, "leave_task_behind")

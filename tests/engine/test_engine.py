@@ -48,7 +48,7 @@ def test_owners_take_turns_and_none_takes_more_than_its_share():
     assert lane.leave(bob[1]) == []  # it has left already
 
 
-def test_what_runs_already_takes_its_place_even_if_there_is_none():
+def test_a_running_job_takes_a_slot_even_beyond_the_limit():
     lane = Lane(1, 1, Backlog())
     first, second, third = Submitted("ann"), Submitted("ann"), Submitted("ann")
     assert lane.enter(first)
@@ -58,7 +58,7 @@ def test_what_runs_already_takes_its_place_even_if_there_is_none():
     assert lane.leave(second) == [third]
 
 
-def test_who_has_waited_too_long_is_let_go():
+def test_overdue_jobs_leave_the_lane():
     lane = Lane(1, 1, backlog := Backlog())
     jobs = [Submitted("ann", arrived=float(second)) for second in range(4)]
     assert [lane.enter(job) for job in jobs] == [True, False, False, False]
@@ -88,7 +88,7 @@ def test_kinds_of_an_owner_take_turns():
     assert backlog.total == 0
 
 
-def test_kinds_that_are_not_known_to_wait_have_a_reserve_with_an_end():
+def test_kinds_not_known_to_wait_have_a_limited_reserve():
     lane = Lane(1, 1, Backlog())
     known = {"sleep"}
     lane.keep_reserve(RESERVE, lambda kind: kind not in known)
@@ -109,7 +109,7 @@ def test_kinds_that_are_not_known_to_wait_have_a_reserve_with_an_end():
     assert lane.leave(new[1]) == [second]
 
 
-def test_jobs_that_leave_the_reserve_take_no_place_of_others():
+def test_jobs_that_leave_the_reserve_take_no_others_slot():
     lane, known = Lane(6, 3, Backlog()), set()
     lane.keep_reserve(2, lambda kind: kind not in known)
     hers = [Submitted("ann", "sleep") for _ in range(8)]
@@ -122,7 +122,7 @@ def test_jobs_that_leave_the_reserve_take_no_place_of_others():
     assert lane.leave(his[0]) == [his[3]]
 
 
-def test_others_have_the_place_of_one_that_is_left_behind_and_its_owner_has_not():
+def test_an_abandoned_job_blocks_only_its_owner():
     lane = Lane(1, 1, Backlog())
     stuck, hers, his = Submitted("ann"), Submitted("ann"), Submitted("bob")
     assert [lane.enter(job) for job in (stuck, hers, his)] == [True, False, False]
@@ -142,7 +142,7 @@ def quick(kind="f", runs=2 * QUICK_RUNS):
     return pace
 
 
-def test_a_kind_is_quick_after_some_quick_runs_and_slow_after_one_that_computes():
+def test_a_kind_becomes_quick_slowly_and_slow_at_once():
     pace = Pace()
     for _ in range(QUICK_RUNS):
         assert not pace.is_quick("f")
@@ -152,7 +152,7 @@ def test_a_kind_is_quick_after_some_quick_runs_and_slow_after_one_that_computes(
     assert not pace.is_quick("f")
 
 
-def test_a_single_run_that_computes_makes_no_kind_slow_that_has_long_been_quick():
+def test_one_slow_run_keeps_a_long_quick_kind_quick():
     pace = quick()
     pace.ran("f", QUICK_SECONDS * 2, QUICK_SECONDS * 2)
     assert pace.is_quick("f")
@@ -160,7 +160,7 @@ def test_a_single_run_that_computes_makes_no_kind_slow_that_has_long_been_quick(
     assert not pace.is_quick("f")
 
 
-def test_time_that_passes_while_the_process_stands_still_makes_no_kind_slow():
+def test_a_paused_process_makes_no_kind_slow():
     pace = quick(runs=QUICK_RUNS)
     for _ in range(10):
         for _ in range(SLOW_RUNS - 1):
@@ -172,7 +172,7 @@ def test_time_that_passes_while_the_process_stands_still_makes_no_kind_slow():
     assert not pace.is_quick("f")
 
 
-def test_a_quick_kind_that_is_seen_for_long_is_tried_again_before_it_counts_as_one_that_waits():
+def test_a_quick_kind_is_retried_before_it_counts_as_waiting():
     pace = quick()
     for _ in range(SLOW_RUNS - 1):
         for looks in range(100):
@@ -187,7 +187,7 @@ def test_a_quick_kind_that_is_seen_for_long_is_tried_again_before_it_counts_as_o
     assert not pace.waits("f")
 
 
-def test_of_a_kind_of_which_nothing_is_known_some_may_be_tried():
+def test_some_jobs_of_an_unknown_kind_may_run():
     pace = Pace()
     assert [pace.may_start("f") for _ in range(TRIALS + 1)] == [True] * TRIALS + [False]
     assert not pace.waits("f")
@@ -220,7 +220,7 @@ class Driven:
         return []
 
 
-def test_what_the_coroutine_raises_is_raised():
+def test_an_error_of_the_coroutine_is_raised():
     async def fail():
         raise LookupError("no")
 
@@ -242,7 +242,7 @@ def test_an_exit_inside_the_loop_ends_it():
         driven.driver.run(leave())
 
 
-def test_only_one_thread_runs_the_loop_whoever_comes_first():
+def test_only_one_thread_runs_the_loop():
     """A job ends at the very moment at which another thread is to take over, again and again."""
     driven = Driven()
     driver, inside = driven.driver, []
@@ -289,7 +289,7 @@ def test_signals_reach_the_main_thread_while_others_run_the_loop():
 
 @pytest.mark.parametrize("at_once", [1, 20])
 @pytest.mark.parametrize(("function", "kwargs"), [("add", {"amount": 1}), ("total", {})])  # the second is compared
-def test_what_calls_have_worked_with_is_gone_with_them(make_bench, function, kwargs, at_once, monkeypatch):
+def test_jobs_of_ended_calls_are_freed_without_gc(make_bench, function, kwargs, at_once, monkeypatch):
     bench, jobs = make_bench(verify_read_only=True), weakref.WeakSet()
     made = Job.__init__
     monkeypatch.setattr(Job, "__init__", lambda job: (made(job), jobs.add(job))[0])
@@ -305,7 +305,7 @@ def test_what_calls_have_worked_with_is_gone_with_them(make_bench, function, kwa
         gc.enable()
 
 
-def test_in_a_row_of_quick_jobs_the_time_of_the_processor_is_asked_for_now_and_then(monkeypatch):
+def test_cpu_time_is_sampled_in_a_row_of_quick_jobs(monkeypatch):
     clock = serving.Clock(monkeypatch, pool_thread)
     asked = []
     clock.thread_time = lambda: asked.append(1) or float(len(asked))

@@ -41,7 +41,7 @@ def known_to_wait(bench):
 HOLD = {"name": "fairness"}
 
 
-def test_functions_that_wait_hold_up_nobody_not_even_for_a_tick(gate, monkeypatch):
+def test_waiting_functions_delay_no_other_call(gate, monkeypatch):
     monkeypatch.setattr(threads, "TICK_SECONDS", 3600)  # nobody watches
     bench = serving.Bench()
     quick = bench.create()
@@ -77,7 +77,7 @@ def test_functions_that_compute_run_two_at_a_time(gate, monkeypatch):
     bench.close()
 
 
-def test_a_name_that_has_used_up_its_share_of_threads_waits_for_itself_alone(gate, monkeypatch):
+def test_an_owner_over_its_thread_share_delays_only_itself(gate, monkeypatch):
     monkeypatch.setattr(pace, "QUICK_SECONDS", 3600)  # what is quick is so on a busy machine, too
     clock = serving.Clock(monkeypatch, queues)
     bench = serving.Bench(max_threads=4, tokens=SEVERAL, queue_timeout_seconds=3, timeout_seconds=600)
@@ -108,7 +108,7 @@ def test_a_name_that_has_used_up_its_share_of_threads_waits_for_itself_alone(gat
     bench.close()
 
 
-def test_an_agents_calls_count_for_the_name_that_owns_the_session(gate):
+def test_an_agents_calls_count_for_the_sessions_owner(gate):
     bench = serving.Bench(max_threads=1)
     runs = ledger.runs.count("add_and_hold")
     held = []
@@ -124,7 +124,7 @@ def test_an_agents_calls_count_for_the_name_that_owns_the_session(gate):
     bench.close()
 
 
-def test_a_call_that_has_waited_for_a_thread_leaves_its_session_free(gate):
+def test_a_call_refused_for_lack_of_threads_frees_its_session(gate):
     bench = serving.Bench(max_threads=1, queue_timeout_seconds=0.5)
     held, late = hold(bench), bench.create()
     known_to_wait(bench)
@@ -136,7 +136,7 @@ def test_a_call_that_has_waited_for_a_thread_leaves_its_session_free(gate):
     bench.close()
 
 
-def test_whoever_completes_a_call_looks_at_the_clock(gate, monkeypatch):
+def test_a_completing_call_checks_its_deadline(gate, monkeypatch):
     monkeypatch.setattr(threads.Threads, "_look_at", lambda *_: None)  # as if the whole process had stood still
     clock = serving.Clock(monkeypatch, jobs, threads)
     bench = serving.Bench(timeout_seconds=0.2)
@@ -152,7 +152,7 @@ def test_whoever_completes_a_call_looks_at_the_clock(gate, monkeypatch):
     bench.close()
 
 
-def test_what_runs_and_waits_when_the_server_stops_is_refused_and_not_committed(gate):
+def test_calls_at_a_stop_are_refused_and_not_committed(gate):
     bench = serving.Bench()
     session = bench.create()
     runs = ledger.runs.count("add_and_hold")
@@ -170,7 +170,7 @@ def test_what_runs_and_waits_when_the_server_stops_is_refused_and_not_committed(
     bench.close()
 
 
-def test_a_quick_function_waits_behind_no_waiting_ones_whatever_it_was_seen_to_do(gate):
+def test_a_quick_function_never_waits_behind_waiting_ones(gate):
     """It may lose its standing: the machine stood still, or the watcher has seen it for long."""
     bench = serving.Bench(max_threads=2)
     quick = bench.create()
@@ -215,7 +215,7 @@ def test_a_process_that_stood_still_blames_no_function(gate, monkeypatch):
 
 
 @pytest.mark.parametrize(("names", "most"), [(["ann", "bob"], 4), (["ann"], 8)])
-def test_of_executors_one_of_several_owners_has_at_most_half(names, most):
+def test_one_of_several_owners_has_half_of_the_executors(names, most):
     tokens = {name: f"a token of {name}" for name in names}
     pace = Pace()
     pace.is_slow("wait", SLOW_LOOKS, 0.0)  # so that it is known to wait
@@ -242,7 +242,7 @@ def evaluate(bench, name, work):
 
 
 @pytest.mark.parametrize(("start", "most"), [(compute, 2), (evaluate, 4)])
-def test_heavy_work_is_done_a_few_at_a_time_and_one_name_has_at_most_half_of_the_places(bench, gate, start, most):
+def test_heavy_work_is_limited_and_one_owner_has_half(bench, gate, start, most):
     began, ended, at_once, lock = [], [], [], threading.Lock()
 
     def work(name):
@@ -270,7 +270,7 @@ def test_heavy_work_is_done_a_few_at_a_time_and_one_name_has_at_most_half_of_the
     assert max(at_once) == most
 
 
-def test_evaluators_of_one_name_keep_no_other_from_creating_sessions_and_nobody_from_reading(gate, monkeypatch):
+def test_one_owners_evaluators_block_no_other_owner(gate, monkeypatch):
     monkeypatch.setattr(manager, "HEAVY_BYTES", 0)
     bench = serving.Bench()
     session = bench.create(owner="ann")
@@ -293,7 +293,7 @@ class Numbered:
 
 
 @given(st.data())
-def test_in_a_lane_nobody_overtakes_whoever_waits_for_the_same_share(data):
+def test_a_lane_keeps_the_order_within_a_share(data):
     total = data.draw(st.integers(1, 4), "total")
     per_share = data.draw(st.integers(1, total), "per share")
     lane, started, inside, waiting = Lane(total, per_share, backlog := Backlog()), [], [], []
@@ -321,7 +321,7 @@ def test_in_a_lane_nobody_overtakes_whoever_waits_for_the_same_share(data):
             assert order == sorted(order)
 
 
-def test_who_may_use_the_reserve_only_now_overtakes_nobody_of_its_kind():
+def test_a_job_new_to_the_reserve_overtakes_none_of_its_kind():
     lane, may_use = Lane(1, 1, Backlog()), set()
     lane.keep_reserve(2, may_use.__contains__)
     inside, first, second = (Numbered(number, "ann") for number in range(3))
@@ -332,7 +332,7 @@ def test_who_may_use_the_reserve_only_now_overtakes_nobody_of_its_kind():
     assert lane.leave(inside) == [first, second]
 
 
-def test_who_has_left_the_reserve_takes_no_place_of_others():
+def test_a_call_that_left_the_reserve_takes_no_others_slot():
     lane = Lane(2, 1, Backlog())
     lane.keep_reserve(1, "test".__eq__)
     anns, bobs = [Numbered(number, "ann") for number in range(2)], [Numbered(number, "bob") for number in range(2)]
@@ -344,7 +344,7 @@ def test_who_has_left_the_reserve_takes_no_place_of_others():
     assert lane.leave(bobs[0]) == [bobs[1]]
 
 
-def test_who_was_left_behind_leaves_no_second_place_when_it_ends():
+def test_an_abandoned_call_frees_its_slot_only_once():
     lane = Lane(1, 1, Backlog())
     stuck, *others = (Numbered(number, owner) for number, owner in enumerate(["ann", "bob", "eve"]))
     assert lane.enter(stuck)
@@ -354,7 +354,7 @@ def test_who_was_left_behind_leaves_no_second_place_when_it_ends():
     assert not lane.enter(others[1])
 
 
-def test_heavy_work_that_takes_too_long_is_given_up_and_counts_as_stuck_until_it_ends(gate):
+def test_overdue_heavy_work_counts_as_stuck_until_it_ends(gate):
     bench = serving.Bench(timeout_seconds=0.1)
     slow = compute(bench, "ann", lambda: gate.wait(PATIENCE))
     with pytest.raises(DeadlineError):
@@ -365,7 +365,7 @@ def test_heavy_work_that_takes_too_long_is_given_up_and_counts_as_stuck_until_it
     bench.close()
 
 
-def test_a_large_environment_is_read_as_heavy_work_and_a_small_one_is_not(monkeypatch):
+def test_only_a_large_environment_is_read_as_heavy_work(monkeypatch):
     computed = []
     plain = manager.SessionManager.compute
 
@@ -392,7 +392,7 @@ def test_a_large_environment_is_read_as_heavy_work_and_a_small_one_is_not(monkey
     bench.close()
 
 
-def test_a_call_that_is_answered_without_running_says_nothing_of_its_function():
+def test_an_unrun_call_does_not_rate_its_function():
     with serving.Bench() as bench:
         session = bench.create()
         for _ in range(3 * QUICK_RUNS):

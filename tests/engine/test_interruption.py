@@ -45,7 +45,7 @@ def spin(gate=None):
         pass
 
 
-def test_a_loop_is_ended_and_nothing_behind_it_runs():
+def test_a_loop_is_ended_and_no_code_after_it_runs():
     block, begun, after = Interruptible(), threading.Event(), []
 
     def work():
@@ -72,7 +72,7 @@ def test_a_block_that_is_not_interrupted_ends_as_it_would():
         pass
 
 
-def test_a_function_that_swallows_the_exception_is_still_ended_at_the_end_of_its_block():
+def test_swallowing_the_interruption_only_delays_the_end():
     block, begun, gate, swallowed = Interruptible(), threading.Event(), threading.Event(), []
 
     def work():
@@ -94,7 +94,7 @@ def test_a_function_that_swallows_the_exception_is_still_ended_at_the_end_of_its
     assert swallowed[1] == "went on"
 
 
-def test_whatever_the_function_raises_instead_it_ends_as_interrupted():
+def test_another_exception_still_ends_as_interrupted():
     block, begun = Interruptible(), threading.Event()
 
     def work():
@@ -158,7 +158,7 @@ def test_after_the_block_nothing_is_raised():
     assert after == [*range(1000)]
 
 
-def test_an_interruption_at_the_moment_of_the_end_hits_the_block_or_nothing():
+def test_an_interruption_at_the_end_hits_the_block_or_nothing():
     for _ in range(300):
         block, begun, after = Interruptible(), threading.Event(), []
 
@@ -180,7 +180,7 @@ def test_an_interruption_at_the_moment_of_the_end_hits_the_block_or_nothing():
         assert after.count("behind") == 200
 
 
-def test_an_exception_that_has_not_come_when_the_block_ends_is_taken_back(monkeypatch):
+def test_a_pending_exception_is_cleared_when_the_block_ends(monkeypatch):
     """The interrupter has won the race, but its exception is on its way only when the function has ended."""
     block, begun, gate, order = Interruptible(), threading.Event(), threading.Event(), []
     raise_in = interruption.raise_in
@@ -221,7 +221,7 @@ def test_an_exception_that_has_not_come_when_the_block_ends_is_taken_back(monkey
     assert order == [Interrupted]
 
 
-def test_what_is_still_on_its_way_at_the_end_of_the_block_is_taken_back(monkeypatch):
+def test_a_late_exception_is_cleared_after_the_block(monkeypatch):
     asked = []
     monkeypatch.setattr(interruption, "raise_in", lambda *arguments: asked.append(arguments))
     block, ours = Interruptible(), threading.get_ident()
@@ -253,7 +253,7 @@ def test_server_code_in_a_block_ends_before_it_is_interrupted():
     assert done == [*range(1000)]
 
 
-def test_server_code_that_begins_after_the_interruption_runs_whole():
+def test_server_code_begun_after_the_interruption_completes():
     block, begun, done = Interruptible(), threading.Event(), []
 
     def work():
@@ -381,10 +381,10 @@ print(sum(each for each in range(10_000)))
 """
 
 
-def test_an_exception_that_is_taken_back_leaves_nothing_to_look_for():
+def test_a_cleared_exception_leaves_no_trace():
     ended = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, timeout=PATIENCE, check=True)
     assert ended.stdout.split() == [b"Interrupted", b"49995000"]
 
 
-def test_libraries_may_give_the_interpreters_function_other_types():
+def test_ctypes_signatures_set_by_libraries_do_no_harm():
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_long(0), None) == 0  # there is no such thread

@@ -62,13 +62,13 @@ def hold(bench, session_id, name, **params):
 
 
 @pytest.mark.parametrize("function", ["add", "total", "no such function"])
-def test_the_lease_is_given_back_with_the_last_commit(bench, store, function):
+def test_the_lease_is_released_with_the_last_commit(bench, store, function):
     session_id = bench.create()
     bench.call(session_id, function, **({"amount": 1} if function == "add" else {}))
     assert isinstance(claim(store, session_id), Head)
 
 
-def test_a_lease_without_a_commit_is_given_back_soon(bench, store):
+def test_a_lease_without_a_commit_is_released_soon(bench, store):
     session_id = bench.create()
     with pytest.raises(RpcError):
         bench.call(session_id, "add", {"expected_version": 7}, amount=1)
@@ -84,7 +84,7 @@ def test_a_running_call_keeps_its_lease(bench, store):
     assert isinstance(claim(store, session_id), Head)
 
 
-def test_a_stopping_worker_gives_back_its_leases_and_commits_nothing_more(bench, store):
+def test_a_stopping_worker_releases_leases_and_stops_committing(bench, store):
     session_id = bench.create()
     bench.result(session_id, "add", amount=1)
     gate, _ = hold(bench, session_id, "stopped with")
@@ -96,7 +96,7 @@ def test_a_stopping_worker_gives_back_its_leases_and_commits_nothing_more(bench,
     assert store.get(session_id)[1].version == 1
 
 
-def test_what_a_stopped_worker_still_ran_is_another_workers_now(bench, second):
+def test_calls_of_a_stopped_worker_move_to_another(bench, second):
     session_id = bench.create()
     gate, _ = hold(bench, session_id, "left to the second")
     bench.sessions.queues.stop()
@@ -106,7 +106,7 @@ def test_what_a_stopped_worker_still_ran_is_another_workers_now(bench, second):
 
 
 @pytest.mark.parametrize("error", [OverloadedError("out of reach"), RuntimeError("broken")])
-def test_the_lease_of_a_commit_that_failed_is_given_back_soon(bench, store, error):
+def test_the_lease_of_a_failed_commit_is_released_soon(bench, store, error):
     session_id = bench.create()
     commit = store.commit
 
@@ -121,7 +121,7 @@ def test_the_lease_of_a_commit_that_failed_is_given_back_soon(bench, store, erro
     assert bench.result(session_id, "add", amount=1) == 1
 
 
-def test_a_lease_whose_answer_was_lost_is_given_back(bench, store):
+def test_a_lease_whose_answer_was_lost_is_released(bench, store):
     session_id = bench.create()
     real, lost = store.claim, []
 
@@ -140,7 +140,7 @@ def test_a_lease_whose_answer_was_lost_is_given_back(bench, store):
     assert bench.result(session_id, "add", amount=1) == 1
 
 
-def test_a_worker_does_not_take_its_own_lease_away_from_what_it_runs(store):
+def test_a_worker_keeps_its_own_lease_for_running_calls(store):
     store.create([session := stored()], {}, {})
     made = Leases(store)
     claimed = []
@@ -170,7 +170,7 @@ def test_a_worker_does_not_take_its_own_lease_away_from_what_it_runs(store):
     assert is_free(store, session.id)
 
 
-def test_what_has_become_busy_since_its_lease_was_asked_for_keeps_it(store):
+def test_a_session_that_became_busy_keeps_its_lease(store):
     store.create([session := stored()], {}, {})
     made = Leases(store)
     made.acquire([SessionState(*store.get(session.id))])
@@ -182,7 +182,7 @@ def test_what_has_become_busy_since_its_lease_was_asked_for_keeps_it(store):
     assert is_free(store, session.id)
 
 
-def test_what_is_released_while_the_store_is_told_of_an_earlier_release_is_told_next(store):
+def test_releases_during_a_release_are_sent_next(store):
     store.create([session := stored()], {}, {})
     made = Leases(store)
     first, later = (SessionState(*store.get(session.id)) for _ in range(2))
@@ -203,7 +203,7 @@ def test_what_is_released_while_the_store_is_told_of_an_earlier_release_is_told_
     assert is_free(store, session.id)
 
 
-def test_after_a_lost_world_a_late_release_leaves_the_new_lease_of_the_same_number(store):
+def test_a_late_release_keeps_a_new_lease_of_its_number(store):
     store.create([session := stored()], {}, {})
     made = Leases(store)
     refused, later = (SessionState(*store.get(session.id)) for _ in range(2))
@@ -228,7 +228,7 @@ def test_after_a_lost_world_a_late_release_leaves_the_new_lease_of_the_same_numb
 # Two workers
 
 
-def test_each_worker_goes_on_from_what_the_other_has_committed(bench, second):
+def test_each_worker_continues_from_the_others_commits(bench, second):
     session_id = bench.create()
     assert bench.result(session_id, "add", amount=1) == 1
     assert second.result(session_id, "add", amount=10) == 11
@@ -249,7 +249,7 @@ def test_a_call_waits_for_the_other_workers_call(bench, second):
     assert waiting.result(serving.PATIENCE)["result"] == 4
 
 
-def test_who_was_paused_can_not_commit_to_what_others_have_taken_over(bench, store, second):
+def test_a_paused_worker_cannot_commit_to_lost_sessions(bench, store, second):
     session_id = bench.create()
     gate, call = hold(bench, session_id, "paused", call_id="paused")
     lease = claim(store, session_id)
@@ -325,7 +325,7 @@ def test_a_busy_worker_lets_others_have_their_turn(bench, store, monkeypatch):
     assert third.result(serving.PATIENCE)["result"] == 7
 
 
-def test_a_worker_whose_turn_is_not_over_keeps_its_lease_for_what_waits(bench, store, monkeypatch):
+def test_a_worker_keeps_its_lease_during_its_turn(bench, store, monkeypatch):
     serving.Clock(monkeypatch, queues)
     session_id = bench.create()
     first_gate, first = hold(bench, session_id, "keeps first")
@@ -380,14 +380,14 @@ def watcher(store, monkeypatch):
     return Watcher(store, monkeypatch)
 
 
-def test_a_lease_is_taken_over_when_its_holder_was_seen_dead_for_5_seconds(watcher):
+def test_a_lease_moves_after_5_seconds_without_heartbeats(watcher):
     assert DEAD_SECONDS == 5.0
     began = watcher.clock.monotonic()
     watcher.looks_until_taken(0.02)
     assert 5.0 < watcher.clock.monotonic() - began < 5.1
 
 
-def test_who_waits_goes_on_although_the_holder_can_not_be_asked(watcher, store):
+def test_a_waiting_call_continues_if_the_holder_is_unreachable(watcher, store):
     asked = []
 
     def fail(session_id, _holder):
@@ -399,7 +399,7 @@ def test_who_waits_goes_on_although_the_holder_can_not_be_asked(watcher, store):
     assert asked == [watcher.session_id] * 4
 
 
-def test_the_lease_of_a_holder_that_was_seen_to_end_is_taken_over_at_once(watcher, store):
+def test_the_lease_of_an_ended_worker_moves_at_once(watcher, store):
     other = Leases(store)
     assert not watcher.looks()
     other.holder_ended(OTHER)
@@ -408,7 +408,7 @@ def test_the_lease_of_a_holder_that_was_seen_to_end_is_taken_over_at_once(watche
     assert watcher.looks()
 
 
-def test_a_store_that_is_out_of_reach_is_told_later_who_has_ended(watcher, store):
+def test_an_unreachable_store_learns_later_who_ended(watcher, store):
     other = Leases(store)
     holder_ended = store.holder_ended
 
@@ -424,7 +424,7 @@ def test_a_store_that_is_out_of_reach_is_told_later_who_has_ended(watcher, store
     assert watcher.looks()
 
 
-def test_a_holder_that_shows_that_it_lives_keeps_its_lease(watcher):
+def test_a_holder_with_heartbeats_keeps_its_lease(watcher):
     for _ in range(20):
         for _ in range(20):
             assert not watcher.looks()
@@ -460,7 +460,7 @@ def test_a_worker_sends_heartbeats_even_if_it_has_nothing_to_do(store, monkeypat
     assert DEAD_SECONDS >= 4 * HEARTBEAT_SECONDS  # a single lost heartbeat is nobody's death
 
 
-def test_a_store_that_can_not_be_told_is_logged_once_and_told_later(store, caplog):
+def test_a_failed_end_notice_is_logged_once_and_retried(store, caplog):
     made = Leases(store)
     heartbeat = store.heartbeat
 
@@ -510,7 +510,7 @@ def test_a_worker_that_ends_leaves_nothing_in_a_file(tmp_path):
         assert store._file.read("SELECT * FROM workers") == []
 
 
-def test_what_is_asked_of_a_worker_in_redis_is_forgotten_soon(redis_url):
+def test_lease_requests_in_redis_expire_soon(redis_url):
     client = pytest.importorskip("redis").Redis.from_url(redis_server.emptied(redis_url))
     with contextlib.closing(open_store(redis_url)) as store:
         store.heartbeat("lives")

@@ -64,18 +64,18 @@ def lone(request, monkeypatch):
     made.bench.close()
 
 
-def test_quick_calls_that_come_one_by_one_run_on_the_loops_thread(lone):
+def test_lone_quick_calls_run_on_the_event_loops_thread(lone):
     wait_until(lone.runs_on_the_loop, "a lone call")
     wait_until(lone.runs_on_the_loop, "another")
 
 
-def test_calls_that_come_together_do_not(lone):
+def test_calls_that_come_together_run_on_other_threads(lone):
     with lone.bench.paused():
         calls = [lone.bench.later_call(session, "ident") for session in (lone.session, lone.other)]
     assert lone.loop_thread() not in [call.result(PATIENCE)["result"] for call in calls]
 
 
-def test_a_function_that_suddenly_waits_holds_up_nobody(lone):
+def test_a_quick_function_that_waits_delays_no_others(lone):
     begun, gate = threading.Event(), threading.Event()
     lone.act = lambda: (begun.set(), gate.wait(PATIENCE))
     held = lone.bench.later_call(lone.session, "ident")
@@ -94,7 +94,7 @@ def test_a_function_that_suddenly_waits_holds_up_nobody(lone):
 
 @pytest.mark.parametrize("lone", [{"timeout_seconds": 0.2}], indirect=True)
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_it_is_given_up_at_its_deadline(lone, stubborn):
+def test_a_lone_call_is_abandoned_at_its_deadline(lone, stubborn):
     gate = threading.Event()
 
     def act():
@@ -121,7 +121,7 @@ def test_a_deadline_shorter_than_a_tick_leaves_the_loop_running(lone):
 
 
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
-def test_whatever_it_raises_is_its_failure(lone, raised):
+def test_any_exception_fails_only_the_lone_call(lone, raised):
     def act():
         raise raised("out")
 
@@ -131,7 +131,7 @@ def test_whatever_it_raises_is_its_failure(lone, raised):
     wait_until(lone.runs_on_the_loop, "a lone call")
 
 
-def test_it_may_run_an_event_loop_of_its_own(lone):
+def test_a_lone_call_may_run_its_own_event_loop(lone):
     ran = []
     lone.act = lambda: ran.append(asyncio.run(asyncio.sleep(0, "slept")))
     wait_until(lone.runs_on_the_loop, "a lone call")
@@ -140,7 +140,7 @@ def test_it_may_run_an_event_loop_of_its_own(lone):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system can't fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_process_that_it_forks_runs_no_loop_and_commits_nothing(lone):
+def test_a_process_forked_by_a_lone_call_runs_no_loop(lone):
     children = []
     lone.act = lambda: children.append(os.fork())
     lone.bench.result(lone.session, "ident")
@@ -149,7 +149,7 @@ def test_a_process_that_it_forks_runs_no_loop_and_commits_nothing(lone):
     assert lone.bench.rpc("get_session", session_id=lone.session)["version"] == ENOUGH + 1
 
 
-def test_a_commit_that_takes_long_does_not_hold_up_the_loop(lone):
+def test_a_slow_commit_does_not_block_the_loop(lone):
     begun, gate = threading.Event(), threading.Event()
     real = lone.bench.store.commit
 
@@ -199,7 +199,7 @@ def nap(file: str) -> str:
 
 
 @pytest.mark.parametrize("protocol", ["httptools", "h11"])
-def test_a_real_server_answers_others_while_such_a_function_waits(tmp_path, protocol):
+def test_a_real_server_answers_others_while_a_lone_call_waits(tmp_path, protocol):
     (tmp_path / "packs").mkdir()
     (tmp_path / "packs" / "naps.py").write_text(NAPS)
     variables = http_on(protocol, tmp_path)
@@ -218,7 +218,7 @@ def test_a_real_server_answers_others_while_such_a_function_waits(tmp_path, prot
         assert server.call(session, "nap", file="/") == {"result": "woken", "error": None}
 
 
-def test_a_call_that_was_to_be_next_when_the_server_stops_is_refused_and_not_run(lone):
+def test_a_queued_lone_call_is_refused_at_a_stop(lone):
     ran = []
     lone.act = lambda: ran.append(1)
     body = {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": {"session_id": lone.session}}

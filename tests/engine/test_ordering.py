@@ -88,7 +88,7 @@ def test_a_reset_starts_after_the_commits_of_the_calls_before_it(stored_bench):
     assert behind.result(serving.PATIENCE)["result"] == 11
 
 
-def test_anothers_call_on_a_busy_session_neither_waits_nor_takes_a_place_in_its_queue(make_bench):
+def test_another_owners_call_skips_a_busy_sessions_queue(make_bench):
     bench = make_bench(max_waiting_per_session=1)
     session_id = bench.create(owner="ann")
     gate = serving.gate("busy")
@@ -108,7 +108,7 @@ def test_anothers_call_on_a_busy_session_neither_waits_nor_takes_a_place_in_its_
     assert behind.result(serving.PATIENCE)["result"] == 4
 
 
-def test_who_waits_too_long_for_a_session_may_send_it_again(make_bench):
+def test_a_call_that_waited_too_long_can_be_retried(make_bench):
     bench = make_bench(queue_timeout_seconds=0.1)
     session_id = bench.create()
     gate = serving.gate("queue")
@@ -123,7 +123,7 @@ def test_who_waits_too_long_for_a_session_may_send_it_again(make_bench):
     assert bench.call(session_id, "add", {"call_id": "again"}, amount=7)["result"] == 10
 
 
-def test_a_call_over_the_limit_of_waiting_calls_is_refused_at_once(make_bench):
+def test_a_call_over_the_queue_limit_is_refused_at_once(make_bench):
     bench = make_bench(max_waiting_per_session=3)
     session_id, other = bench.create(), bench.create()
     gate = serving.gate("waiting")

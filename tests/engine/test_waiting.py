@@ -78,7 +78,7 @@ def test_many_waiting_calls_take_no_threads(bench, gate):
 
 
 @pytest.mark.parametrize("how", ["block", "compute", "never"])
-def test_a_blocked_loop_costs_other_sessions_no_call(bench, gate, how, monkeypatch):
+def test_a_blocked_loop_fails_no_call_of_other_sessions(bench, gate, how, monkeypatch):
     """One call blocks on its first step; others have begun to wait, or haven't begun, on the same loop."""
     monkeypatch.setattr(waiting, "INTERRUPTIONS", 4)
     begun = [bench.later_call(bench.create("pauses"), "keep", how="wait", gate=gate) for _ in range(20)]
@@ -101,7 +101,7 @@ def test_a_blocked_loop_costs_other_sessions_no_call(bench, gate, how, monkeypat
     assert not shares(bench, "keep")
 
 
-def test_deadlines_stand_while_another_call_keeps_the_loop(bench, gate):
+def test_deadlines_hold_while_another_call_blocks_the_loop(bench, gate):
     session_ids = [bench.create("pauses") for _ in range(10)]
     begun = [bench.later_call(one, "keep", {"timeout_seconds": 0.5}, how="nap", gate=gate) for one in session_ids]
     wait_until(lambda: pauses.seen.count("naps") == 10, "those that wait")
@@ -113,7 +113,7 @@ def test_deadlines_stand_while_another_call_keeps_the_loop(bench, gate):
     assert [call.result(PATIENCE)["error"] for call in [*begun, bad]] == [None] * 11
 
 
-def test_a_function_that_blocks_for_moments_is_blamed_after_several(bench):
+def test_a_function_is_blamed_after_several_short_blocks(bench):
     calls = [bench.later_call(bench.create("pauses"), "nap") for _ in range(300)]
     assert [call.result(PATIENCE)["result"] for call in calls] == ["here"] * 300
     assert not shares(bench, "nap")
@@ -126,7 +126,7 @@ def test_a_quick_async_function_needs_no_loop_of_its_own():
         assert shares(bench, "at_once")
 
 
-def test_a_session_keeps_its_order(bench, gate):
+def test_async_calls_of_a_session_keep_their_order(bench, gate):
     session_id = bench.create("pauses")
     first = bench.later_call(session_id, "wait", gate=gate)
     wait_until(lambda: waits(bench) == 1, "the wait")
@@ -138,7 +138,7 @@ def test_a_session_keeps_its_order(bench, gate):
 
 
 @pytest.mark.parametrize("how", ["wait", "swallow", "leave", "block", "compute"])
-def test_it_is_answered_at_its_deadline_and_changes_nothing(bench, gate, how, monkeypatch):
+def test_an_overdue_async_call_changes_nothing(bench, gate, how, monkeypatch):
     usual = waiting.BLOCKED_LOOKS
     monkeypatch.setattr(waiting, "BLOCKED_LOOKS", 10**9)  # a loop that is kept for long is interrupted
     clock = Clock(monkeypatch, jobs, threads, waiting)
@@ -178,7 +178,7 @@ class Held:
         return True
 
 
-def test_one_that_does_not_end_is_cancelled_again_a_second_later_each_time():
+def test_an_unending_call_is_cancelled_again_every_second():
     cancelled, settled = [], []
 
     async def hold():
@@ -203,7 +203,7 @@ def test_one_that_does_not_end_is_cancelled_again_a_second_later_each_time():
     own.take_all()
 
 
-def test_its_clock_stands_while_it_waits_for_a_thread_to_go_on():
+def test_the_clock_stops_while_a_call_waits_for_a_thread():
     settled = []
     held, own = Held(asyncio.sleep(0)), waiting.Waiting(settled.append, pace.Pace())
     held.deadline = before = time.monotonic() + PATIENCE
@@ -215,7 +215,7 @@ def test_its_clock_stands_while_it_waits_for_a_thread_to_go_on():
     own.take_all()
 
 
-def test_a_function_that_blocks_holds_up_no_other_one(bench, gate, caplog):
+def test_a_blocking_function_delays_no_other_one(bench, gate, caplog):
     blocked = bench.later_call(bench.create("pauses"), "hang", {"timeout_seconds": 0.2}, how="block", gate=gate)
     wait_until(lambda: not shares(bench, "hang"), "the verdict")
     assert bench.result(bench.create("pauses"), "pause") == "here"
@@ -234,7 +234,7 @@ def test_a_cancelled_call_leaves_no_record(bench, gate):
     assert bench.result(session_id, "note", value="next") == ["next"]
 
 
-def test_what_a_call_leaves_is_cancelled_and_ended_before_its_world_is_kept(bench):
+def test_leftover_tasks_end_before_the_world_is_stored(bench):
     session_id = bench.create("pauses")
     bench.result(session_id, "leave")
     kept = done(bench, session_id)
@@ -244,7 +244,7 @@ def test_what_a_call_leaves_is_cancelled_and_ended_before_its_world_is_kept(benc
     assert done(bench, session_id) == kept
 
 
-def test_a_callback_that_schedules_itself_ends_with_its_call(bench):
+def test_a_self_scheduling_callback_ends_with_its_call(bench):
     session_id = bench.create("pauses")
     for _ in range(2):  # the second call turns the loop once more
         bench.result(session_id, "spin")
@@ -255,7 +255,7 @@ def test_a_callback_that_schedules_itself_ends_with_its_call(bench):
     assert len(first) == count
 
 
-def test_calls_see_nothing_of_one_another(bench, gate):
+def test_waiting_calls_do_not_see_each_other(bench, gate):
     other = bench.later_call(bench.create("pauses"), "wait", gate=gate)
     wait_until(lambda: waits(bench) == 1, "the other one")
     session_id = bench.create("pauses")
@@ -276,7 +276,7 @@ def test_a_function_cannot_stop_or_change_the_loop(bench, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nor_that_of_a_thread_on_which_another_sessions_function_runs_next(method):
+def test_a_function_cannot_change_its_threads_loop(method):
     with ThreadPoolExecutor(1) as thread:
         touched = thread.submit(lambda: coroutines.run_coroutine(pauses.touch_loop(method)))
         with pytest.raises(RuntimeError, match=re.escape(coroutines.REFUSED)):
@@ -286,7 +286,7 @@ def test_nor_that_of_a_thread_on_which_another_sessions_function_runs_next(metho
         thread.submit(coroutines.close_loop).result()
 
 
-def test_a_function_that_hands_work_to_threads_gets_them_and_runs_in_threads_from_then_on(bench):
+def test_a_function_that_uses_threads_runs_in_one_later(bench):
     session_id = bench.create("pauses")
     assert bench.result(session_id, "hand_over") == ["in a thread"]
     wait_until(lambda: not shares(bench, "hand_over"), "the verdict")
@@ -294,7 +294,7 @@ def test_a_function_that_hands_work_to_threads_gets_them_and_runs_in_threads_fro
 
 
 @pytest.mark.parametrize("how", ERRORS)
-def test_an_exception_gives_the_envelope_that_it_gives_on_a_thread(bench, how):
+def test_an_exception_gives_the_same_envelope_as_in_a_thread(bench, how):
     session_id = bench.create("pauses")
     assert waits(bench) == 0
     shared = bench.call(session_id, "fail", how=how)
@@ -304,14 +304,14 @@ def test_an_exception_gives_the_envelope_that_it_gives_on_a_thread(bench, how):
     assert bench.result(session_id, "pause") == "here"  # the loop goes on
 
 
-def test_calls_are_nested_in_either_way(bench):
+def test_sync_and_async_calls_can_be_nested(bench):
     session_id = bench.create("pauses")
     inner = {"$call": {"function": "echo", "args": {"value": {"$call": {"function": "note", "args": {"value": "x"}}}}}}
     assert bench.result(session_id, "echo", value=inner) == ["x"]
     assert bench.result(session_id, "note", value=inner) == ["x", "x", "['x', 'x']"]
 
 
-def test_room_is_limited_and_owners_take_turns(gate, monkeypatch):
+def test_waiting_calls_are_limited_and_owners_take_turns(gate, monkeypatch):
     clock = serving.Clock(monkeypatch, queues)
     with Bench(CATALOG, async_bytes=2**15, tokens=SEVERAL, queue_timeout_seconds=1) as bench:
         bench.sessions.queues.threads._pace.handed_over("wait", "pauses.wait", 2**15)
@@ -334,7 +334,7 @@ def test_room_is_limited_and_owners_take_turns(gate, monkeypatch):
         assert first.result(PATIENCE)["error"] is other.result(PATIENCE)["error"] is None
 
 
-def test_what_waits_when_the_server_stops_is_refused_and_not_committed(bench, gate):
+def test_calls_waiting_at_a_stop_are_not_committed(bench, gate):
     session_id = bench.create("pauses")
     call = bench.later_call(session_id, "wait", gate=gate)
     wait_until(lambda: waits(bench) == 1, "the wait")
@@ -346,7 +346,7 @@ def test_what_waits_when_the_server_stops_is_refused_and_not_committed(bench, ga
     assert bench.store.get(session_id)[1].index == -1
 
 
-def test_a_loop_turns_only_while_calls_wait_on_it_and_its_thread_ends(bench, monkeypatch):
+def test_a_loop_runs_only_while_calls_wait_on_it(bench, monkeypatch):
     monkeypatch.setattr(shared_loop, "IDLE_SECONDS", 0.05)
     session_id = bench.create("pauses")
     for _ in range(3):
@@ -356,7 +356,7 @@ def test_a_loop_turns_only_while_calls_wait_on_it_and_its_thread_ends(bench, mon
         assert not loop.is_running()
 
 
-def test_a_function_is_not_blamed_while_its_loop_has_nothing_to_do(bench):
+def test_a_function_is_not_blamed_while_its_loop_is_idle(bench):
     session_id = bench.create("pauses")
     assert bench.result(session_id, "pause") == "here"
     loop = bench.sessions.queues.threads._calls._loops["pauses.pause"]
@@ -388,7 +388,7 @@ def test_a_function_is_not_blamed_for_collections_of_garbage():
     assert 0 < max(used) < waiting.COMPUTED_SECONDS
 
 
-def test_a_forked_process_runs_no_step_of_another_call(tmp_path):
+def test_a_forked_process_runs_no_other_call(tmp_path):
     marks = tmp_path / "marks"
 
     async def fork():

@@ -69,7 +69,7 @@ def test_an_answer_before_the_call_is_not_recorded(bench):
     assert trace(bench, session_id) == []
 
 
-def test_an_outcome_in_place_of_the_function_s_is_recorded(bench):
+def test_an_outcome_that_replaces_the_functions_is_recorded(bench):
     session_id = bench.create(labels={"faults": "yes"})
     heard = bench.call(session_id, "echo", value="instead")
     assert heard == {"result": "", "error": "TooLargeError: Too much."}
@@ -80,7 +80,7 @@ def test_an_outcome_in_place_of_the_function_s_is_recorded(bench):
 @pytest.mark.parametrize(
     ("how", "heard"), [("hear", ("something else", None)), ("fail", ("", "ConnectionError: The line is dead."))]
 )
-def test_what_is_heard_can_differ_from_what_is_recorded_and_the_repeat_hears_it_too(bench, how, heard):
+def test_an_altered_answer_is_repeated_but_not_recorded(bench, how, heard):
     session_id = bench.create(labels={"faults": "yes"})
     answers = [bench.call(session_id, "echo", {"call_id": "once"}, value=how) for _ in range(2)]
     assert [(answer["result"], answer["error"]) for answer in answers] == [heard] * 2
@@ -88,7 +88,7 @@ def test_what_is_heard_can_differ_from_what_is_recorded_and_the_repeat_hears_it_
     assert (record["error"], record.get("failure")) == (None, None)
 
 
-def test_a_feature_is_asked_once_for_each_session_and_remembers_what_it_has_seen(bench, faults):
+def test_a_hook_is_created_once_per_session_with_its_state(bench, faults):
     mine, other = bench.create(labels={"faults": "yes"}), bench.create()
     for session_id in (mine, other, mine, other, mine):
         bench.call(session_id, "add", amount=1)

@@ -30,7 +30,7 @@ def nothing_changed(bench, session_id, before, version):
 
 
 @pytest.mark.parametrize(("how", "error"), WAYS.items())
-def test_whatever_a_function_raises_undoes_what_it_did(bench, how, error):
+def test_any_exception_undoes_the_functions_changes(bench, how, error):
     session_id = bench.create()
     bench.result(session_id, "add", amount=5)
     before = world(bench, session_id)
@@ -63,7 +63,7 @@ def inner(function, **args):
     return {"$call": {"function": function, "args": args}}
 
 
-def test_an_inner_call_is_undone_with_the_outer_one_in_the_other_toolpack_too(bench):
+def test_an_inner_call_in_another_pack_is_undone_too(bench):
     session_id = bench.create("ledger", "vault")
     before = world(bench, session_id)
     envelope = bench.call(session_id, "add_then", how=inner("echo", value="raise"))
@@ -79,7 +79,7 @@ def test_an_inner_call_is_undone_with_the_outer_one_in_the_other_toolpack_too(be
     nothing_changed(bench, session_id, before, 0)
 
 
-def test_an_inner_call_is_kept_with_the_outer_one_as_one_version(bench):
+def test_an_inner_and_an_outer_call_are_one_version(bench):
     session_id = bench.create("ledger", "vault")
     assert bench.result(session_id, "add", amount=inner("take_gold", amount=3)) == 3
     after = world(bench, session_id)

@@ -46,7 +46,7 @@ def inner(function, **args):
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_change_is_in_the_next_bytes_and_the_next_objects_and_not_in_the_last_bytes(live):
+def test_a_change_is_only_in_the_next_snapshot(live):
     before = snapshot(live=live)
     bytes_before = dict(before.blobs)
     outcome = ran("add", before, amount=2)
@@ -60,7 +60,7 @@ def test_a_change_is_in_the_next_bytes_and_the_next_objects_and_not_in_the_last_
     assert set(outcome.live) == {part}
 
 
-def test_a_read_leaves_no_bytes_and_no_version():
+def test_a_read_creates_no_snapshot_and_no_version():
     outcome = ran("total")
     assert (outcome.result, outcome.changes, outcome.blobs) == (b"5", False, {})
     assert ran("echo", value=inner("total")).changes
@@ -83,7 +83,7 @@ FAILING = [
 
 
 @pytest.mark.parametrize(("function", "kwargs", "failure", "error"), FAILING)
-def test_a_call_that_fails_has_no_bytes_no_objects_and_no_version(function, kwargs, failure, error):
+def test_a_failed_call_has_no_snapshot_and_no_version(function, kwargs, failure, error):
     before = snapshot(live=True)
     outcome = ran(function, before, **kwargs)
     assert outcome.failure.why == failure
@@ -93,7 +93,7 @@ def test_a_call_that_fails_has_no_bytes_no_objects_and_no_version(function, kwar
     assert ran("total", before).result == b"5"
 
 
-def test_arguments_that_do_not_fit_are_listed_and_other_failures_list_nothing():
+def test_only_invalid_arguments_are_listed():
     assert [problem["loc"] for problem in ran("add", amount="x", colour=1).failure.errors] == [["amount"], ["colour"]]
     assert ran("add_then", how="raise").failure.errors is None
     many = ran("add", **{f"wrong {number}": 1 for number in range(1000)})
@@ -101,7 +101,7 @@ def test_arguments_that_do_not_fit_are_listed_and_other_failures_list_nothing():
 
 
 @pytest.mark.parametrize("function", ["add", "total"])
-def test_a_snapshot_that_can_not_be_used_refuses_the_call(function):
+def test_an_unusable_snapshot_refuses_the_call(function):
     def refused(at, codec=CODEC):
         return ran(function, at, codec=codec, **({"amount": 1} if function == "add" else {}))
 
@@ -121,7 +121,7 @@ def test_a_snapshot_that_can_not_be_used_refuses_the_call(function):
         refused(at)
 
 
-def test_a_snapshot_of_a_toolpack_that_is_not_loaded_is_of_other_classes():
+def test_a_snapshot_of_an_unloaded_toolpack_is_refused():
     with pytest.raises(ClassesChangedError, match="'gone' is not loaded any more"):
         CODEC.decode("gone/field", "id", b"")
 
@@ -143,7 +143,7 @@ def test_only_the_functions_own_code_can_be_interrupted():
     assert inside == ["in", "out"]  # arguments are validated outside of it
 
 
-def test_a_plan_knows_what_a_call_reaches_its_deadline_and_whether_it_only_reads():
+def test_a_plan_has_reach_deadline_and_read_only_flag():
     plan = RUNTIME.plan("add", {"amount": inner("take_gold", amount=inner("total"))}, 100)
     assert (plan.toolpack, plan.read_only, plan.timeout_seconds) == ("ledger", False, 30)
     assert plan.footprint == {"ledger": {"ledger"}, "vault": {"vault"}}

@@ -21,7 +21,7 @@ def nested(function, **args):
 
 
 @pytest.mark.parametrize("function", ["plain", "waiting", "dependent"])
-def test_a_call_finds_no_variable_of_other_calls(bench, function):
+def test_a_call_sees_no_variables_of_other_calls(bench, function):
     sessions = [bench.create("variables") for _ in range(2)]
     for _ in range(4):  # an async function goes to the shared loop only once it is known
         for session in sessions:
@@ -30,7 +30,7 @@ def test_a_call_finds_no_variable_of_other_calls(bench, function):
             assert bench.result(session, function).startswith(CLEAN)
 
 
-def test_a_factory_finds_no_variable_of_other_code(bench):
+def test_a_factory_sees_no_variables_of_other_code(bench):
     bench.result(bench.create("variables"), "plain")
     for text in "ab":
         session = bench.create("variables", options={"variables": {"text": text}})
@@ -46,11 +46,11 @@ def test_calls_within_one_call_share_its_variables(bench, inner, outer):
         assert bench.result(session, outer, before=nested(inner)) == f"{CLEAN}{left}"
 
 
-def test_a_function_finds_what_its_dependency_has_set(bench):
+def test_a_function_sees_variables_set_by_its_dependency(bench):
     assert bench.result(bench.create("variables"), "dependent") == f"{CLEAN}, {LEFT_BY.format('dependency')}"
 
 
-def test_an_evaluator_finds_no_variable_of_calls(bench):
+def test_an_evaluator_sees_no_variables_of_calls(bench):
     session = bench.create("variables")
     bench.result(session, "plain")
     for _ in range(2):

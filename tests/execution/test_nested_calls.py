@@ -44,7 +44,7 @@ def of(record):
     return [(each["function"], each["result"], each["error"], each.get("parent")) for each in record["nested"]]
 
 
-def test_each_nested_call_stands_in_the_record_in_the_order_in_which_they_ran(bench):
+def test_nested_calls_are_recorded_in_the_order_they_ran(bench):
     session_id = bench.create()
     bench.result(session_id, "add", amount=5)
     assert "nested" not in last(bench, session_id)
@@ -56,7 +56,7 @@ def test_each_nested_call_stands_in_the_record_in_the_order_in_which_they_ran(be
     assert record["kwargs"] == {"amount": nested("echo", value=value)}
 
 
-def test_results_are_recorded_as_they_were_when_the_outer_function_got_them(bench):
+def test_nested_results_are_recorded_before_later_changes(bench):
     session_id = bench.create()
     bench.result(session_id, "append_to", target=nested("get_ledger"), amount=7)
     ((_, result, _, _),) = of(last(bench, session_id))
@@ -73,9 +73,7 @@ def test_results_are_recorded_as_they_were_when_the_outer_function_got_them(benc
         ("echo", {"value": nested("total"), "more": nested("total")}, [0, 0]),
     ],
 )
-def test_where_a_call_fails_its_nested_calls_are_shown_and_those_without_a_result_have_its_error(
-    bench, function, kwargs, returned
-):
+def test_a_failed_calls_record_has_its_nested_calls(bench, function, kwargs, returned):
     session_id = bench.create()
     error = bench.call(session_id, function, **kwargs)["error"]
     found = [(each["result"], each["error"]) for each in last(bench, session_id)["nested"]]
@@ -93,7 +91,7 @@ def test_a_missed_deadline_hides_no_nested_call(bench):
     ]
 
 
-def test_what_is_too_long_is_cut_and_no_nested_call_is_left_out(bench):
+def test_long_values_are_cut_but_all_nested_calls_recorded(bench):
     session_id = bench.create()
     big = "x" * 3000
     assert bench.call(session_id, "fail", text=nested("echo", value=nested("echo", value=big)))["error"]
@@ -105,20 +103,20 @@ def test_what_is_too_long_is_cut_and_no_nested_call_is_left_out(bench):
     assert len(last(bench, session_id)["nested"]) == MAX_NESTED_CALLS
 
 
-def test_a_result_without_a_json_form_is_passed_on_and_shown_by_its_type(bench):
+def test_a_nested_result_without_json_is_shown_by_type(bench):
     session_id = bench.create()
     assert bench.result(session_id, "echo", value=nested("add_and_return", what="none")) is None
     assert bench.call(session_id, "echo", value=nested("add_and_return", what="object"))["error"]
     assert of(last(bench, session_id)) == [("add_and_return", {"$type": "object"}, None, None)]
 
 
-def test_a_result_that_can_be_read_once_is_left_to_the_outer_function(bench):
+def test_a_one_time_iterator_is_left_to_the_outer_function(bench):
     session_id = bench.create()
     assert bench.result(session_id, "echo", value=nested("add_and_return", what="iterator")) == [1_000_000]
     assert of(last(bench, session_id)) == [("add_and_return", {"$type": "generator"}, None, None)]
 
 
-def test_results_take_no_more_memory_together_than_one_may(bench):
+def test_nested_results_share_the_memory_limit_of_one(bench):
     world = World(None, Snapshot({}, {}), ExecutionContext(bench.service.codec, 100), None, nested_bytes_left=100)
     for _ in range(3):
         world.add_nested_result("x" * 60)
@@ -127,7 +125,7 @@ def test_results_take_no_more_memory_together_than_one_may(bench):
     assert [each.keys() for each in others] == [{"$cut"}] * 2
 
 
-def test_too_many_nested_calls_are_refused_before_one_of_them_runs(bench):
+def test_too_many_nested_calls_are_refused_before_they_run(bench):
     session_id = bench.create()
     many = {f"number {place}": nested("add", amount=1) for place in range(MAX_NESTED_CALLS + 1)}
     text = f"ValidationError: {MAX_NESTED_CALLS + 1} calls are nested in this one; {MAX_NESTED_CALLS} are allowed: "
@@ -139,7 +137,7 @@ def test_too_many_nested_calls_are_refused_before_one_of_them_runs(bench):
     assert refused(-32004, bench.rpc, "run_function", **request).data["errors"][0]["type"] == "too_many_calls"
 
 
-def test_a_bundle_has_them_and_is_refused_where_they_do_not_fit_together(bench):
+def test_a_bundle_with_inconsistent_nested_calls_is_refused(bench):
     session_id = bench.create()
     bench.result(session_id, "add", amount=nested("echo", value=nested("total")))
     moved = bench.rpc("import_bundle", bundle=bench.rpc("export_bundle", session_id=session_id)["bundle"])
@@ -153,7 +151,7 @@ def test_a_bundle_has_them_and_is_refused_where_they_do_not_fit_together(bench):
             record_of({**record, "nested": [{**first, "parent": parent}, second]}, kinds)
 
 
-def test_what_a_toolpack_hands_to_another_one_is_a_copy(make_bench):
+def test_toolpacks_exchange_copies(make_bench):
     bench = make_bench(load_catalog((PACKS,), ("shop", "ledger")), packs=("shop", "ledger"))
     session_id = bench.create("shop", "ledger")
     bench.result(session_id, "pay", to="Ann")
@@ -166,7 +164,7 @@ def test_what_a_toolpack_hands_to_another_one_is_a_copy(make_bench):
     assert bench.result(session_id, "payments") == [*paid, {"to": "Bob", "amount": 1}]
 
 
-def test_a_replay_runs_them_again(bench):
+def test_a_replay_runs_nested_calls_again(bench):
     session_id = bench.create()
     bench.result(session_id, "add", amount=nested("add", amount=nested("echo", value=3)))
     bench.call(session_id, "none", value=nested("total"))

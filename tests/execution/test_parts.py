@@ -114,7 +114,7 @@ def fields(parts: dict[str, Any]) -> set[str]:
     return {part.partition("/")[2] for part in parts}
 
 
-def test_fields_that_one_function_uses_are_one_part_and_the_rest_is_another():
+def test_fields_used_by_one_function_are_one_part():
     assert fields(divide(desk(), Desk())) == {"notes", "pinned", "drafts,names", "unused"}
 
 
@@ -126,7 +126,7 @@ def test_fields_that_share_an_object_are_one_part():
     assert fields(divide(desk(), shared)) == {"notes,drafts,names", "pinned", "unused"}
 
 
-def test_a_private_attribute_that_shares_an_object_with_a_field_is_in_its_part():
+def test_a_private_attribute_joins_the_part_it_shares_with():
     class Counting(Desk):
         pass
 
@@ -146,7 +146,7 @@ class Knotted(TaskEnvironment):
     names: set[str] = Field(default_factory=set)
 
 
-def test_an_environment_that_something_refers_back_to_is_one_part():
+def test_a_back_reference_makes_an_environment_one_part():
     environment = Knotted()
     environment.notes.append(environment)
     assert list(divide(desk(environment=Knotted), environment)) == ["desk"]
@@ -161,7 +161,7 @@ def count_up(count: Annotated[int, Depends("count")]) -> int:
     return count
 
 
-def test_what_refers_back_to_an_environment_refers_to_what_can_not_change_in_it_too():
+def test_a_back_reference_reaches_immutable_fields_too():
     environment = Counted()
     environment.notes.append(environment)
     assert list(divide(desk(count_up, environment=Counted), environment)) == ["desk"]
@@ -187,7 +187,7 @@ def property_dependency(both: Annotated[Any, Depends("both")]) -> int:
     return len(both)
 
 
-def test_a_dependency_on_a_property_makes_an_environment_one_part():
+def test_a_property_dependency_makes_an_environment_one_part():
     assert list(divide(desk(property_dependency, environment=WithProperty), WithProperty())) == ["desk"]
 
 
@@ -317,7 +317,7 @@ def test_nested_calls_can_make_parts_share_objects(parted):
     assert parted.result(session, "count_notes") == 2
 
 
-def test_a_function_without_dependencies_changes_what_an_inner_call_gave_it(parted):
+def test_a_function_may_change_an_inner_calls_result(parted):
     session = parted.create("desk")
     parted.result(session, "add_note", text="a")
     assert parted.result(session, "reply", note={"$call": {"function": "last_note", "args": {}}}, text="r") == "a"
@@ -335,7 +335,7 @@ def peek(notes: Notes, pinned: Pinned) -> int:
     return len(notes) + len(pinned)
 
 
-def test_a_session_continues_when_an_edited_toolpack_joins_two_parts(tmp_path, make_bench):
+def test_a_session_continues_when_an_edit_joins_two_parts(tmp_path, make_bench):
     url = f"sqlite:///{tmp_path / 'sessions.db'}"
     first = make_bench(Catalog({"desk": desk()}), url)
     session = first.create("desk")
@@ -375,7 +375,7 @@ def remember(value: Any) -> Any:
         ("pin", {"note": {"$call": {"function": "last_note", "args": {}}}}),
     ],
 )
-def test_the_objects_that_a_call_leaves_equal_their_bytes_whatever_was_put_together(function, kwargs):
+def test_objects_after_a_call_equal_their_snapshot(function, kwargs):
     edited = desk(move_pins)
     edited.function(read_only=True)(peek)
     catalog = Catalog({"desk": edited, "other": Toolpack("other", functions=[remember])})
@@ -407,7 +407,7 @@ CALLS = st.lists(
 
 @given(CALLS, st.sampled_from([0, 2**20]))
 @settings(max_examples=60)
-def test_a_session_in_parts_equals_one_environment_in_one_process(calls, cache_bytes):
+def test_a_session_in_parts_equals_a_whole_environment(calls, cache_bytes):
     bench = serving.Bench(Catalog({"desk": desk()}), cache_bytes=cache_bytes)
     environment, runtime = Desk(), FunctionsRuntime()
     for function in [*FUNCTIONS, count_notes]:

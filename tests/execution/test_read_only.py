@@ -37,7 +37,7 @@ def seen(bench, session_id):
         ("sort_argument", {"argument": {"$call": {"function": "get_shelf", "args": {}}}}, "env.shelf.books[0]"),
     ],
 )
-def test_the_envelope_names_function_and_path_and_nothing_stays(bench, function, kwargs, path):
+def test_a_write_in_a_read_only_function_is_named_and_undone(bench, function, kwargs, path):
     session_id = bench.create("liars", environment={"liars": {"seen": ["b", "a"], "shelf": {"books": ["b", "a"]}}})
     before = bench.rpc("get_environment", session_id=session_id)
     answer = bench.call(session_id, function, **kwargs)
@@ -50,7 +50,7 @@ def test_the_envelope_names_function_and_path_and_nothing_stays(bench, function,
 
 
 @serving.in_both
-def test_from_then_on_it_counts_as_changing(bench, caplog):
+def test_a_caught_function_counts_as_changing_from_then_on(bench, caplog):
     session_id = bench.create("liars")
     with caplog.at_level(logging.WARNING, "toolpack_server"):
         assert bench.call(session_id, "search", word="a")["error"].startswith("ReadOnlyError")
@@ -66,7 +66,7 @@ def test_from_then_on_it_counts_as_changing(bench, caplog):
 
 
 @serving.in_both
-def test_with_raise_on_error_it_is_a_function_that_raised(bench):
+def test_with_raise_on_error_a_caught_function_raises(bench):
     session_id = bench.create("liars")
     error = serving.refused(
         -32002, bench.rpc, "run_function", session_id=session_id, function="look", raise_on_error=True
@@ -78,7 +78,7 @@ def test_with_raise_on_error_it_is_a_function_that_raised(bench):
 
 
 @serving.in_both
-def test_a_nested_call_of_it_ends_the_outer_one(bench):
+def test_a_caught_nested_function_fails_the_outer_call(bench):
     session_id = bench.create("liars", "ledger")
     inner = {"$call": {"function": "search", "args": {"word": "a"}}}
     answer = bench.call(session_id, "add", amount=inner)
@@ -90,7 +90,7 @@ def test_a_nested_call_of_it_ends_the_outer_one(bench):
 
 
 @serving.in_both
-def test_after_a_changing_call_it_is_compared_with_what_that_has_left(bench):
+def test_a_read_is_compared_with_the_state_after_inner_calls(bench):
     session_id = bench.create("liars")
     see = {"$call": {"function": "see_word", "args": {"word": "a"}}}
     answer = bench.call(session_id, "search", word=see)
@@ -150,7 +150,7 @@ def called(tally, clock, times, seconds, compared_seconds):
 
 @settings(deadline=None)
 @given(seconds=st.floats(1e-5, 1), compared_seconds=st.floats(1e-5, 1), times=st.integers(1, 400))
-def test_comparing_takes_its_share_and_no_more(seconds, compared_seconds, times):
+def test_comparing_stays_within_its_share_of_time(seconds, compared_seconds, times):
     with pytest.MonkeyPatch.context() as patch:
         clock = serving.Clock(patch, read_only_checks)
         tally = ReadOnlyChecks()
@@ -160,7 +160,7 @@ def test_comparing_takes_its_share_and_no_more(seconds, compared_seconds, times)
         assert spent[1] <= SHARE * (spent[0] + spent[1] + sum(first)) + 1e-9
 
 
-def test_comparing_takes_its_share_of_the_time_of_each_function(monkeypatch):
+def test_comparing_has_a_share_of_each_functions_time(monkeypatch):
     """However much time passes: a function that is seldom called and quick isn't made slow."""
     clock = serving.Clock(monkeypatch, read_only_checks)
     tally = ReadOnlyChecks()
@@ -172,7 +172,7 @@ def test_comparing_takes_its_share_of_the_time_of_each_function(monkeypatch):
     assert 0.001 <= spent[1] <= SHARE * (1.01 + spent[1])
 
 
-def test_functions_that_wait_at_the_same_time_have_one_share_of_the_time(monkeypatch):
+def test_waiting_functions_share_one_budget_for_comparing(monkeypatch):
     clock = serving.Clock(monkeypatch, read_only_checks)
     tally = ReadOnlyChecks()
     compared, began = 0.0, clock.monotonic()

@@ -28,7 +28,7 @@ def test_a_function_is_described_as_agentdojo_describes_it(function):
         assert getattr(ours, field) == getattr(theirs, field), field
 
 
-def test_agentdojos_ready_functions_are_registered_as_they_are():
+def test_agentdojos_functions_are_registered_unchanged():
     class Bank(TaskEnvironment):
         bank_account: BankAccount
 
@@ -54,7 +54,7 @@ def test_without_an_environment_there_are_no_dependencies():
             theirs.run_function(None, "get_balance", {}, raise_on_error=raise_on_error)
 
 
-def test_a_dependency_of_a_ready_function_must_name_something_that_the_environment_has():
+def test_a_functions_dependency_must_name_a_field():
     ready = agentdojo.make_function(get_balance)
     with pytest.raises(RegistrationError, match="depends on `bank_account`, which World doesn't have"):
         Toolpack("pack", functions.World).register_function(ready)

@@ -266,7 +266,7 @@ def pay(amount: Annotated[float, Field(gt=0)]):
 
 
 @pytest.mark.parametrize("text", ["nan", "-Infinity", "inf", "1e999"])
-def test_no_door_lets_nan_into_a_float(make_bench, text):
+def test_no_protocol_lets_nan_into_a_float(make_bench, text):
     purse, account = Toolpack("purse", open_purse, [pay]), Toolpack.from_class("account", Account)
     both = Toolpack.from_classes("both", {"first": Account})
     bench = make_bench(Catalog({pack.name: pack for pack in (purse, account, both)}))
@@ -282,7 +282,7 @@ def test_no_door_lets_nan_into_a_float(make_bench, text):
     refused(-32602, bench.create, "purse", environment={"purse": {"balance": text}})
 
 
-def test_ready_functions_of_agentdojos_refuse_nan_too():
+def test_agentdojos_functions_refuse_nan_too():
     ready = SimpleNamespace(
         name="pay",
         description="Pay.",

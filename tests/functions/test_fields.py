@@ -193,7 +193,7 @@ def test_a_default_that_json_lacks_is_not_shown_as_null():
     assert FunctionsRuntime([function.function]).run_function(None, "find", {}) == (math.inf, None)
 
 
-def test_a_line_that_begins_with_a_colon_is_part_of_the_description():
+def test_a_line_with_a_leading_colon_is_description():
     def find(text: str, limit: int):
         """Find what matters.
 
@@ -223,7 +223,7 @@ class Loose(BaseModel, extra="allow"):
     name: str
 
 
-def test_a_model_that_takes_unknown_keys_is_found_behind_any_name():
+def test_a_model_with_extra_keys_is_found_under_any_name():
     class Outer(BaseModel):
         metadata: Loose
 

@@ -120,7 +120,7 @@ def runtime():
     return made
 
 
-def test_a_function_changes_the_environment_that_is_given(runtime):
+def test_a_function_changes_the_passed_environment(runtime):
     world = World()
     assert runtime.run_function(world, "send", {"recipient": "x", "amount": 30}) == (70.0, None)
     assert world.account.balance == 70
@@ -226,7 +226,7 @@ def test_without_an_environment_there_are_no_dependencies(runtime):
     assert runtime.run_function(None, "send", {})[1].startswith("ValidationError: ")
 
 
-def test_a_hidden_default_is_copied_for_each_call_unless_it_cannot_be():
+def test_a_hidden_default_is_copied_per_call_if_possible():
     sentinel, lock = object(), threading.Lock()
 
     def collect(item: str, seen: list[str] = [], mark: Any = sentinel, guard: Any = lock) -> Any:  # noqa: B006
@@ -467,7 +467,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("function", "says"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
-def test_what_cannot_be_offered_is_refused_with_file_function_and_remedy(function, says):
+def test_an_unusable_function_is_refused_with_file_and_remedy(function, says):
     with pytest.raises(RegistrationError) as refused:
         FunctionsRuntime().register_function(function)
     assert says in str(refused.value)
@@ -478,7 +478,7 @@ def test_what_cannot_be_offered_is_refused_with_file_function_and_remedy(functio
     assert says in str(placed.value)
 
 
-def test_a_dependency_must_name_something_that_the_environment_has():
+def test_a_dependency_must_name_a_field_of_the_environment():
     def lost(thing: Annotated[Any, Depends("acount")]) -> None:
         """Do it."""
 
@@ -499,7 +499,7 @@ def test_a_deadline_is_above_0(seconds):
         Toolpack("pack", World).function(timeout_seconds=seconds)(describe)
 
 
-def test_what_has_no_name_cannot_be_registered():
+def test_a_function_without_a_name_is_refused():
     import functools  # noqa: PLC0415
 
     with pytest.raises(RegistrationError, match="has no name: wrap it"):

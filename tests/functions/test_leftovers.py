@@ -40,7 +40,7 @@ def open_gate(name):
 
 
 @pytest.mark.parametrize("leave", LEAVE)
-def test_what_leftover_work_changes_reaches_no_later_call(bench, gate, leave):
+def test_leftover_works_changes_reach_no_later_call(bench, gate, leave):
     session_id = bench.create("stragglers")
     for line in ("one", "two"):  # the second time, an executor has its thread already
         bench.result(session_id, "write", line=line)
@@ -62,7 +62,7 @@ def test_leftover_work_is_counted_until_it_ends(bench, gate, leave):
     wait_until(lambda: leftover_threads() == 0)
 
 
-def test_work_that_is_awaited_leaves_nothing_and_keeps_the_live_objects(bench):
+def test_awaited_work_leaves_nothing_and_keeps_live_objects(bench):
     session_id = bench.create("stragglers")
     thawed = []
     decode = bench.sessions._context.codec.decode
@@ -72,7 +72,7 @@ def test_work_that_is_awaited_leaves_nothing_and_keeps_the_live_objects(bench):
 
 
 @pytest.mark.parametrize("begin", [Bench, lambda: Session(stragglers.toolpack)], ids=["bench", "session of a test"])
-def test_no_function_has_left_a_server_behind_that_began_meanwhile(begin):
+def test_a_server_started_meanwhile_is_no_leftover(begin):
     watch = Watch()
     server = begin()
     assert not watch.leaves_work(["a toolpack that nothing else uses"])

@@ -59,7 +59,7 @@ class Client(threading.Thread):
                 self.acknowledged.append((session_id, call_id, serving.result_of(reply.content)["result"]))
 
 
-def test_killed_amid_concurrent_calls_nothing_acknowledged_is_lost(tmp_path):
+def test_a_kill_during_concurrent_calls_loses_no_answered_one(tmp_path):
     with server_process.served(tmp_path) as server:
         sessions = [server.rpc("create_session", toolpacks=["ledger"])["session_id"] for _ in range(SESSIONS)]
         clients = [Client(server.url, sessions, number) for number in range(1, CLIENTS + 1)]
@@ -107,7 +107,7 @@ def test_sqlite_in_the_data_directory_is_the_default(tmp_path):
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_backup_of_a_server_that_runs_is_restored(tmp_path, workers):
+def test_a_backup_of_a_running_server_is_restored(tmp_path, workers):
     with server_process.served(tmp_path, "--workers", workers) as server:
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         assert server.call(session_id, "add", amount=1)["result"] == 1
@@ -142,7 +142,7 @@ class Hostile:
         return open, (self.path, "w")
 
 
-def test_a_hostile_pickle_in_the_store_is_an_error_and_runs_nothing(tmp_path):
+def test_a_hostile_pickle_in_the_store_runs_nothing(tmp_path):
     trap = tmp_path / "it ran"
     payload = pickle.dumps(Hostile(str(trap)))
     forgeries = [
@@ -211,7 +211,7 @@ def end(really: bool) -> str:
 '''
 
 
-def test_an_agent_cannot_end_one_worker_after_the_other_by_new_call_ids(tmp_path):
+def test_new_call_ids_do_not_let_an_agent_end_more_workers(tmp_path):
     (tmp_path / "packs").mkdir()
     (tmp_path / "packs" / "fatal.py").write_text(FATAL)
     flags = ["--pack-dir", str(tmp_path / "packs"), "--packs", "fatal"]

@@ -114,7 +114,7 @@ def _run(coroutine):
     return ended.value.value
 
 
-def test_at_sigterm_a_worker_says_so_and_waits_for_running_calls(server, clock):
+def test_at_sigterm_a_worker_logs_it_and_waits_for_calls(server, clock):
     assert not server.tick()
     assert not server.told
     server.handle_exit(signal.SIGTERM, None)
@@ -126,13 +126,13 @@ def test_at_sigterm_a_worker_says_so_and_waits_for_running_calls(server, clock):
     assert server.tick()
 
 
-def test_what_runs_for_longer_than_that_is_given_up(server, clock):
+def test_calls_that_outlast_the_drain_are_abandoned(server, clock):
     server.handle_exit(signal.SIGTERM, None)
     clock.move(8.1)
     assert server.tick()
 
 
-def test_at_a_second_ctrl_c_a_worker_waits_no_longer(server, clock):
+def test_a_second_ctrl_c_ends_a_worker_at_once(server, clock):
     server.handle_exit(signal.SIGINT, None)
     clock.move(0.1)
     assert not server.tick()
@@ -151,7 +151,7 @@ def test_a_second_sigterm_changes_nothing(server, clock):
     assert server.tick()
 
 
-def test_a_request_that_is_being_answered_is_waited_for(server):
+def test_a_worker_waits_for_an_answer_being_sent(server):
     server.gateway.answering = 1
     server.sessions.idle = True
     server.handle_exit(signal.SIGTERM, None)
@@ -160,7 +160,7 @@ def test_a_request_that_is_being_answered_is_waited_for(server):
     assert server.tick()
 
 
-def test_a_worker_with_too_many_stuck_threads_goes_on_until_it_is_retired(server):
+def test_an_unfit_worker_serves_until_it_is_retired(server):
     server.sessions.stuck = server.gateway.service.settings.max_stuck_threads
     assert not server.tick()
     assert not server._pipe.unfit
@@ -182,7 +182,7 @@ class Connection:
     cycle = upgraded = None
 
 
-def test_a_retired_worker_waits_for_its_connections_and_the_time_that_they_have_is_bounded(server, clock):
+def test_a_retired_worker_waits_a_bounded_time_for_connections(server, clock):
     server.server_state.connections.add(Connection())
     server.sessions.idle = server._pipe.retired = True
     server.gateway.service.settings = Settings(workers=2, drain_seconds=8)
@@ -193,7 +193,7 @@ def test_a_retired_worker_waits_for_its_connections_and_the_time_that_they_have_
     assert server.tick()
 
 
-def test_a_retired_worker_waits_for_a_connection_that_it_has_accepted_just_before(server, clock):
+def test_a_retired_worker_waits_for_a_new_connection(server, clock):
     server.sessions.idle = server._pipe.retired = True
     server.gateway.service.settings = Settings(workers=2, drain_seconds=8)
     assert not server.tick()
@@ -204,7 +204,7 @@ def test_a_retired_worker_waits_for_a_connection_that_it_has_accepted_just_befor
     assert server.tick()
 
 
-def test_a_retired_worker_that_keeps_the_store_from_the_next_waits_less(server, clock):
+def test_a_retired_worker_that_blocks_the_store_waits_less(server, clock):
     server.server_state.connections.add(Connection())
     server.sessions.idle = server._pipe.retired = True
     assert not server.tick()
@@ -212,7 +212,7 @@ def test_a_retired_worker_that_keeps_the_store_from_the_next_waits_less(server, 
     assert server.tick()
 
 
-def test_a_worker_that_ends_is_watched_no_longer(server):
+def test_a_worker_that_ended_is_no_longer_watched(server):
     server.tick()
     assert server._pipe._turned is not None
     server.handle_exit(signal.SIGTERM, None)
@@ -221,7 +221,7 @@ def test_a_worker_that_ends_is_watched_no_longer(server):
     assert server._pipe._turned is None
 
 
-def test_draining_answers_with_503_what_is_new(make_bench):
+def test_new_requests_during_a_drain_get_503(make_bench):
     bench = make_bench()
     app = create_app(bench.service)
     app.state.gateway.ready = True
@@ -313,7 +313,7 @@ def waiting(request, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopping_server_is_not_ready_answers_what_runs_and_exits_with_0(waiting, number):
+def test_a_stopping_server_answers_running_calls_and_exits_0(waiting, number):
     waiting.begin()
     waiting.process.send_signal(number)
     wait_until(lambda: waiting.status("/readyz") == 503, "the word that it stops")
@@ -325,7 +325,7 @@ def test_a_stopping_server_is_not_ready_answers_what_runs_and_exits_with_0(waiti
 
 
 @pytest.mark.parametrize("flags", [["--store", "memory:"], []], ids=["one process", "supervised"])
-def test_a_server_that_leaves_is_not_ready_and_serves_on(tmp_path, flags):
+def test_a_server_in_shutdown_delay_serves_but_is_not_ready(tmp_path, flags):
     waiting = Waiting(tmp_path, *flags, SHUTDOWN_DELAY_SECONDS="600")
     try:
         session = waiting.rpc(waiting.http, "create_session")["session_id"]  # on a connection that is kept
@@ -344,7 +344,7 @@ def test_a_server_that_leaves_is_not_ready_and_serves_on(tmp_path, flags):
         waiting.end()
 
 
-def test_two_ctrl_c_end_a_server_whatever_runs(tmp_path):
+def test_two_ctrl_c_end_a_server_despite_running_calls(tmp_path):
     waiting = Waiting(tmp_path, "--store", "memory:", DRAIN_SECONDS="600")
     try:
         waiting.begin()
@@ -409,14 +409,14 @@ def watch(keeper, seconds):
     keeper.clock.move(seconds)
 
 
-def test_workers_that_live_are_left_alone(keeper):
+def test_live_workers_are_left_alone(keeper):
     before = [*keeper._children]
     watch(keeper, 4.9)
     keeper._replace_workers()
     assert keeper._children == before
 
 
-def test_a_worker_that_was_silent_for_5_seconds_is_killed_and_replaced(keeper, caplog):
+def test_a_worker_silent_for_5_seconds_is_replaced(keeper, caplog):
     assert HANG_SECONDS == 5.0
     silent, other = keeper._children
     silent.silence = silent.quiet = 5.1
@@ -430,7 +430,7 @@ def test_a_worker_that_was_silent_for_5_seconds_is_killed_and_replaced(keeper, c
     assert "hung for 5 s and was killed" in caplog.text
 
 
-def test_a_worker_that_is_silent_while_it_imports_is_killed_after_30_seconds(keeper):
+def test_a_worker_silent_during_imports_is_killed_after_30_s(keeper):
     assert LOADING_SECONDS == 30.0
     silent = keeper._children[0]
     for silence in (29.9, 30.1):
@@ -439,7 +439,7 @@ def test_a_worker_that_is_silent_while_it_imports_is_killed_after_30_seconds(kee
         assert silent.ended is (silence > LOADING_SECONDS)
 
 
-def test_a_worker_that_got_no_turn_on_a_busy_machine_is_left_alone_for_a_minute(keeper):
+def test_a_starved_worker_gets_a_minute(keeper):
     starved = keeper._children[0]
     starved.served, starved.silence = True, 4.9
     for quiet in (59.0, 61.0):
@@ -449,7 +449,7 @@ def test_a_worker_that_got_no_turn_on_a_busy_machine_is_left_alone_for_a_minute(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system doesn't tell what a process does")
-def test_silence_counts_while_a_process_waits_and_else_what_it_has_had_of_a_processor():
+def test_silence_counts_sleep_and_cpu_time():
     code = "import sys\nprint(flush=True)\n{}"
     for action, waits in (("sys.stdin.read()", True), ("while True: pass", False)):
         with subprocess.Popen(
@@ -467,7 +467,7 @@ def test_silence_counts_while_a_process_waits_and_else_what_it_has_had_of_a_proc
     assert activity.counted(1000.0) == 1000.0  # the system tells nothing any more
 
 
-def test_workers_that_serve_are_told_which_others_have_ended(keeper):
+def test_serving_workers_are_told_which_others_ended(keeper):
     dead, other = keeper._children
     other.served = True
     dead.die(-9)
@@ -477,7 +477,7 @@ def test_workers_that_serve_are_told_which_others_have_ended(keeper):
     assert other.heard == [pipe.ENDED + dead.holder.encode()]
 
 
-def test_if_none_serves_those_that_do_later_are_told_which_have_ended(keeper):
+def test_new_workers_are_told_which_workers_ended_before(keeper):
     dead = [*keeper._children]
     for child in dead:
         child.served = True
@@ -492,7 +492,7 @@ def test_if_none_serves_those_that_do_later_are_told_which_have_ended(keeper):
         assert child.heard == [pipe.ENDED + ended.holder.encode() for ended in dead]
 
 
-def test_while_the_supervisor_itself_stands_still_no_worker_is_silent(keeper, monkeypatch):
+def test_a_supervisors_own_pause_makes_no_worker_silent(keeper, monkeypatch):
     monkeypatch.setattr(supervisor, "wait", lambda _pipes, _seconds: keeper.clock.move(3600))
     keeper._wait()
     assert {child.silence for child in keeper._children} == {LOOK_SECONDS}
@@ -510,7 +510,7 @@ def test_a_worker_that_ended_is_replaced(keeper, code, caplog):
     assert f"Worker 1 exited with status {code}; starting a replacement." in caplog.text
 
 
-def test_a_worker_that_can_not_start_ends_the_server_unless_one_has_served(keeper):
+def test_a_failed_start_ends_a_server_that_never_served(keeper):
     keeper._children[0].die(START_FAILED)
     keeper._served = True
     keeper._replace_workers()
@@ -521,7 +521,7 @@ def test_a_worker_that_can_not_start_ends_the_server_unless_one_has_served(keepe
         keeper._replace_workers()
 
 
-def test_a_worker_that_has_loaded_other_toolpacks_ends_the_server_unless_others_serve(keeper, caplog):
+def test_a_worker_with_other_packs_ends_a_server_without_others(keeper, caplog):
     first, second = keeper._children
     first.served = second.served = keeper._served = True
     first.die(OUTDATED)
@@ -535,7 +535,7 @@ def test_a_worker_that_has_loaded_other_toolpacks_ends_the_server_unless_others_
         keeper._replace_workers()
 
 
-def test_the_log_says_what_a_worker_was_running_when_it_ended(keeper, caplog):
+def test_the_log_names_the_calls_of_an_ended_worker(keeper, caplog):
     running = keeper._metrics.running.of_row(0)
     places = [running.begin("ledger", name, 1) for name in ("total", "add", "total", "gone")]
     running.end(places[0])
@@ -547,7 +547,7 @@ def test_the_log_says_what_a_worker_was_running_when_it_ended(keeper, caplog):
     assert keeper._metrics.running.of_row(0).names(0) == []
 
 
-def test_the_server_says_once_that_it_serves_when_all_its_workers_do(keeper):
+def test_the_server_logs_once_that_all_workers_serve(keeper):
     said = []
     keeper._serving = lambda: said.append(keeper.clock.monotonic())
     first, second = keeper._children
@@ -570,7 +570,7 @@ def test_the_server_serves_though_one_worker_takes_long(keeper):
     assert said == [1]
 
 
-def test_workers_that_end_at_once_are_replaced_after_pauses_that_grow(keeper):
+def test_workers_that_end_at_once_restart_with_growing_delay(keeper):
     pauses = []
     for _ in range(12):
         keeper._children[-1].die(1)
@@ -585,7 +585,7 @@ def test_workers_that_end_at_once_are_replaced_after_pauses_that_grow(keeper):
     assert MAX_PAUSE_SECONDS <= pauses[-1] < MAX_PAUSE_SECONDS + 1
 
 
-def test_workers_that_have_served_are_replaced_without_a_pause_however_often_they_end(keeper):
+def test_workers_that_served_restart_without_delay(keeper):
     for _ in range(20):
         for child in keeper._children:
             child.served = True
@@ -594,7 +594,7 @@ def test_workers_that_have_served_are_replaced_without_a_pause_however_often_the
         assert len(keeper._children) == 2
 
 
-def test_only_the_call_that_was_running_whenever_a_worker_ended_is_suspected_of_it_three_times(keeper):
+def test_only_a_call_in_all_three_crashes_is_blocked(keeper):
     running = keeper._metrics.running
     suspects, guilty, beside, later = running.suspects, 1, 2, 3
     # A function can choose these statuses, too.
@@ -610,7 +610,7 @@ def test_only_the_call_that_was_running_whenever_a_worker_ended_is_suspected_of_
     assert [suspects.times(call) for call in (guilty, beside)] == [3, 0]
 
 
-def test_a_worker_that_is_replaced_as_planned_casts_no_suspicion(keeper):
+def test_a_planned_replacement_raises_no_suspicion(keeper):
     retired = keeper._children[0]
     keeper._metrics.running.of_row(retired.row).begin("ledger", "add", 1)
     retired.ending = Settings().drain_seconds + supervisor.STOP_SECONDS + 0.1
@@ -619,7 +619,7 @@ def test_a_worker_that_is_replaced_as_planned_casts_no_suspicion(keeper):
     assert keeper._metrics.running.suspects.times(1) == 0
 
 
-def test_what_an_agent_may_vary_is_counted_whatever_ends_well_in_between():
+def test_varied_calls_count_despite_good_calls_between():
     suspects = Suspects()
     for times in (1, 2, 3):
         suspects.blame([1])
@@ -633,7 +633,7 @@ def test_what_an_agent_may_vary_is_counted_whatever_ends_well_in_between():
     assert [suspects.times(call) for call in (1, 2)] == [4, 1]
 
 
-def test_many_suspects_take_the_places_of_those_that_were_suspected_least():
+def test_new_suspects_evict_the_least_suspected():
     suspects = Suspects()
     for _ in range(3):
         suspects.blame([1])
@@ -658,7 +658,7 @@ def test_an_unfit_worker_is_retired_when_another_serves(keeper):
     assert keeper._children == [other, keeper._children[1]]
 
 
-def test_unfit_workers_never_have_more_replacements_than_there_are_workers(keeper):
+def test_replacements_never_outnumber_the_workers(keeper):
     for _ in range(5):
         for child in keeper._children:
             child.served = child.unfit = True
@@ -706,7 +706,7 @@ def fail(error):
         (fail(SystemExit(0)), 1),
     ],
 )
-def test_a_worker_says_by_its_status_how_it_ended(monkeypatch, run, status):
+def test_a_workers_exit_status_shows_how_it_ended(monkeypatch, run, status):
     assert forked(monkeypatch, run) == status
 
 
@@ -722,7 +722,7 @@ def test_a_worker_leaves_ctrl_c_to_its_supervisor(monkeypatch):
     assert forked(monkeypatch, run) == START_FAILED
 
 
-def test_a_worker_takes_all_the_open_files_that_it_may_have(monkeypatch):
+def test_a_worker_raises_its_limit_of_open_files(monkeypatch):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def see(_service):
@@ -747,7 +747,7 @@ def test_connections_send_answers_without_delay():
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_an_address_that_is_taken_is_named():
+def test_an_address_in_use_is_named():
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(SettingsError, match=f"Can't listen on 127.0.0.1:{port}"):
@@ -774,7 +774,7 @@ def running_call(**settings):
     return bench, context, session_id, gate, call
 
 
-def test_a_drain_waits_for_what_runs_and_what_waits_behind_it():
+def test_a_drain_waits_for_running_and_queued_calls():
     bench, context, session_id, gate, call = running_call(drain_seconds=600)
     behind = bench.later_call(session_id, "add", amount=1)
     end = leaving(bench, context)
@@ -801,7 +801,7 @@ def test_a_drain_ends_when_its_time_is_over():
 # Heartbeats
 
 
-def test_a_worker_ends_when_nobody_takes_its_heartbeats_any_more(monkeypatch):
+def test_a_worker_ends_when_no_process_reads_its_heartbeats(monkeypatch):
     def run(*_arguments):
         ours, theirs = multiprocessing.Pipe()
         ours.close()
@@ -829,7 +829,7 @@ class Pipe:
         self.sent.append(what)
 
 
-def test_heartbeats_say_whether_a_worker_serves_and_stop_if_its_event_loop_stands_still(monkeypatch):
+def test_heartbeats_stop_if_the_event_loop_is_blocked(monkeypatch):
     clock = serving.Clock(monkeypatch, pipe)
     taker = Pipe()
     turns = taker.turns
@@ -860,7 +860,7 @@ def test_heartbeats_say_whether_a_worker_serves_and_stop_if_its_event_loop_stand
     assert beat() == [STARTING]
 
 
-def test_a_worker_says_who_it_is_and_hears_who_has_ended():
+def test_a_worker_sends_its_name_and_learns_who_ended():
     taker, ended = Pipe(), []
     SupervisorPipe(taker).introduce("one", ended.append)
     assert pipe.HOLDER + b"one" in taker.sent

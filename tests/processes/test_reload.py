@@ -134,7 +134,7 @@ def test_a_change_is_served_and_sessions_stay(tmp_path, workers):
 
 
 @pytest.mark.heavy
-def test_a_broken_file_stops_nothing_and_is_said_once(tmp_path):
+def test_a_broken_file_is_reported_once_and_stops_nothing(tmp_path):
     with served(tmp_path) as server:
         session_id = server.rpc("create_session")["session_id"]
         server.write(BROKEN)
@@ -152,7 +152,7 @@ def test_a_broken_file_stops_nothing_and_is_said_once(tmp_path):
 
 
 @pytest.mark.heavy
-def test_what_is_broken_at_the_start_is_served_once_it_is_mended(tmp_path):
+def test_a_pack_broken_at_start_is_served_once_fixed(tmp_path):
     with reloading(tmp_path, source=BROKEN) as process:
         log = tmp_path / "output"
         wait_until(lambda: "reload: Nothing is served yet; correct the file." in log.read_text(), "the mistake")
@@ -165,7 +165,7 @@ def test_what_is_broken_at_the_start_is_served_once_it_is_mended(tmp_path):
 
 
 @pytest.mark.heavy
-def test_sessions_whose_classes_have_changed_are_named_and_can_be_reset(tmp_path):
+def test_sessions_with_changed_classes_are_named_and_resettable(tmp_path):
     with served(tmp_path) as server:
         session_id = server.rpc("create_session")["session_id"]
         server.pay(session_id, 1)
@@ -238,7 +238,7 @@ def test_installed_packages_are_watched_too(tmp_path):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_it_ends_with_all_its_processes(tmp_path, number):
+def test_a_reloading_server_ends_with_all_its_processes(tmp_path, number):
     with served(tmp_path) as server:
         others = descendants(server.process.pid)
         assert len(others) >= 2
@@ -251,7 +251,7 @@ def test_it_ends_with_all_its_processes(tmp_path, number):
 
 
 @pytest.mark.heavy
-def test_a_start_that_cannot_work_is_said_in_one_sentence(tmp_path):
+def test_a_failed_start_is_reported_in_one_sentence(tmp_path):
     def said(*arguments):
         result = subprocess.run(
             server_process.command("serve", "--reload", "--port", "0", *arguments),
@@ -273,7 +273,7 @@ def test_a_start_that_cannot_work_is_said_in_one_sentence(tmp_path):
 
 
 @pytest.mark.heavy
-def test_in_memory_the_loss_of_sessions_is_said(tmp_path):
+def test_in_memory_the_loss_of_sessions_is_reported(tmp_path):
     with served(tmp_path, "--store", "memory:") as server:
         assert "reload: A memory: store loses its sessions when a file changes." in server.said()
         session_id = server.rpc("create_session")["session_id"]
@@ -303,7 +303,7 @@ def wait_for_changes(watch, *paths):
     return seen
 
 
-def test_python_files_are_watched_but_no_data_caches_or_environments(watch):
+def test_only_python_files_outside_caches_and_venvs_are_watched(watch):
     watch, folder = watch
     for name in (".git/c.py", "__pycache__/d.py", "env/pyvenv.cfg", "env/lib/e.py", "data.json", "data", "a.py"):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
@@ -351,7 +351,7 @@ def test_a_watched_folder_may_go_come_and_be_replaced(watch, tmp_path):
     wait_for_changes(watch, folder / "more.py")
 
 
-def test_a_watch_that_has_ended_is_said_in_one_sentence(watch):
+def test_an_ended_watch_is_reported_in_one_sentence(watch):
     watch, _ = watch
     os.kill(watch.pid, signal.SIGKILL)
     with pytest.raises(StartError, match="can't watch the files: the process that watches them has ended"):

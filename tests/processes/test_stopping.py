@@ -114,7 +114,7 @@ def waiting(server):
         ),
     ],
 )
-def test_what_runs_and_waits_at_the_end_is_answered(tmp_path, kind, signals):
+def test_running_and_waiting_calls_at_the_end_are_answered(tmp_path, kind, signals):
     drain_seconds = 3600 if len(signals) > 1 else 0.3
     with served(tmp_path, *KINDS[kind], drain_seconds=drain_seconds) as server, ThreadPoolExecutor(8) as pool:
         run_on, waited = [], []
@@ -141,7 +141,7 @@ def test_what_runs_and_waits_at_the_end_is_answered(tmp_path, kind, signals):
 
 
 @pytest.mark.parametrize("where", ["&-", "/dev/full"])
-def test_without_standard_error_all_is_answered_and_workers_are_replaced(tmp_path, monkeypatch, where):
+def test_without_standard_error_the_server_works(tmp_path, monkeypatch, where):
     command = server_process.command
     shell = ["sh", "-c", f'trap "" HUP; exec "$@" 2>{where}', "sh"]
     monkeypatch.setattr(server_process, "command", lambda *arguments: [*shell, *command(*arguments)])
@@ -165,7 +165,7 @@ def test_without_standard_error_all_is_answered_and_workers_are_replaced(tmp_pat
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
 @pytest.mark.parametrize("flags", [[], ["--store", "memory:"]], ids=["sqlite", "memory"])
-def test_without_standard_output_it_serves_all_the_same(tmp_path, flags):
+def test_without_standard_output_the_server_works(tmp_path, flags):
     port = str(redis_server.free_port())
     words = ["serve", "--port", port, "--data-dir", str(tmp_path), "--packs", "bank", *flags]
     with Path("/dev/full").open("w") as full, (tmp_path / "server.log").open("w") as log:
@@ -240,7 +240,7 @@ def test_idle_connections_and_stuck_threads_do_not_delay_the_end(tmp_path, kind)
         assert server.process.wait(serving.PATIENCE) == 0
 
 
-def test_a_request_whose_body_is_not_complete_at_the_end_is_answered(tmp_path):
+def test_an_incomplete_request_at_the_end_is_answered(tmp_path):
     with served(tmp_path, "--store", "memory:", drain_seconds=0) as server, contextlib.ExitStack() as stack:
         created = server.rpc("create_session")
         paths = ["/rpc", created["agent_path"], created["mcp_path"], "/mcp/stranger"]
@@ -267,7 +267,7 @@ def test_a_default_stop_ends_before_container_engines_kill():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_unfit_worker_is_replaced_and_nobody_is_refused(tmp_path, workers):
+def test_an_unfit_worker_is_replaced_without_refusals(tmp_path, workers):
     gate = tmp_path / "gate"
     with (
         served(tmp_path, "--workers", str(workers)) as server,
@@ -312,7 +312,7 @@ def test_an_unfit_worker_is_replaced_and_nobody_is_refused(tmp_path, workers):
         assert all(body.get("result") == {"result": "here", "error": None} for _, _, body in answers)
 
 
-def test_in_memory_nothing_is_replaced_and_the_log_says_so_once(tmp_path):
+def test_in_memory_no_worker_is_replaced_which_is_logged_once(tmp_path):
     with served(tmp_path, "--store", "memory:") as server:
         for _ in range(3 + Settings().max_stuck_threads):
             session = server.rpc("create_session")["session_id"]
@@ -325,7 +325,7 @@ def test_in_memory_nothing_is_replaced_and_the_log_says_so_once(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_process_that_a_function_has_forked_does_not_keep_the_port(tmp_path, kind):
+def test_a_process_forked_by_a_function_frees_the_port(tmp_path, kind):
     gate = tmp_path / "gate"
     with served(tmp_path, *KINDS[kind]) as server:
         client = Client(server)

@@ -38,7 +38,7 @@ def serves(server):
     return False
 
 
-def test_a_worker_that_dies_again_and_again_is_replaced_and_the_others_live_on(tmp_path):
+def test_a_dying_worker_is_replaced_and_others_live_on(tmp_path):
     with server_process.served(tmp_path, "--workers", "2") as server:
         healthy, *_ = workers(server)
         for _ in range(4):
@@ -52,7 +52,7 @@ def test_a_worker_that_dies_again_and_again_is_replaced_and_the_others_live_on(t
 
 
 @pytest.mark.parametrize("call_id", [None, "sent-again"])
-def test_a_call_that_ends_its_worker_is_not_run_a_fourth_time_and_nobody_else_waits_for_it(tmp_path, call_id):
+def test_a_call_that_ended_three_workers_is_not_run_again(tmp_path, call_id):
     with server_process.served(tmp_path, "--packs", "rough") as server:
         rough, other, third = [server.rpc("create_session", toolpacks=["rough"])["session_id"] for _ in range(3)]
         for ended in range(1, 4):
@@ -75,7 +75,7 @@ def test_a_call_that_ends_its_worker_is_not_run_a_fourth_time_and_nobody_else_wa
 
 @pytest.mark.parametrize("store", [[], ["--store", "memory:"], ["--reload"]])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
-def test_a_server_that_is_killed_has_last_words_all_the_same(tmp_path, store, number):
+def test_a_killed_server_still_logs_its_end(tmp_path, store, number):
     with server_process.served(tmp_path, *store) as server:
         os.kill(server.process.pid, number)
         log = wait_until(lambda: words_of(tmp_path), "the last words")
@@ -85,7 +85,7 @@ def test_a_server_that_is_killed_has_last_words_all_the_same(tmp_path, store, nu
         )
 
 
-def test_a_function_that_ends_a_server_without_a_supervisor_is_named_by_its_status(tmp_path):
+def test_an_exit_in_a_lone_server_names_the_function(tmp_path):
     with server_process.served(tmp_path, "--packs", "rough", "--store", "memory:") as server:
         rough = server.rpc("create_session", toolpacks=["rough"])["session_id"]
         with pytest.raises(httpx.TransportError):
@@ -97,7 +97,7 @@ def test_a_function_that_ends_a_server_without_a_supervisor_is_named_by_its_stat
 
 @pytest.mark.usefixtures("cold")  # the witness is found by the command line
 @pytest.mark.parametrize("store", [[], ["--store", "memory:"]])
-def test_a_server_that_stops_says_why_and_nobody_else_says_more(tmp_path, store):
+def test_a_stopping_server_logs_why_and_nothing_else(tmp_path, store):
     with server_process.served(tmp_path, *store) as server:
         (witness,) = witnesses(server.process.pid)
         server.process.terminate()
@@ -123,7 +123,7 @@ def words_of(folder):
     return [each["message"] for each in map(json.loads, lines) if "message" in each]
 
 
-def test_a_worker_that_cannot_start_later_on_is_tried_again_until_it_can(tmp_path):
+def test_a_later_failed_start_is_retried_until_it_works(tmp_path):
     with server_process.served(tmp_path, "--workers", "2") as server:
         healthy, first = workers(server)
         wait_until(lambda: serves(server), "an answer")
@@ -145,7 +145,7 @@ def test_a_worker_that_cannot_start_later_on_is_tried_again_until_it_can(tmp_pat
         assert server.process.poll() is None
 
 
-def test_workers_that_are_replaced_take_the_tokens_that_the_server_has_started_with(tmp_path):
+def test_new_workers_use_the_tokens_of_the_servers_start(tmp_path):
     """Whoever edits the file hasn't restarted the server yet, and may not have ended."""
     (token, line), tokens = new_token("ann"), tmp_path / "tokens"
     tokens.write_text(line)
@@ -178,7 +178,7 @@ main()
 """
 
 
-def test_a_fork_that_fails_is_tried_again_and_the_other_workers_live_on(tmp_path, monkeypatch):
+def test_a_failed_fork_is_retried_and_others_live_on(tmp_path, monkeypatch):
     gate = tmp_path / "no more processes"
     script = tmp_path / "failing_fork.py"
     script.write_text(textwrap.dedent(FAILING_FORK.format(gate=str(gate))))
@@ -203,7 +203,7 @@ def count_files(server):
     return sum(1 for _ in Path(f"/proc/{server.process.pid}/fd").iterdir())
 
 
-def test_a_server_that_never_served_says_why_it_cannot_start_and_ends(tmp_path):
+def test_a_server_that_cannot_start_says_why_and_ends(tmp_path):
     (tmp_path / "sessions.db").write_text("This is no database, and longer than the head of one: " + "x" * 100)
     command = server_process.command("serve", "--port", "0", "--data-dir", str(tmp_path), "--workers", "2")
     ended = subprocess.run(
@@ -214,7 +214,7 @@ def test_a_server_that_never_served_says_why_it_cannot_start_and_ends(tmp_path):
     assert "Traceback" not in ended.stderr
 
 
-def test_a_pause_of_the_whole_server_is_nobodys_fault(tmp_path):
+def test_a_pause_of_the_whole_server_blames_no_worker(tmp_path):
     with server_process.served(tmp_path, "--workers", "2") as server:
         before = workers(server)
         wait_until(lambda: serves(server), "readiness")

@@ -147,7 +147,7 @@ def test_memory_is_not_shared(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_runaway_functions_are_answered_and_their_worker_is_replaced(tmp_path, workers):
+def test_runaway_functions_get_answers_and_a_new_worker(tmp_path, workers):
     with serving(tmp_path, workers) as server:
         client = Client(server)
         session, other = client.create(), client.create()
@@ -169,7 +169,7 @@ def test_runaway_functions_are_answered_and_their_worker_is_replaced(tmp_path, w
         assert "starting a replacement" not in server.log()  # it ended by itself, with status 0
 
 
-def test_a_stopping_server_answers_what_runs(tmp_path):
+def test_a_stopping_server_answers_running_calls(tmp_path):
     with serving(tmp_path) as server:
         client = Client(server)
         session = client.create()
@@ -196,7 +196,7 @@ def test_workers_end_with_their_supervisor_and_free_the_port(tmp_path):
         assert Client(server).call(session, "append", entry="next")["result"]["length"] == 1
 
 
-def test_a_worker_that_computes_in_c_ends_with_its_supervisor_too(tmp_path):
+def test_a_worker_computing_in_c_ends_with_its_supervisor(tmp_path):
     with serving(tmp_path) as server:
         client = Client(server)
         client.later(client.create(), "append_and_hog", entry="lost")
@@ -261,10 +261,10 @@ def beside(tmp_path_factory):
 # How long each of these waits is tested with a clock of its own in test_leases.py and test_processes.py.
 
 
-def test_after_a_kill_the_next_call_takes_the_session_over_and_the_lost_one_has_changed_nothing(beside):
+def test_a_killed_call_changes_nothing_for_the_next_one(beside):
     assert beside["killed_during_a_call"].result() == 1
 
 
 @pytest.mark.parametrize("scenario", ["hogged", "stopped"])
-def test_a_worker_that_stands_still_is_killed_and_its_sessions_live_on(beside, scenario):
+def test_a_blocked_worker_is_killed_and_its_sessions_live_on(beside, scenario):
     assert beside[scenario].result() == 2

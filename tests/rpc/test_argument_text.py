@@ -14,7 +14,7 @@ def run(bench, session_id, function, kwargs, **more):
     return bench.rpc("run_function", session_id=session_id, function=function, kwargs=kwargs, **more)
 
 
-def test_a_text_that_holds_an_object_is_as_good_as_the_object(bench):
+def test_a_text_with_an_object_counts_as_the_object(bench):
     session_id = bench.create()
     assert run(bench, session_id, "add", '{"amount": 3}') == {"result": 3, "error": None}
     assert run(bench, session_id, "add", {"amount": 3}) == {"result": 6, "error": None}
@@ -26,7 +26,7 @@ def test_a_text_that_holds_an_object_is_as_good_as_the_object(bench):
     assert records[3]["kwargs"] == {}
 
 
-def test_it_is_the_same_call_for_its_call_id(bench):
+def test_a_text_and_its_object_are_the_same_call(bench):
     session_id = bench.create()
     run(bench, session_id, "add", '{"amount": 3}', call_id="a")
     assert run(bench, session_id, "add", {"amount": 3}, call_id="a")["result"] == 3
@@ -41,7 +41,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "problem"), BROKEN)
-def test_a_text_that_holds_none_is_the_agents_mistake(bench, text, problem):
+def test_a_text_without_an_object_is_the_agents_mistake(bench, text, problem):
     session = bench.rpc("create_session", toolpacks=["ledger"])
     session_id, key = session["session_id"], session["agent_path"].rpartition("/")[2]
     failed = {"result": "", "error": f"ValidationError: {problem}"}
@@ -70,7 +70,7 @@ def test_null_is_no_arguments(bench):
     assert run(bench, bench.create(), "total", None) == {"result": 0, "error": None}
 
 
-def test_its_limits_are_those_of_a_body(make_bench):
+def test_a_text_has_the_limits_of_a_body(make_bench):
     bench = make_bench(max_json_values=1000, max_json_depth=10)
     session_id = bench.create()
     many = json.dumps({"amount": [1] * 1100})
@@ -132,7 +132,7 @@ def people():
     bench.close()
 
 
-def test_keys_that_a_model_does_not_have_are_refused_at_any_depth(people):
+def test_keys_unknown_to_a_model_are_refused_at_any_depth(people):
     bench, session_id = people
     good = {"name": "Ann", "address": {"street": "Elm"}}
     assert bench.result(session_id, "greet", person=good) == "Hello Ann in Elm"
@@ -146,19 +146,19 @@ def test_keys_that_a_model_does_not_have_are_refused_at_any_depth(people):
     assert "people.1.age" in bench.call(session_id, "greet_all", people=[good, {"age": 3}])["error"]
 
 
-def test_a_model_that_takes_any_key_still_does(people):
+def test_a_model_with_extra_keys_still_accepts_them(people):
     bench, session_id = people
     assert bench.result(session_id, "note", anything={"colour": "red"}) == {"colour": "red"}
 
 
-def test_agents_are_told_so(people):
+def test_schemas_say_whether_unknown_keys_are_allowed(people):
     bench, session_id = people
     listed = {each["name"]: each["parameters"] for each in bench.rpc("list_functions", session_id=session_id)["result"]}
     assert [each["additionalProperties"] for each in listed["greet"]["$defs"].values()] == [False, False]
     assert [each["additionalProperties"] for each in listed["note"]["$defs"].values()] == [True]
 
 
-def test_functions_that_may_have_been_meant_are_named(bench):
+def test_functions_with_similar_names_are_suggested(bench):
     session_id = bench.create()
     error = refused(-32003, run, bench, session_id, "totl", {}, raise_on_error=True, call_id="a")
     assert error.message == "The requested function `totl` is not available."

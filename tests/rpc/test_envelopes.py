@@ -102,7 +102,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("function", "kwargs", "error", "code", "kind"), CASES)
-def test_each_error_in_the_envelope_has_an_equivalent_json_rpc_error(bench, function, kwargs, error, code, kind):
+def test_each_envelope_error_has_a_json_rpc_equivalent(bench, function, kwargs, error, code, kind):
     session_id = bench.create()
     assert bench.call(session_id, function, **kwargs) == {"result": "", "error": error}
     with pytest.raises(RpcError) as raised:
@@ -186,7 +186,7 @@ def test_a_call_counts_as_read_only_only_if_every_inner_call_is(bench):
         MissingBlobError("gone"),
     ],
 )
-def test_an_error_that_a_function_raises_is_its_own_whatever_its_name(error, make_bench):
+def test_a_functions_error_stays_its_own_under_any_name(error, make_bench):
     pack = Toolpack("imitator")
 
     @pack.function
@@ -214,7 +214,7 @@ HIDDEN: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("value", "why"), HIDDEN)
-def test_what_can_be_kept_but_not_shown_is_named_and_in_the_way_of_nothing_else(make_bench, value, why):
+def test_a_value_without_json_is_named_and_blocks_nothing(make_bench, value, why):
     pack = Toolpack("hiding", Hiding)
 
     @pack.function
@@ -261,7 +261,7 @@ def count_coins(purse: Annotated[Purse, Depends(damaged)]) -> int:
     return purse.coins
 
 
-def test_a_mistake_in_a_callable_dependency_is_the_toolpack_s_not_the_agent_s(make_bench):
+def test_a_failing_dependency_is_the_toolpacks_mistake(make_bench):
     bench = make_bench(Catalog({"purses": purses}))
     with pytest.raises(RpcError) as raised:
         bench.rpc("run_function", session_id=bench.create("purses"), function="count_coins", raise_on_error=True)

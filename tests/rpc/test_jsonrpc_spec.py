@@ -185,7 +185,7 @@ def test_parameters_that_exclude_each_other_are_refused(bench, method, params, d
     assert refused["data"]["detail"].startswith(detail)
 
 
-def test_an_error_that_can_not_be_utf_8_is_told_all_the_same():
+def test_an_error_without_utf_8_is_reported():
     assert describe(InvalidParamsError("a \ud800")) == (-32602, "Invalid params", {"detail": "a ?"})
     assert describe(OverloadedError("b \udfff", 2.5)) == (
         -32006,
@@ -198,7 +198,7 @@ def test_an_error_that_can_not_be_utf_8_is_told_all_the_same():
     ("where", "kind"),
     [("a thread", ZeroDivisionError), ("a thread", SystemExit), ("the event loop", ZeroDivisionError)],
 )
-def test_a_fault_is_told_without_its_text_which_the_log_has(bench, caplog, where, kind):
+def test_an_internal_error_is_in_the_log_but_not_in_the_answer(bench, caplog, where, kind):
     session_id = bench.create()
 
     def fail(*_arguments):
@@ -268,7 +268,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("methods", [serving.CLIENTS_METHODS, serving.AGENTS_METHODS], ids=["clients", "agents"])
-def test_whoever_goes_straight_to_a_method_gets_what_jsonrpcserver_gets(bench, monkeypatch, methods):
+def test_the_fast_path_answers_like_jsonrpcserver(bench, monkeypatch, methods):
     twice = Twice(bench, monkeypatch, methods)
     cases = [{"jsonrpc": "2.0", **case} for case in CASES]
     for body in [*map(json.dumps, cases), json.dumps(cases)]:

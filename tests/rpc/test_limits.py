@@ -40,7 +40,7 @@ LIMITS = [name for name in Settings.variables().values() if name.startswith("max
 # What is counted in a request
 
 
-def test_a_large_body_is_parsed_in_a_thread_and_a_small_one_at_once(monkeypatch):
+def test_only_a_large_body_is_parsed_in_a_thread(monkeypatch):
     with Bench() as server:
         session = server.create("ledger")
         on_the_loop = []
@@ -79,7 +79,7 @@ def test_json_values():
 
 @pytest.mark.parametrize("times", [100, 5000], ids=["small", "large"])
 @pytest.mark.parametrize("value", ["{}", "[]", '""', "1000", "1.5"])
-def test_a_body_counts_as_much_as_what_is_parsed_out_of_it_takes(value, times):
+def test_a_body_counts_with_the_memory_of_its_values(value, times):
     body = b"[%b]" % b",".join([value.encode()] * times)
     values = json.loads(body)
     assert parsing.parsed_bytes(body) >= sys.getsizeof(values) + sum(map(sys.getsizeof, values))
@@ -139,7 +139,7 @@ def test_the_answers_of_a_batch_are_limited_as_one_answer():
         assert server.version(session) == 1
 
 
-def test_an_answer_has_the_room_that_those_before_it_in_the_batch_have_left():
+def test_an_answer_gets_the_room_left_in_its_batch():
     with Bench(**SMALL) as server:
         session = server.create("ledger")
         for _ in range(300):
@@ -153,7 +153,7 @@ def test_an_answer_has_the_room_that_those_before_it_in_the_batch_have_left():
 
 
 @pytest.mark.parametrize("text", ["x", '"', "\\", "\n", "\0", "é", "🙂"])
-def test_what_a_call_has_done_is_answered_however_small_requests_may_be(text):
+def test_a_calls_result_is_answered_despite_small_limits(text):
     with Bench(max_body_bytes=1024) as server:
         session = server.create("ledger")
         times = (2**20 - 2) // (len(json.dumps(text, ensure_ascii=False).encode()) - 2)
@@ -205,7 +205,7 @@ def test_waiting_calls_in_total():
         assert server.call(sessions[1], "add", amount=1)["result"] == 1
 
 
-def test_waiting_calls_of_one_owner_leave_room_for_others():
+def test_one_owners_waiting_calls_leave_room_for_others():
     def call(owner):
         return {"owner": owner, "session_id": sessions[owner], "function": "add", "kwargs": {"amount": 1}}
 
@@ -230,7 +230,7 @@ def test_waiting_calls_of_one_owner_leave_room_for_others():
         assert server.rpc("run_function", **call("ann"))["error"] is None
 
 
-def test_a_call_waits_for_its_session_only_so_long():
+def test_a_call_waits_for_its_session_up_to_a_limit():
     with Bench(queue_timeout_seconds=0.1) as server:
         session = server.create("ledger")
         with held(server, session):
@@ -310,7 +310,7 @@ def test_the_bytes_of_a_name(any_store):
         wait_until(can_call, "the next count")
 
 
-def test_what_others_have_freed_of_an_owners_bytes_counts_a_second_later(any_store, monkeypatch):
+def test_bytes_freed_elsewhere_count_a_second_later(any_store, monkeypatch):
     clock = Clock(monkeypatch, quotas)
     with Bench(store=any_store, max_owner_bytes=100_000) as server:
         sessions = [server.create("ledger", owner="ann") for _ in range(3)]
@@ -404,7 +404,7 @@ def state(name, blob=b"", *, live=False):
     return made
 
 
-def test_what_is_known_of_sessions_takes_no_more_memory_than_allowed():
+def test_the_session_cache_has_a_memory_limit():
     sizes = [state("a").size(), state("a", b"x" * 1000).size(), state("a", b"x" * 1000, live=True).size()]
     assert sizes[0] >= 1000
     assert sizes[1] == sizes[0] + 1000
@@ -436,7 +436,7 @@ def test_what_is_known_of_sessions_takes_no_more_memory_than_allowed():
     assert (len(cache), cache.size) == (1, sizes[0])
 
 
-def test_a_session_that_is_not_kept_ready_is_read_again():
+def test_an_evicted_session_is_read_again():
     with Bench(cache_bytes=0) as server:
         session = server.create("ledger")
         assert [server.call(session, "add", amount=1)["result"] for _ in range(3)] == [1, 2, 3]
@@ -472,7 +472,7 @@ class Shops:
         return "".join(self.built)
 
 
-def test_initial_environments_are_built_once_and_those_used_longest_ago_are_let_go():
+def test_initial_environments_are_cached_with_an_lru_limit():
     shops = Shops(2)
     assert shops.get("aabb") == "ab"
     assert shops.get("ac") == "c"
@@ -482,12 +482,12 @@ def test_initial_environments_are_built_once_and_those_used_longest_ago_are_let_
     assert shops.get("hghg") == ""
 
 
-def test_an_initial_environment_larger_than_all_that_may_be_cached_is_built_every_time():
+def test_a_too_large_initial_environment_is_not_cached():
     shops = Shops(0.5)
     assert shops.get("aab") == "aab"
 
 
-def test_two_that_build_the_same_initial_environment_at_once_share_one():
+def test_concurrent_builds_share_one_initial_environment():
     at_once = threading.Barrier(2)
 
     def build() -> ledger.LedgerEnvironment:
@@ -524,7 +524,7 @@ def test_a_remembered_agents_key_is_not_looked_up_again():
         server.rpc("list_functions", agent_key=key)
 
 
-def test_exactly_what_is_allowed_fits():
+def test_a_body_of_exactly_the_limit_fits():
     with Bench(max_result_bytes=1024) as server:
         session = server.create("ledger")
         assert server.call(session, "echo", value="x" * 1022)["error"] is None  # and two quotes
@@ -569,7 +569,7 @@ HURRY = {"headers": {"receive_seconds": 3 * WAIT_SECONDS}, "body": {"receive_sec
 
 
 @pytest.mark.parametrize("announced", [b"Content-Length: 100001", b"Content-Length: 999999999999"])
-def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(endpoint, announced):
+def test_a_body_announced_as_too_large_is_refused_at_once(endpoint, announced):
     with endpoint.connect(HEAD + announced + b"\r\n\r\n") as connection:
         message = check_refusal(answer(connection), 413)
         assert "100000 bytes" in message
@@ -604,7 +604,7 @@ def test_a_connection_that_is_idle_is_closed_after_a_while(http):
         ("body", [HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"]),
     ],
 )
-def test_what_does_not_come_in_time(endpoint, what, pieces):
+def test_an_incomplete_request_times_out(endpoint, what, pieces):
     began = time.monotonic()
     with endpoint.hurried(**HURRY[what]), endpoint.connect(*pieces) as connection:
         assert f"The request's {what} did not come within 0.4 s" in check_refusal(answer(connection), 408)
@@ -684,7 +684,7 @@ def test_the_limit_of_open_files_is_logged_once(tmp_path, monkeypatch):
     assert "Too many open files" in line
 
 
-def test_who_has_sent_all_may_close_its_side(endpoint):
+def test_a_client_may_close_its_side_after_sending(endpoint):
     with endpoint.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING) as connection:
         connection.shutdown(socket.SHUT_WR)
         assert answer(connection)[0] == 200
@@ -737,7 +737,7 @@ def test_requests_that_come_together_are_answered_in_order(endpoint, half_closed
             assert is_ended(connection)
 
 
-def test_requests_behind_one_that_is_answered_are_kept_up_to_a_limit(endpoint):
+def test_pipelined_requests_are_buffered_up_to_a_limit(endpoint):
     session = endpoint.rpc("create_session", toolpacks=["ledger"])["session_id"]
     gate = ledger.gates["behind"] = threading.Event()
     call = {"session_id": session, "function": "add_and_hold", "kwargs": {"name": "behind"}}
@@ -782,7 +782,7 @@ def test_a_client_that_reads_nothing_is_cut_off(http):
 
 
 @pytest.mark.parametrize("way", ["close", "reset"])
-def test_a_client_that_goes_loses_the_answer_and_not_the_session(endpoint, way):
+def test_a_client_that_leaves_loses_only_the_answer(endpoint, way):
     session = endpoint.rpc("create_session", toolpacks=["ledger"])["session_id"]
     gate = ledger.gates[way] = threading.Event()
     call = {"session_id": session, "function": "add_and_hold", "kwargs": {"name": way}, "call_id": "lost"}

@@ -40,7 +40,7 @@ class TouchingAgain(Touching):
 WITH_TOUCHING = (*FEATURES, Touching)
 
 
-def test_a_method_without_a_result_or_a_summary_is_refused_when_its_class_is_made():
+def test_a_method_without_result_or_summary_is_refused():
     with pytest.raises(TypeError, match="The method Touch has no result: write Touch"):
         type("Touch", (Method,), {"__doc__": "Touch."})
     with pytest.raises(TypeError, match="The method Touch needs a docstring: clients see it as"):
@@ -64,7 +64,7 @@ def test_two_methods_of_one_name_are_refused_at_the_start(make_bench):
         make_bench(features=(*WITH_TOUCHING, TouchingAgain))
 
 
-def test_a_declared_method_is_described_and_written_for_the_client():
+def test_a_declared_method_is_in_openrpc_and_the_client():
     methods = all_methods(WITH_TOUCHING)
     document = openrpc_document(methods)
     described = document["methods"][-1]
@@ -79,7 +79,7 @@ def test_a_declared_method_is_described_and_written_for_the_client():
     assert f'{sent}self, why: str = "x") -> bool:\n        """Renew the session.' in code
 
 
-def test_who_sees_everybodys_sessions_changes_none_of_them(make_bench):
+def test_access_to_all_owners_sessions_is_read_only(make_bench):
     bench = make_bench()
     mine = bench.rpc("create_session", owner="ann", toolpacks=["ledger"])["session_id"]
 

@@ -40,7 +40,7 @@ class Other(TypedDict):
         (Inner, b"JSON text", b"JSON text"),
     ],
 )
-def test_what_is_optional_and_none_is_left_out(kind, given, left):
+def test_optional_members_that_are_none_are_omitted(kind, given, left):
     assert omission(kind)(given) == left
 
 
@@ -50,7 +50,7 @@ def test_a_type_without_optional_members_costs_nothing():
     ] * 5
 
 
-def test_no_result_promises_a_null_that_means_unset():
+def test_no_result_uses_null_for_unset():
     from pydantic import TypeAdapter  # noqa: PLC0415
 
     found = set()

@@ -55,7 +55,7 @@ def store(request, store_url):
 
 
 @pytest.mark.parametrize("given", ["options", "environment"])
-def test_the_cache_of_sessions_counts_what_they_were_created_with(store, given, make_bench):
+def test_the_session_cache_counts_creation_parameters(store, given, make_bench):
     bench = make_bench(SMALL, store, cache_bytes=MEGABYTE)
     value = {"given": [1] * 50_000} if given == "options" else {"numbers": {"numbers": [1] * 50_000}}
     for _ in range(20):
@@ -75,7 +75,7 @@ def test_initial_environments_are_counted_with_their_options(make_bench):
     assert initial._built.size <= 64 * 1024
 
 
-def test_the_memory_of_orders_of_toolpacks_is_bounded(monkeypatch, make_bench):
+def test_the_cache_of_toolpack_orders_is_bounded(monkeypatch, make_bench):
     monkeypatch.setattr("toolpack_server.rpc.listings.MAX_CACHE_BYTES", 2**17)
     bench = make_bench()
     names = [*CATALOG.toolpacks]
@@ -101,7 +101,7 @@ def test_the_same_initial_bytes_are_verified_once(monkeypatch):
     assert len(compared) == 1
 
 
-def test_json_that_is_kept_takes_the_memory_that_its_length_says():
+def test_cached_json_needs_as_much_memory_as_its_length():
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

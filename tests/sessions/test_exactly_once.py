@@ -26,7 +26,7 @@ def test_a_read_only_call_is_deduplicated_like_any_other(stored_bench):
     assert sent(stored_bench, session_id, "total", kwargs={})["result"] == 0
 
 
-def test_an_agent_and_a_client_meet_nothing_of_each_others_call_ids_whatever_they_are(stored_bench):
+def test_agents_and_clients_have_separate_call_ids(stored_bench):
     session = stored_bench.rpc("create_session", toolpacks=["ledger"])
     addresses = ({"session_id": session["session_id"]}, {"agent_key": session["agent_path"].rpartition("/")[2]})
     call_ids = ("x", "agent:x", "client:x", "client:agent:x", "agent:client:agent:x")
@@ -48,7 +48,7 @@ def test_a_fork_starts_without_call_ids(stored_bench):
     assert sent(stored_bench, session_id)["result"] == 1
 
 
-def test_a_failed_call_is_recorded_too_and_a_retry_may_choose_raise_on_error(stored_bench):
+def test_a_retry_of_a_failed_call_may_use_raise_on_error(stored_bench):
     session_id = stored_bench.create()
     failed = sent(stored_bench, session_id, "add_then", kwargs={"how": "raise"})
     assert failed == {"result": "", "error": "LookupError: half of it is done"}
@@ -77,7 +77,7 @@ def test_a_call_id_of_another_call_is_refused(bench):
     assert len(bench.rpc("get_trace", session_id=session_id)) == 1
 
 
-def test_a_repeat_is_answered_that_runs_before_the_commit_of_the_first(bench):
+def test_a_repeat_before_the_first_commit_is_answered(bench):
     session_id = bench.create()
     request = {"session_id": session_id, "function": "add", "kwargs": {"amount": 1}, "call_id": "first"}
     with bench.paused():
@@ -128,7 +128,7 @@ def test_a_call_id_may_be_any_text(stored_bench, call_id):
 
 
 @pytest.mark.parametrize("how", ["append", "set", "clear"])
-def test_a_function_that_changes_its_own_argument_is_recorded_as_it_was_sent(stored_bench, how):
+def test_arguments_are_recorded_as_sent_despite_changes(stored_bench, how):
     session_id = stored_bench.create()
     kwargs = {"value": [1], "how": how}
     first = sent(stored_bench, session_id, "change_argument", kwargs=kwargs)
@@ -137,7 +137,7 @@ def test_a_function_that_changes_its_own_argument_is_recorded_as_it_was_sent(sto
     assert stored_bench.rpc("get_trace", session_id=session_id)[0]["kwargs"] == kwargs
 
 
-def test_a_nested_call_that_changes_its_own_argument_is_recorded_as_it_was_sent(stored_bench):
+def test_nested_arguments_are_recorded_as_sent(stored_bench):
     session_id = stored_bench.create()
     kwargs = {"value": {"$call": {"function": "change_argument", "args": {"value": [[1]], "how": "set"}}}}
     first = sent(stored_bench, session_id, "echo", kwargs=kwargs)

@@ -132,7 +132,7 @@ def compare(draw, benches, model, alive, gone):
 
 @settings(max_examples=40)
 @given(st.data())
-def test_the_path_of_every_fork_is_always_its_familys(data):
+def test_the_history_of_every_fork_is_always_its_familys(data):
     bench = Bench()
     play(data.draw, [bench], data.draw(st.integers(1, 30)))
     bench.close()
@@ -152,7 +152,7 @@ def workers(request, store_url):
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_it_is_whichever_worker_forks_and_whatever_the_store(workers, data):
+def test_any_worker_and_any_store_keep_a_forks_history(workers, data):
     play(data.draw, workers, data.draw(st.integers(1, 20)))
 
 
@@ -208,7 +208,7 @@ class Counted:
         return counted
 
 
-def test_a_fork_reads_no_record_and_takes_the_same_bytes_after_10_records_and_after_500(stored_bench):
+def test_a_fork_costs_the_same_after_10_and_500_records(stored_bench):
     bench = stored_bench
     session_id, sizes = bench.create(), []
     for more in (10, 490):
@@ -221,7 +221,7 @@ def test_a_fork_reads_no_record_and_takes_the_same_bytes_after_10_records_and_af
     assert sizes[1] <= sizes[0] + 10
 
 
-def test_a_page_of_a_path_is_read_in_one_step_however_many_sessions_it_belongs_to(stored_bench):
+def test_a_history_page_is_one_read_over_many_sessions(stored_bench):
     bench = stored_bench
     session_id, expected = bench.create(), []
     for _ in range(50):
@@ -237,7 +237,7 @@ def test_a_page_of_a_path_is_read_in_one_step_however_many_sessions_it_belongs_t
     assert count.records <= 20 + 2
 
 
-def test_what_a_closed_session_has_done_after_it_was_forked_goes_at_once(stored_bench):
+def test_a_closed_sessions_records_after_its_fork_go_at_once(stored_bench):
     bench = stored_bench
     session_id = bench.create()
     before = bench.store.stored_bytes("")
@@ -268,7 +268,7 @@ def test_a_session_that_is_closed_while_it_is_forked_has_no_fork(stored_bench, m
     assert bench.store.stored_bytes("") == 0
 
 
-def test_a_fork_that_is_closed_while_its_path_is_read_is_no_damage(stored_bench):
+def test_closing_a_fork_while_it_is_read_is_no_damage(stored_bench):
     bench = stored_bench
     session_id = bench.create()
     add(bench, session_id, 3)
@@ -284,7 +284,7 @@ def test_a_fork_that_is_closed_while_its_path_is_read_is_no_damage(stored_bench)
     refused(-32001, path, bench, child)
 
 
-def test_a_call_id_is_remembered_as_long_as_forks_need_the_session_that_it_has_created(stored_bench):
+def test_a_call_id_lives_as_long_as_forks_of_its_session(stored_bench):
     bench = stored_bench
     session_id = bench.create(call_id="c")
     child = fork(bench, session_id, call_id="f")
@@ -346,7 +346,7 @@ OTHER_BODY = """
     ],
 )
 @pytest.mark.parametrize("read_before", [False, True])
-def test_a_past_that_was_changed_in_the_store_is_nobodys(tmp_path, tamper, read_before):
+def test_a_history_changed_in_the_store_is_refused(tmp_path, tamper, read_before):
     bench = Bench(store=f"sqlite:///{tmp_path}/sessions.db")
     (root, child, last), (other, *_) = families(bench)
     if read_before:
@@ -364,7 +364,7 @@ def test_a_past_that_was_changed_in_the_store_is_nobodys(tmp_path, tamper, read_
 @pytest.mark.parametrize("lost", [1, 4])
 @pytest.mark.parametrize("forged", [False, True])
 @pytest.mark.parametrize("read_before", [False, True])
-def test_records_that_a_store_has_lost_are_not_replaced_by_others(bench, lost, forged, read_before):
+def test_lost_records_are_not_replaced_by_others(bench, lost, forged, read_before):
     session_id = bench.create()
     add(bench, session_id, 9)
     child = fork(bench, session_id)

@@ -140,7 +140,7 @@ READS = {
 
 
 @pytest.mark.parametrize("method", READS)
-def test_what_meets_a_session_that_another_worker_closes_says_so(kept, monkeypatch, method):
+def test_requests_on_a_session_closed_elsewhere_say_so(kept, monkeypatch, method):
     with workers(kept.url) as (a, b):
         session_id = b.create()
         b.result(session_id, "add", amount=1)
@@ -155,7 +155,7 @@ def test_what_meets_a_session_that_another_worker_closes_says_so(kept, monkeypat
 
 
 @pytest.mark.parametrize("method", READS)
-def test_what_meets_older_data_than_it_has_just_read_can_be_sent_again(kept, monkeypatch, method):
+def test_a_request_that_reads_older_data_can_be_retried(kept, monkeypatch, method):
     with workers(kept.url) as (a, b):
         session_id = b.create()
         b.result(session_id, "add", amount=1)

@@ -47,7 +47,7 @@ def test_a_reset_goes_back_on_the_path(stored_bench):
     assert amounts(bench, session_id) == []
 
 
-def test_what_changes_nothing_stays_on_the_path_after_a_reset_to_its_version(stored_bench):
+def test_calls_without_changes_stay_after_a_reset_to_them(stored_bench):
     bench = stored_bench
     session_id = bench.create()
     bench.call(session_id, "add", amount=1)
@@ -115,14 +115,14 @@ def test_a_long_path_is_read_in_pages(monkeypatch, make_bench):
     assert [record["kwargs"]["amount"] for record in found] == [*range(21)]
 
 
-def test_anothers_path_is_refused(bench):
+def test_another_owners_path_is_refused(bench):
     session_id = bench.create(owner="ann")
     refused(-32001, path, bench, session_id, owner="bob")
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.data())
-def test_running_the_calls_of_a_path_again_always_leads_to_the_same_environment(data):
+def test_replaying_a_history_gives_the_same_environment(data):
     """With resets, forks, reads and failures in any order."""
     bench = Bench()
     sessions = [bench.create()]
@@ -162,7 +162,7 @@ def test_a_store_that_has_lost_its_newest_records_is_read_again(bench, lost):
     assert amounts(bench, session_id) == [*range(5 - lost), *range(10, 10 + lost)]
 
 
-def test_what_a_fork_inherits_ends_with_the_last_record_that_its_parent_had(stored_bench):
+def test_a_fork_inherits_up_to_its_parents_last_record(stored_bench):
     bench = stored_bench
     root = bench.create()
     bench.call(root, "add", amount=1)
@@ -175,7 +175,7 @@ def test_what_a_fork_inherits_ends_with_the_last_record_that_its_parent_had(stor
 
 
 @pytest.mark.parametrize("again", [0, 1])
-def test_a_fork_gets_no_other_past_from_a_store_that_has_lost_its_newest_records(bench, again):
+def test_a_fork_of_lost_records_is_refused(bench, again):
     root = bench.create()
     for amount in (1, 2):
         bench.call(root, "add", amount=amount)

@@ -47,7 +47,7 @@ def test_only_large_arguments_are_cut_unless_there_are_too_many(bench):
     assert stored_bytes(bench, session_id) < 4 * LIMIT
 
 
-def test_what_is_cut_has_a_digest_that_tells_it_from_other_values(bench):
+def test_a_cut_value_has_a_distinguishing_digest(bench):
     session_id = bench.create()
     for value in (BIG, BIG, BIG + "y"):
         bench.call(session_id, "nothing", value=value)
@@ -78,7 +78,7 @@ def test_the_repeat_of_a_call_gets_the_whole_answer(bench, function, kwargs):
     assert len(json.dumps(trace(bench, session_id))) < 3 * LIMIT
 
 
-def test_a_result_is_cut_in_the_trace_and_not_stored_where_nobody_can_ask_for_it(bench):
+def test_a_result_no_retry_can_get_is_stored_cut(bench):
     session_id = bench.create()
     result = bench.result(session_id, "repeat", text="x", times=10_000)
     assert len(result) == 10_000
@@ -96,7 +96,7 @@ def test_an_error_is_no_longer_than_a_result(make_bench):
     assert len(json.dumps(refused.value.data)) < 2100
 
 
-def test_a_trace_ends_at_a_size_and_goes_on_after_the_last_record(bench):
+def test_a_trace_page_has_a_size_and_continues_after_it(bench):
     session_id = bench.create()
     for number in range(30):
         bench.call(session_id, "echo", value=f"{number} {'x' * 1000}")
@@ -109,7 +109,7 @@ def test_a_trace_ends_at_a_size_and_goes_on_after_the_last_record(bench):
     assert pages > 3
 
 
-def test_a_list_of_sessions_ends_at_a_size_and_goes_on_after_the_last_one(bench):
+def test_a_session_list_page_has_a_size_and_continues(bench):
     made = {bench.create(labels={"name": "x" * 3000}) for _ in range(12)}
     listed, pages = [], 0
     while page := bench.rpc("list_sessions", after=listed[-1] if listed else ""):
@@ -121,7 +121,7 @@ def test_a_list_of_sessions_ends_at_a_size_and_goes_on_after_the_last_one(bench)
     assert pages > 2
 
 
-def test_more_forks_than_an_answer_can_hold_are_refused_before_they_are_made(bench):
+def test_too_many_forks_for_an_answer_are_refused_first(bench):
     session_id = bench.create(labels={"name": "x" * 3000})
     with pytest.raises(RpcError) as refused:
         bench.rpc("fork_session", session_id=session_id, count=20)
@@ -139,7 +139,7 @@ def test_all_labels_together_have_a_limit(bench):
     assert "The labels have 20005 bytes together; at most 16384 are allowed" in refused.value.data["detail"]
 
 
-def test_the_record_of_a_call_says_for_programs_what_has_made_it_fail(bench):
+def test_a_calls_record_has_a_machine_readable_error(bench):
     session_id = bench.create()
     calls = [
         ("add", {"amount": 1}),

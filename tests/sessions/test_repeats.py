@@ -17,7 +17,7 @@ def test_a_repeated_create_gets_the_same_session(stored_bench):
     assert stored_bench.rpc("create_session", call_id="d", **CREATE)["session_id"] != first["session_id"]
 
 
-def test_a_repeated_fork_gets_the_same_sessions_whatever_has_happened_to_the_parent(stored_bench):
+def test_a_repeated_fork_returns_the_same_sessions(stored_bench):
     parent = stored_bench.create()
     stored_bench.result(parent, "add", amount=1)
     first = stored_bench.rpc("fork_session", session_id=parent, count=3, call_id="f")
@@ -29,7 +29,7 @@ def test_a_repeated_fork_gets_the_same_sessions_whatever_has_happened_to_the_par
     assert stored_bench.result(first[2]["session_id"], "total") == 1
 
 
-def test_forks_made_together_can_be_told_apart_by_the_beginnings_of_their_ids(stored_bench):
+def test_ids_of_forks_made_together_differ_early(stored_bench):
     parent = stored_bench.create()
     for call_id in ("f", None):
         forks = stored_bench.rpc("fork_session", session_id=parent, count=20, call_id=call_id)
@@ -39,7 +39,7 @@ def test_forks_made_together_can_be_told_apart_by_the_beginnings_of_their_ids(st
         assert [session["session_id"] for session in listed] == ids[::-1]
 
 
-def test_a_fork_is_repeated_although_the_first_or_another_of_its_sessions_is_closed(stored_bench):
+def test_a_repeated_fork_works_after_one_was_closed(stored_bench):
     parent = stored_bench.create()
     params = {"session_id": parent, "count": 3, "call_id": "f"}
     first = stored_bench.rpc("fork_session", **params)
@@ -115,7 +115,7 @@ def test_a_refused_create_leaves_its_call_id_free(stored_bench):
 
 
 @pytest.mark.parametrize("method", ["create_session", "fork_session", "reset_session"])
-def test_two_at_the_same_time_do_it_once(stored_bench, method):
+def test_two_equal_requests_at_once_run_once(stored_bench, method):
     params = {**CREATE}
     if method != "create_session":
         params = {"session_id": stored_bench.create()}
@@ -131,7 +131,7 @@ def test_two_at_the_same_time_do_it_once(stored_bench, method):
         assert stored_bench.store.count() == before + 1
 
 
-def test_of_two_different_ones_that_are_done_together_one_is_refused(stored_bench, monkeypatch):
+def test_one_of_two_different_requests_of_one_id_is_refused(stored_bench, monkeypatch):
     take = Batcher._take
 
     def take_both(batcher, batch):
@@ -147,7 +147,7 @@ def test_of_two_different_ones_that_are_done_together_one_is_refused(stored_benc
     assert stored_bench.store.count() == 2
 
 
-def test_a_restarted_server_and_another_worker_still_know(tmp_path, make_bench):
+def test_repeats_work_after_a_restart_and_at_other_workers(tmp_path, make_bench):
     url = f"sqlite:///{tmp_path / 'sessions.db'}"
     benches = [Bench(store=open_store(url, exclusive=False)) for _ in range(2)]
     one, two = benches

@@ -27,7 +27,7 @@ def moment(text):
     return datetime.fromisoformat(text)
 
 
-def test_a_new_session_tells_all_about_itself(stored_bench, clock):
+def test_a_new_session_returns_all_its_members(stored_bench, clock):
     session = stored_bench.rpc("create_session", toolpacks=["ledger"], labels={"run": "é"}, ttl_seconds=60)
     assert re.fullmatch(r"[0-9a-f]{32,}", session["session_id"])
     key = re.fullmatch(r"/agents/([0-9a-f]{32,})", session["agent_path"])[1]
@@ -50,7 +50,7 @@ def test_a_new_session_tells_all_about_itself(stored_bench, clock):
     assert got == session
 
 
-def test_the_times_of_a_new_session_are_of_one_moment(bench):
+def test_the_times_of_a_new_session_are_consistent(bench):
     session = bench.rpc("create_session", toolpacks=["ledger"], ttl_seconds=60)
     (fork,) = bench.rpc("fork_session", session_id=session["session_id"], ttl_seconds=120)
     for made, seconds in ((session, 60), (fork, 120)):
@@ -59,7 +59,7 @@ def test_the_times_of_a_new_session_are_of_one_moment(bench):
 
 
 @pytest.mark.usefixtures("clock")
-def test_by_default_a_session_has_all_packs_that_are_not_opt_in_and_lives_a_day(bench):
+def test_a_default_session_has_default_packs_and_lives_a_day(bench):
     session = bench.rpc("create_session")
     assert session["toolpacks"] == ["ledger", "nasty", "halves"]
     assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(days=1)
@@ -77,7 +77,7 @@ def test_a_session_without_toolpacks_has_no_functions(bench):
     assert bench.call(session_id, "add", amount=1)["error"].startswith("ToolNotFoundError: ")
 
 
-def test_unknown_toolpacks_and_what_does_not_belong_to_the_session_are_refused(bench):
+def test_unknown_toolpacks_and_unrelated_options_are_refused(bench):
     assert "'nope'" in refused(-32602, bench.create, "nope").data["detail"]
     assert "'vault'" in refused(-32602, bench.create, "ledger", options={"vault": {}}).data["detail"]
     assert "'vault'" in refused(-32602, bench.create, "ledger", environment={"vault": {}}).data["detail"]
@@ -105,7 +105,7 @@ def test_options_reach_the_factory_validated(stored_bench):
     ],
 )
 @serving.in_both
-def test_bad_options_are_refused_with_what_is_wrong(bench, options, says):
+def test_bad_options_are_refused_with_the_reason(bench, options, says):
     error = refused(-32602, bench.create, *options, options=options)
     assert says in error.data["detail"]
     assert "/" not in error.data["detail"]
@@ -124,7 +124,7 @@ def test_an_environment_is_built_through_its_validators(stored_bench):
 
 
 @serving.in_both
-def test_an_environment_that_was_told_can_be_given(bench):
+def test_a_read_environment_can_be_passed_to_a_new_session(bench):
     told = bench.rpc("get_environment", session_id=bench.create("nasty"))
     again = bench.rpc("get_environment", session_id=bench.create("nasty", environment=told))
     assert again["nasty"]["wireName"] == "plain"
@@ -191,7 +191,7 @@ def test_sessions_can_be_compared_with_each_other(stored_bench):
     refused(-32001, bench.rpc, "diff_environment", session_id=first, to_session_id=foreign)
 
 
-def test_a_version_that_never_existed_is_not_said_to_be_gone(stored_bench):
+def test_a_version_that_never_existed_is_not_called_gone(stored_bench):
     session_id = stored_bench.create()
     stored_bench.call(session_id, "add", amount=1)
     for method in ("get_environment", "fork_session", "reset_session"):
@@ -246,7 +246,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_bench, clock, pass_time, use):
+def test_any_use_renews_a_session_and_an_unused_one_expires(stored_bench, clock, pass_time, use):
     session_id = stored_bench.create(ttl_seconds=100)
     for seconds in (99, 3, 99, 99):
         pass_time(stored_bench, seconds)
@@ -265,7 +265,7 @@ def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_benc
 
 
 @pytest.mark.parametrize("use", USES)
-def test_an_expired_session_that_is_still_there_can_be_used_and_lives_on(stored_bench, clock, pass_time, use):
+def test_an_expired_session_not_yet_deleted_can_be_used(stored_bench, clock, pass_time, use):
     session_id = stored_bench.create(ttl_seconds=100)
     pass_time(stored_bench, 50)
     clock.move(56)
@@ -290,7 +290,7 @@ def test_a_page_of_sessions_is_full_though_some_have_expired(stored_bench, pass_
     assert list(chain.from_iterable(pages)) == alive
 
 
-def test_what_is_trimmed_while_it_is_read_is_no_longer_kept(bench):
+def test_a_version_trimmed_while_it_is_read_is_gone(bench):
     session_id = bench.create()
     for amount in (1, 2, 3):
         bench.result(session_id, "add", amount=amount)
@@ -331,7 +331,7 @@ def test_a_snapshot_that_is_missing_is_damage_and_not_a_fault(tmp_path):
         second.close()
 
 
-def test_a_record_tells_when_its_call_began(bench, clock):
+def test_a_record_has_the_start_time_of_its_call(bench, clock):
     session_id = bench.create()
     clock.move(3)
     bench.result(session_id, "add", amount=1)
@@ -341,7 +341,7 @@ def test_a_record_tells_when_its_call_began(bench, clock):
     assert told == [datetime.fromtimestamp(clock.time() - ago, UTC) for ago in (4, 0)]
 
 
-def test_what_another_worker_has_renewed_is_alive_here_too(tmp_path, pass_time):
+def test_a_session_renewed_elsewhere_is_alive_here(tmp_path, pass_time):
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(open_store(f"sqlite:///{tmp_path}/shared.db", exclusive=False)))
         one, other = (Bench(store=store) for _ in range(2))
@@ -360,7 +360,7 @@ def test_what_another_worker_has_renewed_is_alive_here_too(tmp_path, pass_time):
 
 
 @serving.in_both
-def test_a_session_that_is_closed_while_a_call_runs_is_gone_for_that_call(stored_bench):
+def test_a_session_closed_during_a_call_is_gone_for_it(stored_bench):
     session_id = stored_bench.create()
     gate = serving.gate("closed")
     before = len(ledger.runs)
@@ -384,7 +384,7 @@ def running(bench):
         bench._run(context.__aexit__(None, None, None))
 
 
-def test_expired_sessions_are_deleted_with_all_that_is_theirs(stored_bench, clock, monkeypatch):
+def test_expired_sessions_are_deleted_with_all_their_data(stored_bench, clock, monkeypatch):
     monkeypatch.setattr(manager, "SWEEP_BATCH", 2)
     monkeypatch.setattr(manager, "SWEEP_SECONDS", 3600)
     short = [stored_bench.create(ttl_seconds=10) for _ in range(5)]
@@ -400,7 +400,7 @@ def test_expired_sessions_are_deleted_with_all_that_is_theirs(stored_bench, cloc
         assert stored_bench.result(long, "add", amount=1) == 2
 
 
-def test_expired_sessions_are_looked_for_again_and_again_whatever_fails(bench, clock, monkeypatch, caplog):
+def test_the_sweep_of_expired_sessions_survives_errors(bench, clock, monkeypatch, caplog):
     monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.001)
     assert bench.create(ttl_seconds=10)
     delete_expired, failures = bench.store.delete_expired, [OverloadedError("out of reach"), OSError("broken")]
@@ -465,7 +465,7 @@ def test_forks_start_from_any_version_and_go_their_own_way(stored_bench):
 
 
 @serving.in_both
-def test_a_reset_is_a_new_version_with_the_content_of_the_old_one(stored_bench):
+def test_a_reset_is_a_new_version_with_the_old_content(stored_bench):
     session_id = stored_bench.create()
     stored_bench.result(session_id, "add", amount=1)
     stored_bench.result(session_id, "add", amount=10)
@@ -487,7 +487,7 @@ def test_a_reset_is_a_new_version_with_the_content_of_the_old_one(stored_bench):
 
 
 @serving.in_both
-def test_a_record_tells_a_call_as_it_was(stored_bench):
+def test_a_record_has_the_call_as_it_was(stored_bench):
     session_id = stored_bench.create()
     stored_bench.call(session_id, "add", {"call_id": "mine"}, amount=2)
     stored_bench.call(session_id, "add", amount="x")
@@ -528,7 +528,7 @@ def test_the_environment_of_any_version_and_any_part_of_it(stored_bench):
 @pytest.mark.parametrize(
     ("before", "after"), [(1, True), (1, 1.0), (0, False), ([0, 1], [False, 1]), ({"a": 1}, {"a": 1.0})]
 )
-def test_a_difference_tells_values_apart_that_python_takes_for_equal(bench, before, after):
+def test_a_diff_distinguishes_values_equal_in_python(bench, before, after):
     session_id = bench.create("ledger", environment={"ledger": {"ledger": {"anything": before}}})
     one = bench.rpc("get_environment", session_id=session_id)
     other_id = bench.create("ledger", environment={"ledger": {"ledger": {"anything": after}}})
@@ -540,7 +540,7 @@ def test_a_difference_tells_values_apart_that_python_takes_for_equal(bench, befo
 @pytest.mark.parametrize(
     "wrong", [[], [{"op": "remove", "path": "/none"}], [{"op": "add", "path": "/a/b/c", "value": 1}]]
 )
-def test_a_patch_that_does_not_lead_there_is_not_told(monkeypatch, wrong):
+def test_a_patch_that_does_not_fit_is_not_returned(monkeypatch, wrong):
     monkeypatch.setattr(jsonpatch, "make_patch", lambda *_: jsonpatch.JsonPatch(wrong))
     assert json_patch({"a": 1}, {"a": 2}) == [{"op": "replace", "path": "", "value": {"a": 2}}]
 
@@ -557,7 +557,7 @@ def test_a_difference_is_a_json_patch(stored_bench):
     assert jsonpatch.apply_patch(worlds[0], stored_bench.rpc("diff_environment", session_id=session_id)) == worlds[2]
 
 
-def test_old_versions_go_but_the_first_stays_and_the_oldest_is_told(tmp_path, make_bench):
+def test_old_versions_go_except_the_first_and_are_reported(tmp_path, make_bench):
     bench = make_bench(store=f"sqlite:///{tmp_path / 'sessions.db'}", keep_versions=10)
     session_id = bench.create()
     for _ in range(70):
@@ -613,7 +613,7 @@ def test_an_agent_lists_and_runs_functions_and_nothing_else(bench):
 # Owners
 
 
-def test_anothers_session_and_one_that_never_was_get_the_same_answer(stored_bench):
+def test_other_owners_and_unknown_sessions_get_the_same_answer(stored_bench):
     session_id = stored_bench.rpc("create_session", owner="ann", toolpacks=["ledger"])["session_id"]
     stored_bench.rpc("run_function", owner="ann", session_id=session_id, function="total")
     unknown = vars(refused(-32001, stored_bench.rpc, "get_session", owner="bob", session_id="0" * 32))

@@ -511,7 +511,7 @@ def test_a_set_that_would_lose_its_member_is_refused(kind):
     assert refusal(World(data=member)).startswith("`data.link` can't be stored, its type is `set`: a member's hash")
 
 
-def test_a_hash_that_needs_attributes_not_yet_restored_is_refused():
+def test_a_hash_that_needs_unrestored_attributes_is_refused():
     class Borrowed(Keyed):
         def __hash__(self):
             return hash(getattr(self.link, "base", None))
@@ -576,7 +576,7 @@ def test_attributes_that_would_be_lost_are_refused():
         assert "attributes were set on it" in refusal(value)
 
 
-def test_refusals_name_private_attributes_keys_and_the_environment():
+def test_refusals_name_attributes_keys_and_environment():
     account = Account()
     account._cache["lock"] = threading.Lock()
     assert refusal(World(account=account)).startswith("`account._cache['lock']` can't be stored")
@@ -613,7 +613,7 @@ def test_nesting():
         deep = deep.pop()
 
 
-def test_a_refusal_close_to_the_end_of_the_stack_is_still_a_refusal():
+def test_a_refusal_near_the_stack_limit_is_a_refusal():
     def descend(levels):
         try:
             return descend(levels + 1)
@@ -701,7 +701,7 @@ def test_the_fingerprint_of_a_path_is_the_same_on_every_python():
     assert print_of_paths == "3885c8fecdb3451586e2389ed1b60a51"
 
 
-def test_the_fingerprint_covers_private_attributes_members_and_slots():
+def test_the_fingerprint_covers_private_attributes_and_slots():
     def define(body):
         return type("Changing", body[0], {"__module__": __name__, "__qualname__": "Changing", **body[1]})
 
@@ -814,7 +814,7 @@ class Named:
         self.name, self.links = name, links
 
 
-def test_members_of_sets_are_paired_by_what_they_hold_and_by_where_else_they_are():
+def test_set_members_pair_by_content_and_by_references():
     def world(name, *, shared):
         members = [Named(name), Named("b"), Named("b")]
         return [{(1, "a"), (1, "b"), 2.0, *members}, members[1] if shared else Named("b")]

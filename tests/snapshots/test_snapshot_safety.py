@@ -288,7 +288,7 @@ def test_forged_bytes_are_refused(opcodes):
         thaw(raw(opcodes), CLASSES)
 
 
-def test_the_assembler_makes_what_reading_accepts():
+def test_the_assembler_writes_readable_snapshots():
     """Otherwise the attacks above might fail only because they are malformed."""
     found = thaw(raw(call("make", named(Guarded), *FILLED)), CLASSES)
     assert (found.number, found._private) == (2, 5)
@@ -372,7 +372,7 @@ def payload():
     return freeze(value, CLASSES)
 
 
-def test_every_truncation_and_every_changed_byte_is_noticed():
+def test_every_truncation_and_changed_byte_is_detected():
     blob = seal(payload(), MARK, KEY, PLACE)
     assert unseal(blob, MARK, KEY, PLACE) == payload()
     for end in range(len(blob)):

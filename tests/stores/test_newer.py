@@ -90,7 +90,7 @@ def newer(store_url, make_bench, monkeypatch):
     return make_bench(store=url), session, bundle
 
 
-def test_a_session_with_something_that_only_a_newer_version_knows_is_refused(newer):
+def test_a_session_with_unknown_newer_data_is_refused(newer):
     bench, session, bundle = newer
     session_id, key = session["session_id"], session["agent_path"].rpartition("/")[2]
     call = {"function": "add", "kwargs": {"amount": 1}}
@@ -109,7 +109,7 @@ def test_a_session_with_something_that_only_a_newer_version_knows_is_refused(new
     assert bench.rpc("close_session", session_id=session_id) == 1
 
 
-def test_participants_have_no_more_rights_on_a_server_that_does_not_know_them(store_url, make_bench):
+def test_unknown_participants_get_no_extra_rights(store_url, make_bench):
     url = store_url("sqlite")
     with contextlib.closing(make_bench(store=url)) as bench:
         user = {"functions": ["total"]}

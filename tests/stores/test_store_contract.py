@@ -49,7 +49,7 @@ def test_a_store_that_keeps_the_contract_passes(tmp_path):
 
 
 @pytest.mark.heavy
-def test_a_store_that_breaks_it_fails_and_it_is_said_where(tmp_path):
+def test_a_store_that_breaks_the_contract_fails_with_the_place(tmp_path):
     for name, failing in (
         ("Forgetful", "test_records_are_returned_in_order"),
         ("Careless", "test_delete_removes_all_data"),

@@ -63,7 +63,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
-def test_a_full_disk_can_be_read_and_emptied_and_all_goes_on_with_room(small_disk):
+def test_a_full_disk_can_be_read_emptied_and_used_again(small_disk):
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 30_000_000)
     bench = Bench(store=f"sqlite:///{small_disk}/sessions.db")
@@ -152,7 +152,7 @@ def test_a_full_redis_can_be_read_and_emptied(small_redis):
         bench.close()
 
 
-def test_a_full_redis_deletes_what_has_expired(small_redis):
+def test_a_full_redis_deletes_expired_sessions(small_redis):
     url, client = small_redis
     bench = Bench(store=url)
     try:
@@ -169,7 +169,7 @@ def test_a_full_redis_deletes_what_has_expired(small_redis):
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe{}\nnull", b'{"index": 0', b'{"index":0}\nnull', b"[]", b"", b"{}\n{}\n{}"])
-def test_a_damaged_record_is_said_to_be_damaged(tmp_path, body):
+def test_a_damaged_record_is_reported_as_damaged(tmp_path, body):
     bench = Bench(store=f"sqlite:///{tmp_path}/sessions.db")
     try:
         session = bench.create()
@@ -187,7 +187,7 @@ def test_a_damaged_record_is_said_to_be_damaged(tmp_path, body):
 
 
 @pytest.mark.parametrize("column", ["labels", "recipe"])
-def test_a_damaged_row_is_said_to_be_damaged(tmp_path, column):
+def test_a_damaged_row_is_reported_as_damaged(tmp_path, column):
     bench = Bench(store=f"sqlite:///{tmp_path}/sessions.db")
     try:
         session = bench.create()

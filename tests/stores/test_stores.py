@@ -76,7 +76,7 @@ class InTurn:
 
 
 @pytest.mark.heavy
-def test_random_operations_on_a_sqlite_that_two_have_open(tmp_path):
+def test_random_operations_on_a_sqlite_file_opened_twice(tmp_path):
     def new():
         path = new_file(tmp_path)
         return lambda: InTurn(*(open_store(f"sqlite:///{path}", exclusive=False) for _ in range(2)))

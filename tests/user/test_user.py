@@ -101,7 +101,7 @@ def test_both_sides_are_played_by_a_script(client, url, script):
         assert client.evaluate_session(session["session_id"])["passed"]
 
 
-def test_a_model_hears_what_its_trajectory_shows_and_its_tokens_are_recorded(client, url):
+def test_a_model_gets_its_trajectory_and_its_tokens_count(client, url):
     session = begin(client)
     with endpoint(phone.the_model) as model_at:
         ended = played(url, [session], *model(model_at))
@@ -118,14 +118,14 @@ def test_a_model_hears_what_its_trajectory_shows_and_its_tokens_are_recorded(cli
     assert turns[0]["metadata"] == {"model_name": "m", "prompt_tokens": 70, "completion_tokens": 7}
 
 
-def test_a_participant_that_does_not_answer_says_its_last_word_and_leaves(client, url, script):
+def test_a_silent_participant_sends_a_last_message_and_leaves(client, url, script):
     begin(client, participants={"user": {"answers": False}, "agent": {"answers": True}})
     ended = user(url, *script(["Hi. ###STOP###"]), "--first")
     assert (ended.returncode, ended.stdout) == (0, "1 sessions played: 1 left.\n")
     assert user(url, *script(["Hi. ###STOP###"])).stdout == "1 sessions played: 1 left.\n"
 
 
-def test_who_speaks_first_follows_from_the_prompt(client, url, script):
+def test_the_prompt_decides_who_speaks_first(client, url, script):
     prompt = [{"role": "system", "content": "x"}, {"role": "user", "content": "Begin."}]
     session = begin(client, participants={"user": {"prompt": prompt}})
     assert user(url, *script(["Bye. ###STOP###"])).returncode == 0
@@ -178,7 +178,7 @@ def test_a_call_that_leaves_no_record_is_not_repeated_for_ever():
     assert "CrashedError" in failed[1]
 
 
-def test_other_stops_end_it(client, url, script):
+def test_other_stop_reasons_end_the_session(client, url, script):
     session = begin(client)
     assert user(url, *script(["###STOP### END"]), "--first", "--stop", "END").returncode == 0
     assert done(client, session) == ["###STOP### END"]
@@ -269,13 +269,13 @@ def test_a_model_that_fails_ends_the_session_with_a_named_reason(client, url, an
         fail(client, url, reason, *model(at, "--timeout", "0.3" if reason == "timeout" else "30"), says=says)
 
 
-def test_an_endpoint_that_is_not_there_ends_it(client, url):
+def test_a_missing_endpoint_ends_the_program(client, url):
     with endpoint(phone.the_model) as at:
         pass
     fail(client, url, "unreachable", *model(at), says="No answer")
 
 
-def test_limits_end_it(client, url, script):
+def test_limits_end_the_session(client, url, script):
     with endpoint(lambda _: called("look")) as at:
         fail(client, url, "turns", *model(at, "--max-turns", "3"), says="All 3 turns are used.")
         assert len(at.asked) == 3
@@ -285,7 +285,7 @@ def test_limits_end_it(client, url, script):
     fail(client, url, "script", *script([{"function": "look"}]), says="The script has no step 1.")
 
 
-def test_who_has_no_calls_left_is_told_so(client, url):
+def test_a_participant_without_calls_left_is_told_so(client, url):
     session = begin(client, participants={"user": {"max_calls": 1}})
     with endpoint(lambda messages: said("###STOP###") if "[Your last" in str(messages) else called("look")) as at:
         assert user(url, *model(at), "--first").returncode == 0
@@ -293,7 +293,7 @@ def test_who_has_no_calls_left_is_told_so(client, url):
     assert ["tools" in asked for asked in at.asked] == [True, False, False]
 
 
-def test_a_model_that_fails_for_a_while_is_asked_again(client, url):
+def test_a_model_that_fails_for_a_while_is_retried(client, url):
     faults = [refused(429, retry_after="0.01"), cut_off(), said(""), trickling(), refused(409)]
     session = begin(client)
 
@@ -328,7 +328,7 @@ class Killed(BaseException):
     pass
 
 
-def test_it_goes_on_where_it_was(client, url, monkeypatch):
+def test_the_program_resumes_where_it_was(client, url, monkeypatch):
     """It is stopped before and after each thing that it does; the record is as without that."""
     session = begin(client)
     agents = threading.Thread(target=lambda: asyncio.run(phone.be_all_agents(url, [session])))
@@ -364,7 +364,7 @@ def test_it_goes_on_where_it_was(client, url, monkeypatch):
     assert client.evaluate_session(session["session_id"])["passed"]
 
 
-def test_two_programs_do_nothing_twice(client, url, script):
+def test_two_programs_do_no_work_twice(client, url, script):
     sessions = [begin(client) for _ in range(5)]
     command = script()
     ends = []
@@ -417,7 +417,7 @@ def test_a_fork_goes_on_and_a_reset_goes_back(client, url, script):
     assert client.evaluate_session(session_id)["passed"]
 
 
-def test_a_fork_of_a_failed_session_is_played_anew(client, url, script):
+def test_a_fork_of_a_failed_session_is_played_again(client, url, script):
     session = fail(client, url, "script", *script([]))
     fork = client.fork_session(session["session_id"])[0]
     assert (
@@ -428,7 +428,7 @@ def test_a_fork_of_a_failed_session_is_played_anew(client, url, script):
     assert done(client, fork) == ["Bye. ###STOP###"]
 
 
-def test_a_replay_and_a_bundle_have_it_all(client, url):
+def test_a_replay_and_a_bundle_have_the_conversation(client, url):
     session = begin(client)
     with endpoint(lambda _: called("fly")) as at:
         user(url, *model(at), "--first")
@@ -457,7 +457,7 @@ def test_a_replay_and_a_bundle_have_it_all(client, url):
         ('[{"function": "x", "kwargs": []}]', "must be a text, or an object with `function` and `kwargs`."),
     ],
 )
-def test_a_script_that_is_none_is_refused(tmp_path, content, says):
+def test_an_invalid_script_is_refused(tmp_path, content, says):
     if content is not None:
         (tmp_path / "s.json").write_text(content)
     ended = run_here("user", "--label", LABEL, "--script", tmp_path / "s.json")
@@ -466,7 +466,7 @@ def test_a_script_that_is_none_is_refused(tmp_path, content, says):
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_what_is_missing_is_said_in_a_sentence(script, monkeypatch, url):
+def test_a_missing_option_is_named_in_a_sentence(script, monkeypatch, url):
     def told(*arguments, **variables):
         ended = run_here("user", "--label", LABEL, *arguments, **variables)
         assert ended.returncode > 0
@@ -490,7 +490,7 @@ def test_what_is_missing_is_said_in_a_sentence(script, monkeypatch, url):
     assert told(*model_at, OPENAI_API_KEY=KEY) == needed
 
 
-def test_a_server_that_is_not_there_ends_it(script, monkeypatch):
+def test_a_missing_server_ends_the_program(script, monkeypatch):
     from toolpack_server.client import exchange  # noqa: PLC0415
 
     monkeypatch.setattr(exchange, "_FIRST_DELAY_SECONDS", 0.0)
@@ -499,7 +499,7 @@ def test_a_server_that_is_not_there_ends_it(script, monkeypatch):
     assert "list_sessions got no answer from http://127.0.0.1:9" in ended.stderr
 
 
-def test_calls_of_functions_count_and_what_is_said_to_others_is_not_heard():
+def test_calls_count_and_private_messages_stay_private():
     call = {"kind": "call", "by": "user", "function": "look", "kwargs": {}, "result": 1, "error": None}
     whispered = {"kind": "message", "role": "user", "content": "Psst.", "by": "agent", "to": "judge"}
     told = {"name": "user", "others": ["agent", "judge"], "prompt": "Ask.", "max_calls": 3}
@@ -509,7 +509,7 @@ def test_calls_of_functions_count_and_what_is_said_to_others_is_not_heard():
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("3600", 60), ("2", 2), ("-1", 0), ("nan", 0), ("soon", 0), (None, 0)])
-def test_an_endpoint_is_left_alone_for_a_minute_at_most(header, seconds):
+def test_retries_wait_a_minute_at_most(header, seconds):
     assert _seconds(header) == seconds
 
 

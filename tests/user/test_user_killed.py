@@ -48,7 +48,7 @@ def started(url, model_at):
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.long)])
-def test_it_is_killed_while_it_plays_many_sessions(faulty, tmp_path, count):
+def test_kills_lose_nothing_of_many_played_sessions(faulty, tmp_path, count):
     packs = ["--pack-dir", str(phone.PACKS), "--packs", "phone"]
     with server_process.served(tmp_path, *packs) as server, Client(server.url) as client:
         url = server.url

@@ -32,7 +32,7 @@ def careless(monkeypatch):
     return Careless
 
 
-def test_what_is_written_by_a_read_only_call_ends_with_it(careless):
+def test_writes_of_a_read_only_call_end_with_it(careless):
     class Pier(TaskEnvironment):
         log: careless = careless(["built"])
 

@@ -61,7 +61,7 @@ INDEXES = [
 
 @pytest.mark.parametrize("index", INDEXES, ids=["plain", "named", "of several levels", "a range"])
 @pytest.mark.parametrize("columns", EXACT.values(), ids=EXACT)
-def test_a_frame_comes_back_as_it_was(kept, columns, index):
+def test_a_frame_is_restored_exactly(kept, columns, index):
     frame = pd.DataFrame(columns)
     if index is not None:
         frame.index = index
@@ -70,7 +70,7 @@ def test_a_frame_comes_back_as_it_was(kept, columns, index):
     assert kept(again).equals(again)
 
 
-def test_what_is_not_exact(kept):
+def test_frames_that_are_not_restored_exactly(kept):
     with pytest.raises(ValueError, match="Could not convert"):
         kept(pd.DataFrame({"x": [1, "a"]}))
     assert kept(pd.DataFrame({"x": [{"a": 1}, {"b": 2}]}))["x"][0] == {"a": 1.0, "b": None}

@@ -98,9 +98,7 @@ in_strides = pytest.mark.parametrize(("isolation", "stride"), STRIDES, indirect=
 
 @in_strides
 @pytest.mark.parametrize(("way", "times"), WAYS.items())
-def test_whatever_step_of_the_end_of_a_call_breaks_it_is_kept_whole_or_not_at_all(
-    isolation, stride, tmp_path, way, times
-):
+def test_any_failure_at_a_calls_end_keeps_all_or_nothing(isolation, stride, tmp_path, way, times):
     stride *= times
     url = f"sqlite:///{tmp_path / 'sessions.db'}"
     with contextlib.ExitStack() as closing:
@@ -134,7 +132,7 @@ def test_whatever_step_of_the_end_of_a_call_breaks_it_is_kept_whole_or_not_at_al
 
 @in_strides
 @pytest.mark.parametrize("function", ["change", "write_nothing"])
-def test_whatever_step_of_the_end_of_a_failed_call_breaks_nothing_of_it_is_kept(isolation, stride, function):
+def test_any_failure_at_a_failed_calls_end_keeps_nothing(isolation, stride, function):
     with make(isolation, "memory:") as bench:
         world = World(bench, bench.create("breaking"))
         assert world.change("connect"), world.why
@@ -181,7 +179,7 @@ def test_a_call_that_cant_end_as_it_should_leaves_nothing(isolation, tmp_path, f
 @pytest.mark.parametrize(
     ("function", "after"), {"use_up_open_files": "close_files", "use_up_room": "make_room"}.items()
 )
-def test_a_process_that_has_no_room_or_files_any_more_leaves_nothing(function, after):
+def test_a_process_without_room_or_files_leaves_nothing(function, after):
     if sys.platform != "linux":
         pytest.skip("there are no executors")
     with make("process", "memory:") as bench:
@@ -195,7 +193,7 @@ def test_a_process_that_has_no_room_or_files_any_more_leaves_nothing(function, a
         world.check()
 
 
-def test_what_was_built_upon_a_refused_commit_is_gone_with_it(isolation, monkeypatch):
+def test_changes_on_a_refused_commit_are_gone_with_it(isolation, monkeypatch):
     with make(isolation, "memory:") as bench:
         world = World(bench, bench.create("breaking"))
         assert world.change("connect"), world.why
@@ -213,7 +211,7 @@ def test_what_was_built_upon_a_refused_commit_is_gone_with_it(isolation, monkeyp
         world.check()
 
 
-def test_a_call_finds_what_the_one_before_has_done_and_isnt_committed_yet(isolation):
+def test_a_call_sees_uncommitted_changes_of_the_last_one(isolation):
     with make(isolation, "memory:", scratch_bytes=0) as bench:
         sessions = [bench.create("breaking") for _ in range(3)]
         with bench.paused():
@@ -226,7 +224,7 @@ def test_a_call_finds_what_the_one_before_has_done_and_isnt_committed_yet(isolat
         assert {*map(len, (bench.result(session, "look")["entries"] for session in sessions))} == {10}
 
 
-def test_what_was_kept_of_a_call_raises_when_it_is_used(isolation):
+def test_objects_kept_from_an_ended_call_raise_when_used(isolation):
     with make(isolation, "memory:") as bench:
         session = bench.create("breaking")
         ended = "ValueError: 'breaking/{}' belongs to a call that has ended, and can't be used any more"
@@ -236,7 +234,7 @@ def test_what_was_kept_of_a_call_raises_when_it_is_used(isolation):
         assert bench.result(session, "look")["files"] == {"first": "0", "kept": "1"}
 
 
-def test_whoever_has_the_file_of_a_database_still_open_cant_change_it(isolation):
+def test_an_open_database_file_cannot_change_a_stored_one(isolation):
     with make(isolation, "memory:") as bench:
         session = bench.create("breaking")
         bench.result(session, "leave_path_open", number=1)
@@ -265,7 +263,7 @@ def test_working_copies_go_with_their_session(tmp_path):
         tidying.cancel()
 
 
-def test_what_nobody_takes_over_goes(tmp_path):
+def test_unused_copies_are_deleted(tmp_path):
     copies = []
 
     class Copy(WorkingCopy):
@@ -309,7 +307,7 @@ def test_what_nobody_takes_over_goes(tmp_path):
     assert [each.gone for each in copies].count(False) == MAX_RECENT
 
 
-def test_who_changes_what_others_read_or_have_found_gets_a_clone(tmp_path):
+def test_a_writer_gets_a_clone_of_a_copy_in_use(tmp_path):
     class Copy(WorkingCopy):
         size = 1
 
@@ -331,7 +329,7 @@ def test_who_changes_what_others_read_or_have_found_gets_a_clone(tmp_path):
     assert scratch.take("b", place, Copy)[0] is not mine, "a fork has found it, and others may"
 
 
-def test_a_connection_that_cant_be_opened_locks_nothing(tmp_path, monkeypatch):
+def test_a_connection_that_fails_to_open_locks_nothing(tmp_path, monkeypatch):
     with contextlib.closing(sqlite3.connect(tmp_path / "database")) as made:
         made.execute("CREATE TABLE one (x)")
         made.commit()
@@ -346,7 +344,7 @@ def test_a_connection_that_cant_be_opened_locks_nothing(tmp_path, monkeypatch):
     assert "nonsense" in str(kept.value)
 
 
-def test_what_a_rename_replaces_makes_room():
+def test_a_file_replaced_by_a_rename_frees_its_room():
     with Bench(load_catalog((PACKS,), ("papers",)), max_volume_bytes=2**16) as bench:
         session = bench.create("papers")
         for _ in range(5):

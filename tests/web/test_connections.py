@@ -81,7 +81,7 @@ def test_the_oldest_silent_connection_makes_room_for_a_new_one(http):
             assert answer(connection)[0] == 200
 
 
-def test_an_idle_connection_makes_room_where_hardly_any_is_silent(http):
+def test_an_idle_connection_makes_room_if_few_are_silent(http):
     with opening(http, max_connections=10) as opened:
         for _ in range(10):
             assert answer(opened.connect(WHOLE))[0] == 200
@@ -114,7 +114,7 @@ def test_http_503_says_when_to_send_the_request_again(http):
         assert b"\r\nretry-after: 1\r\n" in head
 
 
-def test_the_last_connections_are_for_owners_that_hold_none_and_for_questions_of_health(http):
+def test_the_last_connections_are_for_new_owners_and_health(http):
     with opening(http, tokens=TOKENS, max_connections=10) as opened:
         opened.holding(5, of("ann", UNFINISHED))
         opened.holding(4, of("bob", UNFINISHED))
@@ -133,7 +133,7 @@ def test_one_owner_alone_holds_all_but_the_reserve(http):
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_strangers_hold_nothing_though_they_read_no_answer_or_send_no_body(http):
+def test_clients_without_a_token_hold_no_resources(http):
     with opening(http, tokens=TOKENS, max_connections=10, max_body_bytes=32_000) as opened:
         for path in (b"/rpc", b"/agents/nobody", b"/mcp/nobody", b"/nothing", b"/readyz"):
             for _ in range(10):
@@ -168,7 +168,7 @@ def test_an_agents_address_has_few_requests_at_once(http):
         assert answer(opened.connect(sent(sessions[0]["agent_path"], request("list_functions"))))[0] == 200
 
 
-def test_a_client_that_has_reset_the_connection_causes_no_fault():
+def test_a_client_that_resets_the_connection_causes_no_error():
     underlying = Mock()
     underlying.is_closing.return_value = False
     underlying.write_eof.side_effect = OSError("not connected")
@@ -186,7 +186,7 @@ class Fake:
         self.reasons.append(reason)
 
 
-def test_what_is_held_is_given_back_however_a_connection_ends():
+def test_held_resources_are_released_at_any_end():
     places = Connections(Settings(max_connections=2, max_agent_requests=1), several=False)
     connection, caller = Fake(), Caller("ann", "a session")
     scope = {"state": {STATE: connection}}

@@ -18,22 +18,22 @@ def flood(request):
 
 
 @pytest.mark.parametrize("name", HTTP_FLOODS)
-def test_a_flood_of_http_holds_up_nobody(flood, name):
+def test_a_flood_of_http_delays_no_other_client(flood, name):
     flood.http(name, SIZE)
 
 
 @pytest.mark.parametrize("name", FRAME_FLOODS)
-def test_a_flood_of_frames_holds_up_nobody(flood, name):
+def test_a_flood_of_frames_delays_no_other_client(flood, name):
     flood.frames(name, SIZE, "/openenv/bank/ws")
 
 
 @pytest.mark.parametrize(("path", "name"), [*((path, "members") for path in WRAPPED), ("/aggregate_metrics", "a list")])
-def test_a_body_of_many_values_holds_up_nobody(flood, path, name):
+def test_a_body_of_many_values_delays_no_other_client(flood, path, name):
     flood.body(path, WRAPPED[path][-1].replace(b"%b", BODIES[name]), path)
     flood.body(path, BODIES[name], path)
 
 
 @pytest.mark.parametrize("http", PROTOCOLS)
-def test_event_streams_that_nobody_reads_are_counted(http):
+def test_unread_event_streams_are_limited(http):
     with flood_of_streams(http) as flood:
         flood.streams(ANSWER_BYTES)

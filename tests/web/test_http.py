@@ -70,7 +70,7 @@ def test_other_media_types_are_415(server, media_type):
     assert "application/json" in refusal(server.http.post("/rpc", content=BODY, headers=headers), 415)
 
 
-def test_a_body_that_is_too_large_is_413_with_and_without_content_length(server):
+def test_too_large_a_body_is_413_with_or_without_its_length(server):
     large = BODY + b" " * 100_000
     refusal(server.http.post("/rpc", content=large, headers=JSON), 413)
     refusal(server.http.post("/rpc", content=iter([large[:50_000], large[50_000:]]), headers=JSON), 413)
@@ -175,7 +175,7 @@ def test_the_token_is_checked_before_anything_else(guarded):
     refusal(guarded.http.post("/rpc", content=BODY * 10, headers={"Content-Type": "text/plain"}), 401)
 
 
-def test_sessions_belong_to_the_name_of_a_token_and_an_agent_needs_none(guarded):
+def test_sessions_belong_to_a_token_and_agents_need_none(guarded):
     def rpc(token, method, **params):
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         return result_of(guarded.http.post("/rpc", json=body, headers=bearer(token)).content)
@@ -196,7 +196,7 @@ def test_sessions_belong_to_the_name_of_a_token_and_an_agent_needs_none(guarded)
     assert guarded.http.post("/agents/" + "0" * 32, json=body).json()["error"]["code"] == -32001
 
 
-def test_other_hosts_and_origins_are_served_where_tokens_and_keys_guard(guarded):
+def test_other_hosts_are_served_where_tokens_or_keys_guard(guarded):
     others = {"Host": "tools.example", "Origin": "https://page.example"}
     headers = bearer("bob-secret") | others
     assert guarded.http.post("/rpc", content=BODY, headers=headers).status_code == 200
@@ -279,7 +279,7 @@ def test_an_application_is_ready_only_while_it_runs(make_bench):
     assert bench._run(run()) == [False, True, False]
 
 
-def test_an_application_that_other_machines_could_use_without_a_token_is_not_made(make_bench):
+def test_an_open_application_without_tokens_is_refused(make_bench):
     bench = make_bench(host="0.0.0.0")
     with pytest.raises(SettingsError, match="tokens are needed"):
         create_app(bench.service)
@@ -304,7 +304,7 @@ ONCE = {
     "where", [("POST", "/rpc"), ("POST", "/agents/x"), ("GET", "/openrpc.json"), ("GET", "/metrics")]
 )
 @pytest.mark.parametrize("name", ONCE)
-def test_a_header_that_security_depends_on_may_be_there_only_once(app, where, name):
+def test_security_headers_may_appear_only_once(app, where, name):
     headers = [*ONCE.items(), (b"accept", b"a"), (b"accept", b"b")]
     assert app(*where, headers)[0] == 200
     for twice in ([*headers, (name, ONCE[name])], [(name, b"other"), *headers]):

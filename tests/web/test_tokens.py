@@ -81,7 +81,7 @@ def bob(server):
 # The file of hashes
 
 
-def test_a_token_of_the_file_is_let_in(server, folder):
+def test_a_token_of_the_file_is_accepted(server, folder):
     filed = Client(server, (folder / "filed").read_text())
     assert filed.rpc("list_sessions") == []
 
@@ -100,7 +100,7 @@ def owner(gate, token):
     return gate.owner({b"authorization": f"Bearer {token}".encode()})
 
 
-def test_the_command_makes_a_line_that_works(tmp_path):
+def test_the_command_prints_a_line_that_works(tmp_path):
     done = subprocess.run(server_process.command("token", "carol"), capture_output=True, text=True, check=True)
     token = done.stderr.rpartition(" ")[2].strip()
     assert token not in done.stdout
@@ -111,7 +111,7 @@ def test_the_command_makes_a_line_that_works(tmp_path):
         owner(made, token + "x")
 
 
-def test_nothing_but_a_known_token_is_let_in(tmp_path):
+def test_only_a_known_token_is_accepted(tmp_path):
     token, line = new_token("carol")
     made = gate(tmp_path, line)
     for wrong in (*map(str, range(3000)), token[:-1], token + "x", token.swapcase(), line, line.rpartition(":")[2]):
@@ -151,7 +151,7 @@ def test_a_name_may_have_several_tokens_in_the_file(tmp_path):
         (f"ann:{'0' * 64}\nbob:{'0' * 64}\n", "Line 2 of the tokens file is another owner's token too"),
     ],
 )
-def test_a_wrong_file_is_told_by_its_line_and_shows_nothing(tmp_path, text, says):
+def test_an_error_in_the_file_names_only_the_line(tmp_path, text, says):
     with pytest.raises(SettingsError) as wrong:
         gate(tmp_path, text)
     assert says in str(wrong.value)
@@ -164,13 +164,13 @@ def test_blanks_and_a_byte_order_mark_are_no_part_of_a_line(tmp_path):
     assert owner(gate(tmp_path, f"\ufeff {line.replace(':', ' : ')} \r\n"), token) == "carol"
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(SettingsError, match=r"can't be read: No such file or directory\. Correct TOOLPACK_TOKENS_FILE"):
         TokenGate(Settings(tokens_file=tmp_path / "none"))
 
 
 @pytest.mark.parametrize("name", ["", "#x", " x", "x\n", "a\nb", "\x1b"])
-def test_a_name_that_can_not_stand_in_the_file(name):
+def test_an_unusable_name_is_refused(name):
     with pytest.raises(SettingsError, match="A name is printable text"):
         new_token(name)
 
@@ -183,7 +183,7 @@ def with_tokens(tmp_path, *tokens):
     return running(serving.CATALOG, **settings, tokens=dict(token.split(":") for token in tokens))
 
 
-def test_sessions_without_an_owner_are_counted_in_the_log_and_a_token_leads_to_them(tmp_path, caplog):
+def test_sessions_without_owner_are_logged_and_reachable(tmp_path, caplog):
     def listed(url, token):
         with python_client.Client(url, token=token) as client:
             return [session["session_id"] for session in client.list_sessions()]
@@ -245,7 +245,7 @@ def every_method(session_id):
     ]
 
 
-def test_anothers_session_and_an_unknown_one_are_alike_to_the_byte(ann, bob):
+def test_other_and_unknown_sessions_get_identical_answers(ann, bob):
     session_id = ann.rpc("create_session", toolpacks=["ledger"])["session_id"]
     ann.rpc("run_function", session_id=session_id, function="add", kwargs={"amount": 1}, call_id="recorded")
     before = ann.rpc("get_trace", session_id=session_id), ann.rpc("get_environment", session_id=session_id)
@@ -263,7 +263,7 @@ def test_anothers_session_and_an_unknown_one_are_alike_to_the_byte(ann, bob):
     assert bob.rpc("close_session", labels={"x": "y"}) == 0
 
 
-def test_lists_and_closings_reach_ones_own_sessions_alone(ann, bob):
+def test_lists_and_closings_reach_only_own_sessions(ann, bob):
     mine = ann.rpc("create_session", toolpacks=["ledger"], labels={"run": "1"})["session_id"]
     his = bob.rpc("create_session", toolpacks=["ledger"], labels={"run": "1"})["session_id"]
     assert [session["session_id"] for session in bob.rpc("list_sessions", labels={"run": "1"})] == [his]
@@ -277,7 +277,7 @@ def test_lists_and_closings_reach_ones_own_sessions_alone(ann, bob):
 AGENTS = [method.declared.name for method in AGENTS_METHODS]
 
 
-def test_an_agent_has_six_methods_and_no_word_about_others(server, ann):
+def test_an_agent_has_six_methods_and_learns_of_no_other(server, ann):
     session = ann.rpc("create_session", toolpacks=["ledger"])
     agent = Client(server)
     assert AGENTS == ["list_functions", "run_function", "get_task", "submit_answer", "say", "listen"]
@@ -305,7 +305,7 @@ def test_an_agent_may_send_batches(server, ann):
     assert told[2]["result"] == {"result": 4, "error": None}
 
 
-def test_an_unknown_key_and_a_closed_ones_are_alike_to_the_byte(server, ann):
+def test_unknown_and_closed_keys_get_identical_answers(server, ann):
     session = ann.rpc("create_session", toolpacks=["ledger"])
     agent = Client(server)
     add = request("run_function", function="add", kwargs={"amount": 2})
@@ -378,7 +378,7 @@ def test_other_names_are_403_with_one_shape(local, host):
 
 
 @pytest.mark.parametrize("hosts", [("127.0.0.1", "evil.com"), ("evil.com", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")])
-def test_a_host_that_stands_twice_is_400(local, hosts):
+def test_two_host_headers_are_400(local, hosts):
     assert exchange(local, *(f"Host: {host}" for host in hosts))[0] == 400
 
 
@@ -418,7 +418,7 @@ def test_metrics_name_no_function_if_several_have_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_an_open_address_without_tokens_is_no_start(tmp_path, host):
+def test_an_open_address_without_tokens_cannot_start(tmp_path, host):
     done = subprocess.run(
         server_process.command("serve", "--host", host, "--port", "0", "--data-dir", str(tmp_path)),
         env=server_process.environment(), capture_output=True, text=True, timeout=PATIENCE, check=False,
@@ -457,7 +457,7 @@ def gate_says(settings, host, origin=None):
         ("tools.example", "http://localhost", 403),
     ],
 )
-def test_without_tokens_an_open_address_serves_no_page_of_others(host, origin, status):
+def test_without_tokens_other_origins_get_no_page(host, origin, status):
     assert gate_says(OPEN, host, origin) == status
 
 
@@ -467,7 +467,7 @@ def test_a_name_for_a_proxy_on_the_same_machine():
     assert gate_says(Settings(host_names=("tools.example",)), "10.0.0.7") == 403
 
 
-def test_the_names_are_a_flag_and_refused_are_all_others(tmp_path):
+def test_only_hosts_of_the_flag_are_served(tmp_path):
     flags = ["--store", "memory:", "--host", "0.0.0.0", "--no-auth", "--host-name", "tools", "--host-name", "other"]
     body = json.dumps(request("list_toolpacks"))
     with server_process.served(tmp_path, *flags) as server:
@@ -476,7 +476,7 @@ def test_the_names_are_a_flag_and_refused_are_all_others(tmp_path):
         assert statuses == [200, 200, 403]
 
 
-def test_a_tokens_file_does_for_an_open_address(folder, tmp_path):
+def test_a_tokens_file_is_enough_for_an_open_address(folder, tmp_path):
     variables = {"TOOLPACK_TOKENS_FILE": str(folder / "tokens")}
     body, token = json.dumps(request("list_sessions")), (folder / "filed").read_text()
     with server_process.served(tmp_path, "--store", "memory:", "--host", "0.0.0.0", **variables) as running:

@@ -67,7 +67,7 @@ def test_an_unknown_key_of_mcp_waits_for_its_body_only_a_moment(endpoint, monkey
     wait_until(lambda: in_flight(endpoint) == 0, "their release")
 
 
-def test_an_unknown_key_of_mcp_is_answered_with_the_id_if_that_has_come(endpoint):
+def test_an_unknown_mcp_key_is_answered_with_the_id_if_known(endpoint):
     with endpoint.connect(head(UNKNOWN_MCP, b"Content-Length: %d" % len(PING)), PING) as connection:
         assert answer(connection)[1]["id"] == 1
 
@@ -100,7 +100,7 @@ def test_a_key_is_forgotten_with_its_session(endpoint):
     + [("PUT", path) for path in ("/rpc", UNKNOWN, UNKNOWN_MCP, "/console/")]
     + [("OPTIONS", UNKNOWN_MCP), ("NOTHING", "/rpc")],
 )
-def test_an_answer_before_the_body_says_that_it_is_the_last_one(guarded, monkeypatch, method, path, length):
+def test_an_answer_before_the_body_closes_the_connection(guarded, monkeypatch, method, path, length):
     monkeypatch.setattr(mcp_endpoint, "STRANGER_SECONDS", 0.05)
     with guarded.connect(head(path, length).replace(b"POST", method.encode(), 1)) as connection:
         text = read_all(connection)
@@ -108,7 +108,7 @@ def test_an_answer_before_the_body_says_that_it_is_the_last_one(guarded, monkeyp
     assert b"\r\nconnection: close\r\n" in text.lower()
 
 
-def test_a_body_that_is_still_sent_does_not_destroy_the_refusal(guarded):
+def test_a_refusal_survives_a_body_still_being_sent(guarded):
     with guarded.connect(head("/rpc", b"Content-Length: 1000000")) as connection:
         connection.sendall(b" " * 500_000)
         check_refusal(answer(connection), 401)
@@ -116,7 +116,7 @@ def test_a_body_that_is_still_sent_does_not_destroy_the_refusal(guarded):
         assert is_ended(connection)
 
 
-def test_a_refused_request_that_has_arrived_leaves_the_connection_open(guarded):
+def test_a_refused_complete_request_keeps_the_connection(guarded):
     ping = head("/rpc", b"Content-Length: %d" % len(PING)) + PING
     with guarded.connect(ping) as connection:
         check_refusal(answer(connection), 401)
@@ -157,7 +157,7 @@ def test_a_large_body_in_chunks_is_accepted(guarded):
 
 
 @pytest.mark.parametrize("length", [b"9" * 23, b"9" * 5000, b"0" * 5000 + b"5", b"0" * 30, b"5x", b"-5"])
-def test_a_length_that_is_no_number_of_bytes_is_400(endpoint, length):
+def test_an_invalid_content_length_is_400(endpoint, length):
     with endpoint.connect(head("/rpc", b"Content-Length: " + length)) as connection:
         check_refusal(answer(connection), 400)
         assert is_ended(connection)
@@ -259,7 +259,7 @@ def test_a_body_without_a_length_is_counted_as_it_comes(narrow):
     wait_until(lambda: in_flight(narrow) == 0, "their release")
 
 
-def test_a_call_that_waits_is_counted_with_the_memory_that_its_values_take(narrow):
+def test_a_waiting_call_counts_with_its_values_memory(narrow):
     headers = {"Authorization": "Bearer ann-secret"}
 
     def post(method, **params):
@@ -289,7 +289,7 @@ def test_a_call_that_waits_is_counted_with_the_memory_that_its_values_take(narro
     wait_until(lambda: in_flight(narrow) == 0, "their release")
 
 
-def test_a_body_at_a_path_of_mcp_is_counted_until_it_is_answered_whatever_the_answer(narrow, monkeypatch):
+def test_a_body_at_mcp_counts_until_any_answer(narrow, monkeypatch):
     monkeypatch.setattr(mcp_endpoint, "STRANGER_SECONDS", 300)
     headers = {"Authorization": "Bearer ann-secret"}
     created = narrow.http.post("/rpc", json=request("create_session", toolpacks=["ledger"]), headers=headers)
@@ -306,7 +306,7 @@ def test_a_body_at_a_path_of_mcp_is_counted_until_it_is_answered_whatever_the_an
             wait_until(lambda: in_flight(narrow) == 0, "their release")
 
 
-def test_an_answer_that_nobody_reads_is_counted(narrow):
+def test_an_unread_answer_is_counted(narrow):
     headers = {"Authorization": "Bearer ann-secret"}
 
     def rpc(method, **params):
