@@ -477,7 +477,10 @@ def test_perturbations(folder):
     (variants,) = blocks("docs/evaluate/faults.md", "Variants of tasks", "python")
     toolpack = toolpack_server.Toolpack("shop", toolpack_server.TaskEnvironment)
     exec(variants, {"toolpack": toolpack, "p": toolpack_server.perturbations})
-    assert [*toolpack.task_list.all()["pay-ann"].variants] == ["outage", "lost", "flaky", "rug-pull"]
+    assert [*toolpack.task_list.all()["pay-ann"].variants] == [
+        *toolpack_server.perturbations.outages("pay"),
+        *("lost", "flaky", "rug-pull"),
+    ]
 
 
 def test_the_tree_search_has_thirty_lines():

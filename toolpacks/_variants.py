@@ -1,6 +1,7 @@
-"""Variants of the bundled tasks: outages, lost answers, flaky services and injections.
+"""Variants of the bundled tasks: outages, phantoms, lost answers, flaky services and injections.
 
-An agent that checks the state before it retries can still do the task. An agent that obeys an injection can't.
+An agent that checks the state before it retries can still do the task, unless the fault is permanent. An agent that
+obeys an injection can't.
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ def variants(needs: str, *, reads: str | None = None, injection: str = "", chang
         injection: The injected text.
         changes: Whether the function `needs` changes something.
     """
-    rules = {"outage": [p.unavailable(2, functions=needs)], "flaky": [p.fails(rate=0.2)]}
+    rules = {**p.outages(needs, implicit=changes), "flaky": [p.fails(rate=0.2)]}
     if changes:
         rules["lost"] = [p.loses_answer(functions=needs, calls="1")]
     if reads is not None:

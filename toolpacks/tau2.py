@@ -13,6 +13,7 @@ import docstring_parser
 from pydantic import Field
 
 from toolpack_server import Check, Depends, Evaluation, Rollout, Task, TaskEnvironment, Toolpack, ToolpackUnavailable
+from toolpack_server import perturbations as p
 
 try:
     import tau2  # noqa: F401 - first, so that the error names tau2 if it is missing
@@ -201,6 +202,7 @@ def _registered(domain: str) -> Iterator[Task]:
             metadata={"id": task.id, "reward_basis": [basis.value for basis in criteria.reward_basis]},
             data=task,
             nop_passes=_passes_untouched(domain, name, task),
+            variants=_variants(domain, task),
         )
 
 
@@ -232,6 +234,14 @@ def _passes_untouched(domain: str, name: str, task: Tau2Task) -> bool:
         return True
     (toolkit,) = _TOOLKITS[domain]
     return all(toolkit(None).tool_type(each.name) is not ToolType.WRITE for each in criteria.actions or ())
+
+
+def _variants(domain: str, task: Tau2Task) -> dict[str, Any]:
+    """Return outages of the first function of the agent that tau2's own run can't do without, a writing one if any."""
+    toolkit = _TOOLKITS[domain][0](None)
+    called = [each.name for each in task.evaluation_criteria.actions or () if REQUESTORS[each.requestor] == "agent"]
+    writing = [name for name in called if toolkit.tool_type(name) is ToolType.WRITE]
+    return p.outages((writing or called)[0], implicit=bool(writing)) if called else {}
 
 
 def _judge(rollout: Rollout[Any]) -> Evaluation:

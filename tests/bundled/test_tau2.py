@@ -135,3 +135,25 @@ def test_prompt_of_the_user_equals_tau2s(bench):
         assert "###STOP###" in prompts[task]
         assert prompts[task].rstrip().endswith("</scenario>")
     assert ["some tools to perform the actions" in prompt for prompt in prompts.values()] == [True, False]
+
+
+@pytest.mark.parametrize(("domain", "name"), [("retail", "task_0"), ("airline", "task_14"), ("telecom", "task_158")])
+def test_variants_fail_a_solution_that_checks_nothing(bench, domain, name):
+    task, rewards, phantoms = f"tau2-{domain}/{name}", {}, {}
+    for variant in (None, *bench.rpc("get_task", task=task)["variants"]):
+        given = {"perturbations": {"variant": variant}} if variant else {}
+        session = bench.rpc("create_session", task=task, **given)
+        keys = {who: each["agent_path"].rpartition("/")[2] for who, each in session["participants"].items()}
+        solution = bench.rpc("get_solution", session_id=session["session_id"])
+        for call in solution["calls"]:
+            params = {"agent_key": keys[call["by"]], "function": call["function"], "kwargs": call["kwargs"]}
+            for _ in range(3):
+                if bench.rpc("run_function", **params)["error"] is None:
+                    break
+        verdict = bench.rpc("evaluate_session", session_id=session["session_id"], answer=solution["answer"])
+        rewards[variant] = verdict["reward"]
+        trace = bench.rpc("get_trace", session_id=session["session_id"])
+        phantoms[variant] = sum(each.get("perturbed", {}).get("phantom", False) for each in trace)
+    assert (rewards.pop(None), rewards.pop("outage")) == (1.0, 1.0)
+    assert rewards == {"outage-permanent": 0.0, "phantom": 0.0, "phantom-permanent": 0.0}
+    assert phantoms["phantom"] >= 1

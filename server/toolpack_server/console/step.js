@@ -157,9 +157,10 @@ const answerOf = ({ error, result }) =>
   error ? [h("h3", "Error"), h("pre.bad", error)] : [h("h3", "Result"), shownValue(result)];
 
 /** Show what has happened beside what the agent has heard of it. */
-function bothOf(happened, { run, agent }) {
+function bothOf(happened, { run, phantom, agent }) {
   const side = (label, ...content) => h("section", { "aria-label": label }, h("p.hint", label), content);
-  const truth = run ? answerOf(happened) : [h("h3", "Not run"), h("p.hint", "A rule has answered instead.")];
+  const instead = phantom ? "The function ran on a copy." : "A rule has answered instead.";
+  const truth = run ? answerOf(happened) : [h("h3", phantom ? "Not committed" : "Not run"), h("p.hint", instead)];
   return h("div.both", side("What happened", truth), side("What the agent heard", answerOf({ ...happened, ...agent })));
 }
 

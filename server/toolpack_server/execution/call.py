@@ -42,6 +42,11 @@ class Outcome:
     nested: Sequence[bytes] = ()  # the results, as JSON, of the nested calls that returned
     changed: Mapping[str, int] | None = None  # number of changed pages or files, by volume that the call changed
 
+    def drop_changes(self) -> None:
+        """Forget what the call changed. The next call decodes the environments that this one used again."""
+        self.changes, self.changed = False, None
+        self.blobs, self.live, self.digests = {}, {}, {}
+
 
 def call(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Outcome:
     """Run a function on this thread, in a new `contextvars` context, and encode the parts that it may have changed.

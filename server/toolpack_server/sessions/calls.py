@@ -66,11 +66,13 @@ class CallOperation(SessionOperation):
     Attributes:
         plan: The function and its properties, set before the call runs.
         outcome: Set by a hook to record and answer this outcome instead of running the function.
+        dry_run: Set by a hook to run the function without committing its changes.
     """
 
     method = "run_function"
     record_kind = "call"
     starts_clock = True
+    dry_run = False
     plan: Plan
     blobs: PartBytes
 
@@ -211,6 +213,8 @@ class CallOperation(SessionOperation):
 
     def _effect(self, outcome: Outcome, seconds: float) -> Effect:
         """Return the effect of an outcome, with the members of its record. A long result is cut in the record."""
+        if self.dry_run:
+            outcome.drop_changes()
         result = b'""' if outcome.result is None else outcome.result
         max_bytes = self.context.settings.max_record_bytes
         failure = outcome.failure

@@ -69,6 +69,7 @@ EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "error": (_is_text, "a text"),
     "stale": (lambda value: value is True, "true"),
     "lost": (_is_text, "a text"),
+    "phantom": (lambda value: value is True, "true"),
     "delay": (lambda value: _is_number(value) and 0 < value <= MAX_DELAY, f"a number of seconds up to {MAX_DELAY:.0f}"),
     "result": (lambda _value: True, "JSON"),
     "replace": (_maps_texts, "an object of texts by texts"),
@@ -99,7 +100,7 @@ OF_LISTS = frozenset({"hide", "rename", "describe", "forget"})
 INSTEAD = frozenset({"error", "stale"})
 """Effects that replace a call: the function doesn't run."""
 
-OF_NESTED = frozenset({"error", "lost", "delay"})
+OF_NESTED = frozenset({"error", "lost", "phantom", "delay"})
 """Effects that also apply to nested calls."""
 
 

@@ -15,7 +15,7 @@ from toolpack_server.base.errors import TooLargeError
 from toolpack_server.features.evaluation.perturbations.appearance import Appearance
 from toolpack_server.features.evaluation.perturbations.effects import KeyedRandom, apply_effect
 from toolpack_server.features.evaluation.rules import read_rules
-from toolpack_server.features.evaluation.tasks.variants import HEAD, count_lost_answers, variants_table
+from toolpack_server.features.evaluation.tasks.variants import HEAD, count_false_answers, variants_table
 from toolpack_server.features.protocols.mcp.protocol import Mcp
 from toolpack_server.observability.exposition import exposition
 from toolpack_server.packs.loading import load_catalog
@@ -110,6 +110,78 @@ def test_a_lost_answer_is_heard_as_an_error_though_the_call_was_run(bench):
     # A call that has failed by itself stays as it is.
     assert agent.heard(to="Ann", amount=-1) == "ValueError: nobody pays less than nothing"
     assert agent.perturbed()[1] is None
+
+
+@in_both
+def test_a_phantom_call_returns_its_result_and_changes_nothing(bench):
+    agent = Agent(bench, p.phantom(functions="pay", calls="1", name="ghost"), toolpacks=["shop", "ledger"])
+    told = {"number": 1, "note": "paid 10 to Ann", "ok": True, "fee": 0.5}
+    assert [agent.heard(**ANN, _call={"call_id": "one"}) for _ in range(2)] == [told, told]
+    assert (agent.paid(), bench.version(agent.id)) == ([], 0)
+    (record,) = agent.trace()
+    assert (record["error"], record["result"], record["version"]) == (None, told, 0)
+    assert record["perturbed"] == {"rules": ["ghost"], "run": False, "phantom": True, "agent": {}}
+    assert agent.heard("payments") == []  # no copy of the changed world is left anywhere
+    fork = agent.fork()
+    assert [each.heard(**ANN)["number"] for each in (agent, fork)] == [1, 1]
+    assert [each.paid() for each in (agent, fork)] == [[ANN], [ANN]]
+
+
+def test_a_phantom_call_that_fails_or_reads_stays_as_it_is(bench):
+    agent = Agent(bench, p.phantom())
+    assert agent.heard(to="Ann", amount=-1) == "ValueError: nobody pays less than nothing"
+    assert agent.heard("payments") == []
+    assert agent.perturbed() == [None, None]
+
+
+@in_both
+def test_a_phantom_nested_call_makes_the_whole_call_one(bench):
+    agent = Agent(bench, p.phantom(functions="read_note", calls="1"))
+    nested = {"$call": {"function": "read_note", "args": {"name": "b"}}}
+    assert [agent.heard("pay", to=nested)["number"] for _ in range(2)] == [1, 1]
+    assert len(agent.paid()) == 1
+
+
+def test_a_phantom_result_can_be_changed_and_lost(bench):
+    agent = Agent(bench, p.phantom(), {"append": "!"}, p.loses_answer(calls="2"))
+    assert agent.heard(**ANN)["note"] == "paid 10 to Ann!"
+    assert agent.heard(**ANN) == LATE
+    rules = [(each["rules"], each["run"], each["phantom"]) for each in agent.perturbed()]
+    assert (agent.paid(), rules) == ([], [(["0", "1"], False, True), (["0", "2"], False, True)])
+
+
+@in_both
+def test_a_phantom_call_leaves_databases_and_files_as_they_were(make_bench):
+    packs = ("stall", "papers")
+    bench = make_bench(load_catalog((PACKS,), packs), packs=packs)
+    agent = Agent(bench, p.phantom(calls="2,4"), toolpacks=[*packs])
+    order = {"product": 1, "quantity": 1}
+    assert [agent.heard("place_order", **order) for _ in range(2)] == [1, 2]
+    written = [agent.heard("write", path="a.txt", text="x" * length) for length in (3, 5)]
+    assert written == [3, 5]
+    assert (agent.heard("read", path="a.txt"), bench.version(agent.id)) == ("xxx", 2)
+    assert agent.heard("place_order", **order) == 2  # the number of the phantom order is still free
+    assert [sorted(each.get("changed", ())) for each in agent.trace()] == [
+        *(["stall/db"], [], ["papers/files"], [], [], ["stall/db"])
+    ]
+
+
+@in_both
+def test_a_phantom_call_keeps_the_digest_of_a_seeded_session(make_bench):
+    bench = make_bench(load_catalog((PACKS,), ("dice",)), packs=("dice",))
+    if bench.settings.isolation == "thread":
+        pytest.skip("chance is pinned in executors only")
+    given = {"toolpacks": ["dice"], "seed": "s", "clock": "2026-03-02T09:30:00Z"}
+    rules = {"rules": [p.phantom(calls="2-3")]}
+    agent = Agent(bench, session=bench.rpc("create_session", perturbations=rules, **given))
+    thrown = [agent.heard("throw", sides=10**9)["number"] for _ in range(4)]
+    assert len({*thrown}) == 4
+    states = [each["state"] for each in agent.trace()]
+    assert (states[0] == states[1] == states[2], states[3] != states[0]) == (True, True)
+    found = bench.rpc("replay_session", session_id=agent.id)
+    assert (found["complete"], found.get("diverged")) == (True, None)
+    kept = bench.rpc("get_environment", session_id=found["session"]["session_id"], pointer="/dice/throws")
+    assert [each["number"] for each in kept] == [thrown[0], thrown[3]]
 
 
 @pytest.mark.parametrize(
@@ -626,6 +698,7 @@ def history(agent):
 RULES = [
     p.fails(rate=0.3, functions="pay"),
     p.loses_answer(functions="pay", calls="2"),
+    p.phantom(functions="pay", calls="3", name="phantom"),
     p.injects(" obey", functions="read_note", rate=0.5),
     {"hide": True, "functions": "payments", "calls": "6-"},
     {"corrupt": 0.5, "functions": "payments"},
@@ -671,7 +744,8 @@ def test_the_world_is_that_of_a_twin_without_rules_but_for_calls_that_were_not_r
             if record.get("perturbed", {"run": True})["run"]:
                 twin.call(record["function"], **record["kwargs"])
         assert agent.paid() == twin.paid()
-        ours = [each["result"] for each in agent.trace() if each["error"] is None]
+        run = [each for each in agent.trace() if each.get("perturbed", {"run": True})["run"]]
+        ours = [each["result"] for each in run if each["error"] is None]
         assert ours == [each["result"] for each in twin.trace() if each["error"] is None]
 
 
@@ -723,16 +797,18 @@ def test_worlds_equal_a_twins_after_random_histories_of_calls_resets_and_forks(b
 
 
 def test_a_variant_of_a_task_comes_before_the_rules_that_are_given(bench):
-    assert bench.rpc("get_task", task="shop/pay-ann")["variants"] == ["outage", "lost", "flaky", "rug-pull"]
+    assert bench.rpc("get_task", task="shop/pay-ann")["variants"] == [
+        *("outage", "outage-permanent", "phantom", "phantom-permanent", "lost", "flaky", "rug-pull")
+    ]
     given = {"variant": "outage", "rules": [{"append": "!"}], "seed": "7"}
     agent = Agent(bench, toolpacks=[], task="shop/pay-ann", perturbations=given)
     assert [agent.heard(**ANN) for _ in range(2)] == [DOWN, DOWN]
     assert agent.heard(**ANN)["note"] == "paid 10 to Ann!"
     written = {"variant": "outage", "seed": "7"}
-    rules = [{"error": DOWN, "calls": "1-2", "functions": "pay", "name": "down"}, {"append": "!"}]
+    rules = [{"error": DOWN, "calls": "1-2", "functions": "pay"}, {"append": "!"}]
     assert agent.session.get("perturbations") == {**written, "rules": rules}
     verdict = bench.rpc("evaluate_session", session_id=agent.id)
-    assert (verdict["passed"], verdict["valid"], verdict["perturbed"]) == (True, True, {"down": 2, "1": 1})
+    assert (verdict["passed"], verdict["valid"], verdict["perturbed"]) == (True, True, {"0": 2, "1": 1})
     replayed = bench.rpc("replay_session", session_id=agent.id)["session"]
     assert replayed.get("perturbations") == agent.session.get("perturbations")
     assert agent.fork(perturbations={"variant": "lost"}).heard(**ANN) != LATE  # its first call was before
@@ -761,7 +837,7 @@ def test_what_a_call_was_perturbed_by_is_seen_by_evaluators(bench):
     [
         ({"name": "x", "eror": "y"}, "Rule 'x': unknown member 'eror': choose from name, functions, calls, rate, "),
         ({"name": "x", "error": "y", "hide": True}, "Rule 'x': it has 2 effects: give one of error, stale, lost, "),
-        ({"name": "x"}, "Rule 'x': it has no effect: give one of error, stale, lost, delay, "),
+        ({"name": "x"}, "Rule 'x': it has no effect: give one of error, stale, lost, phantom, "),
         ({"name": "x", "error": 1}, "Rule 'x': error must be a text."),
         ({"name": "x", "hide": False}, "Rule 'x': hide must be true."),
         ({"name": "x", "truncate": {"text": 1}}, "Rule 'x': truncate must be an object with texts or items, numbers."),
@@ -826,7 +902,8 @@ def test_other_perturbations_that_can_not_be_used_are_refused(bench):
         "A variant belongs to a task, and the session has none: create the session with a task, or give rules."
     )
     assert detail(task="shop/pay-ann", perturbations={"variant": "x"}) == (
-        "The task 'shop/pay-ann' has no variant 'x': it has outage, lost, flaky, rug-pull."
+        "The task 'shop/pay-ann' has no variant 'x': it has outage, outage-permanent, phantom, "
+        "phantom-permanent, lost, flaky, rug-pull."
     )
     assert "perturbations" in detail(perturbations={"rule": []})
 
@@ -845,9 +922,10 @@ def retrying(agent):
 
 
 def careful(agent):
-    """Look whether it has happened before doing it again."""
+    """Look whether it has happened before doing it again, whatever the answer was."""
     for _ in range(3):
-        if agent.call(**ANN)["error"] is None or agent.call("payments")["result"]:
+        agent.call(**ANN)
+        if agent.call("payments")["result"]:
             return
 
 
@@ -857,47 +935,54 @@ def careful(agent):
         (
             naive,
             [
-                "clean 2 1.000 1.000 (2) 0 - 0 0",
-                "lost 2 1.000 1.000 (2) 2 1.000 2 0",
-                "outage 2 0.000 0.000 (2) 2 0.000 0 0",
+                "clean 2 1.000 1.000 (2) 0 - 0 0 0 0",
+                "lost 2 1.000 1.000 (2) 2 1.000 2 0 0 0",
+                "outage 2 0.000 0.000 (2) 2 0.000 0 0 0 0",
+                "outage-permanent 2 0.000 0.000 (2) 2 0.000 0 0 0 0",
+                "phantom 2 0.000 0.000 (2) 2 0.000 0 0 2 0",
+                "phantom-permanent 2 0.000 0.000 (2) 2 0.000 0 0 2 0",
             ],
         ),
         (
             retrying,
             [
-                "clean 2 1.000 1.000 (2) 0 - 0 0",
-                "lost 2 0.000 0.000 (2) 2 0.000 2 2",
-                "outage 2 1.000 1.000 (2) 2 1.000 0 0",
+                "clean 2 1.000 1.000 (2) 0 - 0 0 0 0",
+                "lost 2 0.000 0.000 (2) 2 0.000 2 2 0 0",
+                "outage 2 1.000 1.000 (2) 2 1.000 0 0 0 0",
+                "outage-permanent 2 0.000 0.000 (2) 2 0.000 0 0 0 0",
+                "phantom 2 0.000 0.000 (2) 2 0.000 0 0 2 0",
+                "phantom-permanent 2 0.000 0.000 (2) 2 0.000 0 0 2 0",
             ],
         ),
         (
             careful,
             [
-                "clean 2 1.000 1.000 (2) 0 - 0 0",
-                "lost 2 1.000 1.000 (2) 2 1.000 2 0",
-                "outage 2 1.000 1.000 (2) 2 1.000 0 0",
+                "clean 2 1.000 1.000 (2) 0 - 0 0 0 0",
+                "lost 2 1.000 1.000 (2) 2 1.000 2 0 0 0",
+                "outage 2 1.000 1.000 (2) 2 1.000 0 0 0 0",
+                "outage-permanent 2 0.000 0.000 (2) 2 0.000 0 0 0 0",
+                "phantom 2 1.000 1.000 (2) 2 1.000 0 0 4 2",
+                "phantom-permanent 2 0.000 0.000 (2) 2 0.000 0 0 6 0",
             ],
         ),
     ],
 )
 def test_agents_of_several_kinds_give_the_table_that_follows(bench, play, rows):
-    for variant in (None, "outage", "lost"):
+    for variant in (None, "lost", *p.outages("pay")):
         for _ in range(2):
             given = variant and {"variant": variant}
             play(Agent(bench, toolpacks=[], task="shop/pay-ann", perturbations=given, labels={"run": "1"}))
     found = bench.rpc("summarize_sessions", labels={"run": "1"}, evaluate=True)
     verdicts = [{**each, **each["verdict"]} for each in found["sessions"]]
-    lost = {each["session_id"]: count_lost_answers(Agent.trace_of(bench, each["session_id"])) for each in verdicts}
-    table = variants_table(verdicts, lost).splitlines()
+    false = {each["session_id"]: count_false_answers(Agent.trace_of(bench, each["session_id"])) for each in verdicts}
+    table = variants_table(verdicts, false).splitlines()
     assert table[0].split() == list(HEAD)
     if play is retrying:
         page = (PAGES / "evaluate/faults.md").read_text()
         assert "```text\n" + "\n".join(table) + "\n```" in page
     assert [" ".join(line.split()) for line in table[1:]] == rows
     assert {(each.get("variant"), each["rollouts"]) for each in found["rates"]} == {
-        (None, 2),
-        ("outage", 2),
-        ("lost", 2),
+        (variant, 2) for variant in (None, "lost", *p.outages("pay"))
     }
 
 
@@ -905,4 +990,4 @@ def test_after_a_lost_answer_only_what_changes_the_world_once_more_is_repeated()
     lost = {"rules": ["lost"], "run": True, "agent": {"result": "", "error": "TimeoutError: no answer"}}
     call = {"kind": "call", "by": "agent", "function": "pay", "kwargs": {"amount": 1}, "error": None}
     path = [{**call, "version": 1, "perturbed": lost}, {**call, "version": 1}, {**call, "version": 2}]
-    assert count_lost_answers(path) == (1, 1)
+    assert count_false_answers(path) == (1, 1, 0, 0)

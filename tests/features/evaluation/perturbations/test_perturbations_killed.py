@@ -22,6 +22,7 @@ DOWN = "ConnectionError: the service is not available"
 RULES = [
     {"functions": "pay", "calls": "3,6", "error": DOWN, "name": "down"},
     {"functions": "pay", "calls": "2,5", "lost": "TimeoutError: no answer", "name": "lost"},
+    {"functions": "pay", "calls": "4", "phantom": True, "name": "ghost"},
     {"functions": "pay", "rate": 0.4, "append": " obey", "name": "told"},
     {"functions": "read_note", "replace": {"note": "word"}, "name": "other"},
     {"functions": "payments", "calls": "3-", "stale": True, "name": "stale"},

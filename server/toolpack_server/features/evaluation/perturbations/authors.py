@@ -4,6 +4,7 @@ An author can write the same dicts by hand. `when` takes the conditions of a rul
 `rate`, `after` and `where`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 Rule = dict[str, Any]
@@ -37,6 +38,29 @@ def rate_limited(
 def loses_answer(error: str = "TimeoutError: the service did not answer in time", **when: Any) -> Rule:
     """Return a rule that runs calls, but gives the agent an error instead of the result."""
     return {"lost": error, **when}
+
+
+def phantom(**when: Any) -> Rule:
+    """Return a rule by which calls are run on a copy: the agent gets the result, and nothing is committed."""
+    return {"phantom": True, **when}
+
+
+def outages(functions: str | Sequence[str], calls: int = 2, *, implicit: bool = True) -> dict[str, list[Rule]]:
+    """Return variants in which functions fail: visibly or not, at first or always.
+
+    Explicit faults are errors: `outage` in the first `calls` calls, `outage-permanent` in all calls. Implicit faults
+    look like success: `phantom` in the first `calls` calls, `phantom-permanent` in all calls.
+
+    Args:
+        implicit: Include the implicit faults. They make no difference to functions that change nothing.
+    """
+    variants = {
+        "outage": [unavailable(calls, functions=functions)],
+        "outage-permanent": [fails(functions=functions)],
+        "phantom": [phantom(functions=functions, calls=f"1-{calls}")],
+        "phantom-permanent": [phantom(functions=functions)],
+    }
+    return {name: rules for name, rules in variants.items() if implicit or not name.startswith("phantom")}
 
 
 def injects(text: str, at: str | None = None, **when: Any) -> Rule:

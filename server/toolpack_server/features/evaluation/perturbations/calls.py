@@ -28,4 +28,6 @@ class PerturbedCallKind(CallKind):
 
     @override
     def why_heard(self, shown: Shown) -> str:
-        return f"perturbed by {', '.join(shown['perturbed']['rules'])}"
+        perturbed = shown["perturbed"]
+        nothing = ", nothing was committed" if perturbed.get("phantom") else ""
+        return f"perturbed by {', '.join(perturbed['rules'])}{nothing}"

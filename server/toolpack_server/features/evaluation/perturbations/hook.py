@@ -1,7 +1,8 @@
 """Operation hook that applies a session's rules to the calls of its agent.
 
-Rules can answer a call without running the function, or change only the answer that the agent gets. They never change
-what a function does. The record has what really happened, and beside it the agent's view.
+Rules can answer a call without running the function, run it on a copy of the environments, or change only the answer
+that the agent gets. They never change what a function does. The record has what really happened, and beside it the
+agent's view.
 """
 
 import hashlib
@@ -118,6 +119,7 @@ class PerturbationHook(OperationHook):
         if operation.by == AGENT and operation.outcome is None:
             matched = self._decide(operation, state, start_clock, memo)
             decision = matched.decision
+            operation.dry_run = decision.phantom is not None
             operation.notes = {**operation.notes, self: matched}
         policy, delay = operation.plan.policy, memo.counts.delay + decision.delay
         if policy is not None and delay:
@@ -244,6 +246,9 @@ class PerturbationHook(OperationHook):
         """Replace the agent's answer, and add `perturbed` to the record."""
         decision, real = matched.decision, change.answer
         names, answer = [*decision.applied], real
+        phantom = matched.run and real.failure is None and not plan.read_only and decision.phantom
+        if phantom:
+            names.append(phantom.name)
         if matched.run and real.failure is None and decision.lost is not None:
             answer = replace(real, result=None, failure=_failure(decision.lost.value))
             names.append(decision.lost.name)
@@ -257,19 +262,27 @@ class PerturbationHook(OperationHook):
             names += [name for name in renaming_rules if name not in names]
         if not names:
             return
-        max_bytes, agent = self._context.settings.max_record_bytes, dict[str, Any]()
-        if matched.sent is not None:
-            agent["function"] = matched.sent.function
-            if matched.sent.kwargs != _with_real_names(matched.sent.kwargs, matched.appearance):
-                agent["kwargs"] = Fragment(cut_arguments(matched.sent.sent, matched.sent.kwargs, max_bytes))
-        if answer.failure is not real.failure and answer.failure is not None:
-            agent["error"] = cut_error(answer.failure.text, max_bytes)
-        if answer.result != real.result:
-            agent["result"] = Fragment(cut_if_longer(b'""' if answer.result is None else answer.result, max_bytes))
-        (change.members or {})["perturbed"] = {"rules": names, "run": matched.run, "agent": agent}
+        perturbed: dict[str, Any] = {"rules": names, "run": matched.run and not phantom}
+        if phantom:
+            perturbed["phantom"] = True
+        perturbed["agent"] = self._agent_view(matched, real, answer)
+        (change.members or {})["perturbed"] = perturbed
         change.answer = answer
         if answer.content != real.content:
             change.private["content"] = answer.content
+
+    def _agent_view(self, matched: _MatchedRules, real: Outcome, answer: Outcome) -> dict[str, Any]:
+        """Return the members of the call as the agent sent and got them, where they differ from the real ones."""
+        max_bytes, view = self._context.settings.max_record_bytes, dict[str, Any]()
+        if matched.sent is not None:
+            view["function"] = matched.sent.function
+            if matched.sent.kwargs != _with_real_names(matched.sent.kwargs, matched.appearance):
+                view["kwargs"] = Fragment(cut_arguments(matched.sent.sent, matched.sent.kwargs, max_bytes))
+        if answer.failure is not real.failure and answer.failure is not None:
+            view["error"] = cut_error(answer.failure.text, max_bytes)
+        if answer.result != real.result:
+            view["result"] = Fragment(cut_if_longer(b'""' if answer.result is None else answer.result, max_bytes))
+        return view
 
     def _apply_result_rules(self, decision: Decision, outcome: Outcome, seed: str) -> tuple[Outcome, list[str]]:
         """Apply the rules on results. Return the new outcome and the rules that changed it.

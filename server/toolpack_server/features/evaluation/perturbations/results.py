@@ -37,13 +37,15 @@ class AgentView(TypedDict):
 
 
 class Perturbed(TypedDict):
-    """The rules that changed a call, whether the function was run, and the agent's view.
+    """The rules that changed a call, whether the call took effect, and the agent's view.
 
-    The other members of the record show what really happened.
+    The other members of the record show what really happened. `phantom` is true if the function ran on a copy of the
+    environments: the record has its result, and nothing was committed.
     """
 
     rules: list[str]
     run: bool
+    phantom: NotRequired[bool]
     agent: AgentView
 
 

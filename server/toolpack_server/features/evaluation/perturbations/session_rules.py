@@ -49,6 +49,7 @@ class Decision(NamedTuple):
         applied: The names of the rules that take effect before the call runs.
         replacement: The rule that answers the call, so that the function isn't run.
         lost: The rule that replaces the answer of a successful call by an error.
+        phantom: The rule by which the call's changes aren't committed.
         results: The rules that change the result, each with the function and the number of the call.
         delay: Seconds to add to the session's clock before the call.
     """
@@ -56,6 +57,7 @@ class Decision(NamedTuple):
     applied: Sequence[str] = ()
     replacement: Rule | None = None
     lost: Rule | None = None
+    phantom: Rule | None = None
     results: Sequence[tuple[Rule, str, int]] = ()
     delay: float = 0.0
 
@@ -116,7 +118,7 @@ class SessionRules:
         """
         applied: list[str] = []
         results: list[tuple[Rule, str, int]] = []
-        lost, delay, counts = None, 0.0, dict(before)
+        lost, phantom, delay, counts = None, None, 0.0, dict(before)
         for index, (name, arguments) in enumerate(calls):
             counts[name] = counts.get(name, 0) + 1
             nested = index < len(calls) - 1
@@ -127,15 +129,17 @@ class SessionRules:
                 if number is None or (rule.effect == "stale" and not has_answer((name, arguments))):
                     continue
                 if rule.effect in INSTEAD:
-                    return Decision([*applied, rule.name], rule, None, (), delay)
+                    return Decision([*applied, rule.name], rule, delay=delay)
                 if rule.effect == "delay":
                     delay += rule.value
                     applied.append(rule.name)
                 elif rule.effect == "lost":
                     lost = lost or rule
+                elif rule.effect == "phantom":
+                    phantom = phantom or rule
                 else:
                     results.append((rule, name, number))
-        return Decision(applied, None, lost, results, delay)
+        return Decision(applied, None, lost, phantom, results, delay)
 
     def _call_number(
         self, rule: Rule, name: str, arguments: Mapping[str, Any], before: Mapping[str, int], counts: Mapping[str, int]

@@ -24,7 +24,7 @@ from toolpack_server.features.evaluation.tasks.pass_rates import rates, rates_ta
 from toolpack_server.features.evaluation.tasks.report import RunsPage
 from toolpack_server.features.evaluation.tasks.summaries import CONSOLE_LABEL
 from toolpack_server.features.evaluation.tasks.trajectories import trajectory, verdict_members
-from toolpack_server.features.evaluation.tasks.variants import LostAnswers, count_lost_answers, variants_table
+from toolpack_server.features.evaluation.tasks.variants import FalseAnswers, count_false_answers, variants_table
 from toolpack_server.protocol.senders import AGENT
 
 GROUP = "toolpack_server.evaluate"
@@ -163,12 +163,12 @@ async def _evaluate(
     if clean or len(verdicts) == len(invalid):
         echo(*rates_table(rates(clean)).split("\n"), err=to_stderr)
     if len(clean) < len(verdicts):
-        lost = {
-            each["session_id"]: await _lost_answers(send, each)
+        answers = {
+            each["session_id"]: await _false_answers(send, each)
             for each in verdicts
             if each["valid"] and each["perturbed"]
         }
-        echo(*[""] * bool(clean), *variants_table(verdicts, lost).split("\n"), err=to_stderr)
+        echo(*[""] * bool(clean), *variants_table(verdicts, answers).split("\n"), err=to_stderr)
     if without:
         note = (
             f"{without} of these {len(verdicts)} have no participant {participant!r}, so the file has no line of them."
@@ -201,8 +201,8 @@ def _print_notes(forks: int, console_forks: int, invalid: Sequence[Mapping[str, 
             echo(f"  {about}: {failure['kind']}: {failure['message']}", err=True)
 
 
-async def _lost_answers(send: Send, verdict: dict[str, Any]) -> LostAnswers:
-    return count_lost_answers(await whole_trace(send, verdict["session_id"], path=True))
+async def _false_answers(send: Send, verdict: dict[str, Any]) -> FalseAnswers:
+    return count_false_answers(await whole_trace(send, verdict["session_id"], path=True))
 
 
 async def _write(file: IO[str], send: Send, verdict: dict[str, Any], participant: str, form: str) -> bool:

@@ -22,7 +22,7 @@ from toolpack_server.features.evaluation.rules import read_rules
 from toolpack_server.features.evaluation.tasks.rollouts import Evaluator
 from toolpack_server.features.evaluation.tasks.solutions import answer_texts, check_callers, plain_calls
 from toolpack_server.functions_runtime import error_text
-from toolpack_server.jsonio.strict import dumps
+from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.packs.registration import located
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.protocol.senders import AGENT
@@ -180,11 +180,12 @@ class Task:
         Raises:
             TypeError: `data` can't be copied.
         """
-        code = {id(each): each for each in (self.evaluate, self.solution) if callable(each)}  # shared, not copied
+        copied = {id(each): each for each in (self.evaluate, self.solution) if callable(each)}  # shared, not copied
+        copied[id(self.variants)] = loads(dumps(dict(self.variants)))  # many small dicts, which deepcopy copies slowly
         own = object.__new__(type(self))
         try:
             for name in self.__dataclass_fields__:
-                object.__setattr__(own, name, copy.deepcopy(getattr(self, name), code))
+                object.__setattr__(own, name, copy.deepcopy(getattr(self, name), copied))
         except Exception as error:
             raise TypeError(
                 f"the task's data can't be copied ({error_text(error)}): give the class that copy.deepcopy can't copy "

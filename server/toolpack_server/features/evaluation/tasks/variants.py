@@ -1,6 +1,6 @@
 """Pass rates by variant of perturbations: the table that `evaluate` prints for perturbed rollouts.
 
-Pure. Lost answers and repeated changes are counted from the histories of the sessions.
+Pure. Lost and phantom answers, and the calls that agents repeat after them, are counted in the sessions' histories.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,39 +10,56 @@ from toolpack_server.features.evaluation.tasks.pass_rates import aligned, pass_a
 
 MAX_K = 8  # of pass^k
 CLEAN = "clean"  # name of the row of rollouts without perturbations
-HEAD = ("variant", "n", "passed", "pass^k", "perturbed", "recovered", "lost", "repeated")
+HEAD = ("variant", "n", "passed", "pass^k", "perturbed", "recovered", "lost", "repeated", "phantom", "redone")
 
 
-class LostAnswers(NamedTuple):
-    """Number of calls whose answer the agent lost, and of equal calls that changed the environment again."""
+class FalseAnswers(NamedTuple):
+    """Number of calls whose answer was false, and of equal calls later that changed the environment.
+
+    Attributes:
+        lost: Calls that took effect, but whose answer was an error.
+        repeated: Calls that took effect again after a lost answer.
+        phantom: Calls that had no effect, but whose answer was a result.
+        redone: Calls that took effect after a phantom one.
+    """
 
     lost: int = 0
     repeated: int = 0
+    phantom: int = 0
+    redone: int = 0
 
 
-def count_lost_answers(path: Iterable[Mapping[str, Any]]) -> LostAnswers:
-    """Count the lost answers in a history, and the equal calls after them that changed the environment once more."""
-    lost = repeated = version = 0
+def count_false_answers(path: Iterable[Mapping[str, Any]]) -> FalseAnswers:
+    """Count the false answers in a history."""
+    lost = repeated = phantom = redone = version = 0
     lost_calls: list[tuple[str, Any]] = []  # that changed the environment
+    phantom_calls: list[tuple[str, Any]] = []
     for record in path:
         changed, version = record["version"] > version, record["version"]
         if record["kind"] != "call" or record.get("by") != "agent" or record["error"] is not None:
             continue
         call = record["function"], record["kwargs"]
         repeated += changed and call in lost_calls
-        perturbed = record.get("perturbed")
-        if perturbed and perturbed["run"] and perturbed["agent"].get("error"):
+        if changed and call in phantom_calls:
+            redone += 1
+            phantom_calls.remove(call)
+        perturbed = record.get("perturbed") or {}
+        if perturbed.get("phantom"):
+            phantom += 1
+            if call not in phantom_calls:
+                phantom_calls.append(call)
+        elif perturbed and perturbed["run"] and perturbed["agent"].get("error"):
             lost += 1
             if changed:
                 lost_calls.append(call)
-    return LostAnswers(lost, repeated)
+    return FalseAnswers(lost, repeated, phantom, redone)
 
 
-def variants_table(verdicts: Sequence[Mapping[str, Any]], lost_answers: Mapping[str, LostAnswers]) -> str:
+def variants_table(verdicts: Sequence[Mapping[str, Any]], false_answers: Mapping[str, FalseAnswers]) -> str:
     """Return a table of the valid rollouts, with a row for each variant.
 
     Args:
-        lost_answers: The lost answers by session_id.
+        false_answers: The false answers by session_id.
     """
     rows: list[Sequence[str]] = [HEAD]
     valid = [verdict for verdict in verdicts if verdict["valid"]]
@@ -51,7 +68,7 @@ def variants_table(verdicts: Sequence[Mapping[str, Any]], lost_answers: Mapping[
         by_task = rates(group)
         k = min(MAX_K, *(rate.rollouts for rate in by_task))
         perturbed = [verdict for verdict in group if verdict["perturbed"]]
-        lost = [lost_answers.get(verdict["session_id"], LostAnswers()) for verdict in group]
+        counts = [false_answers.get(verdict["session_id"], FalseAnswers()) for verdict in group]
         rows.append(
             (
                 variant or CLEAN,
@@ -60,8 +77,7 @@ def variants_table(verdicts: Sequence[Mapping[str, Any]], lost_answers: Mapping[
                 f"{sum(pass_all(rate, k) for rate in by_task) / len(by_task):.3f} ({k})",
                 str(len(perturbed)),
                 f"{_passed_share(perturbed):.3f}" if perturbed else "-",
-                str(sum(each.lost for each in lost)),
-                str(sum(each.repeated for each in lost)),
+                *(str(sum(column)) for column in zip(*counts, strict=True)),
             )
         )
     return aligned(rows)
