@@ -16,11 +16,11 @@ from pathlib import Path
 import click
 
 WHEEL = "pysqlite3==0.6.1"
-PARTS = Path("features", "parts")
+DATABASES = Path("features", "volumes")
 TESTS = (
-    PARTS / "test_databases.py",
-    PARTS / "test_database_schemas.py",
-    PARTS / "test_database_differences.py",
+    DATABASES / "test_databases.py",
+    DATABASES / "test_database_schemas.py",
+    DATABASES / "test_database_differences.py",
     Path("bundled", "test_office.py"),
 )
 
