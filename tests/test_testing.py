@@ -173,6 +173,12 @@ def test_options_and_several_toolpacks():
             _ = session.environment
     with pytest.raises(ReplyError, match="options of toolpack 'bank' don't fit"):
         Session(bank, options={"bank": {"nope": 1}})
+    with pytest.raises(TypeError, match=r"pass options=\{'bank': \{\.\.\.\}\}"):
+        Session(bank, options={"balance": 5})
+    with pytest.raises(ReplyError, match=r"Group the values by toolpack: \{name: \{option: value\}\}"):
+        Session(bank, options={"balance": {}})
+    with pytest.raises(ReplyError, match="Don't nest them under the toolpack's name"):
+        Session(bank, options={"bank": {"bank": {"balance": 5}}})
 
 
 def test_a_session_with_a_task_is_evaluated():

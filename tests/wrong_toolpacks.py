@@ -263,6 +263,11 @@ says: HERE: f: parameter `s` depends on `sen`, which Words doesn't have: correct
 toolpack = Toolpack("p", Words)
 @toolpack.function  # HERE
 def f(s: Annotated[list, Depends("sen")]): """Do it."""
+=== dep_nameless
+says: HERE: f: parameter `s` has a Depends without a name: give the name of the attribute, such as Depends('seen').
+toolpack = Toolpack("p", Words)
+@toolpack.function  # HERE
+def f(s: Annotated[list, Depends()]): """Do it."""
 === dep_number
 says: HERE: f: parameter `s` depends on 3: give Depends the name of an attribute of the environment, or a function of
       the environment.

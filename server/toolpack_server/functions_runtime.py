@@ -58,7 +58,7 @@ class Depends:
         env_dependency: The name of an attribute of the environment, or a callable that takes the environment.
     """
 
-    env_dependency: str | Callable[[Any], Any]
+    env_dependency: str | Callable[[Any], Any] = ""  # "": registration refuses the function
 
     def extract_dep_from_env(self, env: BaseModel) -> Any:
         if callable(self.env_dependency):

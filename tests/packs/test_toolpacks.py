@@ -68,8 +68,17 @@ def test_module_may_define_several_packs_and_import_others(folder):
 def test_unknown_pack_name_is_rejected_with_a_suggestion(folder, tmp_path):
     where = folder(one=pack("one"))
     assert problem(where, names=["nope"]).startswith("no module has a toolpack 'nope'; found: one")
+    assert "pip install" not in problem(where, names=["nope"])
     assert problem(where, names=["onee"]) == "no module has a toolpack 'onee': did you mean 'one'?"
     assert problem(tmp_path / "nowhere") == f"{tmp_path}/nowhere is not a folder: correct --pack-dir."
+
+
+def test_a_module_name_is_no_toolpack_name(folder):
+    where = folder(shelf=pack("one"))
+    module = Path(folder.file("shelf")).stem
+    assert problem(where, names=[module]) == (
+        f"no toolpack is called {module!r}: the module of this name has 'one', so use that name."
+    )
 
 
 def test_two_packs_with_the_same_name_are_rejected(folder):

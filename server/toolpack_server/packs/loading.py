@@ -117,11 +117,7 @@ def _find(
                     text = f"no module has a toolpack {name!r}: did you mean {matches[0]!r}?"
                     problems.append(RegistrationError(text))
                     continue
-                available = ", ".join(packs) or "none"
-                # The names of toolpacks mostly begin with their module's name: tau2-retail is in tau2.
-                likely = [text for module, text in search.unavailable.items() if name.startswith(module)]
-                hint = " ".join(["", *(likely or notices)])
-                problems.append(RegistrationError(f"no module has a toolpack {name!r}; found: {available}.{hint}"))
+                problems.append(RegistrationError(_unknown_name(name, search, pack_dirs)))
         search.ignore_problems_of_others(names)
         packs = {name: packs[name] for name in names if name in packs}
     if not packs and not problems:
@@ -129,6 +125,19 @@ def _find(
             "No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace."
         )
     return {name: pack for name, pack in packs.items() if name not in search.faulty}, search.sources, notices
+
+
+def _unknown_name(name: str, search: "_Search", pack_dirs: Sequence[Path]) -> str:
+    """Return the message for a name in `--packs` that no toolpack has."""
+    in_module = [pack for pack, source in search.sources.items() if source.name == name]
+    if in_module:
+        return f"no toolpack is called {name!r}: the module of this name has {in_module[0]!r}, so use that name."
+    # The names of toolpacks mostly begin with their module's name: tau2-retail is in tau2.
+    likely = [text for source, text in search.unavailable.items() if name.startswith(source.name)]
+    # If there are folders, the toolpack is in one of them, so packages for bundled toolpacks wouldn't help.
+    unrelated = [text for source, text in search.unavailable.items() if pack_dirs and source.distribution == OWN]
+    hint = " ".join(["", *(likely or [notice for notice in search.notices if notice not in unrelated])])
+    return f"no module has a toolpack {name!r}; found: {', '.join(search.packs) or 'none'}.{hint}"
 
 
 class _Search:
@@ -139,7 +148,7 @@ class _Search:
         sources: The module of each toolpack.
         faulty: Names of toolpacks that have problems already. Further checks would report these again.
         notices: Messages for the operator.
-        unavailable: The notices about missing packages, by the name of the module that needs them.
+        unavailable: The notices about missing packages, by the module that needs them.
     """
 
     def __init__(self, problems: list[RegistrationError]) -> None:
@@ -147,7 +156,7 @@ class _Search:
         self.sources: dict[str, Source] = {}
         self.faulty: set[str] = set()
         self.notices: list[str] = []
-        self.unavailable: dict[str, str] = {}
+        self.unavailable: dict[Source, str] = {}
         self._problems = problems
         self._broken: list[tuple[list[RegistrationError], set[str]]] = []  # the problems and toolpacks of each module
 
@@ -159,7 +168,7 @@ class _Search:
         try:
             module = _import(source, problems)
         except ToolpackUnavailable as unavailable:
-            self.unavailable[source.name] = str(unavailable)
+            self.unavailable[source] = str(unavailable)
             self.notices.append(str(unavailable))
         packs = _toolpacks_of(module, source.attribute)
         if module is not None and not packs and len(problems) == before:

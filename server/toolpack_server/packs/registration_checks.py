@@ -54,6 +54,11 @@ def check_function(function: Any, timeout_seconds: Any) -> None:
 
 def check_dependency(environment: type[BaseModel], parameter: str, attribute: object) -> None:
     """Check that an environment has the attribute that a parameter depends on."""
+    if attribute == "":
+        raise RegistrationError(
+            f"parameter `{parameter}` has a Depends without a name: give the name of the attribute, such as "
+            f"Depends({next(iter(environment.model_fields), 'field')!r})."
+        )
     if isinstance(attribute, str) and attribute in environment.__class_vars__:
         raise RegistrationError(
             f"parameter `{parameter}` depends on `{attribute}`, a class variable, which all sessions would share: make "

@@ -165,8 +165,10 @@ class Toolpack:
             try:
                 arguments = self._options.bind(options)
             except ValidationError as error:
+                nested = self.name in options and self.name not in self._options.parameters.model_fields
+                hint = " Don't nest them under the toolpack's name." if nested else ""
                 raise InvalidParamsError(
-                    f"The options of toolpack {self.name!r} don't fit: {problems(error)}."
+                    f"The options of toolpack {self.name!r} don't fit: {problems(error)}.{hint}"
                 ) from error
         source = " from these options" if self._options else ""
         try:

@@ -88,7 +88,7 @@ def check_recipe(request: SessionRequest) -> None:
         if name not in toolpacks:
             raise InvalidParamsError(
                 f"options, environment: the session has no toolpack {shown(name)!r}. Its toolpacks: "
-                f"{', '.join(toolpacks) or 'none'}."
+                f"{', '.join(toolpacks) or 'none'}. Group the values by toolpack: {{name: {{option: value}}}}."
             )
     both = request.options.keys() & request.environment.keys()
     if both:

@@ -129,7 +129,7 @@ class Session(_FunctionCaller):
     Raises:
         RegistrationError: A toolpack is invalid.
         ReplyError: The options are invalid, or the task doesn't exist.
-        TypeError: An argument isn't a toolpack.
+        TypeError: An argument isn't a toolpack, or options aren't grouped by toolpack.
     """
 
     def __init__(
@@ -142,6 +142,9 @@ class Session(_FunctionCaller):
         for pack in toolpacks:
             if not isinstance(pack, Toolpack):
                 raise TypeError(f"{pack!r} isn't a Toolpack: pass the Toolpack object of the toolpack's module.")
+        if not all(isinstance(values, Mapping) for values in (options or {}).values()):
+            name = toolpacks[0].name if toolpacks else "bank"
+            raise TypeError(f"options must be grouped by toolpack: pass options={{{name!r}: {{...}}}}.")
         self._server = _Server(toolpacks)
         self._opened_server = True
         try:
