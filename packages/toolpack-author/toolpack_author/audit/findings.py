@@ -78,7 +78,7 @@ def first_finding(tried: AuditedTask) -> AuditFinding | None:
         why = f"reward {tried.solved['reward']}"
         if failed:
             why = f"{failed[0]['name']}: {failed[0]['detail']}".rstrip(": ")
-        text = f"its solution doesn't pass ({why})"
+        text = f"its solution doesn't pass ({why}){'' if tried.says else '; it submits no answer'}"
         return AuditFinding("solution-fails", True, text, _plain(tried.calls or ()))
     if not tried.nothing["passed"]:
         return None
@@ -239,7 +239,8 @@ def _checks(tried: AuditedTask) -> Iterator[AuditFinding]:
     """Yield checks that never fail, and rewards outside of their range."""
     for name in never_failing(tried):
         if name not in tried.guards:
-            yield AuditFinding("dead-check", False, f"no attempt fails the check {name!r}", about=name)
+            text = f"no attempt fails the check {name!r}: find out why before you delete it"
+            yield AuditFinding("dead-check", False, text, about=name)
     for result in tried.results:
         reward = (result.verdict and result.verdict["reward"]) or 0
         if not 0 <= reward <= 1:

@@ -52,8 +52,8 @@ def is_light(rollout: Rollout[Lamps]) -> bool:
 NOT_PURE = "a second evaluation gives another verdict: its evaluator isn't pure."
 WRONG = {
     "return True": "lamps.py:25: is_light: task 'lamps/light': it passes with nothing done: tighten the evaluator",
-    "return False": "task 'lamps/light': its solution doesn't pass (reward 0).",
-    'rollout.check("is it dark", False, "no")': "its solution doesn't pass (is it dark: no).",
+    "return False": "task 'lamps/light': its solution doesn't pass (reward 0); it submits no answer",
+    'rollout.check("is it dark", False, "no")': "its solution doesn't pass (is it dark: no); ",
     "return rollout.environment.off": "The evaluator of 'lamps/light' failed: AttributeError",
     "import itertools; return next(COUNT) / 100": NOT_PURE,
     "return rollout.environment.on and bool(KEPT.pop())": NOT_PURE,
@@ -112,6 +112,23 @@ def test_check_finds_evaluators_that_are_wrong(tmp_path, body):
     done = check(tmp_path, source)
     assert done.exit_code == 1
     assert WRONG[body] in done.stderr
+
+
+def test_check_prints_the_evaluators_traceback_below_its_problem(tmp_path):
+    done = check(tmp_path, RIGHT.replace("rollout.environment.on", "rollout.environment.off"))
+    first, *details = done.stderr.splitlines()
+    assert "is_light: task 'lamps/light': The evaluator of 'lamps/light' failed: AttributeError" in first
+    assert details[1] == f'      File "{tmp_path}/lamps.py", line 27, in is_light'
+    assert all(line.startswith("    ") and "toolpack_server/" not in line for line in details)
+
+
+def test_check_says_that_a_failing_solution_submits_no_answer(tmp_path):
+    wrong = RIGHT.replace("rollout.environment.on", 'rollout.answer == "yes"')
+    assert (
+        "its solution doesn't pass (reward 0); it submits no answer: if the evaluator" in check(tmp_path, wrong).stderr
+    )
+    wrong = wrong.replace("solution=", 'answer="no", solution=')
+    assert "its solution doesn't pass (reward 0)." in check(tmp_path, wrong).stderr
 
 
 @pytest.mark.parametrize(

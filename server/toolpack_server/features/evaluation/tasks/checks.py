@@ -7,12 +7,15 @@ evaluator instead of the solution.
 """
 
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
+from typing_extensions import override
 
 from toolpack_server.base.errors import EvaluationError, RequestError, for_author
+from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
 from toolpack_server.cli.progress import progress
 from toolpack_server.cli.requests import local
@@ -22,6 +25,7 @@ from toolpack_server.features.evaluation.tasks.finding import tasks_of
 from toolpack_server.features.evaluation.tasks.results import Verdict
 from toolpack_server.features.evaluation.tasks.service import Tasks
 from toolpack_server.features.evaluation.tasks.task import SEPARATOR, Task
+from toolpack_server.functions.tracebacks import traceback_text
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.pack_function import is_offered
 from toolpack_server.packs.registration import place
@@ -34,18 +38,30 @@ UNSTABLE = (
     "a second evaluation gives another verdict: its evaluator isn't pure. It must not read the clock, use random "
     "numbers, or keep state between evaluations."
 )
+_NO_ANSWER = '; it submits no answer: if the evaluator reads one, give the task answer="..."'
 _OURS = "toolpack_server."  # the source location of this package's evaluators doesn't help an author
 
 
 async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str] = ()) -> tuple[int, list[str]]:
     """Check all tasks, or those in `names`. Return their number and the problems."""
+    tracebacks = _TracebackHandler()
+    log.addHandler(tracebacks)
+    try:
+        return await _check_tasks(settings, catalog, names, tracebacks)
+    finally:
+        log.removeHandler(tracebacks)
+
+
+async def _check_tasks(
+    settings: Settings, catalog: Catalog, names: Sequence[str], tracebacks: "_TracebackHandler"
+) -> tuple[int, list[str]]:
     problems: list[str] = []
     tasks: list[tuple[Toolpack, Task]] = []
     for pack in catalog.toolpacks.values():
         try:
             tasks += [(pack, task) for task in tasks_of(pack).all().values()]
         except EvaluationError as error:
-            problems.append(str(error))
+            problems.append(f"{error}{tracebacks.take()}")
     if names:
         named = {f"{pack.name}{SEPARATOR}{task.name}": (pack, task) for pack, task in tasks}
         example = f", such as {next(iter(named))}" if named else ""
@@ -61,8 +77,9 @@ async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str]
                 problem = unknown or await checks.problem(name, task)
             except click.ClickException as error:
                 problem = error.format_message()
+            details = tracebacks.take()
             if problem:
-                problems.append(f"{_place(task)}task {name!r}: {problem}")
+                problems.append(f"{_place(task)}task {name!r}: {problem}{details}")
             advance(1)
     return len(tasks), problems
 
@@ -83,6 +100,25 @@ def _unknown_functions(catalog: Catalog, pack: Toolpack, task: Task) -> Iterator
     for name in task.functions or ():
         if not any(is_offered(function, frozenset({name})) for function in functions):
             yield f"its sessions have no function {name!r}, which its `functions` name: correct the name."
+
+
+class _TracebackHandler(logging.Handler):
+    """Log handler that keeps the last exception, so that its traceback can follow the problem that it caused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._error: BaseException | None = None
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self._error = record.exc_info[1]
+
+    def take(self) -> str:
+        """Return the traceback of the last exception as indented lines, each after a line break, and forget it."""
+        error, self._error = self._error, None
+        text = traceback_text(error) if error else None
+        return "".join(f"\n    {line}" for line in (text or "").splitlines())
 
 
 class _Checks:
@@ -118,7 +154,7 @@ class _Checks:
             except click.ClickException:
                 return UNSTABLE
             nop_problem = _nop_problem(verdicts.pop(), task)
-            return nop_problem or problem or (_solution_problem(*verdicts) if verdicts else None)
+            return nop_problem or problem or (_solution_problem(verdicts[0], task) if verdicts else None)
         finally:
             for session in (solved, untouched):
                 await self._send("close_session", session_id=session["session_id"])
@@ -170,9 +206,11 @@ def _nop_problem(verdict: Verdict, task: Task) -> str | None:
     return None
 
 
-def _solution_problem(verdict: Verdict) -> str | None:
+def _solution_problem(verdict: Verdict, task: Task) -> str | None:
     """Return a problem with the verdict on the solution, if any."""
-    return None if verdict["passed"] else f"its solution doesn't pass{_failed_check(verdict)}."
+    if verdict["passed"]:
+        return None
+    return f"its solution doesn't pass{_failed_check(verdict)}{'' if task.answer else _NO_ANSWER}."
 
 
 def _failed_check(verdict: Verdict) -> str:

@@ -266,7 +266,8 @@ def _evaluation(returned: object, checks: Sequence[Check]) -> Evaluation:
     if returned is None:
         if not checks:
             raise TypeError(
-                "it returned None and checked nothing: call rollout.check, or return a bool, a number or an Evaluation"
+                "it returned None and checked nothing: call rollout.check, or return a bool, a number or an "
+                "Evaluation. To compare the environment with the solution's, use toolpack.add_task without an evaluator"
             )
         return Evaluation(float(all(check.passed for check in checks)))
     if isinstance(returned, Number) or hasattr(returned, "__float__"):
