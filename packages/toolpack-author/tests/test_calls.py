@@ -259,3 +259,20 @@ def test_instances_that_no_made_up_options_prepare_are_named_once(tmp_path):
     assert status == 0
     assert line.startswith(f"note: {file}:23: Toolpack('{file.stem}'): functions of '{file.stem}' can't be tried")
     assert '{"scenario":{}} don\'t fit: make the toolpack with options=' in line
+
+
+@pytest.mark.parametrize(
+    ("method", "advice"),
+    [
+        ("_load", 'pass options="_load" to the toolpack, or set it in `__init__`.'),
+        ("load", "set it in `__init__`."),
+    ],
+)
+def test_a_method_that_sets_a_missing_attribute_is_named_once(tmp_path, method, advice):
+    file = tmp_path / f"wrong_unset{method}.py"
+    source = SCENARIO.replace("BAD", "").replace("NAME", file.stem).replace("_load(", f"{method}(")
+    file.write_text(source.replace(', options="_load", read_only=["look"]', ""))
+    status, (line,), _ = check("--pack-dir", tmp_path)
+    assert status == 1
+    assert line.startswith(f"{file}:12: Drive.look: it raises AttributeError: 'Drive' object has no attribute 'files'")
+    assert line.endswith(f"`{method}` sets it, but wasn't called: {advice} Others may need it, too.")

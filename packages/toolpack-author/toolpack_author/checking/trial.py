@@ -4,10 +4,12 @@ A trial call takes the same path as a call in a session, so it has the same prob
 arguments may have caused aren't findings. Exceptions that are mistakes with any arguments are.
 """
 
+import dis
 import gc
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_type_hints
@@ -85,6 +87,7 @@ class Trial:
         self._known: dict[str, Mapping[str, list[Any]]] = {}
         self._environments: dict[str, Any] = {}
         self._unprepared: dict[str, Mapping[str, Any]] = {}  # by toolpack: made-up options that don't fit
+        self._unset: dict[tuple[str, str], str] = {}  # by toolpack and setting method: a function
         functions = [
             function.function.run for pack in catalog.toolpacks.values() for function in pack.functions.values()
         ]
@@ -163,6 +166,8 @@ class Trial:
         failure = outcome.failure
         if pack.name in self._unprepared and failure and failure.kind == "AttributeError":
             found = self._say_unprepared(pack)
+        elif failure and found:
+            found = self._say_unset(pack, function.name, failure.cause, found)
         if failure is None:
             found += _wrong_type(function, runtime.returned, where, called)
             found += _kept(runtime, where, called)
@@ -182,6 +187,19 @@ class Trial:
         ]
         return found
 
+    def _say_unset(
+        self, pack: Toolpack, function: str, error: BaseException | None, found: list[Finding]
+    ) -> list[Finding]:
+        """Return one finding per toolpack and method: functions need an attribute that only this method sets."""
+        setter = _setter(type(error.obj), error.name or "") if isinstance(error, AttributeError) else ""
+        if not pack.holds_instances or not setter:
+            return found
+        if self._unset.setdefault((pack.name, setter), function) != function:
+            return []
+        option = f'pass options="{setter}" to the toolpack, or ' if setter.startswith("_") else ""
+        advice = f"`{setter}` sets it, but wasn't called: {option}set it in `__init__`. Others may need it, too."
+        return [replace(finding, advice=advice) for finding in found]
+
     def _say_unprepared(self, pack: Toolpack) -> list[Finding]:
         """Return one finding per toolpack: its functions need options, but no made-up options fit."""
         tried, self._unprepared[pack.name] = self._unprepared[pack.name], {}
@@ -194,6 +212,16 @@ class Trial:
                 "fit: make the toolpack with options= of a function whose options have defaults.",
             )
         ]
+
+
+def _setter(kind: type, attribute: str) -> str:
+    """Return the name of a method that sets an attribute, a private one if there are several; "" if there is none."""
+    names = [
+        name
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if any(step.opname == "STORE_ATTR" and step.argval == attribute for step in dis.get_instructions(method))
+    ]
+    return "" if "__init__" in names else min(names, key=lambda name: not name.startswith("_"), default="")
 
 
 def _type_of(volume: Volume, lent: Any) -> str:
