@@ -63,7 +63,7 @@ def test_create_a_session_with_options_and_labels(page, server):
     page.write("labels", "run=first, model=m")
     page.click("Create session")
     session_id = page.at("#/sessions/").split("/")[2]
-    page.sees("Nothing was called yet", "run=first", "model=m", "version 0")
+    page.sees("There are no calls yet", "run=first", "model=m", "version 0")
     session = server.rpc("get_session", session_id=session_id)
     assert (session["toolpacks"], session["labels"]) == (["bank"], {"run": "first", "model": "m"})
     assert balance(server, session_id) == "77.50"
@@ -104,9 +104,9 @@ def test_call_with_a_lost_answer_runs_once(page, server, losses):
     page.run(LOSES, '"run_function"', losses)
     page.click("Run", ".actions button.primary")
     if losses > 1:
-        page.sees("No answer", "it isn't known whether this was done")
+        page.sees("No answer", "this may have been done")
         assert "The world has not changed." not in page.text()
-        page.click("Ask again")
+        page.click("Send again")
     page.sees("Result", "-40.25")
     assert len(server.rpc("get_trace", session_id=session_id)) == version(server, session_id) == 1
 
@@ -134,7 +134,7 @@ def test_nested_calls_are_shown_with_their_results(page, server):
     session_id = bank(server, ("move_to_savings", nested))
     page.open(f"#/sessions/{session_id}")
     page.click("move_to_savings", ".steps a")
-    page.sees("Nested calls, in the order in which they ran", "get_balance({})", "→ 1840.25")
+    page.sees("Nested calls, in order of execution", "get_balance({})", "→ 1840.25")
 
 
 def test_try_a_function_without_keeping_its_effect(page, server):
@@ -217,7 +217,7 @@ def test_delete_needs_a_confirmation(page, server):
 def test_records_of_other_clients_appear_by_themselves(page, server):
     session_id = bank(server)
     page.open(f"#/sessions/{session_id}")
-    page.sees("Nothing was called yet", "live")
+    page.sees("There are no calls yet", "live")
     server.call(session_id, *pay("25.00")[:1], **pay("25.00")[1])
     page.sees("Step 0: send_money", "account/balance", "World now, at version 1")
     page.click("Start")  # The view stays at the step that the user selected.
@@ -407,7 +407,7 @@ def test_use_the_console_with_the_keyboard_alone(page, server):
     page.tab_to("Create session")
     page.press(Keys.ENTER)
     page.at("#/sessions/")
-    page.sees("Nothing was called yet")
+    page.sees("There are no calls yet")
     page.tab_to("Run a function")
     page.press(Keys.ENTER)
     page.tab_to("function")
@@ -476,7 +476,7 @@ def test_list_keeps_its_scroll_position(page, server):
     page.until(lambda: page.run("return scrollY") == 1500, "the scrolling")
     row = "return [...document.querySelectorAll('.sessions tr')].find((row) => row.getBoundingClientRect().top > 200)"
     page.run(f"{row.replace('return', 'const row =')}; row.querySelector('.id a').click()")
-    page.sees("Nothing was called yet")
+    page.sees("There are no calls yet")
     assert page.run("return scrollY") == 0
     page.driver.back()
     page.until(lambda: page.run("return scrollY") == 1500, "the place where it was")
@@ -486,7 +486,7 @@ def test_token_is_asked_for_and_kept_in_the_tab(page, tmp_path):
     tokens = {"TOOLPACK_TOKENS": "ann:ann-secret"}
     with server_process.served(tmp_path, "--store", "memory:", **tokens) as guarded:
         page.open(url=guarded.url)
-        page.sees("This server asks for a token")
+        page.sees("This server requires a token")
         page.write("token", "wrong-secret")
         page.press(Keys.ENTER)
         page.sees("The token is not known")
@@ -499,11 +499,11 @@ def test_token_is_asked_for_and_kept_in_the_tab(page, tmp_path):
         first = page.driver.current_window_handle
         page.driver.switch_to.new_window("tab")
         page.driver.get(f"{guarded.url}/console/")
-        page.sees("This server asks for a token")
+        page.sees("This server requires a token")
         page.driver.close()
         page.driver.switch_to.window(first)
         page.click("Forget token")
-        page.sees("This server asks for a token")
+        page.sees("This server requires a token")
         page.click("Cancel")
         page.sees("Nothing can be shown without a token", "Try again")
 
@@ -512,7 +512,7 @@ def test_errors_say_what_to_do(page, server):
     page.open(f"#/sessions/{'0' * 48}")
     page.sees("No session has this id", "Try again")
     page.open("#/sessions?label=without")
-    page.sees("Write labels as name=value")
+    page.sees("write name=value, separated by commas")
     page.open("#/nowhere")
     page.sees("There is no such page", "Go to the sessions")
     session_id = bank(server, *[pay("1.00")] * 2)
@@ -735,12 +735,12 @@ def test_find_the_step_that_set_a_value(page, server):
     page.open(f"#/sessions/{session_id}")
     page.sees("Step 62: write")
     ask_of("old")
-    page.sees("It is as it was at the start.")
+    page.sees("Unchanged since the start.")
     write("other", *range(300))
     page.open(f"#/sessions/{session_id}")
     page.sees("Step 362: write")
     ask_of("code")
-    page.sees(", and the one before isn't kept.")
+    page.sees("The version before isn't kept.")
 
 
 def test_changed_line_of_a_long_text_and_its_words_are_marked(page, server):
@@ -972,7 +972,7 @@ def test_perturbed_step_shows_the_result_and_what_the_agent_saw(page, server):
         params = {"function": function, "kwargs": kwargs}
         server.http.post(path, json={"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params})
     page.open(f"#/sessions/{session_id}?version=1&record=0")
-    page.sees("What happened", "To savings", "What the agent heard", "TimeoutError: the service did not answer in time")
+    page.sees("What happened", "To savings", "What the agent got", "TimeoutError: the service did not answer in time")
     page.open(f"#/sessions/{session_id}?version=1&record=2")
     page.sees("Not run", "ConnectionError: down", "rule 0")
     # The first line of each step isn't wrapped.
@@ -1009,7 +1009,7 @@ def test_dropped_audit_report_shows_findings_and_repeats_attempt(page, server):
     page.open("#/toolpacks/bank")
     page.sees("Audit", "save-300")
     page.run(drop, "other.json", '{"format": "audit-2", "tasks": {}}')
-    page.sees("other.json is no report of audit.")
+    page.sees("other.json isn't an audit report.")
     page.run(drop, "ledgers.json", json.dumps({"format": "audit-1", "tasks": {"ledger/x": {"findings": []}}}))
     page.sees("ledgers.json has no task of bank.")
     page.run(drop, "report.json", json.dumps({"format": "audit-1", "tasks": tasks}))
@@ -1018,7 +1018,7 @@ def test_dropped_audit_report_shows_findings_and_repeats_attempt(page, server):
     assert page.run("return document.documentElement.scrollWidth") <= 400
     page.click("Repeat")
     session_id = page.at("#/sessions/").split("/")[2]
-    page.sees("The attempt was made in a new session: 2 calls.")
+    page.sees("The attempt ran in this new session: 2 calls.")
     records = server.rpc("get_trace", session_id=session_id)
     assert [each["kind"] for each in records] == ["call", "call", "answer"]
     assert records[0]["by"] == "agent"  # with the permissions of the agent
@@ -1112,7 +1112,7 @@ def test_forks_of_a_session_are_shown_as_a_tree(page, server):
     server.rpc("fork_session", session_id=root, version=0, count=310)
     page.open(f"#/sessions/{inner['session_id']}")
     page.click("Forks", ".tabs a")
-    page.sees("At least 314 sessions: forks of some were not looked for.", "and 13 forks more")
+    page.sees("At least 314 sessions: the forks of some weren't searched.", "and 13 forks more")
     ways = page.run(
         "return [...document.querySelectorAll('.family .this')].map((each) => {"
         "  const way = [];"

@@ -1,5 +1,5 @@
-// What an audit has found: a report that is dropped onto a toolpack's page, and its attempts, to be made again.
-// The report stays in this tab. An attempt is made at the addresses of agents, as it was in the audit.
+// Findings of an audit: the user drops a report onto a toolpack's page, and can repeat its attempts.
+// The report stays in this tab. An attempt runs at the addresses of agents, as in the audit.
 import { agentsAddress, button, count, fill, go, h, link } from "./dom.js";
 import { change, parse } from "./rpc.js";
 
@@ -19,7 +19,7 @@ export function auditOf(toolpack, signal) {
     "p.hint",
     "Drop the report of ",
     h("code", "toolpack-server audit --json FILE"),
-    " onto this page, or choose it. It is sent nowhere.",
+    " onto this page, or choose the file. It isn't sent to the server.",
   );
   return [h("h2", h("label", { for: "report" }, "Audit")), about, h("p.actions", file), found];
 }
@@ -36,7 +36,7 @@ function read(text) {
 function shown(toolpack, name, tasks) {
   const own = tasks?.filter(([task]) => task.startsWith(`${toolpack}/`));
   if (!own?.length)
-    return h("p.problem", tasks ? `${name} has no task of ${toolpack}.` : `${name} is no report of audit.`);
+    return h("p.problem", tasks ? `${name} has no task of ${toolpack}.` : `${name} isn't an audit report.`);
   const rows = own.flatMap(([task, findings]) => findings.map((finding) => rowOf(task, finding)));
   const total = `${count(own.length, "task")} in ${name}, ${count(rows.length, "finding")}.`;
   return [h("p", total), rows.length > 0 && h("table.changes.cards", h("tbody", rows))];
@@ -59,5 +59,5 @@ async function repeat(task, calls, answer) {
       : change(method, params, undefined, agentsAddress((session.participants?.[by] ?? session).agent_path));
   for (const { by, ...made } of calls) await send("run_function", by, made);
   if (answer) await send("submit_answer", null, { answer });
-  go(["sessions", session.session_id], {}, `The attempt was made in a new session: ${count(calls.length, "call")}.`);
+  go(["sessions", session.session_id], {}, `The attempt ran in this new session: ${count(calls.length, "call")}.`);
 }

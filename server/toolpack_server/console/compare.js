@@ -1,4 +1,4 @@
-// Two sessions, or two versions of one, as one tree with both values where they differ.
+// Comparison of two sessions, or of two versions of one: a tree that shows both values of each difference.
 import { changesOf, difference } from "./difference.js";
 import { count, fill, go, h, labelsOf, link, load, short } from "./dom.js";
 import { filesIn } from "./files.js";

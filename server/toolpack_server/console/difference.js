@@ -1,8 +1,8 @@
-// What differs between two JSON values, for a tree that shows both.
-// Null means equal. Otherwise a change is "added", "removed" or "changed", with `old` and `now`, or "inside":
-// then `entries` are all members in the order in which they are shown, each with its own change.
+// Difference of two JSON values, for a tree that shows both.
+// It is null if they are equal. Otherwise its kind is "added", "removed" or "changed", with `old` and `now`; or it is
+// "inside", and `entries` has all members in display order, each with its own change.
 
-/** A number with its digits: 1.0 isn't 1, nor 1e2 100. */
+/** A number with its exact digits: 1.0 differs from 1, and 1e2 from 100. */
 export class Exact extends Number {
   constructor(source) {
     super(source);
@@ -36,7 +36,7 @@ function ofObjects(old, now) {
   ];
 }
 
-/** Members that are in both lists stay where they are; what stands between them is compared. */
+/** Compare two lists. Members of both lists are matched in order, and the members between them are compared. */
 function ofLists(old, now) {
   const written = (member) => (typeof member === "bigint" || member instanceof Exact ? `${member}n` : member);
   const text = (value) => JSON.stringify(value, (_key, member) => written(member));
@@ -61,7 +61,7 @@ function mayBeSame(a, b) {
   return id === undefined || a[id] === b[id];
 }
 
-/** Find what two lists of texts have in common, in order, as pairs of indices: the longest chain of equal texts. */
+/** Return the longest common subsequence of two lists of texts, as pairs of indices. */
 export function common(a, b) {
   const places = Map.groupBy(a.keys(), (i) => a[i]);
   const chains = []; // the last pair of the best chain of each length
@@ -76,13 +76,13 @@ export function common(a, b) {
   return pairs.reverse();
 }
 
-/** Get the JSON Pointer (RFC 6901) of a member. */
+/** Return the JSON Pointer (RFC 6901) of a member. */
 export const join = (pointer, key) => `${pointer}/${String(key).replaceAll("~", "~0").replaceAll("/", "~1")}`;
 
-/** Write a pointer to be read: the names in it are as they were given. */
+/** Return a pointer for display, with the original names. */
 export const readable = (pointer) => pointer.replaceAll("~1", "/").replaceAll("~0", "~");
 
-/** List the single changes inside a change, with the pointer of each. */
+/** Return the single changes inside a change, each with its pointer. */
 export function changesOf(change, pointer = "") {
   if (change?.kind !== "inside") return change ? [{ pointer, ...change }] : [];
   return change.entries.flatMap((entry) => (entry.change ? changesOf(entry.change, join(pointer, entry.key)) : []));

@@ -1,18 +1,18 @@
-// Elements, and what several views need of them.
-// Whatever is shown goes through `h`, which makes text of it. Nothing that a session holds becomes markup,
-// and characters that can't be seen, or that turn the direction of a text round, are written as \u202e.
-// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
+// Helpers to create elements, and widgets that several views use.
+// All content goes through `h`, which inserts it as text. So data of a session never becomes markup. Invisible
+// characters, and characters that change the direction of a text, are shown as escapes such as \u202e.
+// biome-ignore lint/suspicious/noControlCharactersInRegex: the expression searches for them
 const UNSEEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 const UNSEEN_ONE = new RegExp(UNSEEN.source);
 const escaped = (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`;
-// A text that has such a code itself gets one more backslash; those below \u0020 JSON writes in this way already.
+// An escape that is in the text itself gets one more backslash. JSON already writes codes below \u0020 as escapes.
 const CODE = /\\+u((?!00[01])[0-9a-f]{4})/g;
 const marked = (found, code) =>
   UNSEEN_ONE.test(String.fromCharCode(Number.parseInt(code, 16))) ? `\\${found}` : found;
 export const visible = (text) => String(text).replace(CODE, marked).replace(UNSEEN, escaped);
 const isGiven = (value) => ![undefined, null, false].includes(value);
 
-/** Make an element: `h("p.hint", {title}, ...children)`; attributes may be left out, `on…` are listeners. */
+/** Create an element: `h("p.hint", {title}, ...children)`. Attributes are optional; `on…` attributes are listeners. */
 export function h(names, ...children) {
   const [tag, ...classes] = names.split(".");
   const element = document.createElement(tag);
@@ -32,7 +32,7 @@ export function fill(element, ...children) {
   return element;
 }
 
-/** Replace an element's children; the focus stays on what has the same id there, or leads to the same address. */
+/** Replace an element's children. The focus moves to the new child with the same id or the same URL. */
 export function refill(element, ...children) {
   const active = /** @type {HTMLAnchorElement} */ (document.activeElement);
   const { id, href } = element.contains(active) ? active : { id: "", href: "" };
@@ -47,18 +47,18 @@ export const short = (id) => id.slice(0, 8);
 export const count = (n, one) => `${n.toLocaleString("en")} ${one}${n === 1 ? "" : "s"}`;
 export const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
-/** Get the address of a view: the parts of its path, then a query without what is empty. */
+/** Return the address of a view: the parts of its path, then a query without empty values. */
 export function address(parts, query = {}) {
   const given = Object.entries(query).filter(([, value]) => isGiven(value) && value !== "");
   const search = new URLSearchParams(given).toString();
   return `#/${parts.map(encodeURIComponent).join("/")}${search && `?${search}`}`;
 }
 
-/** Keep how far the page is scrolled, for whoever comes back to it. */
+/** Store the scroll position of the page, for when the user returns to it. */
 export const keepPlace = () => history.replaceState({ scrolled: scrollY }, "");
 
-let arrival = null; // what is to be said at the next address
-/** Go to a view, and say something there. */
+let arrival = null; // text to show at the next address
+/** Go to a view, and show a text there. */
 export function go(parts, query, text = null) {
   const to = address(parts, query),
     isHere = to === location.hash;
@@ -69,7 +69,7 @@ export function go(parts, query, text = null) {
   return undefined;
 }
 
-/** Begin at another address: what was said belongs to the one before. */
+/** Replace the text in the status bar when the address has changed. */
 export function arrive() {
   fill(document.getElementById("status"));
   if (arrival) say(arrival);
@@ -88,7 +88,7 @@ export function time(text) {
   return h("time", { datetime: text, title: text }, shown);
 }
 
-/** Say something at the bottom of the page, to screen readers too. An error stays until it is dismissed, or is over. */
+/** Show a text at the bottom of the page; screen readers read it. An error stays until it is dismissed or resolved. */
 export function say(text, isError = false, isAway = false) {
   const note = h("div.note", { role: isError && "alert", "data-away": isAway }, text);
   note.classList.toggle("bad", isError);
@@ -97,7 +97,7 @@ export function say(text, isError = false, isAway = false) {
   fill(document.getElementById("status"), note);
 }
 
-/** A button that does nothing while its action runs, and that says why the action failed. */
+/** Create a button. It is disabled while its action runs, and shows the error if the action fails. */
 export function button(label, action, kind) {
   const made = h("button", { type: "button", class: kind }, label);
   made.addEventListener("click", async () => {
@@ -111,7 +111,7 @@ export function button(label, action, kind) {
   return made;
 }
 
-/** A button that asks in a dialog, which Escape closes; only its `answer` begins the action. */
+/** Create a button that opens a dialog with a question. Only the button `answer` starts the action; Escape cancels. */
 export function askingButton(label, question, answer, action) {
   return button(label, () => {
     const decide = button(
@@ -132,16 +132,16 @@ export function askingButton(label, question, answer, action) {
 
 export const downloadButton = (label, name, content) =>
   button(label, async () => download(name, await content()), "quiet");
-/** Give the person a file; `content` is its text, or its bytes. */
+/** Download a file; `content` is its text or its bytes. */
 function download(name, content) {
   const url = URL.createObjectURL(new Blob([content]));
   h("a", { href: url, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 60_000); // milliseconds; a browser may ask where to put it
+  setTimeout(() => URL.revokeObjectURL(url), 60_000); // milliseconds; the browser may ask the user for a folder
 }
 
 const REACHED = "a, button, input",
-  STOP = "[data-stop]"; // that the tab key leads to
-/** Let the tab key lead to this one of a list. */
+  STOP = "[data-stop]"; // the element that the tab key reaches
+/** Make this element the one of a list that the tab key reaches. */
 export function stopAt(list, wanted) {
   for (const each of list.querySelectorAll(REACHED)) {
     each.tabIndex = each === wanted ? 0 : -1;
@@ -149,8 +149,8 @@ export function stopAt(list, wanted) {
   }
 }
 
-/** Make a list, or a table, one stop of the tab key; in it the arrows move, between rows and within one. `follow` hears
- *  which element an arrow has led to.
+/** Make a list or a table one stop of the tab key. In it, the arrow keys move between rows and within a row.
+ *  `follow` is called with the element that an arrow key has reached.
  * @param {HTMLElement} list @param {string} rows @param {(to: HTMLElement | undefined, key: string) => void} follow */
 export function oneTabStop(list, rows, follow = () => {}) {
   const stops = (row) => [...row.querySelectorAll(REACHED)];
@@ -187,8 +187,8 @@ export function oneTabStop(list, rows, follow = () => {}) {
   return list;
 }
 
-/** A field in which Enter looks for a text, shift and Enter backwards; `look` gets the text, 1 or -1, and a signal that
- *  the person looks for something else, and gives what is to be said.
+/** Create a search field. Enter searches forwards, shift and Enter backwards. `look` gets the text, 1 or -1, and a
+ *  signal that aborts when the user starts another search. It returns the text to show.
  * @param {string} hint @param {(text: string, by: number, signal: AbortSignal) => string | Promise<string>} look */
 export function searchField(hint, look) {
   const said = h("span.hint", { "aria-live": "polite" });
@@ -209,17 +209,17 @@ export function searchField(hint, look) {
 
 export const copyButton = (label, text) => button(label, async () => copy(await text()), "quiet");
 async function copy(text) {
-  if (!navigator.clipboard) return prompt("Copy this; a page that isn't served securely can't:", text);
+  if (!navigator.clipboard) return prompt("Copy this text. A page without HTTPS can't do it for you:", text);
   await navigator.clipboard.writeText(text);
   return say("Copied.");
 }
 
-const LOOK_AGAIN = 2000, // milliseconds, which double
+const LOOK_AGAIN = 2000, // milliseconds before the first retry; the delay doubles each time
   LONGEST = 15_000;
-const latest = new WeakMap(); // what is to be shown at a place: of several at the same time only the last
+const latest = new WeakMap(); // the newest `work` for each place; results of older ones are dropped
 
-/** Show what `work` gives; meanwhile that it loads, and if it fails the error with a way to go on.
- *  A server that is away is asked again by itself, after pauses that grow. */
+/** Show the result of `work`, "Loading…" meanwhile, and an error with a button to try again if it fails.
+ *  If the server is unavailable, try again automatically, with growing delays. */
 export async function load(place, work, wait = LOOK_AGAIN) {
   const isLate = () => latest.get(place) !== work;
   latest.set(place, work);
@@ -231,7 +231,7 @@ export async function load(place, work, wait = LOOK_AGAIN) {
     if (shown !== undefined) refill(place, shown);
   } catch (error) {
     if (error.name === "AbortError" || isLate()) return;
-    if (error.name !== "Failure") console.error(error); // a mistake of the console's own
+    if (error.name !== "Failure") console.error(error); // a bug of the console
     const again = button("Try again", () => load(place, work));
     const problem = h("div.problem", { role: "alert" }, h("p", error.message), again);
     fill(place, problem);

@@ -1,4 +1,4 @@
-// The evaluation of a session: a task's reward, and the checks behind it.
+// Evaluation of a session: a task's reward and its checks.
 import { button, fill, h, link, load } from "./dom.js";
 import { call } from "./rpc.js";
 import { full } from "./tree.js";
@@ -12,12 +12,7 @@ export function openEvaluation({ id, session, version, signal }) {
   if (session.task) evaluate();
   return [
     h("h2", "Evaluate"),
-    h(
-      "p.hint",
-      "Asks a task's evaluator how well it was done, and changes nothing. The tasks are those of",
-      toolpacks,
-      ".",
-    ),
+    h("p.hint", "Runs the evaluator of a task, and changes nothing. See the tasks of", toolpacks, "."),
     h("div.field", h("label", { for: "task" }, "Task"), input),
     h("p.actions", button(`Evaluate at version ${version}`, evaluate, "primary")),
     answer,
@@ -30,7 +25,7 @@ const outcome = ({ passed, reward, valid }) => [
   reward !== null && ` reward ${reward}`,
 ];
 
-/** Fill in what the session's evaluator says of it now, in a word. */
+/** Show the current verdict on the session in one line. */
 export async function verdictOf({ id, verdict, signal }) {
   try {
     const said = await call("evaluate_session", { session_id: id, raise_on_error: false }, signal);
@@ -68,6 +63,6 @@ function resultOf(said) {
   );
   const table = checks.length > 0 && h("table.changes.cards.checks", head, h("tbody", rows));
   const more = Object.keys(metrics).length > 0 && [h("h3", "Metrics"), h("pre", full(metrics))];
-  const why = failure && h("p.hint", `Says nothing of the agent: ${failure.message}`);
+  const why = failure && h("p.hint", `Says nothing about the agent: ${failure.message}`);
   return [h("h3", outcome(said)), why, h("p.hint", `${task} at version ${version}`), table, more];
 }

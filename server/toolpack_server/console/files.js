@@ -1,8 +1,8 @@
-// Trees of files in a world: folders, the names as they were given, how large a file is, and its content.
-// What is a tree of files the toolpack says, by the schema of its environment; the JSON has a member a path.
+// Trees of files in a world: folders, original names, sizes and contents of files.
+// The schema of a toolpack's environment tells which fields are trees of files. In JSON, a tree has a member per path.
 import { call } from "./rpc.js";
 
-/** Get the pointers of the fields that are trees of files. */
+/** Return the pointers of the fields that are trees of files. */
 export const filesIn = (toolpacks) =>
   new Set(
     toolpacks.flatMap(({ name, environment }) =>
@@ -16,7 +16,7 @@ const BYTE = /\/\/([0-9a-f]{2})/g; // of a name that isn't UTF-8
 const partsOf = (path) => path.replace(BYTE, "\\x$1").split("/");
 export const nameOf = (path) => partsOf(path).at(-1);
 
-/** Put files, nodes whose keys are paths, into folders: groups of nodes. */
+/** Group files (nodes with paths as keys) into folders. */
 export function inFolders(nodes, depth = 0) {
   const within = Map.groupBy(nodes, ({ path }) => (partsOf(path).length > depth + 1 ? partsOf(path)[depth] : null));
   const files = within.get(null) ?? [];
@@ -32,7 +32,7 @@ export function inFolders(nodes, depth = 0) {
 }
 
 const UNITS = ["B", "KiB", "MiB", "GiB"];
-/** Say how large a file is that is shown so; nothing of what is no file. */
+/** Return the size of a file as text, from its JSON value. Return null if the value isn't a file. */
 export function sizeOf(value) {
   let size = bytesOf(value)?.length ?? value?.$size;
   if (size === undefined) return null;
@@ -41,12 +41,12 @@ export function sizeOf(value) {
   return `${at ? size.toFixed(1) : size} ${UNITS[at]}`;
 }
 
-/** Get the content of a file, as it is shown in JSON; undefined if that isn't the content. */
+/** Return the content of a file from its JSON value; undefined if the value doesn't have the content. */
 export function bytesOf(value) {
   if (typeof value === "string") return new TextEncoder().encode(value);
   return value?.$base64 === undefined ? undefined : fromBase64(value.$base64);
 }
 export const fromBase64 = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-/** Get the content of a file of a session, of which the world may show the size only. */
+/** Return the content of a session's file. If the world shows only the size, read the content from the server. */
 export const contentOf = async (value, ends) => bytesOf(value) ?? bytesOf(await call("get_environment", ends));

@@ -1,15 +1,15 @@
-// The family of a session: the session from which all of it comes, and the forks of each, as a tree.
-// It says how many there are, and which aren't shown. Those that were made to value a session's steps are a
-// table below it, not nodes.
+// Family of a session as a tree: its first ancestor, and the forks of each session.
+// The panel shows how many sessions there are, and which are omitted. Forks that estimate the values of steps are shown
+// as a table below the tree, not as nodes.
 import { count, h, labelsOf, link, short, time } from "./dom.js";
 import { batch, call } from "./rpc.js";
 import { isForValues, valuesOf } from "./values.js";
 
-const MOST = 300; // sessions that are shown
-const AT_ONCE = 1000; // sessions that are listed
+const MOST = 300; // max sessions in the tree
+const AT_ONCE = 1000; // sessions in one page of a list
 const NOT_FOUND = -32001;
 
-/** Get the forks of a session that aren't known yet, the newest first. */
+/** Return the forks of a session that aren't in `known`, the newest first. */
 export async function forksOf(id, signal, known = new Set()) {
   const found = [];
   for (let after = ""; ; after = found.at(-1).session_id) {
@@ -24,7 +24,7 @@ export async function forksOf(id, signal, known = new Set()) {
 const inOrder = (forks) =>
   forks.toSorted((a, b) => a.parent.version - b.parent.version || (a.created_at < b.created_at ? -1 : 1));
 
-/** Get the sessions that one was forked from, itself last; the first may have a parent that is gone. */
+/** Return the ancestors of a session in order, and the session last. The parent of the first one may be deleted. */
 async function lineOf(session, signal) {
   const line = [session];
   while (line[0].parent) {
@@ -65,7 +65,7 @@ export async function openForks({ id, session, signal }) {
   const { parent } = line[0];
   const gone = parent && h("p.hint", `Forked from ${short(parent.session_id)}, which is deleted or has expired.`);
   const all = count(known, "session");
-  const said = known > MOST ? `At least ${all}: forks of some were not looked for.` : `${all} in all.`;
+  const said = known > MOST ? `At least ${all}: the forks of some weren't searched.` : `${all} in all.`;
   return [h("h2", "Forks"), gone, h("p.hint", said), h("ul.family", nodeOf(line[0]))];
 }
 

@@ -1,12 +1,12 @@
-// A form made of a JSON Schema: enum → select, boolean → checkbox, date → date field, nested → JSON.
-// A field that is left empty isn't sent, unless it is required. What is wrong is said at its field.
+// Form for a JSON Schema: enum → select, boolean → checkbox, date → date field, nested value → JSON.
+// An empty field isn't sent, unless it is required. Errors are shown at their fields.
 import { Exact, isContainer } from "./difference.js";
 import { fill, h } from "./dom.js";
 import { parse, stringify } from "./rpc.js";
 import { full } from "./tree.js";
 
-/** Make the fields of an object's schema. `read` gives the object; `refuse` shows errors that a server found. `within`
- *  tells the ids of forms on one page apart. */
+/** Create the fields for the schema of an object. `read` returns the object; `refuse` shows errors from the server.
+ *  `within` is a prefix that makes the ids of several forms on one page unique. */
 export function schemaForm(schema, values = {}, within = "") {
   const fields = Object.entries(schema.properties ?? {}).map(([name, spec]) => {
     const value = Object.hasOwn(values, name) ? values[name] : undefined;
@@ -36,7 +36,7 @@ export function schemaForm(schema, values = {}, within = "") {
   return { element, read, refuse };
 }
 
-/** Follow references, and take "or null" away. */
+/** Resolve references, and remove the choice "or null". */
 function resolved(spec, schema) {
   if (spec.$ref) {
     const target = spec.$ref
@@ -77,7 +77,7 @@ function field(name, spec, isRequired, value, within) {
   return { name, get, say, element: h("div.field", h("label", { for: id }, name), need, input, about, error) };
 }
 
-/** Make the element of a field, and the function that reads it. */
+/** Create the element of a field, and the function that reads it. */
 function control(spec, isRequired, attributes, value) {
   const { type, format, isNullable } = spec;
   if (type === "boolean" && !isNullable && (isRequired || typeof spec.default === "boolean")) {
@@ -104,7 +104,7 @@ function control(spec, isRequired, attributes, value) {
   return [input, get];
 }
 
-/** Read JSON; `type` is "number" or "integer" if it must be one. */
+/** Parse JSON. `type` is "number" or "integer" if the value must be one. */
 function readJson(text, type) {
   const isRight = (value) => {
     const number = value instanceof Exact ? value.valueOf() : value;
@@ -127,13 +127,13 @@ function select(options, isNeeded, attributes, value) {
   return [input, () => (input.value === "" ? undefined : options[Number(input.value)])];
 }
 
-/** Read `name=value, name=value`. */
+/** Parse labels, such as `name=value, name=value`. */
 export function readLabels(text) {
   const pairs = text
     .split(",")
     .map((part) => part.trim())
     .filter(Boolean);
   const parts = pairs.map((pair) => /^([^=]+)=(.*)$/s.exec(pair));
-  if (parts.includes(null)) throw new Error(`Write labels as name=value, separated by commas: “${text}” is not.`);
+  if (parts.includes(null)) throw new Error(`“${text}” isn't a list of labels: write name=value, separated by commas.`);
   return Object.fromEntries(parts.map(([, name, value]) => [name.trim(), value.trim()]));
 }

@@ -1,6 +1,6 @@
-// The router: each view has an address after the #, so that a link can go into a bug report.
-// A view is `open(place, ids, query, signal)`. It fills the place, and may give a function that takes another
-// query at the same path. What it still asks for when the person leaves is given up by the signal.
+// Router of the console. Each view has a URL with the view's path after the #, so you can link to it in a bug report.
+// A view is a function `open(place, ids, query, signal)`. It fills the element `place`, and may return a function that
+// shows another query of the same path. The signal aborts its requests when the user leaves the view.
 import { openCompare } from "./compare.js";
 import { arrive, fill, h, keepPlace, link, say, short } from "./dom.js";
 import { openNew } from "./new.js";
@@ -55,9 +55,9 @@ function show() {
   return undefined;
 }
 
-const PATIENCE = 5000; // milliseconds, for what is read anew
+const PATIENCE = 5000; // milliseconds to wait until the page is long enough
 let returning = null;
-/** Scroll to where a page was left, as soon as it is long enough again, unless the person does something first. */
+/** Scroll to where the user left a page, once the page is long enough. Any action of the user stops this. */
 function goBackTo(scrolled) {
   const until = performance.now() + PATIENCE,
     own = {};
@@ -70,7 +70,7 @@ function goBackTo(scrolled) {
   };
   scroll();
 }
-history.scrollRestoration = "manual"; // a browser would scroll before there is anything
+history.scrollRestoration = "manual"; // the browser would scroll before the content is loaded
 for (const name of ["wheel", "touchstart", "pointerdown", "keydown"])
   addEventListener(name, () => (returning = null), { passive: true });
 addEventListener("click", keepPlace, { capture: true });

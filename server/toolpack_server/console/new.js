@@ -1,5 +1,5 @@
-// A new session: toolpacks, their options by forms made of their schemas, labels, a task if one was chosen, and
-// the rest of what create_session takes.
+// Form for a new session: toolpacks with a form for the options of each, labels, the chosen task, and the other
+// parameters of create_session.
 import { button, count, go, h, load } from "./dom.js";
 import { readLabels, schemaForm } from "./form.js";
 import { call, change } from "./rpc.js";
@@ -13,17 +13,16 @@ export const openNew = (place, _ids, { task }, signal) =>
     return formOf(toolpacks, task, asked?.variants ?? []);
   });
 
-const RULES =
-  'Faults and injections that its agent meets: a list of objects, such as {"functions": "send_*", "error": "…"}.';
+const RULES = 'Faults and injections for the agent: a list of objects, such as {"functions": "send_*", "error": "…"}.';
 
 const MORE = {
-  seed: { type: "string", description: "What chance and the ids of a repeatable session are drawn from." },
-  clock: { type: "string", format: "time", description: "When it begins for its functions: 2026-03-02T09:00:00Z" },
-  clock_step_seconds: { type: "number", description: "How far each call moves that clock." },
-  ttl_seconds: { type: "number", description: "How long the session lives after its last call." },
+  seed: { type: "string", description: "Seed of random numbers and ids. With it, the session can be repeated." },
+  clock: { type: "string", format: "time", description: "Start time for its functions, such as 2026-03-02T09:00:00Z." },
+  clock_step_seconds: { type: "number", description: "Seconds that each call adds to that clock." },
+  ttl_seconds: { type: "number", description: "Seconds that the session lives after its last call." },
   environment: {
     type: "object",
-    description: "What its world is instead: environments by toolpack, as they are shown.",
+    description: "The initial world, instead of the default: environments by toolpack, as the console shows them.",
   },
 };
 
@@ -31,9 +30,9 @@ function formOf(toolpacks, task, variants) {
   const perturbing = schemaForm(
     {
       properties: {
-        ...(variants.length && { variant: { enum: variants, description: "Rules that the task has by this name." } }),
+        ...(variants.length && { variant: { enum: variants, description: "A named set of rules of the task." } }),
         rules: { type: "array", description: RULES },
-        seed: { type: "string", description: "What the chances of rules are drawn from." },
+        seed: { type: "string", description: "Seed of the rules' random choices." },
       },
     },
     {},
@@ -63,10 +62,10 @@ function formOf(toolpacks, task, variants) {
     });
     go(["sessions", session.session_id]);
   };
-  const about = h("span.about", "Names and values by which you find the session later.");
+  const about = h("span.about", "Names and values, to find the session later.");
   return [
     h("div.heading", h("h1", "New session")),
-    task && h("p", "For the task ", h("code", task), ". Its options hold unless you give others."),
+    task && h("p", "For the task ", h("code", task), ". The task's options apply unless you give others."),
     h("h2", "Toolpacks"),
     choices.map(({ element }) => element),
     h("div.field", h("label", { for: "labels" }, "Labels"), h("span.kind", "optional"), labels, about),

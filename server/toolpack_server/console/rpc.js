@@ -1,21 +1,21 @@
-// Talking to the server: JSON-RPC at /rpc of the page's own origin, with a token where it asks for one.
-// Only public methods, so whatever the console can do, a script can. Numbers stay exactly as they were sent.
+// JSON-RPC client: sends requests to /rpc of the page's own origin, with a token if the server requires one.
+// The console uses only public methods, so a script can do the same. Numbers keep the exact digits that were sent.
 import { Exact } from "./difference.js";
 import { fill, pause } from "./dom.js";
 
 export const RPC = new URL("../rpc", document.baseURI);
 const TOKEN = "toolpack-token";
 
-// What is over by itself, and is asked again: too many requests, and what a server or its proxy says during a restart.
+// HTTP statuses to retry: too many requests, and the answers of a server or its proxy during a restart.
 const AWAY = new Set([429, 502, 503, 504]);
 const TRY_AGAIN = -32006;
 
-/** Make the error of a request that failed; its message says what to do. `code` and `data` are JSON-RPC's. */
+/** Create the error of a failed request. The message says what to do; `code` and `data` are those of JSON-RPC. */
 const failure = (message, more) => Object.assign(new Error(message), { name: "Failure" }, more);
 
-const HOLDING = new Set(["get_environment", "get_trace", "diff_environment", "run_function"]); // what sessions hold
+const HOLDING = new Set(["get_environment", "get_trace", "diff_environment", "run_function"]); // return sessions' data
 
-/** Read JSON; a number that JavaScript would write in another way is a BigInt, or if `isExact` an `Exact`. */
+/** Parse JSON. A number that JavaScript would write with other digits becomes a BigInt, or an `Exact` if `isExact`. */
 export function parse(text, isExact = true) {
   if (!(isExact ? /\d{16}|\.\d*0|\d[eE]|-0/ : /\d{16}/).test(text)) return JSON.parse(text);
   return JSON.parse(text, (_key, value, context) => {
@@ -27,23 +27,24 @@ export function parse(text, isExact = true) {
 }
 
 export function stringify(value, indent) {
-  const { rawJSON } = /** @type {any} */ (JSON); // of which not all browsers know
+  const { rawJSON } = /** @type {any} */ (JSON); // not all browsers have it
   const exact = (number) => (rawJSON ? rawJSON(String(number)) : Number(number));
   const isWritten = (member) => typeof member === "bigint" || member instanceof Exact;
   return JSON.stringify(value, (_key, member) => (isWritten(member) ? exact(member) : member), indent);
 }
 
-/** Call a method and get its result; `address` may be that of a session's agent.
+/** Call a method and return its result. `address` may be the address of a session's agent.
  * @param {string} method @param {object} params @param {AbortSignal} [signal] @param {URL | string} address */
 export async function call(method, params = {}, signal = undefined, address = RPC) {
   return outcome(await post({ jsonrpc: "2.0", id: 0, method, params }, signal, address));
 }
 
-const TRIES = [0, 500, 1500, 3000]; // milliseconds before each
-const lost = new Map(); // the call_id of each request whose answer hasn't come, by what was asked
+const TRIES = [0, 500, 1500, 3000]; // milliseconds before each attempt
+const lost = new Map(); // the call_id of each unanswered request, by the request's content
 
-/** Call a method that changes something. If its answer is lost, it is asked for again, here and when the same is
- *  requested later, with the same call_id: so it is done once at most. `isUnknown` says that no answer came.
+/** Call a method that changes something. If no answer comes, send the request again with the same call_id, now and when
+ *  the user repeats the same request later. So it is done at most once. If all attempts fail, the error's `isUnknown`
+ *  is set.
  * @param {string} method @param {object} params @param {AbortSignal} [signal] @param {URL | string} address */
 export async function change(method, params, signal = undefined, address = RPC) {
   const asked = stringify([method, params, String(address)]);
@@ -63,11 +64,11 @@ export async function change(method, params, signal = undefined, address = RPC) 
       throw error;
     }
   }
-  const unknown = "No answer has come, so it isn't known whether this was done. Ask again: it is done once at most.";
+  const unknown = "There was no answer, so this may have been done. Send it again: it is done at most once.";
   throw failure(`${error.message} ${unknown}`, { isAway: true, isUnknown: true });
 }
 
-/** Call several methods, in order; each answer is `{result}` or `{error}`. */
+/** Call several methods in order. Each answer is `{result}` or `{error}`. */
 export async function batch(calls, signal = undefined) {
   if (!calls.length) return [];
   const replies = await post(
@@ -86,7 +87,7 @@ export async function batch(calls, signal = undefined) {
     });
 }
 
-/** Call several methods of which none may fail, and get their results. */
+/** Call several methods and return their results. Throw the first error. */
 export async function all(calls, signal = undefined) {
   const answers = await batch(calls, signal);
   for (const { error } of answers) if (error) throw error;
@@ -118,14 +119,14 @@ async function post(body, signal, address = RPC) {
     const { ok, status } = response;
     const answer = ok ? parsed(text, isExact) : undefined;
     if (AWAY.has(status) || (ok && answer === undefined)) throw failure(refusal(text, status), { isAway: true });
-    for (const note of document.querySelectorAll("#status [data-away]")) note.remove(); // it is back
+    for (const note of document.querySelectorAll("#status [data-away]")) note.remove(); // the server is available again
     if (ok) return answer;
     if (status !== 401) throw failure(refusal(text, status));
     if (token === sessionStorage.getItem(TOKEN)) await askForToken(refusal(text, 401));
   }
 }
 
-/** Read an answer; undefined if it was cut. */
+/** Parse an answer. Return undefined if it is incomplete. */
 function parsed(text, isExact) {
   try {
     return parse(text, isExact);
@@ -135,10 +136,10 @@ function parsed(text, isExact) {
 }
 
 function refusal(text, status) {
-  return parsed(text)?.error?.message ?? `Something between this page and the server answered HTTP ${status}.`;
+  return parsed(text)?.error?.message ?? `The server, or a proxy before it, answered HTTP ${status}.`;
 }
 
-let asking = null; // several requests may be refused at once
+let asking = null; // the open dialog, which all refused requests share
 function askForToken(reason) {
   asking ??= new Promise((resolve, reject) => {
     const dialog = /** @type {HTMLDialogElement} */ (document.getElementById("token"));
@@ -166,8 +167,8 @@ export function offerToForget() {
   };
 }
 
-const worlds = new Map(); // a version never changes, so what was read stays right
-/** Get the world of a session at a version; the last few are kept. */
+const worlds = new Map(); // cache; a version of a world never changes
+/** Return the world of a session at a version. The last few are cached. */
 export function world(sessionId, version) {
   const key = `${sessionId} ${version}`;
   const found = worlds.get(key) ?? call("get_environment", { session_id: sessionId, version });

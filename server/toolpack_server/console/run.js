@@ -1,5 +1,5 @@
-// Run a function: its description, a form made of its schema, and what came of it.
-// To try a function is to run it in a fork that is thrown away, so that the session stays as it is.
+// Panel to run a function: its description, a form for its arguments, and the result.
+// "Try" runs the function in a fork that is deleted afterwards, so the session doesn't change.
 import { difference } from "./difference.js";
 import { button, copyButton, fill, go, h, link } from "./dom.js";
 import { schemaForm } from "./form.js";
@@ -9,7 +9,7 @@ import { records } from "./trace.js";
 import { changeList } from "./world.js";
 
 const OF_THE_CALL = new Set([-32002, -32004]); // codes of a function's errors, and of refused arguments
-const FORK_SECONDS = 120; // if the page is closed before the fork is
+const FORK_SECONDS = 120; // TTL of the fork, in case the page is closed before the fork is deleted
 
 export async function openRun(state) {
   const { id, query, signal } = state;
@@ -25,11 +25,14 @@ export async function openRun(state) {
     h("option", { value }, reads ? `${value} (reads)` : value),
   );
   const none = h("option", { value: " " }, `Choose one of ${functions.length}…`);
-  // It stays the same element: whoever types a name into it chooses a function with each letter.
+  // Keep the same element: when a user types a name into it, each letter chooses a function.
   state.select ??= h("select", { id: "function", name: "function", onchange }, none, options);
   const { select } = state;
   select.value = chosen ? query.run : " ";
-  const about = h("span.about", chosen?.description ?? "To try one shows what it would change, and changes nothing.");
+  const about = h(
+    "span.about",
+    chosen?.description ?? "“Try” shows what a call would change. The session stays unchanged.",
+  );
   const field = h("div.field", h("label", { for: "function" }, "Function"), select, about);
   return [h("h2", "Run a function"), field, chosen && formOf(state, chosen, recorded?.kwargs)];
 }
@@ -49,7 +52,7 @@ function formOf({ id, version, session, signal }, { name, parameters }, kwargs) 
         if (error.name === "AbortError") throw error;
         if (error.code === -32004) form.refuse(error.data.errors);
         const hint = OF_THE_CALL.has(error.code) && h("p.hint", "The world has not changed.");
-        const again = error.isUnknown && h("p.actions", button("Ask again", show));
+        const again = error.isUnknown && h("p.actions", button("Send again", show));
         fill(answer, h("h3", error.isUnknown ? "No answer" : "Error"), h("pre.bad", error.message), hint, again);
       }
     };
@@ -64,7 +67,7 @@ function formOf({ id, version, session, signal }, { name, parameters }, kwargs) 
       const found = difference(await world(id, version), after);
       return [result, [h("h3", "It would change"), found ? changeList(found, 50) : h("p.hint", "Nothing.")]];
     } finally {
-      await call("close_session", { session_id: fork }).catch(() => {}); // else it expires soon
+      await call("close_session", { session_id: fork }).catch(() => {}); // if this fails, the fork expires soon
     }
   };
   const run = async (given) => {

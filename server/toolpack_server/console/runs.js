@@ -1,15 +1,15 @@
-// Summaries of this server's sessions: they are read in pages, and those without a recorded verdict are evaluated.
-// Only what is looked at is evaluated, a few at a time, and no verdict is recorded unless that is asked for.
-// What an evaluator has said is known in this tab until the session goes on, or everything is read again.
+// Summaries of this server's sessions, read in pages. Shown sessions without a recorded verdict are evaluated, a few at
+// a time. Verdicts are recorded only on request. Other verdicts are cached in this tab until the session gets a new
+// record, or until the user reads everything again.
 import { batch, call } from "./rpc.js";
 
 const PAGE = 1000,
   AT_ONCE = 10; // sessions
-const REQUESTS = 3; // at the same time: evaluators may wait, or run in several processes
-const judged = new Map(); // verdicts that aren't recorded
+const REQUESTS = 3; // concurrent requests, because evaluators may wait, or run in several processes
+const judged = new Map(); // cached verdicts that aren't recorded
 const stage = ({ session_id: id, records }) => `${id} ${records}`;
 
-/** Read a page of summaries, with the verdicts that are known here. */
+/** Read a page of summaries, and add the cached verdicts. */
 export async function summaries(asked, signal) {
   const page = await call("summarize_sessions", asked, signal);
   for (const each of page.sessions) {
@@ -27,8 +27,7 @@ export async function* sessions(labels, text, signal) {
   }
 }
 
-/** Evaluate those sessions that have no verdict, or if verdicts are kept no recorded one; comes back whenever some more
- *  have one. */
+/** Evaluate the sessions without a verdict; with `record`, those without a recorded one. Yield after each batch. */
 export async function* judge(some, signal, record = false) {
   const isOpen = ({ verdict, isRecorded }) => (record ? !isRecorded : !verdict);
   const open = some.filter(isOpen),
@@ -54,7 +53,7 @@ export async function* judge(some, signal, record = false) {
   }
 }
 
-/** Evaluate those sessions that have no recorded verdict, and have it recorded. */
+/** Evaluate the sessions without a recorded verdict, and record the verdicts. */
 export const record = (some, signal) => judge(some, signal, true);
-/** Forget the verdicts that are known in this tab alone. */
+/** Clear the cached verdicts. */
 export const forget = () => judged.clear();

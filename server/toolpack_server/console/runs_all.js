@@ -1,10 +1,10 @@
-// All runs: a line for each value of a label, and how they compare as charts.
+// Page of all runs: a table row for each value of a label, and charts that compare the runs.
 import { count, go, h, link, oneTabStop, time } from "./dom.js";
 import { lineChart, shareBar } from "./runs_chart.js";
 import { allOf, figures, inOrder, keysOf, mostK, overTasks, sorted, stateOf, tasksOf } from "./runs_model.js";
 import { cell, decimal, header, MOST_K, NONE, passedOf, percent, seconds } from "./runs_parts.js";
 
-/** Get the key of the label that names the runs. */
+/** Return the key of the label that names the runs. */
 export const keyOf = ({ sessions }, { by }) => by ?? keysOf(sessions)[0];
 
 export function drawAll(known, query, source) {
@@ -14,7 +14,7 @@ export function drawAll(known, query, source) {
     return h(
       "div.empty",
       h("h2", "There are no rollouts yet"),
-      h("p", "A rollout is a session with a task. Rollouts with the same label, such as run=first, are a run."),
+      h("p", "A rollout is a session with a task. Rollouts with the same label, such as run=first, form a run."),
     );
   }
   const choose = ({ target }) => go(["runs"], { by: target.value });
@@ -66,11 +66,11 @@ export function drawAll(known, query, source) {
     ["rollouts", "Rollouts"],
     ["passed", "Passed"],
     [null, ""],
-    ["hat", "pass^k", "How probable it is that all of k rollouts pass: mean over the tasks"],
+    ["hat", "pass^k", "Probability that all of k rollouts pass; mean over the tasks"],
     ["reward", "Mean reward"],
     ["calls", "Calls"],
     ["seconds", "Time"],
-    ["created", "Begun"],
+    ["created", "Started"],
   ];
   const row = (each) =>
     h(
@@ -83,7 +83,7 @@ export function drawAll(known, query, source) {
       cell("Reward", decimal(each.reward)),
       cell("Calls", decimal(each.calls)),
       cell("Time", seconds(each.seconds)),
-      cell("Begun", time(each.created)),
+      cell("Started", time(each.created)),
     );
   const open = known.sessions.filter((session) => stateOf(session) === "open").length;
   const rest = known.sessions.length - [...groups.values()].reduce((sum, some) => sum + some.length, 0);

@@ -1,5 +1,4 @@
-// Small charts of plain SVG.
-// Whoever can't see a chart hears its figures; no meaning is in a colour alone.
+// Small charts of plain SVG. Screen readers read their numbers, and no meaning depends on colour alone.
 import { fill, h, visible } from "./dom.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
@@ -9,7 +8,7 @@ const WIDTH = 240,
   BOTTOM = 16,
   TOP = 8;
 
-/** Make an element of SVG; texts are text, as with `h`. */
+/** Create an SVG element. As in `h`, strings become text. */
 function svg(name, attributes, ...children) {
   const element = document.createElementNS(NAMESPACE, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
@@ -19,7 +18,7 @@ function svg(name, attributes, ...children) {
 const across = (at, of) => LEFT + 4 + (of > 1 ? (at / (of - 1)) * (WIDTH - LEFT - 12) : (WIDTH - LEFT - 12) / 2);
 const up = (value, top) => HEIGHT - BOTTOM - (top ? value / top : 0) * (HEIGHT - BOTTOM - TOP);
 const label = (x, y, given, anchor) => {
-  const text = visible(given); // which may be longer
+  const text = visible(given); // escapes may make it longer
   return svg("text", { x, y, "text-anchor": anchor }, text.length > 13 ? `${text.slice(0, 12)}…` : text);
 };
 
@@ -40,7 +39,8 @@ function frame(title, said, first, last, top, format, drawn, legend) {
   return h("figure.chart", h("figcaption", title, " ", legend), image);
 }
 
-/** Lines over the same places: `series` are [name, values]; a value may be null. `top` is at least the axis' end. */
+/** Create a line chart. `series` are [name, values] over the same places; a value may be null. The axis ends at
+ *  `top`, or at the largest value if that is larger. */
 export function lineChart(title, places, series, format, top = 0) {
   const highest = Math.max(top, ...series.flatMap(([, values]) => values.map((value) => value ?? 0))) || 1;
   const drawn = series.map(([name, values], index) => {
@@ -79,7 +79,7 @@ export function lineChart(title, places, series, format, top = 0) {
   );
 }
 
-/** How often values fall where: `series` are [name, numbers]. */
+/** Create a histogram. `series` are [name, numbers]. */
 export function histogram(title, series, format, bins = 12) {
   const all = series.flatMap(([, numbers]) => numbers);
   const low = Math.min(0, ...all),
@@ -136,7 +136,7 @@ const legendOf = (names) =>
     names.map((name, index) => h(`span.series${index}`, name)),
   );
 
-/** A bar of what sessions came to, for a row of a table. */
+/** Create a bar with the shares of sessions by state, for a table row. */
 export function shareBar({ rollouts, passed, failed, invalid, open }) {
   let x = 0;
   const parts = Object.entries({ passed, failed, invalid, open }).map(([name, count]) => {

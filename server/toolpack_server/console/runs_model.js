@@ -1,6 +1,6 @@
-// Runs in figures: what sessions come to, by task.
-// Pure, so that the console and a file of `evaluate --html` say the same, as does `evaluate` on a terminal.
-// A rollout that is invalid, or isn't evaluated, counts in no share and in no mean reward.
+// Statistics of runs, by task.
+// Pure functions, so that the console and the file of `evaluate --html` show the same numbers as `evaluate` prints.
+// Invalid rollouts, and rollouts that aren't evaluated, count in no share and no mean reward.
 
 export const STATES = { passed: "✓", failed: "✗", invalid: "!", open: "·" };
 export const WORDS = { passed: "passed", failed: "failed", invalid: "invalid", open: "not evaluated" };
@@ -9,10 +9,10 @@ export const stateOf = ({ verdict }) =>
 export const isCounted = (session) => ["passed", "failed"].includes(stateOf(session));
 const mean = (numbers) => (numbers.length ? numbers.reduce((sum, each) => sum + each, 0) / numbers.length : null);
 
-/** Compare texts as people do: step 9 before step 10. */
+/** Compare texts in natural order: step 9 before step 10. */
 export const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 
-/** Get the keys of all labels that can name a run, those that most sessions have first. */
+/** Return the keys of all labels that can name a run, the most frequent ones first. */
 export function keysOf(sessions) {
   const counts = new Map();
   for (const { labels } of sessions) for (const key of Object.keys(labels)) counts.set(key, (counts.get(key) ?? 0) + 1);
@@ -20,7 +20,7 @@ export function keysOf(sessions) {
   return [...counts.keys()].sort((a, b) => rank(b) - rank(a) || inOrder(a, b));
 }
 
-/** Get what sessions come to together; a mean is null where there is nothing to count. */
+/** Return the statistics of sessions. A mean without values is null. */
 export function figures(sessions) {
   const counts = { passed: 0, failed: 0, invalid: 0, open: 0 };
   for (const session of sessions) counts[stateOf(session)] += 1;
@@ -36,7 +36,7 @@ export function figures(sessions) {
   };
 }
 
-/** Group sessions by task and variant; rollouts are in the order of their numbers, then of their creation. */
+/** Group sessions by task and variant. Rollouts are sorted by their numbers, then by creation time. */
 export function tasksOf(sessions) {
   const number = ({ labels }) => labels.rollout ?? "";
   const before = (a, b) =>
@@ -49,23 +49,24 @@ export function tasksOf(sessions) {
   return rows.sort((a, b) => inOrder(a.key, b.key));
 }
 
-/** How probable it is that all of k rollouts pass (pass^k), and that at least one does (pass@k). */
+/** Probabilities that all of k rollouts pass (pass^k), and that at least one passes (pass@k). */
 const choices = (some, of, k) =>
   Array.from({ length: k }, (_, i) => Math.max(some - i, 0) / (of - i)).reduce((a, b) => a * b, 1);
 export const allOf = ({ passed, counted }, k) => choices(passed, counted, k);
 export const anyOf = ({ failed, counted }, k) => 1 - choices(failed, counted, k);
 
-/** Get the largest k up to which all tasks have rollouts: 0 if none has one that counts. */
+/** Return the largest k for which all tasks have enough counted rollouts; 0 if there are none. */
 export function mostK(rows) {
   const counts = rows.map(({ counted }) => counted).filter((count) => count > 0);
   return counts.length ? Math.min(...counts) : 0;
 }
 
-/** Get the mean of pass^k or pass@k over the tasks. */
+/** Return the mean of pass^k or pass@k over the tasks. */
 export const overTasks = (rows, chance, k) =>
   mean(rows.filter(({ counted }) => counted >= k).map((row) => chance(row, k)));
 
-/** Pair the rollouts of a run with those of another: by task, variant and place. Gets the other state, by session. */
+/** Pair the rollouts of two runs by task, variant and rollout number or position. Return the other run's states, by the
+ *  session id of this run. */
 export function before(rows, others) {
   const found = new Map(),
     byKey = new Map(others.map((row) => [row.key, row]));
@@ -80,7 +81,7 @@ export function before(rows, others) {
   return found;
 }
 
-/** Why a session hasn't passed, in a line. */
+/** Return why a session hasn't passed, in one line. */
 export function reason({ verdict, problem }) {
   if (problem) return problem;
   if (!verdict) return "";
@@ -91,7 +92,7 @@ export function reason({ verdict, problem }) {
     .join("; ");
 }
 
-/** Get what was wrong in a session, by name: the checks that failed, or why it has no reward. */
+/** Return the names of a session's failed checks, or why it has no reward. */
 export function faultsOf({ verdict, problem }) {
   if (problem || !verdict || verdict.passed) return problem ? [problem] : [];
   if (!verdict.valid) return [`invalid: ${verdict.failure?.kind ?? "unknown"}`];
@@ -99,7 +100,7 @@ export function faultsOf({ verdict, problem }) {
   return names.length ? [...new Set(names)] : ["failed without a check"];
 }
 
-/** Put things in an order by one of these columns: `-name` is from the largest. What has no value comes last. */
+/** Sort things by a column; `-name` sorts descending. Things without a value come last. */
 export function sorted(things, columns, wanted) {
   const name = wanted?.replace(/^-/, ""),
     sign = wanted?.startsWith("-") ? -1 : 1;

@@ -1,4 +1,4 @@
-// One run: its figures, the grid of tasks and rollouts, and the list of its rollouts; against another run what changed.
+// Page of one run: statistics, the grid of tasks and rollouts, the list of rollouts, and changes against another run.
 import { count, h, link, oneTabStop, short, visible } from "./dom.js";
 import { histogram, lineChart } from "./runs_chart.js";
 import {
@@ -19,7 +19,7 @@ import {
 } from "./runs_model.js";
 import { cell, decimal, header, keepTrail, MOST_K, NONE, PAGE, passedOf, percent, seconds, tag } from "./runs_parts.js";
 
-const FAULTS = 8; // of what was wrong, the most frequent
+const FAULTS = 8; // max number of failed checks in the table, the most frequent ones
 
 export function drawOne(known, query, source) {
   const isOf = ({ task, labels }) => {
@@ -43,8 +43,8 @@ export function drawOne(known, query, source) {
   if (!sessions.length && known.isRead)
     return h(
       "p.empty",
-      "No rollout of this run is like that. ",
-      link(["runs"], { by: query.by, run: query.run }, "Show all of it"),
+      "No rollout of this run matches. ",
+      link(["runs"], { by: query.by, run: query.run }, "Show the whole run"),
     );
   const ids = new Set(sessions.map(({ session_id: id }) => id)),
     forks = sessions.filter(({ parent }) => ids.has(parent?.session_id)).length;
@@ -59,8 +59,8 @@ export function drawOne(known, query, source) {
       passedOf(all),
       h(
         "span.hint",
-        all.invalid > 0 && " Invalid ones count nowhere.",
-        forks > 0 && ` ${forks} are forks of others among them.`,
+        all.invalid > 0 && " Invalid ones aren't counted.",
+        forks > 0 && ` ${forks} of them are forks of others.`,
       ),
     ),
     query.against && changesOf(rows, otherRows, was),
@@ -305,9 +305,9 @@ function listOf(sessions, query, source, was, isFiltered) {
     );
   const rest = sessions.length - most;
   keepTrail(shown);
-  if (!sessions.length) return [h("h2", "Rollouts"), h("p.empty", "No rollout is like that.")];
+  if (!sessions.length) return [h("h2", "Rollouts"), h("p.empty", "No rollout matches.")];
   return [
-    h("h2", "Rollouts", isFiltered && ` like that: ${sessions.length}`),
+    h("h2", "Rollouts", isFiltered && ` that match: ${sessions.length}`),
     h(
       "table.cards.rollouts",
       header(heads, query, "sort"),

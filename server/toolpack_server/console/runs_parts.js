@@ -1,4 +1,4 @@
-// What the pages of runs share: how figures are written, heads by which tables are sorted, tags of verdicts.
+// Shared parts of the pages of runs: number formats, table heads that sort, and tags of verdicts.
 import { count, h, link } from "./dom.js";
 import { STATES, stateOf, WORDS } from "./runs_model.js";
 
@@ -15,7 +15,7 @@ const TONES = { passed: "good", failed: "bad", invalid: "mark", open: "soft" };
 export const tag = (session) =>
   h(`span.tag.${TONES[stateOf(session)]}`, `${STATES[stateOf(session)]} ${WORDS[stateOf(session)]}`);
 
-/** The head of a table whose columns, `[key, text, hint]`, are sorted by links; the query's `name` says by which. */
+/** Create the head of a table. Links sort its columns, `[key, text, hint]`; the query's `name` is the current order. */
 export const header = (columns, query, name, view = "runs") =>
   h(
     "thead",
@@ -37,7 +37,7 @@ export const header = (columns, query, name, view = "runs") =>
     ),
   );
 
-/** How far the reading is; nothing when it is done. */
+/** Create the progress of reading and evaluating; false when all is read. */
 export const progress = ({ isRead, isJudged, sessions, others }) => {
   const all = [...sessions, ...others],
     done = isJudged && all.filter(({ verdict, problem }) => verdict || problem).length;
@@ -49,7 +49,7 @@ export const progress = ({ isRead, isJudged, sessions, others }) => {
 };
 
 let trail = { ids: [], place: null };
-/** Keep which sessions are listed at this address, so that a session leads to the one before and after it. */
+/** Store the sessions in the list at this address, so that a session's page links to the previous and the next one. */
 export const keepTrail = (sessions) =>
   (trail = { ids: sessions.map(({ session_id: id }) => id), place: location.hash });
 export function trailOf(id, query) {
@@ -70,7 +70,7 @@ export function trailOf(id, query) {
 }
 
 export const cell = (name, ...content) => h("td.number", { "data-label": `${name} ` }, content);
-/** How many have passed, of how many; those that count nowhere are named. */
+/** Create the text "passed/counted", with the numbers of rollouts that don't count. */
 export const passedOf = ({ passed, counted, invalid, open, share }) => [
   h("strong", `${passed}/${counted}`),
   share !== null && ` ${percent(share)}`,
@@ -78,7 +78,7 @@ export const passedOf = ({ passed, counted, invalid, open, share }) => [
     " ",
     h(
       "span.tag.mark",
-      { title: "Invalid rollouts say nothing of the agent, and count nowhere." },
+      { title: "Invalid rollouts say nothing about the agent and aren't counted." },
       `${invalid} invalid`,
     ),
   ],

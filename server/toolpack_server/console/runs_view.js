@@ -1,8 +1,7 @@
-// Runs at a glance: which rollouts of which tasks have passed, what that comes to, and what changed against another.
-// Where the sessions come from is the source's business, so the console and the file that `evaluate --html`
-// writes show the same page. A source is
-// `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`; where
-// verdicts can be kept, it has `record(sessions, signal)`, too.
+// View of runs: the rollouts that passed, by task, statistics, and changes against another run.
+// A *source* provides the sessions, so the console and the file of `evaluate --html` show the same page. It is an
+// object `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`. If it can record
+// verdicts, it also has `record(sessions, signal)`.
 import { button, count, fill, go, h, link, load, refill, say } from "./dom.js";
 import { drawAll, keyOf } from "./runs_all.js";
 import { WORDS } from "./runs_model.js";
@@ -18,16 +17,16 @@ export function openRuns(place, source, query, signal) {
     far = h("div"),
     body = h("div.runs");
   const nothing = (name) => ({ name, sessions: [], others: [], found: null, isJudged: false, isRead: false });
-  let known = nothing(null); // what was read for an address
-  let next = 0; // when to draw
+  let known = nothing(null); // the data that was read for an address
+  let next = 0; // time of the next redraw
   const values = h("datalist", { id: "run-values" });
   const draw = () => {
     const began = performance.now();
     fill(far, progress(known));
     refill(body, query.run === undefined ? drawAll(known, query, source) : drawOne(known, query, source));
-    next = performance.now() + Math.max(DRAWN, 10 * (performance.now() - began)); // most of the time is the person's
+    next = performance.now() + Math.max(DRAWN, 10 * (performance.now() - began)); // drawing takes 1/10 of the time
   };
-  /** Take what is read bit by bit, and draw now and then; false if something else is wanted meanwhile. */
+  /** Consume the parts as they are read, and redraw from time to time. Return false if the user has left this view. */
   const each = async (parts, reading, take) => {
     for await (const some of parts) {
       if (known !== reading) return false;
@@ -71,13 +70,13 @@ export function openRuns(place, source, query, signal) {
       try {
         await readAll(reading);
       } catch (error) {
-        if (known === reading) known.name = null; // to be read again
+        if (known === reading) known.name = null; // so that it is read again
         throw error;
       }
     }
     draw();
   };
-  /** Record the verdicts of the run, so that whoever opens it next needs no evaluator. */
+  /** Record the verdicts of the run, so that opening it again needs no evaluation. */
   const record = async () => {
     const reading = known,
       some = reading.sessions.filter(({ isRecorded }) => !isRecorded);
@@ -112,7 +111,7 @@ function headOf({ by, run, against }, again, record) {
   return h("div.heading", h("h1", title), up, record && button("Record verdicts", record), button("Read again", again));
 }
 
-/** The form that filters one run; what is empty isn't asked for. */
+/** Create the form that filters one run. Empty fields don't filter. */
 function filterOf(query) {
   const field = (name, text, more) =>
     h("label", text, " ", h("input", { name, value: query[name], type: "search", ...more }));

@@ -1,4 +1,4 @@
-// One session: its timeline, in which new records appear by themselves, and beside it the chosen step or another panel.
+// View of one session: its timeline, which shows new records automatically, and the chosen step or another panel.
 import {
   agentsAddress,
   askingButton,
@@ -74,13 +74,13 @@ export function openSession(place, [id], query, signal) {
     if (isForked) steps.markForks();
     showLive(true);
     if (news.length) judge();
-    if (news.some(({ to_version: to }) => to !== undefined)) state.talk = null; // the path went back
+    if (news.some(({ to_version: to }) => to !== undefined)) state.talk = null; // the history went back
     if (!news.length && !isForked) return;
     const isNewest = !state.query.version && !state.query.record;
     const follows = { undefined: isNewest, talk: news.length > 0, forks: isForked }[panelOf(state.query)];
     await (follows ? show(state.query) : fill(head, headOf(state)));
   };
-  /** Look for forks, of which this is the newest one; get whether there are more. */
+  /** Read the new forks if `newest`, the newest fork, isn't known yet. Return whether there are new ones. */
   const lookForForks = async (newest) => {
     const known = new Set(state.forks.map(({ session_id: one }) => one));
     if (!newest || known.has(newest.session_id)) return false;
@@ -91,7 +91,7 @@ export function openSession(place, [id], query, signal) {
     steps.live.classList.toggle("live", isLive);
     fill(steps.live, text);
   };
-  let judging = null; // what an evaluator says is asked for once at a time
+  let judging = null; // the running evaluation; only one runs at a time
   const judge = () => {
     if (state.session.task) judging ??= verdictOf(state).finally(() => (judging = null));
   };
@@ -127,10 +127,10 @@ export function openSession(place, [id], query, signal) {
   return (next) => state.session && show(next);
 }
 
-/** Get what the session's agent is asked to do, which stays open or closed as the person leaves it. */
+/** Create the element with the agent's prompt. It is created once, so it stays open or closed as the user leaves it. */
 async function promptOf({ task }, signal) {
   if (!task) return null;
-  const said = await call("get_task", { task }, signal).catch(() => null); // it isn't loaded any more
+  const said = await call("get_task", { task }, signal).catch(() => null); // the task isn't loaded any more
   const messages = typeof said?.prompt === "string" ? [{ content: said.prompt }] : (said?.prompt ?? []);
   const shown = messages.map(({ role, content }) => h("pre", role ? `${role}: ${content}` : content));
   return (
@@ -142,7 +142,7 @@ function headOf({ id, session, query, hasTasks, verdict, prompt, forks, version:
   const { labels, parent, toolpacks, toolpack_versions: versions, version, task, perturbations } = session;
   const close = async () => {
     await call("close_session", { session_id: id }).catch((error) => {
-      if (error.code !== NOT_FOUND) throw error; // it was deleted before, and the answer was lost
+      if (error.code !== NOT_FOUND) throw error; // not found: an earlier attempt deleted it, and its answer was lost
     });
     go(["sessions"], {}, `The session ${short(id)} is deleted.`);
   };

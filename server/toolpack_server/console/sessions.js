@@ -1,4 +1,4 @@
-// The sessions: a line for each, the newest first, with forks indented below their parents, unless a head sorts them.
+// List of sessions, the newest first, with forks indented below their parents. Clicking a column's head sorts the list.
 import { count, fill, go, h, labelsOf, link, load, oneTabStop, pause, short, time } from "./dom.js";
 import { readLabels } from "./form.js";
 import { call, stringify } from "./rpc.js";
@@ -8,14 +8,14 @@ import { decimal, header, keepTrail, seconds, tag } from "./runs_parts.js";
 
 const PAGE = 100;
 const LOOK_AGAIN = 3000; // milliseconds
-const COUNT_AGAIN = 30_000; // milliseconds: to count sessions is to read them all
+const COUNT_AGAIN = 30_000; // milliseconds; rarely, because the server reads all sessions to count them
 const HEADS = [
   [null, h("span.unseen", "Compare")],
   ["id", "Session"],
   ["task", "Task"],
   ["parent", "Fork of"],
   [null, "Labels"],
-  ["verdict", "Verdict", "Recorded, or asked for once the answer is there; and the reward"],
+  ["verdict", "Verdict", "The recorded verdict, or that of an evaluation after the answer; and the reward"],
   ["calls", "Calls"],
   ["last", "Last function"],
   ["done", "Answer"],
@@ -44,7 +44,7 @@ export function openSessions(place, _ids, query, signal) {
   };
   const show = async () => {
     const [sessions, next, counted] = await read(query, signal).catch((error) => {
-      seen = null; // the error is shown now, not the list
+      seen = null; // the page shows the error, not the list
       throw error;
     });
     const isAll = next === undefined && !query.after;
@@ -52,11 +52,11 @@ export function openSessions(place, _ids, query, signal) {
     const known = stringify([sessions, next, query.sort, counted]);
     const draw = () => listOf(sessions, next, total, query, picked, pick);
     if (!isAll && counted === undefined && performance.now() > countAt)
-      countAll(() => seen === known && load(table, async () => draw())).catch(() => {}); // the list says why
+      countAll(() => seen === known && load(table, async () => draw())).catch(() => {}); // the list shows the error
     if (known === seen) return undefined;
     seen = known;
     const asked = sessions.filter((each) => each.task && each.done && !each.verdict);
-    evaluate(asked, () => seen === known && load(table, async () => draw())).catch(() => {}); // the list says why
+    evaluate(asked, () => seen === known && load(table, async () => draw())).catch(() => {}); // the list shows it
     return sessions.length ? draw() : empty(query);
   };
   const evaluate = async (asked, tell) => {
@@ -81,7 +81,7 @@ export function openSessions(place, _ids, query, signal) {
         document.hidden || query.text || table.contains(document.activeElement) || table.querySelector(".problem");
       const began = performance.now();
       if (!isUsed) await load(table, show);
-      wait = Math.max(LOOK_AGAIN, 10 * (performance.now() - began)); // a server that sorts many has other work, too
+      wait = Math.max(LOOK_AGAIN, 10 * (performance.now() - began)); // a slow server has other work, too
     }
   };
   const filter = [
@@ -96,7 +96,7 @@ export function openSessions(place, _ids, query, signal) {
   return open;
 }
 
-let last = null; // what was read last, so that it isn't sent again
+let last = null; // the last page; the server doesn't send it again if its digest is unchanged
 async function readUnlessKnown(asked, signal) {
   const name = stringify(asked),
     known = last?.name === name ? last.page.digest : "";
@@ -105,7 +105,7 @@ async function readUnlessKnown(asked, signal) {
   return last.page;
 }
 
-/** Read a page: with a text that is searched, answers may have none for a while. */
+/** Read a page of sessions. If a text is searched, several answers may be needed, and some may be empty. */
 async function read({ label, text, sort = "-created", after = "" }, signal) {
   const found = [];
   for (let next = after; next !== undefined && found.length < PAGE; ) {
@@ -130,7 +130,7 @@ function empty({ label, text, after }) {
   if (after) return h("p.empty", "There are no older sessions. ", link(["sessions"], { label }, "Show the newest"));
   if (label) return h("p.empty", `No session has the labels ${label}. `, link(["sessions"], {}, "Show all sessions"));
   const about = "A session is one agent's private world. Create one, run functions in it, and see what they change.";
-  const hint = h("p.hint", "Sessions that programs create appear here by themselves.");
+  const hint = h("p.hint", "Sessions that programs create appear here automatically.");
   return h("div.empty", h("h2", "There are no sessions yet"), h("p", about), h("p", newSession()), hint);
 }
 

@@ -1,4 +1,4 @@
-// The chosen step: what was asked and answered, what it has changed, the world after it, and what one can do from here.
+// Panel of the chosen step: the call and its result, the changes, the world after it, and actions such as a fork.
 import { difference } from "./difference.js";
 import {
   address,
@@ -22,7 +22,7 @@ import { full } from "./tree.js";
 import { replayWithout } from "./without.js";
 import { changeList, withRows, worldPanel } from "./world.js";
 
-const PATIENCE = 400; // milliseconds for which the step before stays, so that nothing jumps
+const PATIENCE = 400; // milliseconds; the previous step stays that long, so that the page doesn't jump
 
 export async function openStep(state, record, before) {
   const { id, version, session, files } = state;
@@ -41,7 +41,7 @@ export async function openStep(state, record, before) {
       read = await old;
     if (Array.isArray(read)) [read[0], now] = await withRows(ends, [read[0], now]);
     const change = Array.isArray(read) ? difference(read[0], now) : null;
-    const none = typeof read === "string" ? read : "Nothing that the world shows.";
+    const none = typeof read === "string" ? read : "Nothing that is visible in the world.";
     if (read) fill(changes, h("h3", "What this step changed"), change ? changeList(change) : h("p.hint", none));
     const label = version === session.version ? `World now, at version ${version}` : `World at version ${version}`;
     return [h("h3", label), worldPanel(now, change, { label, files, ends: ends[1] })];
@@ -57,8 +57,8 @@ export async function openStep(state, record, before) {
   ];
 }
 
-const FORKS = 5; // that are named
-/** Name the forks that begin with a version. */
+const FORKS = 5; // max number of links to forks
+/** Create links to the forks of a version. */
 function forkedAt({ id, forks }, version) {
   const here = forks.filter(({ parent }) => parent.version === version),
     more = here.length - FORKS;
@@ -91,7 +91,7 @@ function startOf(state) {
   const run = h("a.primary", { href: address(["sessions", state.id], { run: " " }) }, "Run a function");
   const copy = copyButton("Copy agent's address", () => agentsAddress(state.session.agent_path));
   const first = [
-    h("p", "Nothing was called yet. Calls of the agent appear here by themselves."),
+    h("p", "There are no calls yet. Calls of the agent appear here automatically."),
     h("p.actions", run, copy),
   ];
   const actions = h("p.actions", forkButton("Fork here", state, 0), withoutRules(state, 0), resetButton(state, 0));
@@ -131,7 +131,7 @@ function stepOf(state, record, before) {
   ];
 }
 
-/** Show a value in full; a text without characters in words, as it would be a blank bar. */
+/** Show a whole value. An empty text is described in words, because it would be a blank bar. */
 export const shownValue = (value) => (value === "" ? h("p.hint", "An empty text.") : h("pre", full(value)));
 const noteOf = (content) => content !== undefined && [h("h3", "Content"), shownValue(content)];
 
@@ -144,10 +144,7 @@ function callOf({ kwargs, error, result, nested = [], perturbed }) {
   return [
     h("h3", "Arguments"),
     Object.keys(kwargs).length ? h("pre", full(kwargs)) : h("p.hint", "None."),
-    nested.length > 0 && [
-      h("h3", "Nested calls, in the order in which they ran"),
-      h("pre", nested.map(ran).join("\n\n")),
-    ],
+    nested.length > 0 && [h("h3", "Nested calls, in order of execution"), h("pre", nested.map(ran).join("\n\n"))],
     perturbed ? bothOf({ error, result }, perturbed) : answerOf({ error, result }),
     isCut && h("p.hint", "$cut stands for a value that is too long for a record (TOOLPACK_MAX_RESULT_BYTES / 4)."),
   ];
@@ -156,15 +153,15 @@ function callOf({ kwargs, error, result, nested = [], perturbed }) {
 const answerOf = ({ error, result }) =>
   error ? [h("h3", "Error"), h("pre.bad", error)] : [h("h3", "Result"), shownValue(result)];
 
-/** Show what has happened beside what the agent has heard of it. */
+/** Show what happened beside what the agent got. */
 function bothOf(happened, { run, phantom, agent }) {
   const side = (label, ...content) => h("section", { "aria-label": label }, h("p.hint", label), content);
-  const instead = phantom ? "The function ran on a copy." : "A rule has answered instead.";
+  const instead = phantom ? "The function ran on a copy." : "A rule answered instead.";
   const truth = run ? answerOf(happened) : [h("h3", phantom ? "Not committed" : "Not run"), h("p.hint", instead)];
-  return h("div.both", side("What happened", truth), side("What the agent heard", answerOf({ ...happened, ...agent })));
+  return h("div.both", side("What happened", truth), side("What the agent got", answerOf({ ...happened, ...agent })));
 }
 
-/** Write a call as a line for a shell. */
+/** Return a call as a shell command. */
 export function curlOf(id, name, kwargs) {
   const params = { session_id: id, function: name, kwargs };
   const body = stringify({ jsonrpc: "2.0", id: 1, method: "run_function", params }).replaceAll("'", "'\\''");

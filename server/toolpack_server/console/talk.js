@@ -1,6 +1,6 @@
-// A session as a conversation: what was said, each by the name of who has said it, and between that what was called.
-// It is what led to the present version, so a fork's begins with its parent's, and what a reset has undone
-// isn't there. A role is called a role: only whoever takes part has a name.
+// Conversation of a session: messages with the names of their senders, and the calls between them.
+// It shows the history of the current version. So a fork begins with its parent's messages, and messages before a reset
+// are missing. Only participants have names; other messages show their role.
 import { button, count, fill, h, link, time } from "./dom.js";
 import { contentOf, countPath, details, isCall, isMessage, records, title } from "./trace.js";
 import { brief, full } from "./tree.js";
@@ -9,7 +9,7 @@ const PAGE = 200; // records that are shown at once
 
 export async function openTalk(state) {
   const { id, session, signal } = state;
-  if (state.talk) return state.talk(); // it goes on where it was
+  if (state.talk) return state.talk(); // continue with the list that is shown
   let { all: end } = await countPath(id, signal);
   const list = h("ol.talk"),
     more = h("p.pager");
@@ -24,7 +24,7 @@ export async function openTalk(state) {
     h("h2", "Conversation"),
     more,
     list,
-    end === 0 && h("p.hint", "Nothing was said or called yet."),
+    end === 0 && h("p.hint", "There are no messages and calls yet."),
   ];
   await show(Math.max(end - PAGE, 0), end);
   state.talk = async () => {
@@ -36,7 +36,7 @@ export async function openTalk(state) {
   return shown();
 }
 
-/** Say who has said something: a participant by its name; what has no speaker has at most a role. */
+/** Create the sender of a message: a participant's name, or the role of a message without a sender. */
 const speaker = ({ by, role }) => (by ? h("b", by) : role ? ["role ", h("b", role)] : h("b", "agent"));
 
 function lineOf(record, session) {

@@ -1,10 +1,10 @@
-// What differs between two texts: the lines that do, with some around them, and in a line the words.
-// Whatever has changed is shown, however long the texts are; what is equal is counted.
+// Difference of two texts: the changed lines with some lines around them, and in each line the changed words.
+// All changes are shown, even in long texts. Of the equal lines only the number is shown.
 import { count, h } from "./dom.js";
 import { diffLines } from "./vendored/jsdiff/diff/line.js";
 import { diffWordsWithSpace } from "./vendored/jsdiff/diff/word.js";
 
-const LONG = 80; // characters; what is shorter is shown beside each other
+const LONG = 80; // characters; shorter texts are shown side by side
 const AROUND = 2; // equal lines
 const NEAR = 60; // equal characters around words
 const MOST = 400; // lines that are shown
@@ -21,7 +21,7 @@ export const isText = ({ kind, old, now }) =>
 
 const linesOf = (text) => text.replace(/\n$/, "").split("\n");
 
-/** Get the changes of a text in lines: `{kind, lines, other}`; `other` are the lines that stand for them. */
+/** Return the changes of a text by lines: `{kind, lines, other}`. `other` has the lines that replace `lines`. */
 function chunksOf(old, now) {
   const whole = [
     { removed: true, value: old },
@@ -41,14 +41,14 @@ function chunksOf(old, now) {
   return chunks;
 }
 
-/** Say in a few words how much of a text differs. */
+/** Return a short summary of how much of a text differs. */
 export function textSummary({ old, now }) {
   const lines = (kind) => chunksOf(old, now).flatMap((chunk) => (chunk.kind === kind ? chunk.lines : [])).length;
   const [removed, added, all] = [lines("removed"), lines("added"), linesOf(now).length];
   return all === 1 && removed === 1 ? "a part of the text" : `-${removed} +${added} of ${count(all, "line")}`;
 }
 
-/** Make the words of a line: those that differ from another line are marked. */
+/** Create the words of a line, and mark those that differ from another line. */
 function wordsOf(line, other, kind) {
   if (other === undefined) return line;
   const [before, after] = kind === "removed" ? [line, other] : [other, line];
@@ -58,7 +58,7 @@ function wordsOf(line, other, kind) {
   return own.map((part, at) => (part[kind] ? h("mark", part.value) : near(part.value, at > 0, at < own.length - 1)));
 }
 
-/** Cut what is equal and far from words that differ. */
+/** Cut the equal text that is far from changed words. */
 function near(text, isAfter, isBefore) {
   const room = NEAR * (Number(isAfter) + Number(isBefore));
   if (!room || text.length <= room + NEAR) return text;

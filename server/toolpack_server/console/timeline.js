@@ -1,6 +1,6 @@
-// The timeline of a session: a page of its records, each with what it has changed.
-// A row is a link, so each step has an address. What steps have changed is asked for in the background, as
-// long as the answers come quickly: in a large world, a step shows it only when it is chosen.
+// Timeline of a session: a page of its records, each with its changes.
+// A row is a link, so each step has an address. Changes are read in the background while the server answers quickly.
+// In a large world, a step shows its changes only when it is chosen.
 import { readable } from "./difference.js";
 import { address, button, count, fill, h, link, oneTabStop, searchField, short, stopAt } from "./dom.js";
 import { batch } from "./rpc.js";
@@ -11,7 +11,7 @@ const PAGE = 100,
   AT_ONCE = 8; // steps
 const QUICKLY = 1500; // milliseconds
 const LINES = 3; // changes of a step
-const INHERITED = 10; // steps of a fork's parent that are shown without being asked for
+const INHERITED = 10; // steps of a fork's parent that are shown at first
 
 export function timeline(state) {
   const { id, signal } = state;
@@ -53,7 +53,7 @@ export function timeline(state) {
     if (from === 0 && state.session.parent) await inherit();
     explain();
   };
-  /** Show above the start what has led to it: the steps of the sessions that this one was forked from. */
+  /** Show the inherited steps of a fork's ancestors above the start. */
   const inherit = async () => {
     state.inherited ??= (await countPath(id, signal)).ofParents;
     const more = h("li");
@@ -82,7 +82,7 @@ export function timeline(state) {
       fill(row.querySelector(".forks"), forks > 0 && h("span.tag", count(forks, "fork")));
     }
   };
-  /** Choose a record, if need be on another page; null for the start. */
+  /** Choose a record, on another page if needed, and return it; null for the start. */
   const choose = async (index) => {
     const hasFocus = list.contains(document.activeElement);
     if (!rows.has(index)) await open(Math.max(Math.min(index - PAGE / 2, state.total - PAGE), 0));
@@ -101,7 +101,7 @@ export function timeline(state) {
     location.replace(address(["sessions", id], { record: found }));
     return `Step ${found}.`;
   });
-  /** Show the step to which an arrow has led, also on the next page; a parent's only by Enter. */
+  /** Show the step that an arrow key has reached, also on the next page. A parent's step needs Enter. */
   const follow = (to, key) => {
     const chosenAt = indexOfChosen();
     const beyond = { ArrowDown: chosenAt + 1, ArrowUp: chosenAt - 1 }[key];
@@ -109,12 +109,12 @@ export function timeline(state) {
     else if (!to && beyond >= 0 && beyond < state.total)
       location.replace(address(["sessions", id], { record: beyond }));
   };
-  /** Keep the chosen row in sight, also while what steps have changed is filled in. */
+  /** Scroll to the chosen row. Also called while changes are filled in, because they move it. */
   const reveal = () => {
     const { offsetTop: top, offsetHeight: height } = chosen.row;
     list.scrollTop = Math.max(Math.min(list.scrollTop, top - 40), top + height + 40 - list.clientHeight);
   };
-  /** Add new records, if the page is the last one. */
+  /** Append new records if the last page is shown. */
   const add = (news) => {
     if (!news.length) return;
     if (first + shown.length === news[0].index && shown.length < 5 * PAGE) {
@@ -123,7 +123,7 @@ export function timeline(state) {
     }
     page();
   };
-  /** Write below each step what it has changed, from the newest to the oldest. */
+  /** Fill in the changes below each step, from the newest to the oldest. */
   const explain = async () => {
     const here = shown;
     const changing = here.filter((record) => isCall(record) && record.version > before(record.index)).reverse();
@@ -165,7 +165,7 @@ export function timeline(state) {
   };
 }
 
-/** Say in short what one operation of a JSON Patch does; the toolpack's name is left out if there is only one. */
+/** Show an operation of a JSON Patch in short. With a single toolpack, its name is omitted. */
 function changeOf({ op, path, from, value }, toolpacks) {
   const place = h("b", toolpacks === 1 ? readable(path.split("/").slice(2).join("/")) : readable(path.slice(1)));
   const said = { remove: ["− ", place], move: [place, ` from ${from}`], add: ["+ ", place, " ", brief(value, 50)] };
@@ -178,7 +178,7 @@ function startRow({ id, session: { parent } }) {
   return h("li", link(["sessions", id], { version: 0 }, name, h("span.args", from)));
 }
 
-/** Make the row of a step, which may be another session's. */
+/** Create the row of a step, which may belong to another session. */
 function rowOf(record, before, { id, session }, kind = "") {
   const { index, version, error, duration_ms: duration, session_id: of = id } = record;
   const name = [

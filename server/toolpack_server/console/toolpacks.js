@@ -1,4 +1,4 @@
-// The toolpacks: their functions, with schemas and descriptions, and their tasks.
+// View of the toolpacks: functions with schemas and descriptions, and tasks.
 import { auditOf } from "./audit.js";
 import { count, h, link, load } from "./dom.js";
 import { all, call } from "./rpc.js";
@@ -28,7 +28,7 @@ const table = (rows) =>
 async function list(signal) {
   const toolpacks = await call("list_toolpacks", {}, signal);
   const rows = toolpacks.map(({ name, description, functions, tasks, opt_in: isOptIn }) => {
-    const about = [description, isOptIn && h("span.hint", " Only sessions that name it get it.")];
+    const about = [description, isOptIn && h("span.hint", " Only sessions that name this toolpack get it.")];
     const sizes = [count(functions.length, "function"), tasks > 0 && count(tasks, "task")];
     return [link(["toolpacks", name], {}, name), about, ...sizes.map((size) => h("span.number", size))];
   });

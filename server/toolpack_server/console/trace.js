@@ -1,23 +1,24 @@
-// The records of a session: how many there are, which one made a version, and how they are written.
+// Records of a session: their number, the record that created a version, and their display.
 import { isContainer } from "./difference.js";
 import { h } from "./dom.js";
 import { batch, call, stringify } from "./rpc.js";
 import { brief } from "./tree.js";
 
-const PROBES = 20; // records, or versions, that are asked for at once
+const PROBES = 20; // records or versions in one batch
 const AT_ONCE = 500; // records of one request
-const KINDS = await (await fetch("kinds.json")).json(); // what the server says of the kinds of records
+const KINDS = await (await fetch("kinds.json")).json(); // the server's description of each kind of record
 const kindOf = (record) => KINDS[record.kind] ?? { title: record.kind, content: "" };
 export const isCall = (record) => Boolean(kindOf(record).is_call);
 export const contentOf = (record) => record[kindOf(record).content];
 export const isMessage = (record) => Boolean(kindOf(record).is_message);
-/** Get the name of a record; what a participant has said is its message, whatever the role that it stands for. */
+/** Return the title of a record. A participant's message has its name, not its role. */
 export const title = (record) =>
   isMessage(record) && record.by
     ? `message of ${record.by}`
     : kindOf(record).title.replace(/\{(\w+)\}/g, (_, member) => record[member]);
 
-/** Find the first index, from `low` on, that has no record or one that `isLate`: by doubling, then by dividing. */
+/** Return the first index from `low` on without a record, or with a record that `isLate`. Search exponentially, then by
+ *  dividing the range. */
 async function firstIndex(id, isLate, signal, low = 0, path = undefined) {
   let high = 2 ** 24; // a session can't store as many
   for (let isFirst = true; low < high; isFirst = false) {
@@ -36,13 +37,13 @@ async function firstIndex(id, isLate, signal, low = 0, path = undefined) {
 }
 
 export const countRecords = (id, signal, atLeast) => firstIndex(id, () => false, signal, atLeast);
-/** Find the index of the record that made a version; -1 for version 0. */
+/** Return the index of the record that created a version; -1 for version 0. */
 export const indexOf = async (id, at, signal) => (at < 1 ? -1 : firstIndex(id, ({ version }) => version >= at, signal));
 
 const NOT_KEPT = -32011,
   NOT_THERE = -32602;
-/** Find the version since which the value at a pointer, or that there is none, is as at `version`, looking back;
- *  `isOldest` if that of the version before isn't kept.
+/** Return the first of the versions up to `version` that all have the same value at a pointer, or all have none.
+ *  `isOldest` is set if the version before it isn't kept.
  * @returns {Promise<{version: number, isOldest?: boolean}>} */
 export async function setAt({ session_id: id, version }, pointer) {
   let wanted = null;
@@ -60,7 +61,7 @@ export async function setAt({ session_id: id, version }, pointer) {
   return { version: 0 };
 }
 
-/** Whether what was called, said or answered in a step has a text, in small letters. */
+/** Return whether a step's call, message or answer contains a text, which is in lower case. */
 function hasText(record, text) {
   const has = (value) =>
     isContainer(value)
@@ -72,7 +73,8 @@ function hasText(record, text) {
   return [title(record), who(record), contentOf(record), kwargs, result, error, nested].some(has);
 }
 
-/** Find the next of all records that has a text, or with `by` -1 the one before, going round once.
+/** Return the index of the next record that contains a text, or of the previous one if `by` is -1. The search wraps
+ *  around once.
  * @returns {Promise<number | undefined>} */
 export async function indexWith(text, id, { after, total, by }, signal) {
   const wanted = text.toLowerCase();
@@ -87,13 +89,14 @@ export async function indexWith(text, id, { after, total, by }, signal) {
   return undefined;
 }
 
-/** Count the records on the path of a session: all, and those of the sessions that it was forked from. */
+/** Return the number of records in a session's history: all, and those of its ancestors. */
 export async function countPath(id, signal) {
   const ofParents = await firstIndex(id, (record) => record.session_id === id, signal, 0, true);
   return { ofParents, all: await firstIndex(id, () => false, signal, ofParents, true) };
 }
 
-/** Get the records from one index up to another; with `path` those that led to the present version, of parents too. */
+/** Return the records from one index up to another. With `path`, they are the history of the current version, which
+ *  includes records of ancestors. */
 export async function records(id, from, to, signal, path = undefined) {
   const found = [];
   for (let after = from - 1; after < to - 1; after = found.at(-1).place ?? found.at(-1).index) {
@@ -115,19 +118,19 @@ export function details(record) {
     .join(", ");
 }
 
-/** Get the rules that a call has met, as a tag; nothing if it has met none. */
+/** Create a tag with the rules that applied to a call, if any. */
 export const rulesMet = (record) =>
   isCall(record) &&
   record.perturbed &&
   h(
     "span.tag.mark",
-    { title: "It has met these rules." },
+    { title: "These rules applied to the call." },
     record.perturbed.rules.map((name) => (/^\d+$/.test(name) ? `rule ${name}` : name)).join(", "),
   );
-/** Say who has made a record, and to whom it was said, in a session with participants. */
+/** Return the sender and the recipient of a record, in a session with participants. */
 export const who = ({ by, to }) => (by && to ? `${by} to ${to}` : (by ?? ""));
 
-/** Get how a record ended, as a tag; `before` is the session's version before it. */
+/** Return a record's outcome as the arguments of a tag. `before` is the session's version before it. */
 export function outcome(record, before) {
   if (!isCall(record)) return ["span.tag.mark", record.kind];
   if (record.error) return ["span.tag.bad", "error"];

@@ -1,5 +1,5 @@
-// Two traces side by side: what is the same in both stands in one line, and the first difference is marked.
-// Compared is what was done and said on the paths that led to both versions; when, and how fast, isn't.
+// Comparison of two traces side by side. Equal steps share one row, and the first difference is marked.
+// It compares the calls and messages in the histories of both versions, but not their times.
 import { changesOf, common, difference } from "./difference.js";
 import { button, count, h, link } from "./dom.js";
 import { stringify } from "./rpc.js";
@@ -7,8 +7,8 @@ import { details, isCall, records, title, who } from "./trace.js";
 import { brief } from "./tree.js";
 
 const AROUND = 2; // equal steps beside those that differ
-const FOLDED = 6; // equal steps that are shown each for itself
-const CLIENT = "client"; // whoever calls at /rpc
+const FOLDED = 6; // longer runs of equal steps are folded
+const CLIENT = "client"; // sender of calls at /rpc
 const CHANGES = 4; // differences within a step
 const NOT_COMPARED = new Set([
   "index",
@@ -21,13 +21,13 @@ const NOT_COMPARED = new Set([
   "call_id",
 ]);
 
-/** Get what is compared of a record. */
+/** Return the compared members of a record. */
 const compared = (record) => Object.fromEntries(Object.entries(record).filter(([member]) => !NOT_COMPARED.has(member)));
 const sameStep = (record) => stringify(compared(record));
 const sameName = (record) => `${title(record)} ${who(record)}`;
 
-/** Put the steps of two traces beside each other, as `{a, b}`: those that are equal, then between them those that have
- *  the same name. A step that only one has stands for itself.
+/** Align the steps of two traces as pairs `{a, b}`: first equal steps, then between them steps with the same name.
+ *  A step of only one trace has no partner.
  * @param {any[]} one @param {any[]} other @param {((record: any) => string)[]} keys
  * @returns {{a?: any, b?: any, change?: any}[]} */
 function aligned(one, other, [key, ...keys] = [sameStep, sameName]) {
@@ -45,7 +45,7 @@ function aligned(one, other, [key, ...keys] = [sameStep, sameName]) {
 
 const isDifferent = ({ a, b, change }) => !a || !b || Boolean(change);
 
-/** Show the traces of two sessions up to these versions. */
+/** Create the comparison of two sessions' traces up to these versions. */
 export async function comparedTraces(ids, versions, signal) {
   const traces = await Promise.all(
     ids.map(async (id, side) => {
@@ -83,7 +83,7 @@ function tableOf(pairs, first) {
   return h("table.traces", h("thead", h("tr", head)), h("tbody", rows));
 }
 
-/** Make a row that stands for equal steps, and shows them. */
+/** Create a row with a button that unfolds equal steps. */
 function foldOf(pairs) {
   const open = button(
     count(pairs.length, "equal step"),
@@ -105,7 +105,7 @@ function rowOf({ a, b, change }, isFirst = false) {
   );
 }
 
-/** Show a step; of one that is in both traces, with its places in both. */
+/** Show a step. If it is in both traces, show its indexes in both. */
 function stepOf(record, other = null) {
   const to = ({ session_id: id, index, version }) =>
     link(["sessions", id], { version, record: index }, h("span.at", String(index)));
@@ -121,7 +121,7 @@ function stepOf(record, other = null) {
   );
 }
 
-/** List on one side what differs within a step that both have.
+/** Show one side of the differences in a step that both traces have.
  * @param {any} change @param {"old" | "now"} side @param {string} tag */
 function changesIn(change, side, tag) {
   /** @type {any[]} */

@@ -1,6 +1,6 @@
-// A JSON value as a collapsible tree, with what differs from another one marked. It is a tree as WAI-ARIA describes it:
-// one tab stop, in which the arrow keys move.
-// Elements are made when their node is opened; of many members, groups are shown first.
+// JSON value as a collapsible tree, with differences from another value marked. As WAI-ARIA describes, the tree is one
+// tab stop, and the arrow keys move in it.
+// Elements are created when their node is opened. Many members are shown in groups.
 import { changesOf, isContainer, join } from "./difference.js";
 import { button, count, fill, h } from "./dom.js";
 import { inFolders, nameOf, sizeOf } from "./files.js";
@@ -9,9 +9,9 @@ import { isText, textChange, textSummary } from "./text.js";
 
 const GROUP = 100; // members that are shown at once
 const LONG = 120; // characters of a text that are shown in a line
-const FOLDED = 5; // equal members beside changed ones that are shown each for itself
-const MOST_ROWS = 10_000; // of a table, as many as the server gives at once
-const OPENED = 40; // changes that are shown without being asked for
+const FOLDED = 5; // longer runs of equal members between changed ones are folded
+const MOST_ROWS = 10_000; // of a table: the max of one answer
+const OPENED = 40; // changes that are unfolded at first
 const keyed = (value) => (Array.isArray(value) ? [...value.entries()] : Object.entries(value));
 
 /** Write a value in one line of about `limit` characters. */
@@ -29,13 +29,13 @@ export function brief(value, limit = LONG) {
   return isList ? `[${parts.join(", ")}]` : `{${parts.join(", ")}}`;
 }
 
-/** Write a value in full; a text as it is. */
+/** Return a whole value as text. A string stays as it is. */
 export const full = (value) => (typeof value === "string" ? value : stringify(value, 2));
 /** A node of a tree, or a group of nodes; `path` is there for a file, `files` for a folder.
  * @typedef {{key: string | number, pointer: string | null, value?: any, change?: any, changes: number, path?: string,
  *   group?: TreeNode[], files?: number}} TreeNode */
 
-/** Get the nodes below one: its members, or groups of them.
+/** Return the nodes below one: its members, or groups of them.
  * @param {TreeNode} node @param {Set<string>} [files] @returns {TreeNode[]} */
 function below({ group, value, change, pointer }, files) {
   if (group) return grouped(group);
@@ -47,7 +47,7 @@ function below({ group, value, change, pointer }, files) {
   return grouped(change && Array.isArray(value) ? folded(nodes) : nodes);
 }
 
-/** Put what is equal between the changes of a list into groups. */
+/** Group the equal members between the changes of a list. */
 function folded(nodes) {
   const runs = [];
   for (const node of nodes) {
@@ -81,8 +81,9 @@ function canOpen({ group, value, change, path }) {
 const leadsTo = ({ group, pointer }, wanted) =>
   group ? group.some((member) => leadsTo(member, wanted)) : `${wanted}/`.startsWith(`${pointer}/`);
 
-/** Make a tree: its element, and a function that reveals a pointer. `words` names changes; `onSelect` gets a node;
- *  `rowsOf` gets the first rows of a table that is only counted; `files` are the pointers of trees of files. */
+/** Create a tree. Return its element, and a function that reveals a pointer. `words` names changes, and `onSelect` is
+ *  called with a node. `rowsOf` reads the first rows of a table that shows only their number. `files` has the pointers
+ *  of trees of files. */
 export function tree(value, change, { label, words, onSelect, rowsOf, files }) {
   const nodes = new WeakMap();
   const element = h("ul.tree", { role: "tree", "aria-label": label });
@@ -134,7 +135,7 @@ export function tree(value, change, { label, words, onSelect, rowsOf, files }) {
     item.firstElementChild.scrollIntoView({ block: "nearest" });
     if (!nodes.get(item).group) onSelect(nodes.get(item));
   }
-  /** Open the way to a pointer, and get the last item on it. */
+  /** Open the nodes on the way to a pointer, and return the last item. */
   function openTo(pointer) {
     for (let list = element, item = null; ; list = item.lastElementChild) {
       const next = [...list.children].find((child) => nodes.has(child) && leadsTo(nodes.get(child), pointer));
@@ -201,7 +202,7 @@ function rowOf({ key, value, change, group, changes, path, files }, words) {
   return h("div.row", name, h("span.hint", count(members, Array.isArray(value) ? "item" : "field")), preview, mark);
 }
 
-/** Find the pointers of the members whose name or value contains a text, in their order. */
+/** Return the pointers of the members with a text in their name or value, in order. */
 export function search(value, text, limit = 1000) {
   const has = (part) => String(part).toLowerCase().includes(text.toLowerCase());
   const found = [];

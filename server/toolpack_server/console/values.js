@@ -1,15 +1,15 @@
-// The values of a session's steps, as the client's `values` has noted them in forks of the session.
-// What was noted is read, and nothing evaluated; a fork that isn't in a mean is counted beside it.
+// Values of a session's steps, from the ledgers: forks in which the Python client's `values` records rewards.
+// The console only reads them and evaluates nothing. Invalid forks aren't in a mean; their number is shown beside it.
 import { count, h, labelsOf, link } from "./dom.js";
 import { call } from "./rpc.js";
 
 const AT_ONCE = 1000; // records that are read
 
-/** Is a fork there for the values of its parent? */
+/** Return whether a fork was created to estimate the values of its parent. */
 export const isForValues = ({ labels, parent }) => parent !== undefined && labels.values === parent.session_id;
 const isLedger = (fork) => isForValues(fork) && !("step" in fork.labels);
 
-/** Draw a table for each ledger among the forks of a session.
+/** Create a table for each ledger among the forks of a session.
  * @param {string} id @param {any[]} forks @param {AbortSignal} signal */
 export async function valuesOf(id, forks, signal) {
   const ledgers = forks.filter(isLedger);
@@ -28,7 +28,7 @@ async function notesOf({ session_id: ledger }, signal) {
   }
 }
 
-/** Get the mean of rewards and the square of its standard error, NaN where they aren't known. */
+/** Return the mean of rewards and its squared standard error; NaN if there are too few rewards. */
 function estimate(notes = []) {
   const rewards = notes.filter(({ reward }) => reward !== null).map(({ reward }) => Number(reward)),
     n = rewards.length;

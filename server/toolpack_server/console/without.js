@@ -1,15 +1,15 @@
-// What would have happened without a call: a fork before it, in which the later calls are run again, compared.
+// Replay without a call: fork the session before the call, run the later calls in the fork, and compare both.
 import { go } from "./dom.js";
 import { all, change, stringify } from "./rpc.js";
 import { isCall, records } from "./trace.js";
 
 const AT_ONCE = 10; // calls
 
-/** Fork before a record, run the later calls again, and go to the comparison; `progress` hears how far it is. */
+/** Fork before a record, run the later calls again, and go to the comparison. `progress` is called with a text. */
 export async function replayWithout({ id, session, signal }, record, progress) {
   const path = await records(id, 0, Infinity, signal, true);
   const place = path.findIndex((one) => one.session_id === id && one.index === record.index);
-  if (place < 0) throw new Error("A reset has undone this step: nothing that is in the world now follows from it.");
+  if (place < 0) throw new Error("A reset has undone this step, so the current world doesn't depend on it.");
   const calls = path.slice(place + 1).filter(isCall);
   const cut = calls.find(({ kwargs }) => [kwargs, ...Object.values(kwargs)].some((value) => value?.$cut));
   if (cut) throw new Error(`Step ${cut.index} can't be run again: its arguments are too long to be recorded in full.`);

@@ -1,4 +1,4 @@
-// A world with its tools: search in it, and what can be done with the value that is chosen.
+// Panel of a world: the tree of its values, a search, and actions on the chosen value.
 import { changesOf, isContainer, readable } from "./difference.js";
 import { button, copyButton, count, downloadButton, fill, go, h, searchField } from "./dom.js";
 import { contentOf, nameOf } from "./files.js";
@@ -9,9 +9,9 @@ import { full, search, tree } from "./tree.js";
 
 const WORDS = { changed: "changed", added: "added", removed: "removed", change: "change", old: "", now: "" };
 
-/** Show the world of a session at a version, `ends`, and mark what has changed in it. */
+/** Create the panel for a session's world, and mark the changes. `ends` has the session and the version. */
 export function worldPanel(value, change, { label, words = WORDS, files, ends }) {
-  const bar = h("div.bar", h("span.hint", "Choose a value to copy it, or to see which step has set it."));
+  const bar = h("div.bar", h("span.hint", "Choose a value to copy it, or to see which step set it."));
   const onSelect = ({ pointer, value: chosen, path }) => {
     const content = () => contentOf(chosen, { ...ends, pointer });
     const copies = [
@@ -27,9 +27,10 @@ export function worldPanel(value, change, { label, words = WORDS, files, ends })
   return h("div.world", searchBox(value, shown.reveal), bar, shown.element);
 }
 
-const MOST = 40; // rows of large tables that are marked
+const MOST = 40; // max number of differing rows to add
 
-/** Add the rows that differ to tables that are only counted, so that two worlds can be compared; `ends` says which. */
+/** Add the differing rows to large tables, which show only the number of rows, so that two worlds can be compared.
+ *  `ends` has the sessions and versions. */
 export async function withRows(ends, worlds) {
   if (!stringify(worlds).includes('{"$rows":')) return worlds;
   const [from, to] = ends;
@@ -53,7 +54,7 @@ export async function withRows(ends, worlds) {
   return given;
 }
 
-/** Find the row of a table that is only counted into which a pointer leads. */
+/** Return the row at a pointer, if it is in a table that shows only the number of rows. */
 function rowIn(value, path) {
   const steps = path.split("/").map((step) => step.replaceAll("~1", "/").replaceAll("~0", "~"));
   for (let at = 1, table = value; at < steps.length; table = table?.[steps[at++]]) {
@@ -75,22 +76,22 @@ function searchBox(value, reveal) {
   });
 }
 
-const SMALL = 100_000; // characters of a value of which many versions are read
-/** Whether older values of a place can be compared with this one: it is small, and shown in full. */
+const SMALL = 100_000; // max characters of a value, because many versions of it are read
+/** Return whether a value can be compared with older ones: it is small, and shown as a whole. */
 function canBeTraced(value) {
   const text = stringify(value) ?? "";
   return text.length < SMALL && !(isContainer(value) && /"\$(rows|size)":/.test(text));
 }
 
-/** Make a button that leads to the step that has made a value what it is, or says why there is none. */
+/** Create a button that goes to the step that set a value, or shows why there is none. */
 function stepButton(ends, pointer) {
   const said = h("span.hint", { "aria-live": "polite" });
   const find = async () => {
     const { version, isOldest } = await setAt(ends, pointer);
     if (!said.isConnected) return; // something else was chosen meanwhile
-    if (version === 0) fill(said, "It is as it was at the start.");
-    else if (isOldest) fill(said, `It was so at version ${version}, and the one before isn't kept.`);
-    else go(["sessions", ends.session_id], { version }, `This step has made ${readable(pointer)} what it is.`);
+    if (version === 0) fill(said, "Unchanged since the start.");
+    else if (isOldest) fill(said, `Unchanged since version ${version}. The version before isn't kept.`);
+    else go(["sessions", ends.session_id], { version }, `This step set ${readable(pointer)}.`);
   };
   return [button("Which step?", find, "quiet"), said];
 }
@@ -99,7 +100,7 @@ const LONGEST = 2000; // characters
 const cut = (text) =>
   text.length > LONGEST ? `${text.slice(0, LONGEST)}… and ${count(text.length - LONGEST, "character")} more` : text;
 
-/** List single changes, old value and new one. */
+/** Create a table of single changes, with old and new values. */
 export function changeList(change, limit = 12) {
   const changes = changesOf(change),
     more = changes.length - limit;

@@ -55,7 +55,7 @@ def read(page):
 
 def test_a_run_is_a_grid_of_tasks_and_rollouts_with_its_figures(page, server):
     page.open("#/runs?by=run&run=new")
-    page.sees("9 rollouts of 3 tasks", "6/8 75%", "1 invalid", "Invalid ones count nowhere")
+    page.sees("9 rollouts of 3 tasks", "6/8 75%", "1 invalid", "Invalid ones aren't counted")
     read(page)
     assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
     assert states(page, RAISES) == ["invalid"]
@@ -76,16 +76,16 @@ def test_rollouts_are_filtered_by_verdict_task_label_and_text_in_the_trace(page)
     read(page)
     page.write("verdict", "failed")
     page.click("Filter")
-    page.sees("Rollouts like that: 6", "8 rollouts of 2 tasks")  # the figures are the run's
+    page.sees("Rollouts that match: 6", "8 rollouts of 2 tasks")  # the figures are the run's
     page.write("task", "DENTIST")
     page.click("Filter")
-    page.sees("Rollouts like that: 3", "4 rollouts of 1 task")
+    page.sees("Rollouts that match: 3", "4 rollouts of 1 task")
     page.write("text", "i am ROLLOUT 2")
     page.click("Filter")
-    page.sees("Rollouts like that: 1")
+    page.sees("Rollouts that match: 1")
     assert len(page.driver.find_elements("css selector", "a.cell.faded")) == 3
     page.click("Clear", "form a")
-    page.until(lambda: "like that" not in page.text(), "all of them")
+    page.until(lambda: "that match" not in page.text(), "all of them")
     page.write("label", "rollout=1")
     page.click("Filter")
     page.sees("2 rollouts of 2 tasks")
@@ -95,10 +95,10 @@ def test_what_was_wrong_is_counted_and_leads_to_its_rollouts(page):
     page.open("#/runs?by=run&run=old")
     read(page)
     page.click(CHECK, ".faults a")
-    page.sees("Rollouts like that: 3")
+    page.sees("Rollouts that match: 3")
     assert page.find(".faults a[aria-current]").text.startswith(CHECK)
     page.click(CHECK, ".faults a")
-    page.until(lambda: "like that" not in page.text(), "all of them")
+    page.until(lambda: "that match" not in page.text(), "all of them")
 
 
 def test_a_session_leads_to_the_next_one_of_the_list_and_back(page):
@@ -114,7 +114,7 @@ def test_a_session_leads_to_the_next_one_of_the_list_and_back(page):
     page.until(lambda: page.hash == first, "the first one again")
     page.click("Back to the list")
     page.at("#/runs?by=run&run=old&verdict=failed&sort=rollout")
-    page.sees("Rollouts like that: 6")
+    page.sees("Rollouts that match: 6")
 
 
 def test_what_an_evaluator_has_said_is_not_asked_for_twice(page):
@@ -157,7 +157,7 @@ def test_a_run_against_another_says_what_changed(page):
     assert changed == [f"{SAVE}, rollout {n}: passed, was failed" for n in (1, 2)]
     page.write("verdict", "changed")
     page.click("Filter")
-    page.sees("Rollouts like that: 4")
+    page.sees("Rollouts that match: 4")
 
 
 def test_all_runs_stand_side_by_side_for_any_label(page):
@@ -229,7 +229,7 @@ def test_evaluate_writes_the_same_page_as_one_file(page, server, tmp_path):
     assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
     page.find("a.cell", "✗").click()
     page.sees(
-        "What was called and said",
+        "Calls and messages",
         MARKUP,
         "I am rollout 3 of new. </script><!--<script>",
         "Open in the console",
@@ -237,7 +237,7 @@ def test_evaluate_writes_the_same_page_as_one_file(page, server, tmp_path):
     )
     page.write("text", "rollout 2 of")
     page.click("Filter")
-    page.sees("Rollouts like that: 2")
+    page.sees("Rollouts that match: 2")
     page.driver.get("about:blank")
     page.driver.get(f"file://{file}")
     page.sees("3 runs", MARKUP)

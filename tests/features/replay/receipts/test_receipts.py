@@ -118,7 +118,7 @@ def test_a_program_gets_json_and_people_get_a_page(made, tmp_path):
     found = json.loads(ended.stdout)
     assert (found["equal"], found["key"], len(found["sessions"])) == (True, made.json["key"], 4)
     assert [each["verdict"]["passed"] for each in found["sessions"]] == [True, False, True, False]
-    said = f"Verification of a receipt with key {found['key']}: 4 of 4 sessions are equal."
+    said = f"4 of 4 sessions are equal to those in the receipt with key {found['key']}."
     assert said in (tmp_path / "page.html").read_text()
 
 

@@ -1,5 +1,5 @@
-// The page in a file that `evaluate --html` writes: the console's page of runs, with all that it shows in the file.
-// It asks no server for anything. A rollout opens below the figures, with its prompt, checks and calls.
+// Page in the file of `evaluate --html`: the console's page of runs, with all of its data in the file.
+// It sends no requests. A rollout opens below the statistics, with its prompt, checks and calls.
 import { fill, h, labelsOf, link, time } from "./dom.js";
 import { stateOf } from "./runs_model.js";
 import { tag } from "./runs_parts.js";
@@ -13,7 +13,7 @@ async function* sessions(labels, text) {
   yield all.filter(({ session_id: id, task, lines }) => [id, task, ...lines].some((line) => line.toLowerCase().includes(said)));
 }
 
-async function* judge() {} // all are evaluated
+async function* judge() {} // all sessions are evaluated already
 const forget = () => {};
 
 const cell = ({ session_id: id }, query, text) => link(["runs"], { ...query, session: id }, text);
@@ -25,10 +25,10 @@ function details(session, query) {
   const prompt = data.prompts[task];
   return h("section.side.rollout", { id: "rollout", "aria-label": "Rollout" },
     h("p.facts", tag(session), verdict.reward !== null && h("span", `reward ${verdict.reward}`), h("strong", task), h("code", id), time(created), labelsOf(labels)),
-    verdict.failure && h("p.hint", `Says nothing of the agent: ${verdict.failure.message}`),
+    verdict.failure && h("p.hint", `Says nothing about the agent: ${verdict.failure.message}`),
     prompt && [h("h3", "Prompt"), h("pre", prompt)],
     checks.length > 0 && [h("h3", "Checks"), h("table.changes", h("tbody", checks))],
-    h("h3", "What was called and said"), lines.length ? h("pre", lines.join("\n")) : h("p.hint", "Nothing."),
+    h("h3", "Calls and messages"), lines.length ? h("pre", lines.join("\n")) : h("p.hint", "Nothing."),
     h("p.actions", data.url && h("a", { href: `${data.url}/console/#/sessions/${id}` }, "Open in the console"), link(["runs"], { ...query, session: undefined }, "Close")));
 }
 

@@ -175,7 +175,7 @@ async def _verify_sessions(
         if page is None:
             return results, None
         equal = len(results) - sum(map(_differs, results))
-        summary = f"Verification of a receipt with key {receipt.key}: {equal} of {len(results)} sessions are equal."
+        summary = f"{equal} of {len(results)} sessions are equal to those in the receipt with key {receipt.key}."
         return results, await page.html(summary)
 
 

@@ -1,5 +1,4 @@
-// The runs of this server, as a page of the console.
-// What is drawn is the same as in the file of `evaluate --html`; only where it comes from is another.
+// Page of this server's runs. It shows the same view as the file of `evaluate --html`, with another source of sessions.
 import { link } from "../../dom.js";
 import { forget, judge, record, sessions } from "../../runs.js";
 import { openRuns } from "../../runs_view.js";
