@@ -1,4 +1,4 @@
-"""A real browser for the tests of the console: headless Chromium, driven through selenium."""
+"""A real browser for the console's tests: headless Chromium, driven through selenium."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ PROGRAMS = ("chromium", "chromedriver")
 ADVICE = "no Chromium with its driver here: `apt-get install chromium chromium-driver`"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 FLAGS += ("--disable-extensions", "--disable-background-networking", "--disable-component-update", "--no-first-run")
-# One process shows all pages, which are ours: the start of one for each, and of one to spare, takes most of the time.
+# One process shows all pages, because starting a process per page, and a spare one, takes most of the time.
 FLAGS += ("--disable-site-isolation-trials", "--renderer-process-limit=1")
 UNUSED = (
     "SpareRendererForSitePerProcess",
@@ -35,7 +35,7 @@ UNUSED = (
     "Translate",
 )
 FLAGS += ("--in-process-gpu", f"--disable-features={','.join(UNUSED)}")
-# In every page, before its own scripts: notes what mustn't happen, and keeps what is copied.
+# Runs in every page before its own scripts. It records forbidden actions, and stores copied texts.
 WATCH = """
 window.ran = 0; window.violations = []; window.problems = []; window.copied = null;
 document.addEventListener("securitypolicyviolation", (e) => window.violations.push(e.violatedDirective));
@@ -66,9 +66,9 @@ class Browser:
         self.url = url
 
     def open(self, place: str = "#/sessions", url: str | None = None) -> None:
-        """Load the console anew, at an address."""
+        """Load the console again, at an address."""
         if self.driver.current_url != "about:blank":
-            self.driver.get("about:blank")  # another address of the same page would load nothing
+            self.driver.get("about:blank")  # the browser doesn't reload for another address of the same page
         self.driver.get(f"{url or self.url}/console/{place}")
 
     def resize(self, width: int, height: int = 800, *, dark: bool = False) -> None:
@@ -81,7 +81,7 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def until(self, look: Any, what: str) -> Any:
-        """Wait until `look` gives something; the page may change while it looks."""
+        """Wait until `look` returns a value. The page may change in between."""
 
         def attempt() -> Any:
             try:
@@ -93,7 +93,7 @@ class Browser:
         while not (found := attempt()):
             assert time.monotonic() < deadline, f"{what} did not happen; the page says:\n{self.text()}"
             time.sleep(pause)
-            pause = min(pause * 2, 0.1)  # to look takes milliseconds of three processes
+            pause = min(pause * 2, 0.1)  # a look takes milliseconds of three processes
         return found
 
     def text(self) -> str:
@@ -111,7 +111,7 @@ class Browser:
         return self.until(lambda: self.run(FIND, css, text), f"{css} with {text!r}")
 
     def click(self, text: str, css: str = "button, a, summary, [role=treeitem] > .row") -> None:
-        """Click on what has this text."""
+        """Click the element with this text."""
 
         def press() -> bool:
             self.find(css, text).click()
@@ -123,7 +123,7 @@ class Browser:
         return self.find(f"[name='{name}']")
 
     def write(self, name: str, text: str) -> None:
-        """Write into a field, over what was there."""
+        """Replace the text of a field."""
         field = self.field(name)
         if field.tag_name == "select":
             Select(field).select_by_visible_text(text)
@@ -134,12 +134,12 @@ class Browser:
             field.send_keys(text)
 
     def press(self, *keys: str) -> None:
-        """Press keys where the focus is."""
+        """Press keys in the focused element."""
         for key in keys:
             ActionChains(self.driver).send_keys(key).perform()
 
     def tab_to(self, text: str) -> None:
-        """Press the tab key until the focus is on what has this text, or this name."""
+        """Press the tab key until an element with this text or name has the focus."""
         for _ in range(200):
             self.press(Keys.TAB)
             if text in self.run(FOCUSED):
@@ -151,14 +151,14 @@ class Browser:
         return self.run("return location.hash")
 
     def at(self, start: str) -> str:
-        """Wait until the address after the # begins so."""
+        """Wait until the address after the # begins with this text."""
         self.until(lambda: self.hash.startswith(start), f"an address {start}")
         return self.hash
 
 
 @contextlib.contextmanager
 def browser(url: str, folder: Path) -> Iterator[Browser]:
-    """Start a browser that writes to this folder only, or skip the test where there is none."""
+    """Start a browser that writes only to this folder. Skip the test if there is no browser."""
     chromium, driver = map(shutil.which, PROGRAMS)
     if chromium is None or driver is None:
         pytest.skip(ADVICE)

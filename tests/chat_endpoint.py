@@ -1,4 +1,4 @@
-"""An endpoint of chat completions for the tests: it answers as a function says, and fails as it is told to."""
+"""A test endpoint of chat completions, with answers and failures from a function."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ def called(name: str, arguments: Any = "{}") -> dict[str, Any]:
 def completion(message: dict[str, Any], **choice: Any) -> Response:
     usage = {"prompt_tokens": 70, "completion_tokens": 7, "total_tokens": 77}
     choices = [{"index": 0, "finish_reason": "stop", "message": message} | choice]
-    # As ASCII, which a lone surrogate has a form in.
+    # JSON in ASCII can represent a lone surrogate.
     return Response(json.dumps({"choices": choices, "usage": usage}), media_type="application/json")
 
 
@@ -59,11 +59,11 @@ def trickling() -> StreamingResponse:
 
 
 class ChatEndpoint:
-    """What the endpoint answers.
+    """The answers of the endpoint.
 
     Attributes:
         url: Its base URL.
-        answers: Gets the message to a conversation, or a whole response.
+        answers: Returns the message for a conversation, or a whole response.
         asked: The conversations so far.
     """
 

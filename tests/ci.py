@@ -1,4 +1,4 @@
-"""What CI runs whole, and what may be missing elsewhere: where the variable CI is `true`, nothing is left out."""
+"""The CI mode: if the variable CI is `true`, no test is skipped for a missing program."""
 
 import os
 from typing import NoReturn
@@ -9,7 +9,7 @@ IN_CI = os.environ.get("CI") == "true"
 
 
 def without(advice: str) -> NoReturn:
-    """Skip a test for which something must be installed; in CI it fails."""
+    """Skip a test that needs a missing program. In CI, fail it."""
     if IN_CI:
         pytest.fail(advice)
     pytest.skip(advice)

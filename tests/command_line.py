@@ -1,4 +1,4 @@
-"""The command `toolpack-server` for the tests: in a process of its own, or quicker in this one."""
+"""The command `toolpack-server` for tests: in a separate process, or faster in this one."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ from toolpack_server.cli import cli, main
 
 
 def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in its own process."""
+    """Run the command in a separate process."""
     command = server_process.command(*map(str, arguments))
     streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with warm.Warm(command, env=server_process.environment(**variables), text=True, **streams) as process:
@@ -32,12 +32,12 @@ def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str
 
 
 def on_a_terminal(*arguments: object, status: int = 0) -> str:
-    """Run a command whose output is a terminal, and get what it prints there."""
+    """Run a command on a terminal, and return its output."""
     return _on_a_terminal("stdout", *arguments, status=status)[0]
 
 
 def with_errors_on_a_terminal(*arguments: object, status: int = 0) -> tuple[str, str]:
-    """Run a command whose standard error alone is a terminal, and get what it writes there, and its output."""
+    """Run a command with only standard error on a terminal, and return both outputs."""
     return _on_a_terminal("stderr", *arguments, status=status)
 
 
@@ -63,7 +63,7 @@ def _on_a_terminal(stream: str, *arguments: object, status: int) -> tuple[str, s
 
 @contextlib.contextmanager
 def logging_kept() -> Iterator[None]:
-    """Have Python's logging afterwards as it was: a command sets it up for its whole process."""
+    """Restore Python's logging afterwards, because a command configures it for its whole process."""
     root, names = logging.getLogger(), ("uvicorn", "asyncio")
     handlers, level = [*root.handlers], root.level
     levels = {name: logging.getLogger(name).level for name in names}
@@ -78,7 +78,7 @@ def logging_kept() -> Iterator[None]:
 
 
 def run_here(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as its own process would, but in this one; for what starts no server."""
+    """Run the command in this process, as if in a separate one. It must not start a server."""
     words = ["toolpack-server", *map(str, arguments)]
     out, error, status = io.StringIO(), io.StringIO(), 0
     with (
@@ -96,5 +96,5 @@ def run_here(*arguments: object, **variables: str) -> subprocess.CompletedProces
 
 
 def invoke(*arguments: object, **more: Any) -> Any:
-    """Call the command, and get what click's test runner says of it."""
+    """Call the command, and return the result of click's test runner."""
     return CliRunner().invoke(cli, [str(argument) for argument in arguments], **more)

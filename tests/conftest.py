@@ -1,4 +1,4 @@
-"""Fixtures that several test files share, and how the tests are shared out among processes."""
+"""Shared fixtures, and the distribution of the tests over processes."""
 
 import contextlib
 import gc
@@ -21,29 +21,29 @@ from toolpack_server.engine import queues, session_clock
 from toolpack_server.sessions import manager
 from toolpack_server.stores.history import GAP_SECONDS, NOTE_SECONDS
 
-# Servers that the tests start are stopped by it, also if the tests themselves run below `nohup`.
+# The tests stop their servers by SIGHUP, even if the tests run under `nohup`.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# A test of one's own toolpack, in this folder too, needs nothing but pytest.
+# A test of a toolpack in this folder needs only pytest.
 try:
     import hypothesis
 except ModuleNotFoundError:
     hypothesis = None
 else:
-    # How long an example takes says more of the machine than of the server, and fixtures may serve many examples.
+    # The duration of an example depends on the machine, not the server. Fixtures may serve many examples.
     checks = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
     hypothesis.settings.register_profile("tests", deadline=None, max_examples=30, suppress_health_check=checks)
     hypothesis.settings.register_profile("heavy", hypothesis.settings.get_profile("tests"), max_examples=100)
     hypothesis.settings.load_profile("tests")
 
-# The folders mirror those of `toolpack_server`; test modules import helpers and each other by bare names.
+# The folders mirror those of `toolpack_server`. Test modules import helpers and each other by bare names.
 TESTS = Path(__file__).parent
 sys.path[:0] = sorted({str(path.parent) for path in TESTS.rglob("test_*.py")})
 sys.path += sorted(map(str, TESTS.parent.glob("packages/*/tests")))
 
 
 def check_installation():
-    """Stop where an installed distribution has other entry points than the pyproject.toml of this folder."""
+    """Stop if an installed distribution has other entry points than this folder's pyproject.toml."""
     for path in (TESTS.parent, TESTS.parent / "packages" / "toolpack-trainers"):
         project = tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         wanted = {(group, *each) for group, names in project["entry-points"].items() for each in names.items()}
@@ -60,21 +60,21 @@ def check_installation():
 
 check_installation()
 
-HEAVY = "heavy and not long"  # what `-m heavy` stands for
+HEAVY = "heavy and not long"  # the meaning of `-m heavy`
 
-gc.disable()  # until the tests are collected: while modules are imported there is nothing to collect
+gc.disable()  # until all tests are collected, because imports leave no garbage
 
-# The tests start Python hundreds of times: without bytecode it would compile the server's modules each time, and these.
+# The tests start Python hundreds of times. Without bytecode, it would compile the server and these modules each time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at its options
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config):
-    """Run all tests but heavy and long ones, in several processes; but files that are named whole, and in this process.
+    """Run all tests except heavy and long ones, in several processes. Run files that are named whole in this process.
 
-    That one begins sooner and allows `-s`. There are three processes a core, because tests wait for servers and for
-    deadlines longer than they compute; of heavy ones, which compute more, there are two.
+    One process starts sooner and allows `-s`. Normally there are three processes per core, because tests wait for
+    servers and deadlines longer than they compute. Heavy tests compute more and get two.
     """
     named = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
     heavy = bool(config.option.markexpr)
@@ -82,7 +82,7 @@ def pytest_cmdline_main(config):
         config.option.markexpr = "not heavy and not long"
     elif config.option.markexpr == "heavy":
         config.option.markexpr = HEAVY
-    chosen = config.getoption("numprocesses", 0)  # 0: there is no pytest-xdist, so tests run in this process
+    chosen = config.getoption("numprocesses", 0)  # 0 without pytest-xdist: tests run in this process
     if chosen is None and not (named or config.option.usepdb or hasattr(config, "workerinput")):
         cores = os.cpu_count() or 1
         config.option.numprocesses = min(cores * 2 if heavy else cores * 3, 12)
@@ -90,9 +90,9 @@ def pytest_cmdline_main(config):
 
 
 def pytest_configure(config):
-    """Choose how many examples properties are tried with.
+    """Choose the number of examples for property tests.
 
-    Let each of several processes begin with other files, too: what one has compiled, the others needn't.
+    Let each process begin with other files, too: one compiles them for all.
     """
     if hypothesis and config.option.markexpr == HEAVY:
         hypothesis.settings.load_profile("heavy")
@@ -100,12 +100,12 @@ def pytest_configure(config):
         files = sorted(path.stem for path in TESTS.rglob("test_*.py"))
         number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
         for name in files[number::count]:
-            with contextlib.suppress(BaseException):  # it is said when the file's turn comes
+            with contextlib.suppress(BaseException):  # the error is reported when the file's turn comes
                 importlib.import_module(name)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Have heavy tests run apart: those in a browser, and properties once more, with three times as many examples."""
+    """Mark heavy tests: those in a browser, and property tests once more, with three times as many examples."""
     with_many = hypothesis and config.option.markexpr == HEAVY
     for item in items:
         is_property = with_many and hypothesis.is_hypothesis_test(getattr(item, "obj", None))
@@ -114,19 +114,19 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _has_more_examples(item):
-    """Whether a property has more examples among the heavy tests: it hasn't if it says itself how many it has."""
+    """Return whether a property test gets more examples when heavy, because it sets no number itself."""
     own = getattr(item.cls, "settings", None) or getattr(item.obj, "_hypothesis_internal_use_settings", None)
     return own is None or own.max_examples == hypothesis.settings.default.max_examples
 
 
 def pytest_collection_finish():
-    gc.freeze()  # all modules stay: no later collection looks at them, not that of a process which is forked either
+    gc.freeze()  # all modules stay, so no later collection scans them, not even in a forked process
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def _logging_kept():
-    """No test leaves the log of a server to those after it."""
+    """Restore logging, so that no test passes a server's log settings to later ones."""
     before = [*logging.getLogger().handlers]
     yield
     assert logging.getLogger().handlers == before
@@ -146,8 +146,8 @@ def postgres_url():
 
 @pytest.fixture(scope="module")
 def window(server, tmp_path_factory):
-    """A browser for the tests of a file, which says by its fixture `server` what the browser looks at."""
-    import browser  # noqa: PLC0415 - it takes a while, and most files need none
+    """Yield a browser for the tests of a file. The file's fixture `server` is the server to show."""
+    import browser  # noqa: PLC0415 - slow, and most files don't need it
 
     with browser.browser(server.url, tmp_path_factory.mktemp("browser")) as opened:
         yield opened
@@ -155,7 +155,7 @@ def window(server, tmp_path_factory):
 
 @pytest.fixture
 def page(window):
-    """The browser; whatever a test did, nothing of a session's became markup or ran, and no script failed."""
+    """Yield the browser. Check that no session's text became markup or ran, and that no script failed."""
     window.resize(1280)
     window.driver.get("about:blank")
     yield window
@@ -166,13 +166,13 @@ def page(window):
 
 @pytest.fixture
 def cold(monkeypatch):
-    """Have processes of the command really started; see `warm`."""
+    """Start real processes for commands; see `warm`."""
     monkeypatch.setattr(warm.Warm, "is_cold", True)
 
 
 @pytest.fixture
 def store_url(request, tmp_path):
-    """Gives the URL of an empty store: `memory`, `sqlite`, `redis` or `postgres`."""
+    """Return the URL of an empty store: `memory`, `sqlite`, `redis` or `postgres`."""
 
     def url(kind):
         if kind == "postgres":
@@ -186,7 +186,7 @@ def store_url(request, tmp_path):
 
 @pytest.fixture
 def isolation(request, monkeypatch):
-    """Where functions run; see `serving.IN_BOTH`."""
+    """Return where functions run; see `serving.IN_BOTH`."""
     chosen = getattr(request, "param", "thread")
     monkeypatch.setattr(serving, "isolation", chosen)
     return chosen
@@ -194,33 +194,33 @@ def isolation(request, monkeypatch):
 
 @pytest.fixture
 def in_threads(isolation):
-    """For a test of what is only so where functions run in threads of the server."""
+    """Run the test only with functions in threads of the server."""
     if isolation == "process":
         pytest.skip("this is about functions in threads")
 
 
 @pytest.fixture
 def bench(make_bench):
-    """A server without HTTP, with a store in memory."""
+    """Return a server without HTTP, with a store in memory."""
     return make_bench()
 
 
 @pytest.fixture
-def make_bench(isolation):  # noqa: ARG001 - it is set by then
-    """Makes such servers, and closes them after the test."""
+def make_bench(isolation):  # noqa: ARG001 - must be set before
+    """Return a factory of such servers, and close them after the test."""
     with contextlib.ExitStack() as stack:
         yield lambda *given, **settings: stack.enter_context(serving.Bench(*given, **settings))
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def stored_bench(request, store_url, make_bench):
-    """A server without HTTP, with each store that needs no other program."""
+    """Return a server without HTTP, with each store that needs no other program."""
     return make_bench(store=store_url(request.param))
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Stop the clock by which sessions live."""
+    """Stop the clock that decides the expiry of sessions."""
     of_stores = ("toolpack_server.sessions.", "toolpack_server.stores.", "toolpack_server.features.stores.sqlite.")
     modules = [sys.modules[name] for name in sys.modules if name.startswith(of_stores)]
     return serving.Clock(monkeypatch, queues, session_clock, *(each for each in modules if hasattr(each, "time")))
@@ -228,9 +228,9 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def pass_time(clock, monkeypatch):
-    """Give a function that moves the clock while a server looks for expired sessions, so that all of it counts.
+    """Return a function that moves the clock while a server sweeps expired sessions, so that all of it counts.
 
-    What a test moves without it passes before the server's next look.
+    Time that a test moves otherwise passes before the server's next sweep.
     """
     monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.001)
 
@@ -240,14 +240,14 @@ def pass_time(clock, monkeypatch):
             while seconds > 0:
                 clock.move(step := min(seconds, GAP_SECONDS - NOTE_SECONDS))
                 seconds -= step
-                look(2)  # the first may have begun before the clock was moved
+                look(2)  # the first sweep may have begun before the clock moved
 
     return pass_time
 
 
 @pytest.fixture
 def mcp(server):
-    """A session of its own on the MCP server that all tests of a file share."""
+    """Return a new session on the MCP server that all tests of a file share."""
     from mcp_endpoint import Mcp  # noqa: PLC0415 - most tests need no HTTP
 
     return Mcp(server.endpoint)

@@ -1,6 +1,6 @@
-"""Classes as others write them, who know nothing of Toolpack Server: a file system, a shop's tools, an office.
+"""Classes as people write them who don't know Toolpack Server: a file system, a shop's tools, an office.
 
-Nothing here is fitted to the server. Type hints lie, docstrings have gaps, objects refer to each other.
+They aren't adapted to the server: type hints are wrong, docstrings have gaps, objects refer to each other.
 """
 
 import asyncio

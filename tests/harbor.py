@@ -1,7 +1,7 @@
-"""Harbor's validator of trajectories, in a Python of its own: it needs 3.12.
+"""Harbor's validator of trajectories, in a separate Python: it needs 3.12.
 
-Where there is none the trajectories aren't validated, and a test says how to get it. The variable HARBOR
-names a Python that has it.
+If there is none, the trajectories aren't validated, and a test says how to install it. The variable HARBOR names a
+Python with Harbor.
 """
 
 import json
@@ -23,7 +23,7 @@ for line in sys.stdin:
 
 
 def errors(trajectories):
-    """What Harbor says is wrong with trajectories, all together; nothing where there is no Harbor."""
+    """Return Harbor's errors in trajectories; empty without Harbor."""
     if PYTHON is None or not trajectories:
         return []
     lines = "".join(json.dumps(each) + "\n" for each in trajectories)

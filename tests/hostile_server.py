@@ -1,4 +1,4 @@
-"""Servers that answer what they shouldn't: without an end, a byte at a time, compressed, and whatever JSON there is."""
+"""Servers with forbidden answers: endless, one byte at a time, compressed, and arbitrary JSON."""
 
 import contextlib
 import gzip
@@ -17,12 +17,12 @@ ERRORS = some.fixed_dictionaries(
     {"error": some.fixed_dictionaries({}, optional={"code": JSON, "message": JSON, "data": JSON})}
 )
 REPLIES = JSON | ERRORS | some.builds(lambda result: {"id": 1, "result": result}, JSON)
-"""What may be answered to a request: any JSON, and what looks like a response."""
+"""Possible answers to a request: any JSON, and values that resemble a response."""
 
 
 @contextlib.contextmanager
 def server_that(answers):
-    """A server that reads a request and then does what `answers` does with the connection."""
+    """Run a server that reads a request and then calls `answers` with the connection."""
     listener = socket.create_server(("127.0.0.1", 0))
     ends = threading.Event()
 

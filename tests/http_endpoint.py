@@ -1,4 +1,4 @@
-"""A server with HTTP in this process whose connections have limits, on each HTTP parser, and raw sockets to it."""
+"""An HTTP server in this process with limits on connections, for each HTTP parser, and raw sockets to it."""
 
 import asyncio
 import contextlib
@@ -30,11 +30,11 @@ def request(method, number=1, **params):
 
 
 PROTOCOLS = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
-LOOPS = {"h11": "asyncio", "httptools": "uvloop"}  # as they are installed: both fast ones, or none
+LOOPS = {"h11": "asyncio", "httptools": "uvloop"}  # both fast modules are installed, or none
 
 
 def http_server_on(http):
-    """The module as it is where uvicorn finds this protocol."""
+    """Return the module as it is when uvicorn finds this protocol."""
     spec = importlib.util.spec_from_file_location(f"http_server_on_{http}", http_server.__file__)
     module = importlib.util.module_from_spec(spec)
     found, auto.AutoHTTPProtocol = auto.AutoHTTPProtocol, PROTOCOLS[http]
@@ -67,22 +67,22 @@ class Endpoint:
         return len(self.open())
 
     def pass_time(self, seconds, step=0.025):
-        """Wait in small steps of the event loop, which so has the turns that these seconds have on an idle machine."""
+        """Wait in small steps of the event loop, so that it has the turns of that many seconds on an idle machine."""
         for _ in range(round(seconds / step)):
             asyncio.run_coroutine_threadsafe(asyncio.sleep(step), self._server.loop).result(serving.PATIENCE)
 
     def cancel_requests(self):
-        """Do what a server does at its end, when it can't wait any longer."""
+        """Cancel requests as a server does at its end, when its time to wait is over."""
 
         def cancel():
             for task in [*self._server.server_state.tasks]:
                 task.cancel()
 
-        self._server.loop.call_soon_threadsafe(cancel)  # the loop's thread alone changes the set
+        self._server.loop.call_soon_threadsafe(cancel)  # only the loop's thread changes the set
 
     @contextlib.contextmanager
     def hurried(self, **limits):
-        """Leave less time to what begins meanwhile, so that a test may take its time before."""
+        """Set shorter time limits for later requests, so that a test may take its time before."""
         with mock.patch.object(self._protocol, "settings", self._protocol.settings.model_copy(update=limits)):
             yield
 
@@ -124,12 +124,12 @@ def served(http, keep_alive=5, catalog=CATALOG, **limits):
 
 
 def answer(connection):
-    """Read one whole answer: its status and its JSON."""
+    """Read one whole answer, and return its status and its JSON."""
     return read(connection)[1:]
 
 
 def read(connection, *, more=False):
-    """Read one whole answer, byte by byte if there may be more: its head, its status and its JSON."""
+    """Read one whole answer and return its head, status and JSON. Read byte by byte if `more` may follow."""
     text = b""
     while b"\r\n\r\n" not in text:
         data = connection.recv(1 if more else 65536)

@@ -1,4 +1,4 @@
-"""A server with HTTP in this process: in a thread with a port, or restarted for every request."""
+"""An HTTP server in this process: in a thread with a port, or restarted for every request."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,9 @@ def running(catalog: Catalog, **settings) -> Iterator[str]:
 
 
 class RestartingTransport(httpx.BaseTransport):
-    """Starts the application for each request and stops it afterwards, so that only the store's data remains."""
+    """A transport that starts the application for each request and stops it after, so that only the store's data
+    remains.
+    """
 
     def __init__(self, catalog: Catalog, settings: Settings) -> None:
         self._catalog = catalog

@@ -1,7 +1,7 @@
-"""Episodes that a client plays by their solutions, while the server is killed amid each tenth.
+"""Episodes that a client plays by their solutions, while the server is killed during every tenth.
 
-How its client goes on is for each test to say; here is what must hold for all: each episode is one session,
-in which each call has run once, and whose reward is 1.0 and comes once.
+Each test defines how its client resumes. This module checks the common promises: each episode is one session, each call
+runs once, and the reward 1.0 comes once.
 """
 
 import functools
@@ -24,7 +24,7 @@ def asked(url, method, **params):
 
 
 def solved(rpc, packs):
-    """Get the solution of each task, as an episode to play."""
+    """Return the solution of each task, as an episode to play."""
     episodes = []
     for pack in packs:
         for task in rpc("list_tasks", toolpack=pack, limit=1000)["tasks"]:
@@ -38,12 +38,12 @@ def solved(rpc, packs):
 
 
 def plays_on(tmp_path, store, request, label, play):
-    """Have a client play the bank's tasks on two workers.
+    """Let a client play the bank's tasks on two workers.
 
     Args:
-        label: That of the episodes' sessions, by which each has another name.
-        play: Yields the rewards of each episode. It is given the server's URL, the episodes, and two functions: where
-            an episode is to `pause`, the first one kills the server, and then the second one starts it again.
+        label: The label of the episodes' sessions; its value differs for each.
+        play: Yields the rewards of each episode. Its arguments are the server's URL, the episodes, and two functions:
+            for an episode with `pause`, the first kills the server, and the second starts it again.
     """
     url = request.getfixturevalue("redis_url") if store == "redis" else None
     server = Server(tmp_path, url, 2, packs="bank", tokens=f"ann:{TOKEN}", log_calls="off")
@@ -57,7 +57,9 @@ def plays_on(tmp_path, store, request, label, play):
     address = f"http://127.0.0.1:{server.port}"
     rpc = functools.partial(asked, address)
     try:
-        earlier = {session["session_id"] for session in rpc("list_sessions", limit=1000)}  # Redis is not new
+        earlier = {
+            session["session_id"] for session in rpc("list_sessions", limit=1000)
+        }  # the Redis may have data of earlier tests
         solutions = [episode for episode in solved(rpc, ["bank"]) if episode["calls"]]
         episodes = [{**each, "pause": not number % 10} for number, each in enumerate(solutions * 2)][:11]
         for rewards in play(address, episodes, server.kill, start):

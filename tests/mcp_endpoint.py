@@ -22,11 +22,11 @@ STREAM = {"Accept": "application/json, text/event-stream"}
 
 
 class Mcp:
-    """A session on a server, and the clients that come to it.
+    """A session on a server, and its clients.
 
     Args:
         endpoint: The server.
-        path: Where the session is, if not in a new one.
+        path: The path of the session; None creates one.
     """
 
     def __init__(self, endpoint):
@@ -43,11 +43,11 @@ class Mcp:
         return self.http.post(path or self.path, content=content, headers=given)
 
     def legacy(self, method, /, _headers=(), **params):
-        """Send a request of the legacy era, and get the HTTP response."""
+        """Send a request of the legacy era, and return the HTTP response."""
         return self.post({"jsonrpc": "2.0", "id": 7, "method": method, "params": params}, _headers)
 
     def modern(self, method, /, _headers=(), _meta=(), **params):
-        """Send a request of the modern era; headers that are None are left out."""
+        """Send a request of the modern era. Headers that are None are omitted."""
         headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": params.get("name")} | dict(
             _headers
         )
@@ -59,7 +59,7 @@ class Mcp:
         return (self.modern if era == MODERN else self.legacy)(method, **given)
 
     def call(self, era, name, /, _meta=(), **arguments):
-        """Call a tool, and get the result."""
+        """Call a tool, and return the result."""
         meta = {"_meta": dict(_meta)} if _meta else {}
         if era != MODERN:
             reply = self.legacy("tools/call", name=name, arguments=arguments, **meta)
@@ -74,7 +74,7 @@ class Mcp:
 
 @contextlib.contextmanager
 def served(sign_seconds=event_stream.SIGN_SECONDS, **settings):
-    """Serve; an event stream shows every so many seconds that it lives."""
+    """Serve. An event stream sends a sign of life every `sign_seconds`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_stream, "SIGN_SECONDS", sign_seconds)
         with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", **settings) as endpoint:
@@ -82,7 +82,7 @@ def served(sign_seconds=event_stream.SIGN_SECONDS, **settings):
 
 
 def events(text):
-    """Parse an event stream: each event's data, or None for a comment."""
+    """Return the events of a stream: each event's data, or None for a comment."""
     found = []
     for block in text.strip("\n").split("\n\n"):
         lines = block.split("\n")
@@ -97,7 +97,7 @@ def events(text):
 
 
 def refusal(reply, status, code):
-    """Check a JSON-RPC error, and get it."""
+    """Check a JSON-RPC error, and return it."""
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code), reply.text
     assert reply.headers["content-type"] == "application/json"
     return reply.json()["error"]

@@ -1,4 +1,4 @@
-"""A receiver of OTLP over HTTP: a small server that decodes what it is sent."""
+"""A receiver of OTLP over HTTP: a small server that decodes the requests."""
 
 import contextlib
 import gzip
@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Received:
-    """A span as it came, with its attributes as a dictionary."""
+    """A received span, with its attributes as a dictionary."""
 
     def __init__(self, span: Any, scope: str, resource: dict[str, Any]) -> None:
         self.name, self.kind, self.state, self.scope, self.resource = (
@@ -35,12 +35,12 @@ def plain(attributes: Any) -> dict[str, Any]:
 
 
 class Receiver:
-    """What has been received so far.
+    """The data received so far.
 
     Attributes:
-        bodies: All bodies, as they came.
+        bodies: All request bodies.
         heard: Set when a request has come.
-        silent: Set: requests are never answered.
+        silent: If set, requests are never answered.
         replies: Headers of each answer.
     """
 
@@ -71,7 +71,7 @@ class Receiver:
                 self.metrics = {each.name: each for scoped in all_metrics.scope_metrics for each in scoped.metrics}
 
     def wait_for(self, *names: str, trace: str = "") -> list[Received]:
-        """Wait until there are spans of these names, all in the given trace, and get the first of each."""
+        """Wait until there are spans of these names, all in the given trace, and return the first of each."""
 
         def found() -> Any:
             by_name = {span.name: span for span in reversed([*self.spans]) if trace in {"", span.trace}}

@@ -1,7 +1,7 @@
-"""How long tests wait for what doesn't come.
+"""The time limit of tests for an event that doesn't happen.
 
-It is their only limit, and there for what hangs: nothing that works takes so long, even on a machine that is
-busy with other tests. A test whose subject is a time stops the clock, or sets the server's.
+It is the only time limit, for tests that hang. A working test never takes this long, even on a busy machine. A test
+about time stops the clock, or sets the server's.
 """
 
 PATIENCE = 120.0  # seconds

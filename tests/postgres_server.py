@@ -1,7 +1,7 @@
-"""A real Postgres for the tests, on a free loopback port and in its own folder.
+"""A real Postgres for the tests, on a free loopback port and in a separate folder.
 
-With CI=true Postgres is required; otherwise tests are skipped without it. It refuses to run as root, so then
-it runs as another user, and its folder isn't below the tests', which only root may enter.
+With CI=true Postgres is required; otherwise tests that need it are skipped. Postgres refuses to run as root. For root,
+it runs as another user, in a folder outside the tests' one, which only root may enter.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from pathlib import Path
 
 try:
     from redis_server import free_port
-except ModuleNotFoundError:  # so programs that use this file find it
+except ModuleNotFoundError:  # so that programs find this module
     from redis_server import free_port
 
-UNSAFE = ("-c", "fsync=off", "-c", "full_page_writes=off")  # faster; a computer that fails isn't tested
-PATIENCE = 120  # as `patience.PATIENCE`, which programs that use this file wouldn't find
+UNSAFE = ("-c", "fsync=off", "-c", "full_page_writes=off")  # faster; crashes of the machine aren't tested
+PATIENCE = 120  # the same as `patience.PATIENCE`, which programs that import this module wouldn't find
 
 
 def find() -> Path | None:
-    """Get the folder of Postgres' programs: Debian has no link to them."""
+    """Return the folder of Postgres' programs, which Debian doesn't link in the PATH."""
     candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -int(path.parent.name))
     if on_path := shutil.which("postgres"):
         candidates.append(Path(on_path).resolve().parent)
@@ -37,7 +37,7 @@ def find() -> Path | None:
 
 
 def _user() -> pwd.struct_passwd | None:
-    """Get who is to run Postgres, if not this user."""
+    """Return the user that must run Postgres, or None for this user."""
     if os.geteuid() != 0:
         return None
     with contextlib.suppress(KeyError):
@@ -49,8 +49,8 @@ class Postgres:
     """The files of one Postgres, and its process while it runs.
 
     Attributes:
-        port: Where it listens.
-        process: The process, None if it doesn't run.
+        port: The port that it listens on.
+        process: The process, or None if it isn't running.
     """
 
     def __init__(self, folder: Path, *options: str) -> None:
@@ -82,12 +82,12 @@ class Postgres:
         )
 
     def make(self) -> None:
-        """Make an empty database."""
+        """Create an empty database."""
         flags = ("--auth=trust", "--username=tests", "--encoding=UTF8", "--locale=C", "--no-sync")
         self.run("initdb", "--pgdata", str(self._folder), *flags)
 
     def copy(self, port: int) -> None:
-        """Make a standby of the server behind a port; it begins to follow when it is started."""
+        """Create a standby of the server at a port. It follows when it is started."""
         shutil.rmtree(self._folder, ignore_errors=True)
         given = ("-h", "127.0.0.1", "-p", str(port), "-U", "tests", "-c", "fast", "--no-sync", "-R")
         self.run("pg_basebackup", "-D", str(self._folder), *given)
@@ -106,12 +106,12 @@ class Postgres:
             return asked.wait(PATIENCE) == 0
 
     def processes(self) -> list[int]:
-        """Get the ids of its first process and of all that this one has started."""
+        """Return the ids of its first process and of all descendants."""
         first = self.process.pid
         return [first, *map(int, Path(f"/proc/{first}/task/{first}/children").read_text(encoding="ascii").split())]
 
     def kill(self) -> None:
-        """Kill it with all its processes, as if its machine had failed."""
+        """Kill all its processes, as if the machine had failed."""
         if self.process is not None:
             for process in self.processes():
                 with contextlib.suppress(ProcessLookupError):
@@ -126,7 +126,7 @@ class Postgres:
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """Make a folder for Postgres' user, for a while."""
+    """Create a temporary folder for Postgres' user."""
     made, user = Path(tempfile.mkdtemp(prefix="toolpack-postgres-", dir="/tmp")), _user()
     try:
         if user is not None:
@@ -138,7 +138,7 @@ def folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def start(*options: str) -> Iterator[Postgres]:
-    """Start a server with these options besides."""
+    """Start a server with these additional options."""
     with folder() as made:
         server = Postgres(made / "data", *options)
         server.make()
@@ -150,14 +150,14 @@ def start(*options: str) -> Iterator[Postgres]:
 
 
 def emptied(url: str) -> str:
-    """Delete all sessions in a Postgres, and get its URL again."""
+    """Delete all sessions in a Postgres, and return its URL."""
     ask(url, "DROP SCHEMA IF EXISTS toolpack CASCADE")
     return url
 
 
 def ask(url: str, statement: str, *given: str) -> list[tuple]:
-    """Run a statement, or several without parameters, and get the rows."""
-    import psycopg  # noqa: PLC0415 - it is an extra
+    """Run a statement, or several without parameters, and return the rows."""
+    import psycopg  # noqa: PLC0415 - an extra
 
     with psycopg.connect(url, autocommit=True) as connection:
         found = connection.execute(statement, given or None)

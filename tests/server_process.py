@@ -1,4 +1,4 @@
-"""A real server for the tests: the command `toolpack-server serve` in its own process, on a free port."""
+"""A real server for the tests: the command `toolpack-server serve` in a separate process, on a free port."""
 
 import contextlib
 import os
@@ -16,28 +16,28 @@ import warm
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Get this process's environment variables without a developer's settings of the server, and with these."""
+    """Return this process's environment variables without the developer's settings of the server, plus these."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
     return inherited | {"PYTHONUNBUFFERED": "1"} | variables
 
 
 def http_on(protocol: str, folder: Path) -> dict[str, str]:
-    """Get the variables with which a server speaks HTTP through `httptools` on uvloop, or `h11` on asyncio."""
+    """Return the variables for a server that speaks HTTP with `httptools` on uvloop, or `h11` on asyncio."""
     if protocol == "httptools":
         return {}
     hidden = "raise ImportError('hidden by a test')\n"
-    return with_modules(folder, httptools=hidden, uvloop=hidden)  # where they are missing, uvicorn takes the others
+    return with_modules(folder, httptools=hidden, uvloop=hidden)  # if they are missing, uvicorn uses the others
 
 
 def with_fixed(folder: Path, **limits: float) -> dict[str, str]:
-    """Return the variables with which a server has other fixed limits."""
+    """Return the variables for a server with other fixed limits."""
     lines = [f"FixedLimits.model_fields[{name!r}].default = {value}\n" for name, value in limits.items()]
     imported = "from toolpack_server.base.fixed_limits import FixedLimits\n"
     return with_modules(folder, sitecustomize=imported + "".join(lines))
 
 
 def with_modules(folder: Path, **texts: str) -> dict[str, str]:
-    """Return the variables with which Python finds these modules first."""
+    """Return the variables for a Python that finds these modules first."""
     modules = folder / "modules"
     modules.mkdir(exist_ok=True)
     for name, text in texts.items():
@@ -73,7 +73,7 @@ class Served:
 @contextlib.contextmanager
 def served(folder: Path, *arguments: str, **variables: str) -> Iterator[Served]:
     log = (folder / "server.log").open("a")
-    port = str(redis_server.free_port())  # which nothing takes, also where the test starts another server on it
+    port = str(redis_server.free_port())  # nothing else takes the port, even if the test starts another server on it
     packs = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
     flags = ["--port", port, "--data-dir", str(folder), *packs]
     process = warm.Warm(

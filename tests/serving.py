@@ -1,4 +1,4 @@
-"""Shared by the tests of the server: the fixture packs, a server without HTTP, and waiting for a condition."""
+"""Shared helpers of the server's tests: the fixture packs, a server without HTTP, and waiting for a condition."""
 
 import asyncio
 import atexit
@@ -47,28 +47,28 @@ nasty: Any = sys.modules["toolpacks.nasty"]
 
 
 def open_store(url: str, **given: Any) -> SessionStore:
-    """Open a store of the features that are loaded: to look for installed ones takes longer than most tests."""
+    """Open a store of the loaded features. Searching for installed ones takes longer than most tests."""
     return stores.open_store(url, features=FEATURES, **given)
 
 
 def http_client(url: Any, **given: Any) -> Any:
-    """Make a client of plain HTTP: to read all certificates, for TLS, takes longer than most tests."""
-    import httpx  # noqa: PLC0415 - a test of one's own toolpack has none
+    """Return a client of plain HTTP. Reading all TLS certificates takes longer than most tests."""
+    import httpx  # noqa: PLC0415 - a test of a user's toolpack doesn't have it
 
     return httpx.Client(base_url=url, verify=False, **{"timeout": PATIENCE, **given})
 
 
-def wait_until(condition: Callable[[], Any], what: str = "what the test waits for") -> Any:
+def wait_until(condition: Callable[[], Any], what: str = "the condition that the test waits for") -> Any:
     deadline, pause = time.monotonic() + PATIENCE, 0.001
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen"
         time.sleep(pause)
-        pause = min(pause * 1.5, 0.02)  # so that what takes long isn't slowed down by looking
+        pause = min(pause * 1.5, 0.02)  # so that polling doesn't slow down a long wait
     return found
 
 
 def in_parts(ask: Callable[..., Any], **params: Any) -> Iterator[Any]:
-    """Ask for the first part of an answer, and for the next one as long as there is one."""
+    """Yield an answer's parts: request the first, and the next one as long as there is one."""
     after: str | None = ""
     while after is not None:
         part = ask(after=after, **params)
@@ -77,10 +77,10 @@ def in_parts(ask: Callable[..., Any], **params: Any) -> Iterator[Any]:
 
 
 class Clock:
-    """Stands in for the module `time` in modules of the server: its clocks stand still until a test moves them."""
+    """Replaces the module `time` in modules of the server. Its clocks stand still until a test moves them."""
 
     def __init__(self, monkeypatch: Any, *modules: Any) -> None:
-        # Of a second a fraction that binary numbers hold exactly, so that tests can compare what is added to it.
+        # The fraction of a second is exact in binary, so tests can compare sums.
         self._now, self._monotonic = time.time() // 1 + 0.25, time.monotonic()
         for module in modules:
             monkeypatch.setattr(module, "time", self)
@@ -97,7 +97,7 @@ class Clock:
         return self._monotonic
 
     def jump(self, seconds: float) -> None:
-        """Set the clock, as somebody may do; no time passes."""
+        """Set the wall clock, as an administrator may; no time passes."""
         self._now += seconds
 
     def move(self, seconds: float) -> None:
@@ -106,7 +106,7 @@ class Clock:
 
 
 class RpcError(Exception):
-    """A JSON-RPC error that was answered."""
+    """A JSON-RPC error in an answer."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error)
@@ -125,7 +125,7 @@ def result_of(reply: bytes | None) -> Any:
 
 
 def refused(code: int, call: Callable[..., Any], /, *args: Any, **params: Any) -> RpcError:
-    """Call something that must be answered with a JSON-RPC error of this code, and get the error."""
+    """Check that a call raises a JSON-RPC error of this code, and return the error."""
     with pytest.raises(RpcError) as error:
         call(*args, **params)
     assert error.value.code == code, error.value
@@ -133,13 +133,13 @@ def refused(code: int, call: Callable[..., Any], /, *args: Any, **params: Any) -
 
 
 ISOLATIONS = ["thread", *([pytest.param("process", marks=pytest.mark.heavy)] if sys.platform == "linux" else [])]
-"""Where functions run; tests with executors are heavy, as most of their time is that of starting them."""
+"""The values of `isolation`. Tests with executors are heavy: starting those takes most of the time."""
 
 IN_BOTH = [
     pytest.mark.usefixtures("isolation"),
     pytest.mark.parametrize("isolation", ISOLATIONS, indirect=True),
 ]
-"""The mark of a file whose tests must hold wherever functions run."""
+"""The mark of a file whose tests must hold for each isolation."""
 
 
 def in_both(test: Any) -> Any:
@@ -150,11 +150,11 @@ def in_both(test: Any) -> Any:
 
 
 isolation = "thread"
-"""Where functions run on a `Bench` with the fixture packs; the fixture of this name sets it."""
+"""The isolation of a `Bench` with the fixture packs; the fixture `isolation` sets it."""
 
 
 def gate(name: str) -> Any:
-    """Make a gate for functions of the ledger that wait until it is set."""
+    """Create a gate for functions of the ledger, which wait until it is set."""
     return ledger.gates.make(name, shared=isolation == "process")
 
 
@@ -163,10 +163,10 @@ benches: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _shared_zygote(configuration: Any, expected: object) -> Any:
-    """Get a zygote that is shared by all who need one like it, and lives as long as the tests."""
+    """Return a zygote that all tests with an equal configuration share. It lives as long as the tests."""
     key = repr(configuration)
     if key not in _zygotes:
-        from toolpack_server.features.executors.child import Zygote  # noqa: PLC0415 - only Linux has what it imports
+        from toolpack_server.features.executors.child import Zygote  # noqa: PLC0415 - it imports modules that only Linux has
 
         made = _zygotes[key] = Zygote(configuration, expected)
         atexit.register(made.close)
@@ -183,7 +183,7 @@ def zygotes_shared(needed: bool) -> Iterator[None]:
 
 
 class Bench:
-    """A complete server except for HTTP; its event loop runs in its own thread."""
+    """A complete server except for HTTP. Its event loop runs in a separate thread."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Bench:
     ):
         self.store = open_store(store) if isinstance(store, str) else store
         self._closes_store = isinstance(store, str)
-        # A process loads toolpacks by their names.
+        # A process loads toolpacks by name.
         shared = isolation == "process" and (catalog is None or "packs" in settings)
         if shared:
             settings = {"isolation": "process", "pack_dir": (PACKS,), "packs": FIXTURES, **settings}
@@ -207,7 +207,7 @@ class Bench:
         benches.add(self)
         driver = self.sessions.queues.threads.drive(None)
         self._loop, self._closed, self._serving = driver.loop, asyncio.Event(), None
-        # As that of `toolpack_server.testing`: no call that runs meanwhile on another bench has left it behind.
+        # Named like the thread of `toolpack_server.testing`, so that it isn't a leftover of a call on another bench.
         self._thread = threading.Thread(target=driver.run, args=[self._serve()], name="testing", daemon=True)
         self._thread.start()
 
@@ -241,22 +241,22 @@ class Bench:
         return asyncio.run_coroutine_threadsafe(answered(), self._loop)
 
     def rpc(self, method: str, /, **params: Any) -> Any:
-        """Send a request and get its result; `owner` and `agent_key` say who sends it."""
+        """Send a request and return its result. `owner` and `agent_key` identify the sender."""
         return self.later(method, **params).result(PATIENCE)
 
     def create(self, *toolpacks: str, **params: Any) -> str:
-        """Create a session and get its id."""
+        """Create a session and return its id."""
         return self.rpc("create_session", toolpacks=list(toolpacks or ["ledger"]), **params)["session_id"]
 
     def later_call(self, session_id: str, function: str, /, _call: Any = None, **kwargs: Any) -> Future[Any]:
         return self.later("run_function", session_id=session_id, function=function, kwargs=kwargs, **(_call or {}))
 
     def call(self, session_id: str, function: str, /, _call: Any = None, **kwargs: Any) -> Any:
-        """Run a function and get its envelope."""
+        """Run a function and return its envelope."""
         return self.later_call(session_id, function, _call, **kwargs).result(PATIENCE)
 
     def result(self, session_id: str, function: str, /, **kwargs: Any) -> Any:
-        """Run a function that succeeds."""
+        """Run a function that succeeds, and return its result."""
         envelope = self.call(session_id, function, **kwargs)
         assert envelope["error"] is None, envelope
         return envelope["result"]
@@ -265,16 +265,16 @@ class Bench:
         return self.rpc("get_session", session_id=session_id)["version"]
 
     def world(self, session_id: str, version: int) -> dict[str, Any]:
-        """Thaw a version's environments."""
+        """Return the restored environments of a version."""
         head = self.store.get(session_id)[1]
         codec = self.service.codec
         return self._run(self.sessions.read(lambda reader: thawed(codec, reader.snapshot(session_id, head, version))))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold the event loop still: what is sent meanwhile arrives in one turn, and is admitted together."""
+        """Stop the event loop, so that requests sent meanwhile arrive in one turn and are admitted together."""
         gate = threading.Event()
-        self.sessions.queues._came_alone = False  # or the first one would be admitted at once
+        self.sessions.queues._came_alone = False  # otherwise the first one would be admitted at once
         self._loop.call_soon_threadsafe(gate.wait, PATIENCE)
         try:
             yield
@@ -290,7 +290,7 @@ class Bench:
 
     @contextlib.contextmanager
     def sweeping(self) -> Iterator[Callable[[int], None]]:
-        """Delete expired sessions meanwhile, as a server does; give a function that waits until it was done n times."""
+        """Delete expired sessions meanwhile, as a server does. Yield a function that waits until n sweeps were done."""
         looks: list[Any] = []
         look = self.store.delete_expired
         self.store.delete_expired = lambda *given: (look(*given), looks.append(given))[0]
@@ -306,7 +306,7 @@ class Bench:
         try:
             yield look_again
         finally:
-            # By itself, before its next look: one that runs on in a thread would see how a test moves the clock.
+            # End it before its next sweep. A sweep that continued in a thread would see the test move the clock.
             with mock.patch.object(self.sessions, "_do", end), contextlib.suppress(CancelledError):
                 sweep.result(PATIENCE)
             self.store.delete_expired = look
@@ -331,10 +331,10 @@ class Bench:
 
 
 class Moving:
-    """Workers of one or several servers that share a store, as if they were one: each request comes to any of them.
+    """Workers of one or several servers with a shared store, used like one: each request goes to any of them.
 
     Args:
-        choose: Gets the one that is next from all of them.
+        choose: Returns the next worker from all of them.
     """
 
     def __init__(self, benches: Sequence[Bench], choose: Callable[[Sequence[Bench]], Bench]) -> None:
@@ -358,5 +358,5 @@ class Moving:
 
 
 def moving(choose: Callable[[Sequence[Bench]], Bench], *stores: Any, workers: int = 2, **settings: Any) -> Moving:
-    """Make so many workers on each of these stores, which are the same one, opened by several servers."""
+    """Create this number of workers on each of these stores, which are one store opened by several servers."""
     return Moving([Bench(store=store, **settings) for store in stores for _ in range(workers)], choose)

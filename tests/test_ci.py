@@ -1,4 +1,4 @@
-"""`.ci/checks.py`: which checks run, when, and what is said of them at the end."""
+"""`.ci/checks.py`: the selection and order of checks, and the summary at the end."""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -28,7 +28,7 @@ def checks():
 
 @pytest.fixture
 def run(checks, tmp_path, monkeypatch, capsys):
-    """Run checks on a project with one test, which fails once; return whether they passed, and the output."""
+    """Run checks on a project with one test that fails once. Return whether they passed, and the output."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "test_flaky.py").write_text(FLAKY)
@@ -67,7 +67,7 @@ def test_an_unavailable_python_is_skipped(checks, run):
 
 
 def test_installs_come_first_and_suites_take_turns(checks, run):
-    # Each says when it begins and ends; nothing else may begin between the two words of an install or a suite.
+    # Each check prints when it begins and ends. No other may begin between these two lines of an install or a suite.
     both = "echo begins >>../{0}; sleep 0.1; echo ends >>../{0}"
     passed, output = run(
         checks.Check(both.format("suites"), "suite"),

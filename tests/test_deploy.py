@@ -1,4 +1,4 @@
-"""The files for operators and contributors agree with what they are about."""
+"""The files for operators and contributors agree with the code and the pages."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["s
 
 
 def resources(folder):
-    """Get what Kustomize makes of a base: the bases here only list what belongs to them, so nothing is changed."""
+    """Return the resources that Kustomize generates from a base. The bases here only list files."""
     base = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
     assert base.keys() == {"apiVersion", "kind", "resources"}
     for name in base["resources"]:
@@ -91,7 +91,7 @@ def test_a_new_pod_is_ready_before_an_old_one_leaves():
     assert scaler["scaleTargetRef"] == {each: target[each] for each in ("apiVersion", "kind")} | {
         "name": target["metadata"]["name"]
     }
-    assert "replicas" not in DEPLOYMENT, "each `apply` would undo what the scaler has done"
+    assert "replicas" not in DEPLOYMENT, "each `apply` would undo the scaler's changes"
 
 
 def test_a_server_answers_the_probes_and_has_the_scaling_metric():

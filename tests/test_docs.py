@@ -1,4 +1,4 @@
-"""What the documents list is what there is: settings, methods, error codes, and the image's command."""
+"""The documents' lists are complete: settings, methods, error codes, and the image's command."""
 
 import json
 import os
@@ -81,12 +81,12 @@ def test_every_error_code_is_documented():
 
 
 def image(instruction):
-    """The words of an instruction of the Dockerfile that is written as JSON."""
+    """Return the words of a Dockerfile instruction that is written as JSON."""
     return json.loads(re.search(rf"^{instruction} (\[.*\])$", DOCKERFILE, re.MULTILINE)[1])
 
 
 def as_in_the_image(tmp_path, **more):
-    """The image's command, as it would run here: with this environment's programs, and folders of the test's."""
+    """Return the image's command adapted to this machine: with this environment's programs, and the test's folders."""
     for folder in ("data", "packs"):
         (tmp_path / folder).mkdir()
     places = {"/data": str(tmp_path / "data"), "/packs": str(tmp_path / "packs")}
@@ -108,7 +108,7 @@ def test_the_image_starts_with_tokens_and_is_healthy(tmp_path):
     assert given.keys() == {"TOOLPACK_TOKENS", "TOOLPACK_PACKS"}
     given = {name: value.strip("`.") for name, value in given.items()}
     process = as_in_the_image(tmp_path, TOOLPACK_PORT=port, **given)
-    python, *arguments = image("    CMD")  # indented: it belongs to HEALTHCHECK
+    python, *arguments = image("    CMD")  # indented, because it belongs to HEALTHCHECK
     assert python == "python"
     check = [sys.executable, *arguments]
     try:

@@ -1,8 +1,8 @@
-"""No regular expression of ours takes more than about linear time, whatever text it is used on.
+"""Our regular expressions take about linear time, on any text.
 
-Each is used, as the code uses it, on long texts of everything that could make it look at the same place again: the
-characters and words that it names, alone and in pairs, with an end that doesn't fit. In linear time a text takes two
-thousandths of a second; one that has taken a hundred times that isn't waited for.
+Each is used as in the code, on long texts that could cause backtracking: its characters and words, alone and in pairs,
+with an end that doesn't match. In linear time a text takes two thousandths of a second. A test stops after a hundred
+times that.
 """
 
 import ast
@@ -25,15 +25,15 @@ FOLDERS = ("server", "toolpacks")
 METHODS = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"}
 LENGTH = 30_000
 TRIES = 3
-LIMIT_SECONDS = 0.25  # of the processor, for one text; what is quadratic takes several times that
-FEW = 5  # characters and words of an expression that are tried in pairs
-ANYTHING = ["a", "0", " ", "\n", '"', "\\", "é", "_"]  # besides what an expression names
-# Not used on what agents or strangers send.
+LIMIT_SECONDS = 0.25  # processor time for one text; quadratic time takes several times that
+FEW = 5  # characters and words of an expression to try in pairs
+ANYTHING = ["a", "0", " ", "\n", '"', "\\", "é", "_"]  # in addition to those of the expression
+# These are never used on texts of agents or other users.
 OWN = {"server/toolpack_server/features/evaluation/tasks/report.py": "the console's modules"}
 
 
 def uses():
-    """Find each expression that is written in the code, and the methods by which it is used."""
+    """Find each expression in the code, and the methods that use it."""
     found = {}
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         name = str(path.relative_to(ROOT))
@@ -50,13 +50,13 @@ def uses():
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in compiled:
                 found.setdefault((name, compiled[node.value.id].lineno, node.value.id), set()).add(node.attr)
         for owner, value in compiled.items():
-            if owner:  # perhaps it is used in another module alone
+            if owner:  # otherwise only another module may use it
                 found.setdefault((name, value.lineno, owner), {"finditer"})
     return {each: methods & METHODS for each, methods in found.items()}
 
 
 def _method(node):
-    """Get what is called, as `owner.method`."""
+    """Return the name of the called function, as `owner.method`."""
     function = node.func if isinstance(node, ast.Call) else None
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
         return function.value.id, function.attr
@@ -64,7 +64,7 @@ def _method(node):
 
 
 def pattern_of(name, what):
-    """Get a compiled expression: of a module, by its name, or from its text."""
+    """Return a compiled expression, from a module's attribute or from its text."""
     if what[0] in "'\"b" and what[-1] in "'\"":
         return re.compile(ast.literal_eval(what))
     module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -72,7 +72,7 @@ def pattern_of(name, what):
 
 
 def pumps(pattern):
-    """Get what an expression might look at again and again."""
+    """Yield texts that could make an expression backtrack."""
     text = pattern.pattern.decode("latin-1") if isinstance(pattern.pattern, bytes) else pattern.pattern
     words = re.findall(r"(?:\\[^\w]|[^\\\[\](){}|?*+^$.]){2,}", text)
     words = [re.sub(r"\\(\W)", r"\1", word) for word in words]
@@ -82,7 +82,7 @@ def pumps(pattern):
 
 
 def hostile(pattern):
-    """Get texts, each of a beginning, a pump and an end that doesn't fit."""
+    """Yield texts, each with a beginning, a repeated part and an end that doesn't match."""
     pieces = pumps(pattern)
     for start, pump in itertools.product(["", pieces[0]], pieces):
         text = start + pump * (LENGTH // len(pump)) + "\0"
@@ -90,7 +90,7 @@ def hostile(pattern):
 
 
 def too_slow(pattern, methods):
-    """Get the first text on which an expression takes too long; None if there is none."""
+    """Return the first text on which an expression takes too long, or None."""
     for text, method in itertools.product(hostile(pattern), sorted(methods)):
         if takes_long(partial(use, pattern, method, text)):
             return method, text[:50], text[-50:]
@@ -107,10 +107,10 @@ def use(pattern, method, text):
 
 
 def takes_long(work):
-    """Say whether some work takes too long each time.
+    """Return whether some work takes too long each time.
 
-    The time is that of the whole process: what else runs in it, such as a garbage collection or a thread that another
-    test has left, may take that of one try.
+    The time is that of the whole process. Other work in it, such as a garbage collection or a leftover thread, may slow
+    down a single try.
     """
     for _ in range(TRIES):
         signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
@@ -164,7 +164,7 @@ def test_a_backtracking_expression_is_found(pattern, method):
 
 @pytest.mark.usefixtures("limited")
 def test_patterns_from_users_do_not_backtrack():
-    """Those that become an expression: of file names, and of functions' names in rules."""
+    """Patterns that become an expression: of file names, and of functions' names in rules."""
     for piece in ("*a", "*", "?*", "[a-z]*", "*[!a]", "**a"):
         pattern = piece * 60 + "b"
         for fits in (files_glob._matcher(pattern), lambda name, pattern=pattern: fnmatch.fnmatchcase(name, pattern)):

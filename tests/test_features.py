@@ -1,4 +1,4 @@
-"""Each feature can be taken out of the list: what it adds is gone, and everything else works."""
+"""Each feature can be removed from the list: its additions are gone, and everything else works."""
 
 import json
 import operator
@@ -36,9 +36,10 @@ from toolpack_server.wiring.installed import GROUP, in_order, load_features
 from toolpack_server.wiring.service import all_methods, all_record_kinds
 from toolpack_server.wiring.stores import open_store
 
-"""How many names a feature of ours imports of the core, past `toolpack_server.features.api.core` and those beside it.
+"""The number of names that each of our features imports from the core, beyond those of `toolpack_server.features.api`.
 
-Each number only becomes less: what a feature needs besides is a question to the seam, which strangers have, too.
+Each number may only fall. A feature that needs another name should get it through the feature API, which other authors
+have, too.
 """
 
 
@@ -53,7 +54,7 @@ def missing(request):
 
 @pytest.fixture
 def rest(missing):
-    """All features but one, and those that need it."""
+    """Return all features except one and those that need it."""
     gone = {missing.name}
     for each in FEATURES:  # in the order of loading
         if not gone.isdisjoint(each.needs):
@@ -123,17 +124,19 @@ def is_gone(feature, bench, without, described):
     assert paths.isdisjoint(feature.routes)
 
 
-WIRED = re.compile(r"toolpack_server\.(observability|packs|rpc|sessions|wiring)\.")  # no thread changes what is there
+WIRED = re.compile(
+    r"toolpack_server\.(observability|packs|rpc|sessions|wiring)\."
+)  # in which no thread changes objects
 
 
 def holdings(server):
-    """What the server's objects hold, themselves or in collections, by the object and its attribute."""
+    """Return the values in the server's objects and their collections, by object and attribute."""
     found, pending, seen = {}, [server], {}
     while pending:
         holder = pending.pop()
         if id(holder) in seen or not WIRED.match(type(holder).__module__):
             continue
-        seen[id(holder)] = holder  # which keeps its id from being reused
+        seen[id(holder)] = holder  # keep the object, so that its id isn't reused
         for name, value in getattr(holder, "__dict__", {}).items():
             values = [value]
             if isinstance(value, dict):
@@ -154,7 +157,7 @@ def test_creating_a_features_parts_changes_no_server(make_bench):
         parts = (*feature.services, *feature.address_hooks, *feature.address_tools, feature.tracer)
         made = [*(make(service.context) for make in hooks), *(make(service) for make in parts if make)]
         made += [kind() for kind in (*feature.watchers, feature.named_addresses) if kind]
-        after = holdings(service)  # while all that was made is still there
+        after = holdings(service)  # while all created objects still exist
         assert after.keys() == before.keys(), (feature.name, made)
         assert [place for place, values in after.items() if not same(values, before[place])] == [], feature.name
 

@@ -1,6 +1,6 @@
-"""Features in wheels of their own: what they add holds like what the server has itself.
+"""Features in separate wheels: their additions have the same guarantees as the server's own.
 
-`weather` is the one of docs/internals/features.md; `tide`, in fixtures/, adds one thing of each kind that the page
+`weather` is the example of docs/internals/features.md. `tide`, in fixtures/, adds one thing of each kind that the page
 doesn't show.
 """
 
@@ -32,7 +32,7 @@ def block(language):
 
 
 def weather(project, version="0.1.0", **changed):
-    """The project of the page, of which a later version has changed some words."""
+    """Return the page's project; a later version of it has some other words."""
     source = block("python")
     for before, after in changed.items():
         source = source.replace(before, after)
@@ -43,7 +43,9 @@ def weather(project, version="0.1.0", **changed):
 
 
 def installed(folder, *projects):
-    """The variables of a process that has the wheels of these projects, which pip has installed into a folder."""
+    """Return the environment variables of a process with the wheels of these projects, which pip installed into a
+    folder.
+    """
     wheels = [wheel for each in projects for wheel in WheelBuilder(str(each)).build(directory=str(each / "dist"))]
     flags = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--upgrade", "--target", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "install", *flags, *wheels], check=True)

@@ -1,7 +1,7 @@
 """The guarantees of docs/reference/protocol.md, tested by URL: in both isolations, and with several workers.
 
-The questions are those of `toolpack-server conform`, so whoever serves the protocol is held to what our tests hold us
-to. That each of them finds the servers which break it is tested in `packages/toolpack-conformance/tests`.
+The checks are those of `toolpack-server conform`, so other servers of the protocol are held to the same tests.
+`packages/toolpack-conformance/tests` tests that each check finds a server that breaks it.
 """
 
 import sys
@@ -15,7 +15,7 @@ from test_docs import ROOT
 from toolpack_server.packs.loading import load_catalog
 
 PACKAGE = ROOT / "packages" / "toolpack-conformance"
-sys.path.append(str(PACKAGE))  # whether it is installed or not
+sys.path.append(str(PACKAGE))  # whether the package is installed or not
 
 from toolpack_conformance import report  # noqa: E402
 
@@ -24,7 +24,7 @@ PACKS = PACKAGE / "toolpack_conformance" / "packs"
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """What a server must answer in is for servers on machines of their own."""
+    """Remove the time limits, which are meant for servers on their own machines."""
     monkeypatch.setattr(report, "SECONDS_A_REQUEST", PATIENCE)
 
 
@@ -34,12 +34,12 @@ def broken(url):
     return [(answer.sentence, answer.failure) for answer in answers if answer.failure]
 
 
-IN_PROCESSES = pytest.param("process", marks=pytest.mark.long)  # as a real server is asked below
+IN_PROCESSES = pytest.param("process", marks=pytest.mark.long)  # a real server runs the same checks below
 
 
 @pytest.mark.parametrize("isolation", ["thread", IN_PROCESSES] if sys.platform == "linux" else ["thread"])
 def test_a_server_in_this_process_keeps_the_guarantees(isolation, monkeypatch):
-    # As many executors as questions are asked at a time: those about deadlines keep one for a second and more.
+    # As many executors as parallel checks: those about deadlines block one for more than a second.
     settings = {"isolation": isolation, "pack_dir": (PACKS,), "packs": ("conform",)}
     settings["queue_timeout_seconds"] = PATIENCE
     monkeypatch.setenv("TOOLPACK_EXECUTORS_MAX", "6")

@@ -1,4 +1,4 @@
-"""The distributions in packages/: what they import of the server, and that no served process imports them."""
+"""The distributions in packages/: their imports from the server, and that no serving process imports them."""
 
 import ast
 import subprocess
@@ -12,11 +12,11 @@ FILES = [path for folder in ROOT.glob("packages/*/toolpack_*") for path in folde
 CORE = "toolpack_server"
 SEAM = {f"{CORE}.features.{name}" for name in ("api.core", "api.http", "api.commands", "api.volumes")}
 PUBLIC = [f"{CORE}.{name}" for name in ("client", "testing", "training")]
-MOST_NAMES = 71  # names of the server that only tools for authors use: they need less of it, not more
+MOST_NAMES = 71  # names of the server that only tools for authors use; this number may only fall
 
 
 def imported(path):
-    """The modules that a file imports from, each with the names."""
+    """Return the modules that a file imports from, each with the names."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             yield node.module, {alias.name for alias in node.names}

@@ -1,4 +1,4 @@
-"""The distribution: its dependencies are what it imports, its uvicorn fits, and its sdist passes its own tests."""
+"""The distribution: its dependencies are its imports, its uvicorn fits, and its sdist passes its own tests."""
 
 import ast
 import inspect
@@ -34,14 +34,14 @@ EXTRAS = (
     "reload",
     "seeded",
     "user",
-)  # what parts of the server need; the others are for development
+)  # needed by parts of the server; the others are for development
 
 
 def canonical(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# Packages that few users need and no extra has; the pages of docs/internals say how to install them.
+# Packages that few users need and that are in no extra. The pages of docs/internals describe their installation.
 UNDECLARED = {"bfcl_eval", "hypothesis", "loguru", "openenv", "pytest", "tau2", "websockets"}
 TAKEN_BY_UVICORN = {"httptools", "uvloop"}  # imported if they are installed
 
@@ -66,7 +66,7 @@ def imported_modules(source):
             yield node.module.partition(".")[0]
 
 
-@pytest.mark.heavy  # as it needs all extras
+@pytest.mark.heavy  # it needs all extras
 def test_imports_match_the_declared_dependencies():
     files = [path for package in ("server", "toolpacks") for path in (ROOT / package).rglob("*.py")]
     modules = {name for path in files for name in imported_modules(path.read_text(encoding="utf-8"))}
@@ -96,8 +96,8 @@ def test_the_classifiers_exist():
     assert set(PROJECT["classifiers"]) <= classifiers
 
 
-# uvicorn's protocol classes have no stable interface. These are the attributes of theirs that `LimitedProtocol` uses or
-# overrides; where httptools isn't installed its class can't be imported, so the source is read.
+# uvicorn's protocol classes have no stable interface. These are their attributes that `LimitedProtocol` uses or
+# overrides. Without httptools its class can't be imported, so this test reads the source.
 BOTH = {
     "app_state",
     "connection_lost",
@@ -141,7 +141,7 @@ CYCLE = {"disconnected", "keep_alive", "message_event", "response_complete", "re
 
 
 def attributes(node):
-    """The names that a class defines, or assigns to `self`."""
+    """Return the names that a class defines, or assigns to `self`."""
     defined = {inner.name for inner in ast.walk(node) if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)}
     names = {inner.attr for inner in attributes_of("self", node) if isinstance(inner.ctx, ast.Store)}
     annotated = {inner.target.id for inner in node.body if isinstance(inner, ast.AnnAssign)}
@@ -149,7 +149,7 @@ def attributes(node):
 
 
 def attributes_of(owner, node):
-    """The places in a class where an attribute of `self` or of `super()` is used."""
+    """Return the places in a class that use an attribute of `self` or of `super()`."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Attribute):
             value = inner.value.func if isinstance(inner.value, ast.Call) else inner.value
@@ -220,7 +220,7 @@ def sdist(folder):
 
 
 def files_in(folder):
-    """What is kept under version control, or without that, what is in the folders that the project has."""
+    """Return the files under version control; without a repository, the files in the project's folders."""
     if (folder / ".git").exists():
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
         return {name for name in listed.stdout.split("\0") if name and (folder / name).exists()}
@@ -238,8 +238,8 @@ def test_the_sdist_has_every_file_of_the_project(tmp_path):
 @pytest.mark.heavy
 def test_the_sdist_passes_its_own_tests(tmp_path):
     unpacked = sdist(tmp_path)
-    # These are tests that read files of the project; the others only have to find what they import. Those of the pages
-    # read files too, which the test above compares, but take minutes.
+    # These tests read files of the project; the others only have to find their imports. Tests of the pages read files
+    # too, which the test above compares, but take minutes.
     names = ("test_docs.py", "test_settings.py", "test_schemas.py", "test_packaging.py")
     selection = [path for name in names for path in unpacked.glob(f"tests/**/{name}")]
     assert len(selection) == len(names)

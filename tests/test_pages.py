@@ -1,13 +1,13 @@
-"""Runs the README and the pages of docs/: every command in them, as it is printed there, and compares the output.
+"""The commands of the README and the pages of docs/: each runs as printed, and its output is compared.
 
-No command is edited. The server takes a free port through `TOOLPACK_PORT`, and that port replaces 8000 in
-the addresses that curl is given; ids and times are numbered in the order in which they appear, so that an id that
-occurs twice on the page must occur twice in the output. `.venv` is this very environment.
+No command is edited. The server takes a free port through `TOOLPACK_PORT`, and that port replaces 8000 in the addresses
+that curl gets. Ids and times are numbered in order of appearance, so an id that occurs twice on the page must occur
+twice in the output. `.venv` is this very environment.
 
-Some lines can't be run here. The test command would run itself: `.ci/run` runs it, and the
-other checks of docs/internals/develop.md. The docker lines need an engine: `test_docs.py` runs the image's
-command and its health check. The line that sets up and serves takes half a minute and the network for pip, so it is run
-as a whole if CI=true; elsewhere only its last part is, in this environment.
+Some lines can't run here. The test command would run itself: `.ci/run` runs it, and the other checks of
+docs/internals/develop.md. The docker lines need an engine: `test_docs.py` runs the image's command and its health
+check. The line that sets up and serves takes half a minute and the network for pip. With CI=true it runs as a whole;
+elsewhere only its last part runs, in this environment.
 """
 
 import itertools
@@ -44,9 +44,9 @@ PAGES = {
     ]
 }
 MARK = "-- the next command --"
-# What a long command says of itself, if it takes longer than ten seconds.
+# The progress line of a long command, printed after ten seconds.
 HOW_FAR = re.compile(r"^(?:Evaluating|Checking tasks|Auditing tasks|Replaying|Verifying): \d+ of \d+\n", re.MULTILINE)
-HOME = "/home/ann/project"  # how the pages write the folder that a reader is in
+HOME = "/home/ann/project"  # the reader's folder on the pages
 
 
 def section(page, heading):
@@ -56,13 +56,13 @@ def section(page, heading):
 
 
 def blocks(page, heading, *languages):
-    """The code blocks of a section that are written in one of these languages."""
+    """Return the code blocks of a section in one of these languages."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", section(page, heading), re.MULTILINE | re.DOTALL)
     return [block for language, block in found if language in languages]
 
 
 def commands_and_outputs(block):
-    """The commands after each `$ `, with the output below it."""
+    """Return the commands after each `$ `, with the output below it."""
     parts = re.split(r"^\$ ", block, flags=re.MULTILINE)
     assert not parts[0], "a console block starts with a command"
     return [tuple(part.partition("\n")[::2]) for part in parts[1:]]
@@ -76,7 +76,7 @@ def environment(**more):
 
 @contextmanager
 def serving(command, folder, seconds=PATIENCE, **more):
-    """Run a line that ends with the server; give what it prints once it listens."""
+    """Run a line that ends with the server. Yield its output when it listens."""
     log = folder / "server.log"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -103,7 +103,9 @@ def serving(command, folder, seconds=PATIENCE, **more):
             process.wait()
 
 
-BANK = {"TOOLPACK_PACKS": "bank"}  # where no other is needed: to import those of AgentDojo takes as long as all else
+BANK = {
+    "TOOLPACK_PACKS": "bank"
+}  # if no other toolpack is needed: importing AgentDojo's takes as long as everything else
 
 
 def port_of(banner):
@@ -111,7 +113,7 @@ def port_of(banner):
 
 
 def masked(text):
-    """The same text whatever the ids and the time, and however slow the machine."""
+    """Return the text with ids, times and machine-dependent values replaced."""
     numbers = {}
     text = re.sub(r"^Slow: its import has taken .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"\b[0-9a-f]{32,}\b", lambda match: f"<id {numbers.setdefault(match[0], len(numbers))}>", text)
@@ -119,11 +121,11 @@ def masked(text):
 
 
 def run_console(pairs, folder, port="8000", **more):
-    """Run commands in one bash and get each one's output."""
+    """Run commands in one bash, and return the output of each."""
     script = "".join(f"{command}\necho '{MARK}'\n" for command, _ in pairs)
     ended = subprocess.run(
         ["bash", "-c", script.replace("127.0.0.1:8000", f"127.0.0.1:{port}")],
-        check=False,  # some commands are there to fail
+        check=False,  # some commands must fail
         cwd=folder,
         env=environment(**more),
         stdout=subprocess.PIPE,
@@ -147,7 +149,7 @@ def check_console(page, heading, folder, port="8000", **more):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where a reader stands: a folder with `.venv`."""
+    """Return the reader's folder, with `.venv`."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
     return tmp_path
 
@@ -172,7 +174,7 @@ def set_up_and_serve():
 def test_the_server_says_what_the_readme_shows(folder):
     (shown,) = blocks(INSTALL, "The server", "text")
     with serving(set_up_and_serve().split(" && ")[-1], folder) as banner:
-        # A reader who has just started hasn't the packages that these toolpacks need; the tests may have them.
+        # A new reader doesn't have the packages of these toolpacks; the tests may have them.
         plain = re.sub(r"^  (agentdojo|bfcl|tau2)\b.*\n", "", banner, flags=re.MULTILINE)
         assert plain.replace(f":{port_of(banner)}", ":8000") == shown
 
@@ -188,7 +190,7 @@ def test_the_first_command_sets_up_and_serves(tmp_path):
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist"))
     (shown,) = blocks(INSTALL, "The server", "text")
     with serving(set_up_and_serve(), clone, seconds=300) as banner:
-        assert banner.replace(f":{port_of(banner)}", ":8000").endswith(shown)  # pip may have had something to say first
+        assert banner.replace(f":{port_of(banner)}", ":8000").endswith(shown)  # pip may have printed something before
 
 
 @pytest.mark.usefixtures("curl")
@@ -260,7 +262,7 @@ def test_write_a_package(folder):
     (block,) = blocks(WORLDS, "Packages", "console")
     ((command, wrote),) = commands_and_outputs(block)
     (printed,) = run_console([(command, "")], folder)
-    here = ".venv/bin/"  # isn't printed where it is on the PATH
+    here = ".venv/bin/"  # isn't printed if it is on the PATH
     assert printed.replace(here, "") == wrote.replace(here, "")
     (shown,) = blocks(WORLDS, "Packages", "text")
     assert shown in (folder / "errands-toolpack" / "pyproject.toml").read_text()
@@ -272,7 +274,7 @@ PORTS = ("Port a collection", "Functions from JSON Schemas")
 
 
 def work_through(page, headings, folder):
-    """Do what a page says, in its order: save each program where the text before it says, run each command."""
+    """Follow a page in order: save each program to the file that the text before it names, and run each command."""
     for heading in headings:
         text = section(page, heading)
         for block in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -585,7 +587,7 @@ RUN = {
     *(("docs/reference/client.md", heading) for heading in CLIENT_PROGRAMS),
     ("docs/internals/develop.md", "Checks"),
     ("docs/internals/develop.md", "Checks before a release"),
-    ("docs/internals/features.md", "The smallest one"),  # by test_foreign_feature.py
+    ("docs/internals/features.md", "The smallest one"),  # in test_foreign_feature.py
     ("docs/operate/isolation.md", "Turn it on"),
     (WORLDS, "Data frames"),
     (WORLDS, "Keep a database"),
@@ -600,7 +602,7 @@ RUN = {
     ("docs/train/rollouts.md", "An environment"),
     ("docs/train/values.md", "One rollout"),
     ("docs/train/values.md", "Training with advantages"),
-    ("docs/train/trainers.md", "ORS"),  # where the client is installed
+    ("docs/train/trainers.md", "ORS"),  # if the client is installed
     ("docs/train/trainers.md", "OpenEnv"),  # likewise
     ("docs/evaluate/faults.md", "In one sitting"),
     ("docs/evaluate/faults.md", "Variants of tasks"),
@@ -617,9 +619,9 @@ RUN = {
     ("docs/evaluate/receipts.md", "Make one"),
     ("docs/evaluate/receipts.md", "Verify it"),
     ("docs/internals/conform.md", "Ask a server"),
-    ("docs/internals/store.md", "Test it"),  # by tests/stores/test_store_contract.py
-    ("docs/internals/benchmarks.md", "BFCL"),  # by tests/bundled/test_bfcl.py, where its packages are installed
-    ("docs/internals/benchmarks.md", "tau2"),  # by tests/bundled/test_tau2.py, likewise
+    ("docs/internals/store.md", "Test it"),  # in tests/stores/test_store_contract.py
+    ("docs/internals/benchmarks.md", "BFCL"),  # in tests/bundled/test_bfcl.py, if its packages are installed
+    ("docs/internals/benchmarks.md", "tau2"),  # in tests/bundled/test_tau2.py, likewise
     ("docs/train/users.md", "Both sides of a conversation"),  # likewise
 }
 NOT_RUN = {
@@ -632,17 +634,17 @@ NOT_RUN = {
     ("docs/operate/operate.md", "Kubernetes"),
     ("docs/operate/telemetry.md", "Try it"),
 }
-ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints that has been called 2,000 times
+ONLY_SHOWN = {  # text that no program reads: maps, and the output of a server after 2,000 calls
     ("docs/internals/develop.md", "Where things are"),
     ("docs/internals/develop.md", "How one request travels"),
     ("docs/operate/operate.md", "Metrics"),
     ("docs/operate/operate.md", "Logs"),
     ("docs/operate/operate.md", "What is slow"),  # queries for Prometheus
-    ("docs/internals/benchmarks.md", "BFCL"),  # how to install it
+    ("docs/internals/benchmarks.md", "BFCL"),  # its installation
     ("docs/internals/benchmarks.md", "tau2"),  # likewise
-    ("docs/train/users.md", "Both sides of a conversation"),  # a script, run as the programs beside it
-    ("docs/train/trainers.md", "NeMo Gym"),  # what goes into its configuration
-    # The commands of tools/audits.py, which writes the page, and takes hours.
+    ("docs/train/users.md", "Both sides of a conversation"),  # a script that runs like the programs beside it
+    ("docs/train/trainers.md", "NeMo Gym"),  # lines of its configuration
+    # The commands of tools/audits.py, which writes the page and takes hours.
     *(("docs/write/audits.md", collection) for collection in ("Bundled", "AgentDojo", "BFCL", "tau2")),
     ("docs/operate/operate.md", "Containers"),  # a Dockerfile, which tools/container.py builds
 }
@@ -688,7 +690,7 @@ def prose(text):
 
 
 def anchors(text):
-    """The fragments by which a page's headings can be linked to, as GitHub and most other tools make them."""
+    """Return the fragments of a page's headings for links, as GitHub and most other tools generate them."""
     headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

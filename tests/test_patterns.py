@@ -1,4 +1,4 @@
-"""No regular expression of ours backtracks without end, whatever text an agent or a client sends."""
+"""Our regular expressions don't backtrack without end, on any text of an agent or a client."""
 
 import ast
 import itertools
@@ -10,7 +10,7 @@ import pytest
 from serving import PATIENCE
 
 ROOT = Path(__file__).parent.parent
-# How often a fragment is repeated: enough for exponential time to have no end, too few for quadratic time to matter.
+# The number of repeats of a fragment: exponential time would never end, but quadratic time doesn't matter.
 TIMES = 300
 
 
@@ -18,7 +18,7 @@ def patterns():
     """Yield each pattern that is written out, with its flags."""
     for path in sorted([*ROOT.glob("server/**/*.py"), *ROOT.glob("toolpacks/*.py")]):
         source = path.read_text()
-        if not re.search(r"\bre\.\w+\(", source):  # most have none, and to parse all of them takes seconds
+        if not re.search(r"\bre\.\w+\(", source):  # most files have none, and parsing all takes seconds
             continue
         for node in ast.walk(ast.parse(source)):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
@@ -33,7 +33,7 @@ def patterns():
 
 
 def fragments(pattern):
-    """Get texts that parts of a pattern match: its characters, and short sequences of them."""
+    """Yield texts that parts of a pattern match: its characters, and short sequences of them."""
     text = pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
     literal = re.sub(r"\\[wdsSWDbBAZ]|[\\()\[\]?*+|{}^$]", " ", text)
     characters = [*dict.fromkeys([*literal.replace(" ", ""), *"a1 \n;*/-"])][:24]

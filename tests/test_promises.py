@@ -1,7 +1,7 @@
-"""What the pages guarantee has a test beside it: `promises.txt` names it, below the page's heading.
+"""The pages' guarantees have tests: `promises.txt` names them, below the page's headings.
 
-Every heading of a page is in the list, with the guarantees below it or the reason why there is none. So
-whoever adds a section, changes a guarantee or renames a test has to look at the other two.
+The list has every heading of a page, with its guarantees or the reason why there is none. So an engineer who adds a
+section, changes a guarantee or renames a test must update the other two.
 """
 
 import ast
@@ -17,18 +17,18 @@ ROOT = TESTS.parent
 STORE_CONTRACT = ROOT / "server" / "toolpack_server" / "testing" / "store_contract"
 LIST = (TESTS / "promises.txt").read_text(encoding="utf-8")
 PAGES = ["docs/operate/operate.md", "docs/operate/isolation.md", "SECURITY.md", "docs/reference/protocol.md"]
-LEAST = 30  # characters of a sentence that the list has, unless it is shorter
+LEAST = 30  # number of characters of a sentence in the list, unless it is shorter
 
 
 class Guarantee(NamedTuple):
-    """The beginning of a sentence, and the tests of what it promises."""
+    """The beginning of a sentence, and the tests of its promise."""
 
     beginning: str
     tests: list[str]
 
 
 def listed(page):
-    """Get what is listed of a page: by heading the guarantees, or why there is none."""
+    """Return the list of a page: for each heading the guarantees, or the reason why there is none."""
     section = re.search(rf"^## {re.escape(page)}\n(.*?)(?=^## |\Z)", LIST, re.MULTILINE | re.DOTALL)[1]
     found = {}
     for heading, below in re.findall(r"^### (.*)\n((?:(?!### ).*\n?)*)", section, re.MULTILINE):
@@ -40,7 +40,7 @@ def listed(page):
 
 
 def sections(text):
-    """Get the paragraphs, list entries and cells of tables below each heading of a page, each in one line."""
+    """Return the paragraphs, list entries and table cells below each heading of a page, each as one line."""
     text = re.sub(r"^ *```.*?^ *```$", "\n", text, flags=re.MULTILINE | re.DOTALL)
     found = {}
     for line in map(str.strip, text.splitlines()):
@@ -60,7 +60,7 @@ def sentences(blocks):
 
 
 def differences(text, of_page):
-    """Yield what a page has and the list hasn't, and the other way round."""
+    """Yield the entries that only the page or only the list has."""
     on_page = sections(text)
     if [*on_page] != [*of_page]:
         yield f"the headings are {[*on_page]}, in the list {[*of_page]}"
@@ -78,7 +78,7 @@ def differences(text, of_page):
 
 @functools.cache
 def names_in(file):
-    """Get the names of the tests in a file; no two files have one name."""
+    """Return the names of the tests in a file; names of files are unique."""
     (path,) = [*TESTS.rglob(file), *STORE_CONTRACT.glob(file)]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
@@ -109,7 +109,7 @@ def test_added_headings_and_moved_guarantees_are_noticed(page):
     heading, (one, other, *more) = next(
         (heading, each) for heading, each in of_page.items() if not isinstance(each, str) and len(each) > 1
     )
-    gone = Guarantee("This is said nowhere, and nobody waits.", one.tests)
+    gone = Guarantee("This is said on no page, and no caller waits.", one.tests)
     for changed in ([gone, other, *more], [other, one, *more]):
         assert len([*differences(text, of_page | {heading: changed})]) == 1
 

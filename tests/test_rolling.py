@@ -1,7 +1,7 @@
 """Three real servers on a real Redis, behind a balancer, are replaced one after the other while clients call functions.
 
-No client here sends anything twice, so a call that is refused or lost fails the test. The balancer knows
-nothing of sessions: each connection goes to the next server whose `/readyz` answers 200.
+No client here repeats a call, so a refused or lost call fails the test. The balancer doesn't know sessions: each
+connection goes to the next server whose `/readyz` answers 200.
 """
 
 import asyncio
@@ -48,18 +48,18 @@ def note(diary: Annotated[Diary, Depends("diary")], text: str, seconds: float) -
     return len(diary.notes)
 """
 SHUTDOWN_DELAY_SECONDS = 1.0
-ASK_SECONDS = 0.05  # between two looks of the balancer at a server
+ASK_SECONDS = 0.05  # between two checks of a server by the balancer
 SLOW_SECONDS = 1.5 * SHUTDOWN_DELAY_SECONDS  # a call from before the signal ends while the server refuses new ones
-CALLS_BETWEEN = 60  # answered by all clients together, before and after each server is replaced
+CALLS_BETWEEN = 60  # calls of all clients together, before and after each server is replaced
 
 
 class Balancer:
-    """Forwards connections to the servers that are ready, in turns; it reads nothing of what they carry.
+    """Forwards connections to the servers that are ready, in turn, without reading their data.
 
     Attributes:
-        url: Where clients connect.
-        connected: How many connections each server has been given, by its port.
-        refused: Connections for which no server was there.
+        url: The address for clients.
+        connected: The number of connections per server, by port.
+        refused: The number of connections for which no server was ready.
     """
 
     def __init__(self):
@@ -128,11 +128,11 @@ async def _pump(reader, writer):
 
 
 class Caller(threading.Thread):
-    """Calls a function on one session again and again, each call once.
+    """Calls a function on one session repeatedly, each call once.
 
     Attributes:
-        answered: What was noted, in order.
-        problem: The first answer that wasn't right.
+        answered: The written notes, in order.
+        problem: The first wrong answer.
     """
 
     def __init__(self, number, call, pause):
@@ -148,7 +148,7 @@ class Caller(threading.Thread):
             try:
                 envelope = self._call(text)
                 assert envelope == {"result": count, "error": None}, envelope
-            except Exception as error:  # noqa: BLE001 - whatever it is, the call wasn't answered as it should be
+            except Exception as error:  # noqa: BLE001 - any exception is a wrong answer
                 self.problem = f"{text}: {error!r}"
                 return
             self.answered.append(text)
@@ -160,7 +160,7 @@ class Caller(threading.Thread):
 
 
 def by_client(url, session_id, seconds, ended):
-    """Our client, which keeps its connection, and is told to send nothing twice."""
+    """Use our client, with a kept connection and without retries."""
     client = ended.enter_context(Client(url, retries=0))
     return lambda text: client.run_function(session_id, "note", {"text": text, "seconds": seconds})
 
@@ -173,13 +173,13 @@ def posted(http, url, session_id, seconds, text):
 
 
 def by_http(url, session_id, seconds, ended):
-    """Plain HTTP on a connection that is kept."""
+    """Use plain HTTP on a kept connection."""
     http = ended.enter_context(httpx.Client(timeout=serving.PATIENCE))
     return lambda text: posted(http, url, session_id, seconds, text)
 
 
 def by_curl(url, session_id, seconds, _ended):
-    """Plain HTTP with a new connection for each call, so that each may come to another server."""
+    """Use plain HTTP with a new connection for each call, so that each may reach another server."""
 
     def call(text):
         with httpx.Client(timeout=serving.PATIENCE) as http:

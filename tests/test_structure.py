@@ -1,4 +1,4 @@
-"""How the code is laid out: what import-linter (see pyproject.toml) can't say."""
+"""Rules on the code's layout that import-linter (see pyproject.toml) can't express."""
 
 import ast
 import graphlib
@@ -15,20 +15,20 @@ from toolpack_server.rpc import codes
 
 SERVER = Path(toolpack_server.__file__).parent
 FILES = sorted(SERVER.rglob("*.py"))
-# Files of more than 600 lines that hold one noun nevertheless, each with the reason.
-LONG_FOR_A_REASON = {"client/methods.py": "it is generated"}
-MOST_ARROWS = 96  # of all rooms, packages and single modules
-# Names that two classes have for a reason.
-ALIKE = {
+# Files of more than 600 lines that hold one noun, each with the reason.
+LONG_FILES = {"client/methods.py": "it is generated"}
+MAX_PACKAGE_IMPORTS = 96  # of all packages and single modules
+# Names that two classes share, each with the reason.
+SHARED_NAMES = {
     "Function": "AgentDojo's name for a function, and the schema of one in the OpenRPC document",
-    "Session": "what a test of an author's works with, and the schema of one in the OpenRPC document",
+    "Session": "an object for authors' tests, and the schema of one in the OpenRPC document",
     "Toolpack": "the authors' class adds the features' parts to that of the core",
 }
 FEATURES = ["audit", "conform", "episode", "executor", "mcp", "participant", "perturb", "replay", "task", "telemetry"]
-# Authors' names and test sessions bring them together.
-OF_ALL_FEATURES = {"__init__.py", "testing", *("client", "training", "user")}
-# Rooms for programs that use a server, or test without one.
-BESIDE_THE_SERVER = {
+# Authors' names and test sessions combine all of these.
+COMBINING_ALL = {"__init__.py", "testing", *("client", "training", "user")}
+# Packages for programs that use a server, or test without one.
+OUTSIDE_THE_SERVER = {
     *("client", "environments.py", "perturbations.py", "pytest_plugin.py", "remote_runtime.py", "revive.py"),
     *("testing", "training", "user"),
 }
@@ -40,20 +40,20 @@ ORDINARY_NAMES = {
     *("ThreadPoolExecutor", "LoopExecutor", "run_in_executor", "set_default_executor", "shutdown_default_executor"),
     *("executor", "_executors", "_executor_threads", "mcp", "EPISODE_OVER", "episode_over"),
 }
-# Names of what has one known class: an `Any` there would hide an import.
-OF_KNOWN_CLASSES = {
+# Names of values with one known class. Annotating them with `Any` would hide an import.
+NAMES_OF_KNOWN_CLASSES = {
     *("address", "app", "caller", "catalog", "chain", "codec", "context", "failure", "head", "hook", "hooks", "mount"),
     *("operation", "operation_hooks", "operators", "outcome", "place", "plan", "recipe", "record", "runner", "scratch"),
     *("service", "session", "sessions", "settings", "snapshot", "state", "store", "tracer", "volume", "world"),
 }
-# Where the type is `Any` nevertheless, each with the reason.
-ANY_FOR_A_REASON = {
-    ("base/errors.py", "failure"): "a `CallFailure` is made of what this module has",
-    ("cli/call.py", "outcome"): "a command imports what it needs of the server when it runs",
+# Names annotated with `Any` nevertheless, each with the reason.
+ALLOWED_ANYS = {
+    ("base/errors.py", "failure"): "a `CallFailure` is built from this module's classes",
+    ("cli/call.py", "outcome"): "a command imports the server's modules when it runs",
     ("engine/state.py", "hook"): "any object is a key of the memo",
     ("features/executors/transport.py", "head"): "JSON of another process",
     ("features/stores/blobs/bucket.py", "_store"): "obstore's stores have no common class",
-    ("features/stores/blobs/command.py", "store"): "`OutsideBlobs` has what the store in it has, by `__getattr__`",
+    ("features/stores/blobs/command.py", "store"): "`OutsideBlobs` has its inner store's attributes, by `__getattr__`",
     ("features/stores/blobs/store.py", "store"): "likewise",
     ("features/replay/bundle_format.py", "_context"): "what pydantic hands over",
     ("observability/trace_context.py", "state"): "JSON of a client",
@@ -73,7 +73,7 @@ def name(path):
 
 @pytest.fixture(scope="module")
 def nodes():
-    """All nodes of each file's syntax tree, of which the module comes first."""
+    """Yield all nodes of each file's syntax tree, the module first."""
     return {path: [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))] for path in FILES}
 
 
@@ -89,31 +89,31 @@ def test_files_hold_one_noun_and_say_why_they_exist(nodes):
     for path in FILES:
         assert ast.get_docstring(nodes[path][0]), name(path)
         lines = len(path.read_text(encoding="utf-8").splitlines())
-        assert lines <= 600 or name(path) in LONG_FOR_A_REASON, f"{name(path)}: is this one noun?"
+        assert lines <= 600 or name(path) in LONG_FILES, f"{name(path)}: is this one noun?"
 
 
 def test_a_class_name_has_one_meaning(nodes):
     found = {}
     for path in FILES:
-        if path.relative_to(SERVER).parts[0] in BESIDE_THE_SERVER:
+        if path.relative_to(SERVER).parts[0] in OUTSIDE_THE_SERVER:
             continue
         names = {node.name.lstrip("_") for node in nodes[path] if isinstance(node, ast.ClassDef)}
         for named in names:
             found.setdefault(named, []).append(name(path))
-    assert {named: paths for named, paths in found.items() if len(paths) > 1 and named not in ALIKE} == {}
+    assert {named: paths for named, paths in found.items() if len(paths) > 1 and named not in SHARED_NAMES} == {}
 
 
-def room(module):
-    """The package or module below `toolpack_server` that a module is in."""
+def package_of(module):
+    """Return the package or module below `toolpack_server` that contains a module."""
     return module.split(".")[1]
 
 
-def arrows(nodes):
-    """Return which room of the server imports which."""
+def package_imports(nodes):
+    """Return the imports between packages of the server."""
     found = set()
     for path in FILES:
         first = path.relative_to(SERVER).parts[0]
-        if first in BESIDE_THE_SERVER or first in {"__init__.py", "__main__.py"}:
+        if first in OUTSIDE_THE_SERVER or first in {"__init__.py", "__main__.py"}:
             continue
         importer = first.removesuffix(".py")
         for node in nodes[path]:
@@ -122,17 +122,17 @@ def arrows(nodes):
             else:
                 modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules = [module for module in modules if module and module.startswith("toolpack_server.")]
-            found |= {(importer, room(module)) for module in modules}
+            found |= {(importer, package_of(module)) for module in modules}
     return {(importer, imported) for importer, imported in found if importer != imported}
 
 
 def test_packages_import_few_others_and_have_no_cycles(nodes):
-    found = arrows(nodes)
+    found = package_imports(nodes)
     sorter = graphlib.TopologicalSorter()
     for importer, imported in found:
         sorter.add(importer, imported)
     sorter.prepare()  # raises CycleError
-    assert len(found) <= MOST_ARROWS
+    assert len(found) <= MAX_PACKAGE_IMPORTS
     assert not [arrow for arrow in found if arrow[1] == "features"]
 
 
@@ -141,7 +141,7 @@ def is_any(annotation):
 
 
 def anys(nodes):
-    """Yield the names of arguments, attributes and variables whose type is `Any`."""
+    """Yield the names of arguments, attributes and variables annotated with `Any`."""
     for node in nodes:
         if isinstance(node, ast.arg) and node.annotation is not None and is_any(node.annotation):
             yield node.arg
@@ -150,12 +150,14 @@ def anys(nodes):
 
 
 def test_no_any_replaces_a_class_of_the_server(nodes):
-    found = {(name(path), each) for path in FILES for each in anys(nodes[path]) if each.strip("_") in OF_KNOWN_CLASSES}
-    assert found == ANY_FOR_A_REASON.keys()
+    found = {
+        (name(path), each) for path in FILES for each in anys(nodes[path]) if each.strip("_") in NAMES_OF_KNOWN_CLASSES
+    }
+    assert found == ALLOWED_ANYS.keys()
 
 
 def named(nodes):
-    """The names that the code of these nodes uses, and its texts of one word; not what docstrings and comments say."""
+    """Return the names in the code of these nodes, and its texts of one word, without docstrings and comments."""
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
             yield node.value
@@ -167,7 +169,7 @@ def named(nodes):
 def test_the_core_names_no_feature(nodes):
     features = re.compile(rf"({'|'.join(FEATURES)})", re.IGNORECASE)
     for path in FILES:
-        if not path.is_relative_to(SERVER / "features") and name(path).split("/")[0] not in OF_ALL_FEATURES:
+        if not path.is_relative_to(SERVER / "features") and name(path).split("/")[0] not in COMBINING_ALL:
             used = {each for each in named(nodes[path]) if features.search(each)} - ORDINARY_NAMES
             assert not used, name(path)
 
@@ -175,7 +177,7 @@ def test_the_core_names_no_feature(nodes):
 def test_only_one_module_has_the_numbers_of_errors(nodes):
     numbers = {*codes.STANDARD, *codes.CODES.values(), *codes.FAILURE_CODES.values(), codes.ERROR_OF_SERVER}
     for path in FILES:
-        if name(path) == "rpc/codes.py" or path.relative_to(SERVER).parts[0] in BESIDE_THE_SERVER:
+        if name(path) == "rpc/codes.py" or path.relative_to(SERVER).parts[0] in OUTSIDE_THE_SERVER:
             continue
         negative = [
             each.operand for each in nodes[path] if isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.USub)
@@ -233,7 +235,7 @@ def test_programs_import_these_names():
     assert not hasattr(toolpack_server, "packs_of_nobody")
 
 
-# What takes long to import, and isn't needed by those who import these modules.
+# Slow imports that users of these modules don't need.
 QUICK = {
     "toolpack_server": {"asyncio", "orjson", "pydantic"},
     "toolpack_server.cli": {"asyncio", "orjson", "pydantic"},

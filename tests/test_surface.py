@@ -1,4 +1,4 @@
-"""A break of what users can rely on is found and must be in CHANGELOG.md; an addition breaks nothing."""
+"""A break of the public surface is found and must be in CHANGELOG.md. An addition breaks nothing."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ def protocol(document=DOCUMENT):
 
 
 def changed(change):
-    """Get the breaks of a change of the OpenRPC document."""
+    """Return the breaks of a change of the OpenRPC document."""
     document = copy.deepcopy(DOCUMENT)
     methods = {method["name"]: method for method in document["methods"]}
     change(document, methods)
@@ -325,7 +325,7 @@ def test_entries_come_from_breaking_in_unreleased():
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Files of a project whose last release had three things, of which one is left."""
+    """Write files of a project whose last release had three things, one of which is left."""
     for name in ("KEPT", "CHANGELOG", "PROJECT"):
         monkeypatch.setattr(surface, name, tmp_path / name)
     surface.PROJECT.write_text('[project]\nname = "x"\nversion = "0.1.0"\n')

@@ -1,4 +1,4 @@
-"""`toolpack_server.testing`: a session in a test is a real one, and raises what functions raise."""
+"""`toolpack_server.testing`: a session in a test is a real one, and raises the functions' exceptions."""
 
 import asyncio
 import os
@@ -250,7 +250,7 @@ def test_the_fixture_opens_sessions_and_closes_them(tmp_path):
         "def test_two():\n"
         "    assert opened[0]._server.closed\n"
     )
-    # A project may have a package `server` of its own, so the plugin must not import this one.
+    # A project may have its own package `server`, so the plugin must not import this one.
     (tmp_path / "conftest.py").write_text("import sys\n\nassert 'server' not in sys.modules\n")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
     assert scripts == {"toolpack_server": "toolpack_server.pytest_plugin"}

@@ -1,17 +1,23 @@
-"""How many calls of Python functions a request takes from its bytes to those of its answer.
+"""The number of Python function calls between a request's bytes and those of its answer.
 
-A clock can't show that a call has become a little dearer: each step is within the noise, and a hundred of them aren't.
-What is counted repeats to the call on the busiest machine: each time that a Python function begins or a generator goes
-on (`call` of `sys.setprofile`), in all threads of the server, with what it uses (uvicorn, jsonrpcserver, pydantic), on
-uvloop and httptools, where neither the event loop nor the parser of HTTP is written in Python. Functions of C aren't
-counted, nor those of the tests and their toolpacks, of threads that wake up now and then whoever calls, and of
-executors' own processes. Requests come one after the other on one connection, with a token, to a store in SQLite; the
-number is the least between the beginnings of two of them, and the sum of these for an episode. However slow the machine
-is, no call takes so long here that it is no quick one: others go a longer way. Nor does the watcher of the deadlines
-tick, as the first job after a tick wakes it. What is left of chance is 24 calls of an episode: the store looks for its
-`call_id` among the ids of sessions, and reads one more where another session follows.
+A clock can't show a small slowdown: each step is within the noise, and a hundred steps aren't. The counts here are
+exact on any machine. They include each start of a Python function and each resumption of a generator (`call` of
+`sys.setprofile`) in all threads of the server, with uvicorn, jsonrpcserver and pydantic. uvloop and httptools are used,
+so neither the event loop nor the HTTP parser is Python.
 
-The numbers only fall. One that has to rise needs a line in CHANGELOG.md that says what it buys.
+Not counted:
+
+- functions in C, and those of the tests and their toolpacks
+- threads that wake up now and then, independently of calls
+- executors' own processes
+
+Requests come one after the other on one connection, with a token, to a store in SQLite. The count of a request is the
+least between the beginnings of two requests; that of an episode is the sum over its requests. Two sources of noise are
+switched off: every call counts as quick, because slow ones take a longer path, and the deadlines' watcher doesn't tick,
+because the first job after a tick wakes it. One remains, of 24 calls in an episode: the store searches for its
+`call_id` among the ids of sessions, and reads one more if another session follows.
+
+The limits may only fall. An increase needs a line in CHANGELOG.md that names its benefit.
 """
 
 import contextlib
@@ -28,8 +34,8 @@ from toolpack_server.packs.loading import load_catalog
 pytest.importorskip("uvloop")
 pytest.importorskip("httptools")
 
-# Heavy, so that no test has interrupted functions in the same process before: see `engine/interruption.py`. In Python
-# 3.11 an interruption that was taken back leaves a flag with which a thread that is profiled never goes on.
+# Heavy, so that no test has interrupted functions in the same process before; see `engine/interruption.py`. In Python
+# 3.11, a cleared interruption leaves a flag that makes a profiled thread hang.
 pytestmark = pytest.mark.heavy
 
 NAMES = ("ledger", "stall", "bank")
@@ -66,7 +72,7 @@ OLD_MCP = "2025-06-18"
 
 
 class Counted:
-    """A server whose calls are counted, with a session for each toolpack."""
+    """A server that counts its function calls, with a session for each toolpack."""
 
     def __init__(self, frames, folder, **settings):
         given = {"data_dir": folder, "pack_dir": (serving.PACKS,), "packs": NAMES, **settings}
@@ -110,7 +116,7 @@ class Counted:
         return self._least([[call] for _ in number], b'"isError":false')
 
     def _least(self, groups, *right):
-        """Send groups of requests, one after the other, and get how many function calls a group takes at least."""
+        """Send groups of requests one after the other. Return the least number of function calls of a group."""
         counts = []
         requests = [each for group in groups for each in group]
         (replies,) = self.server.burst([requests], lambda: counts.append(self._frames.counted.total()))
@@ -137,7 +143,7 @@ def post(path, method, params, headers=()):
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """Get a server by where it runs functions."""
+    """Return a server for each isolation."""
     with contextlib.ExitStack() as closing, pytest.MonkeyPatch.context() as patch:
         for module in (pace, threads):
             patch.setattr(module, "QUICK_SECONDS", serving.PATIENCE)
@@ -172,7 +178,7 @@ WAYS = {
 @pytest.mark.parametrize("way", MOST)
 def test_a_call_takes_no_more_function_calls_than_it_did(servers, way):
     call, how = WAYS[way]
-    # A function that was slow once, as the machine was busy, may go the longer way from then on: so try it again.
+    # On a busy machine, a function that was slow once may take the slower path from then on, so try again.
     counts = []
     while len(counts) < ATTEMPTS and not (counts and counts[-1] <= MOST[way]):
         isolation = "process" if "executor" in way else "thread"
@@ -194,5 +200,5 @@ def test_concurrent_calls_on_a_session_are_one_commit(servers):
     call |= {"function": "add", "kwargs": {"amount": 1}}
     together = [[post("/rpc", "run_function", call)]] * 8
     commits = [server.commits() for _ in range(30) if server.burst(together)]
-    # On a busy machine one batch or the other is cut in two, but not each.
+    # On a busy machine some batches are cut in two, but not all.
     assert min(after - before for before, after in itertools.pairwise(commits[10:])) == 1

@@ -1,9 +1,9 @@
-"""The command `toolpack-server` in processes of its own that begin with the server's modules imported.
+"""The command `toolpack-server` in separate processes that begin with the server's modules imported.
 
-Most of what the start of a command costs is imports, and the tests start hundreds. Such a process is forked
-from one that has imported the server and done nothing else, as workers are, and behaves as if it had been started: its
-module, arguments, variables, folder, session, signals and standard streams are its own. Where variables are to change
-how Python itself starts, or anything else than the command is to be run, it really is started.
+Imports take most of a command's start, and the tests start hundreds. Such a process is forked from one that has only
+imported the server, like a worker. It behaves like a started process: its module, arguments, variables, folder,
+session, signals and standard streams are its own. If variables change Python's own start, or another program runs, the
+process is really started.
 """
 
 import array
@@ -32,20 +32,20 @@ MODULES = [
     "toolpack_server.rpc.jsonrpc",
 ]
 PIPES = ["p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"]
-DECIDES = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TZ")  # the beginnings of such variables
+DECIDES = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TZ")  # prefixes of such variables
 
 
 def decides(env: Mapping[str, str]) -> dict[str, str]:
-    """Get those variables that change how Python itself starts."""
+    """Return the variables that change how Python itself starts."""
     return {name: env[name] for name in env if name.startswith(DECIDES)}
 
 
 class Warm(subprocess.Popen[Any]):
-    """As `subprocess.Popen`; the command may be that of the server."""
+    """Like `subprocess.Popen`, but a command of the server is forked."""
 
     _origin: ClassVar["Origin | None"] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()
-    is_cold = False  # whether all are really started
+    is_cold = False  # True if all processes are really started
     forked = False
 
     def _execute_child(self, args: Any, *others: Any) -> None:
@@ -93,7 +93,7 @@ class Warm(subprocess.Popen[Any]):
 
 
 class Origin:
-    """The process that forks, as the tests see it."""
+    """The forking process, as the tests see it."""
 
     def __init__(self) -> None:
         self.owner, self._lock = os.getpid(), threading.Lock()
@@ -106,7 +106,7 @@ class Origin:
         atexit.register(self.close)
 
     def ask(self, asked: dict[str, Any], streams: Sequence[int] = ()) -> Any:
-        """Have a process forked, and get its id; or ask for the status of one, which is None while it lives."""
+        """Fork a process and return its id, or return the status of one, which is None while it lives."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))] if streams else []
         with self._lock:
             self._ours.sendmsg([json.dumps(asked).encode()], rights)
@@ -119,8 +119,8 @@ class Origin:
 
 
 def main(control: socket.socket) -> None:
-    """Fork what is asked for, and tell how it has ended; until the tests end."""
-    del sys.path[0]  # this folder
+    """Fork the requested processes and report how they ended, until the tests end."""
+    del sys.path[0]  # remove this folder
     folder = Path(str(importlib.import_module("toolpack_server").__file__)).parent / "features"
     paths = folder.rglob("feature.py")
     for name in [
@@ -134,7 +134,7 @@ def main(control: socket.socket) -> None:
             os._exit(0)
         asked = json.loads(message)
         if "ended" in asked:
-            # Only now is it reaped: until then it is what the system keeps of a process that has ended.
+            # Reap it only now. Until then, the system keeps it as a process that has ended.
             number, status = os.waitpid(asked["ended"], os.WNOHANG)
             control.send(json.dumps(status if number else None).encode())
             continue
@@ -148,13 +148,13 @@ def main(control: socket.socket) -> None:
 
 
 def become(asked: dict[str, Any], streams: list[int]) -> None:
-    """Be what was asked for."""
+    """Turn this process into the requested one."""
     if asked["session"]:
         os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     os.closerange(3, max(streams) + 1)
-    # What a stream knows of its file, as whether it can be sought in, it keeps.
+    # A stream caches properties of its file, such as whether it is seekable.
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     for number, name in ((1, "stdout"), (2, "stderr")):
         raw, old = open(number, "wb", buffering=0, closefd=False), getattr(sys, name)  # noqa: SIM115

@@ -1,7 +1,7 @@
-"""A whole server in this process, HTTP included, whose connections have no sockets: what a call costs, and no noise.
+"""A whole server in this process, HTTP included, with connections without sockets, to measure a call without noise.
 
-Nothing of the server is replaced but the system's sockets. Its threads and its event loop are those of a
-worker. What is counted and measured lies between the bytes of a request and those of its answer.
+Only the system's sockets are replaced. Threads and event loop are those of a worker. Counts and measures cover the time
+from a request's bytes to those of its answer.
 """
 
 import asyncio
@@ -23,20 +23,21 @@ from toolpack_server.web.app import create_app
 from toolpack_server.web.http_server import HttpServer
 from toolpack_server.wiring.service import Service
 
-IDLE_SECONDS = 3600  # that a connection stays open between two bursts
+IDLE_SECONDS = 3600  # so that a connection stays open between two bursts
 CHUNKED, LAST_CHUNK = b"\r\ntransfer-encoding: chunked\r\n", b"0\r\n\r\n"
 TOKEN = "a-token-for-this-server"
 TESTS = str(Path(__file__).parent)
 
 
-TIMERS = {"deadlines", "leases", "checkpoints"}  # threads that do something now and then, whoever calls
+TIMERS = {"deadlines", "leases", "checkpoints"}  # threads that work now and then, independently of calls
 
 
 class Frames:
     """Counts the calls of Python functions in the threads of a server that is started while it is `watching`.
 
     Attributes:
-        counted: How often each function was called since it was last cleared, by file and name; not those of tests.
+        counted: For each function, by file and name, the number of calls since the last clearing; without those of
+            tests.
     """
 
     def __init__(self) -> None:
@@ -61,15 +62,15 @@ def _nothing() -> None:
 
 
 class Transport:
-    """A connection's transport; what is written goes to `answered`."""
+    """A connection's transport. Written data goes to `answered`."""
 
     def __init__(self, answered: Callable[[bytes], None]) -> None:
         self.answered = answered
-        self.protocol: Any = None  # whom it belongs to since it has become a WebSocket
+        self.protocol: Any = None  # its owner after it became a WebSocket
         self._closing = False
 
     def write(self, data: bytes) -> None:
-        if data:  # with h11, uvicorn writes nothing at the end of each response
+        if data:  # with h11, uvicorn writes an empty piece at the end of each response
             self.answered(data)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -96,7 +97,7 @@ class Transport:
 
 
 class Connection:
-    """A client's connection, on which a reply is written in so many pieces.
+    """A client's connection. The server writes a reply in `pieces` pieces.
 
     Attributes:
         begins: Called on the event loop before each request.
@@ -139,8 +140,8 @@ class Clients:
     """Clients of a server whose event loop runs in another thread.
 
     Args:
-        protocol: Makes the server's end of a connection.
-        pieces: In how many pieces the server writes a reply.
+        protocol: Creates the server's end of a connection.
+        pieces: The number of pieces in which the server writes a reply.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Clients:
         self._connections = asyncio.run_coroutine_threadsafe(connect(), loop).result(PATIENCE)
 
     def burst(self, requests: Sequence[Sequence[bytes]], begins: Callable[[], None] = _nothing) -> list[list[bytes]]:
-        """Send as many lists of requests at once, each on a connection of its own, and get all replies.
+        """Send several lists of requests at once, each on a separate connection, and return all replies.
 
         Args:
             begins: Called on the event loop before each request.
@@ -176,7 +177,7 @@ class Clients:
 
 
 def request(path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
-    """Get a POST request with a token, as a client sends it."""
+    """Return a POST request with a token, as a client sends it."""
     text = json.dumps(body, separators=(",", ":"))
     fields = {
         "Host": "127.0.0.1:8000",
@@ -190,7 +191,7 @@ def request(path: str, body: Mapping[str, Any], headers: Mapping[str, str] | Non
 
 
 class WholeServer:
-    """The server; the settings are those of a worker, with an owner's token."""
+    """The server, with the settings of a worker and an owner's token."""
 
     def __init__(self, catalog: Catalog, connections: int = 8, **settings: Any) -> None:
         patient = {"receive_seconds": 10_800}  # on a busy machine a burst takes long
@@ -216,7 +217,7 @@ class WholeServer:
             await self._end.wait()
 
     def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
-        """Send one request, and get the JSON of its answer."""
+        """Send one request, and return the JSON of its answer."""
         ((reply,),) = self.burst([[request(path, body, headers)]])
         return json.loads(reply.partition(b"\r\n\r\n")[2])
 
@@ -224,7 +225,7 @@ class WholeServer:
         return self.post("/rpc", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params})["result"]
 
     def commits(self) -> float:
-        """Count the commits to the store so far."""
+        """Return the number of commits to the store so far."""
         text = exposition(self.service.metrics, None).decode()
         return next(float(line.split()[-1]) for line in text.splitlines() if "commit_seconds_count" in line)
 

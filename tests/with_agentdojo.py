@@ -1,6 +1,6 @@
-"""AgentDojo, for the files that import this: where it isn't installed they are skipped.
+"""AgentDojo, for the test files that import this module. If it isn't installed, they are skipped.
 
-It is imported by its toolpacks, which spare the tests the clients of all model vendors.
+Its toolpacks import it without the clients of all model vendors.
 """
 
 import pytest

@@ -31,7 +31,7 @@ def check(*arguments):
     return result.exit_code, [line for line in lines if not SUMMARY.fullmatch(line)], result.output
 
 
-def assert_said(folder, name, *, called):
+def assert_findings(folder, name, *, called):
     """Write a toolpack of `WRONG` under a name that no module has, check it, and compare what is printed."""
     code, findings = WRONG[name]
     file = folder / f"wrong_{name}.py"

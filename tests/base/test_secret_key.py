@@ -1,4 +1,4 @@
-"""The key of the hash on stored snapshots: given, or made once, for the server's user alone."""
+"""The key of the hash on stored snapshots: configured, or generated once and readable only by the server's user."""
 
 import os
 import stat
@@ -83,7 +83,7 @@ def test_a_key_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path):
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(SettingsError, match=r"(The key .* can't be (read|created): |is not a folder: )") as wrong:
             made(folder)
-        assert "TOOLPACK_SECRET_KEY" not in str(wrong.value)  # with another key, stored sessions couldn't be read
+        assert "TOOLPACK_SECRET_KEY" not in str(wrong.value)  # a server with another key couldn't read stored sessions
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"ab" * 15 + b"a", b"not hexadecimal digits, but many", b"\xff" * 64])

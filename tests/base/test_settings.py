@@ -1,4 +1,4 @@
-"""Settings: environment variables and flags, and the errors for wrong ones."""
+"""Settings: environment variables and flags, and the errors for wrong values."""
 
 from pathlib import Path
 

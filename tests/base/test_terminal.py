@@ -1,4 +1,4 @@
-"""What others have said writes nothing on an operator's terminal but characters, and stays the same JSON."""
+"""Texts of agents and functions can't control an operator's terminal; their JSON stays the same."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from toolpack_server.base.terminal import echo, printable
 from toolpack_server.client import Client
 from toolpack_server.packs.loading import load_catalog
 
-# ESC, CSI of C1, a carriage return and a line that looks like the command's, marks of direction, an escape of Python's.
+# ESC, a C1 CSI, a carriage return and a line like the command's own, bidirectional marks, and a Python escape.
 HOSTILE = "a\x1b[2J\x9b1m\rb\u202ec\u2028d\n7 tasks: all passed\x00\U000e0041\\x1b"
 PACK = f"""
 from toolpack_server import Depends, Rollout, Task, TaskEnvironment, Toolpack
@@ -70,7 +70,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def place(folder):
-    """A server with a session whose agent has said what could harm a terminal, wherever it could."""
+    """Start a server with a session whose agent has put harmful texts in every possible place."""
     with running(load_catalog((folder,), ("said",)), store="memory:", log_calls="off") as url, Client(url) as client:
         session = client.create_session(task="said/one", labels={"run": HOSTILE})
         with client.agent(session) as agent:

@@ -1,4 +1,4 @@
-"""The two clients behave alike: every method, typed results, and retries only if they are safe."""
+"""Both clients behave alike: every method, typed results, and retries only if they are safe."""
 
 import asyncio
 import contextlib
@@ -49,20 +49,20 @@ def url():
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Record the pauses instead of sleeping."""
+    """Record the delays instead of sleeping."""
     noted = []
 
     async def pause(seconds):
         noted.append(seconds)
 
-    # Only in the client's module: the server's threads must really sleep.
+    # Patch only the client's module, because the server's threads must really sleep.
     monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=noted.append))
     monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=pause, timeout=asyncio.timeout))
     return noted
 
 
 class Script:
-    """Answers requests from a list of answers, and records the requests, and how long their answers may take."""
+    """A transport that answers requests from a list, and records the requests and their timeouts."""
 
     def __init__(self, *answers):
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""Beside a hostile server the client gives a result of the promised form or a `ClientError`, within its bounds."""
+"""With a hostile server, the client returns a result in the promised form or raises `ClientError`, within limits."""
 
 import asyncio
 import contextlib
@@ -80,7 +80,7 @@ def test_a_server_cant_make_a_client_sleep(seconds, pauses):
 
 
 def _texts(*replies):
-    """Answer with JSON as Python writes it, infinities too."""
+    """Yield answers with JSON as Python writes it, infinities included."""
     left = [*replies]
     return lambda _request: httpx.Response(200, content=json.dumps(left.pop(0)).encode())
 

@@ -1,4 +1,4 @@
-"""`examples/compare_port.py` finds nothing in a faithful port, and the call that differs in another."""
+"""`examples/compare_port.py` finds nothing in a faithful port, and the differing call in another."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Environments for trainers: a task's functions as methods, a session for each rollout, no reward of nothing."""
+"""Environments for trainers: a task's functions as methods, a session per rollout, no reward without a verdict."""
 
 import inspect
 import json
@@ -92,7 +92,9 @@ def environment(server):
 
 
 def offered(environment):
-    """What TRL offers to the model: the plain functions of the class, as its GRPOTrainer finds and calls them."""
+    """Return the methods that TRL offers to a model: the plain functions of the class, as its GRPOTrainer collects
+    them.
+    """
     members = inspect.getmembers(type(environment), predicate=inspect.isfunction)
     names = [name for name, _ in members if name not in {"reset", "get_reward"} and not name.startswith("_")]
     return {method.__name__: method for method in (getattr(environment, name) for name in names)}
@@ -143,7 +145,7 @@ def test_a_group_of_forks_diverges_and_closes_together(environment, server):
     with environment.group(3) as members:
         members[1].move_to_savings("300.00")
         assert [each.get_reward() for each in members] == [0.0, 1.0, 0.0]
-        assert {type(each) for each in members} == {type(environment)}  # TRL tells them by their class
+        assert {type(each) for each in members} == {type(environment)}  # TRL distinguishes environments by class
         found = server.rpc("summarize_sessions", labels=RUN, evaluate=True)["sessions"]
         assert sorted(each["labels"]["rollout"] for each in found) == ["0", "1", "2"]
         parents = {each.get("parent")["session_id"] for each in server.rpc("list_sessions", labels=RUN)}
@@ -174,7 +176,7 @@ def test_functions_named_like_members_keep_their_names(server):
 def test_a_subclass_may_replace_a_function_by_a_method(server):
     class Rich(TrainingEnvironment):
         def get_balance(self) -> str:
-            """Get the balance."""
+            """Return the balance."""
             return "rich"
 
     with Rich(server.url, task=SAVE) as environment:

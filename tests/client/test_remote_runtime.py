@@ -1,4 +1,4 @@
-"""`RemoteRuntime` is AgentDojo's runtime: the local environment is updated exactly, or the call is refused."""
+"""`RemoteRuntime` as AgentDojo's runtime: it updates the local environment exactly, or refuses the call."""
 
 import gc
 

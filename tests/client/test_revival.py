@@ -1,4 +1,4 @@
-"""A function's result is restored from its JSON: as models, and never altered by their validators."""
+"""A function's result is restored from its JSON: as models, unchanged by their validators."""
 
 import datetime as dt
 from enum import Enum
@@ -72,7 +72,7 @@ def test_a_value_is_restored(value, annotation):
         ({"a": 1}, str),
         ([1, "x"], list[int]),
         (None, float),
-        (1, "an annotation that nobody can read"),
+        (1, "an annotation that can't be read"),
     ],
 )
 def test_json_that_does_not_match_its_annotation_stays_unchanged(value, annotation):

@@ -1,4 +1,4 @@
-"""`rollouts` in the client: groups of attempts, many at the same time, that go on after the client has died."""
+"""The client's `rollouts`: groups of parallel attempts that a restarted client resumes."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ def url():
 
 @pytest.fixture
 def run(url, request):
-    """Do something with a client and the labels of a run of its own."""
+    """Run a function with a client and unique labels."""
 
     def done(work):
         async def worked():
@@ -295,7 +295,7 @@ def test_each_rollout_of_a_group_has_its_own_perturbations(run):
 
 
 def test_a_kill_of_the_server_ends_no_rollout(tmp_path, caplog):
-    """With the client's defaults `play` hears nothing of it, nothing runs twice, and one line says what happens."""
+    """With the client's defaults, `play` notices nothing, no call runs twice, and the log has one line about it."""
     flags = ["--port", str(free_port()), "--packs", "chores"]
     chores = ["1", "2", "dishes"]
     playing, killed, traces = [], asyncio.Event(), []
@@ -316,7 +316,7 @@ def test_a_kill_of_the_server_ends_no_rollout(tmp_path, caplog):
                 await asyncio.to_thread(wait_until, lambda: len(playing) == 4)
                 await asyncio.to_thread(first.kill)
                 killed.set()
-                await asyncio.to_thread(wait_until, lambda: caplog.records)  # of the outage
+                await asyncio.to_thread(wait_until, lambda: caplog.records)  # the log's line on the outage
                 second = server_process.served(tmp_path, *flags)
                 await asyncio.to_thread(servers.enter_context, second)
                 (found,) = await work

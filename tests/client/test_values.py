@@ -1,4 +1,4 @@
-"""`values` in the client: what each step of a rollout was worth, by forks that are played to their end."""
+"""The client's `values`: the value of each step of a rollout, from forks that are played to their end."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def in_async_code(url, work):
 
 
 def played(client, *calls, task="chores/dishes", **more):
-    """The session of a rollout with these calls."""
+    """Return the session of a rollout with these calls."""
     session = client.create_session(task=task, **more)
     for function, kwargs in calls:
         client.agent(session).run_function(function, kwargs)
@@ -53,7 +53,7 @@ def played(client, *calls, task="chores/dishes", **more):
 
 
 def saving(chance, turns=3):
-    """A policy that has three turns, in each of which it saves 100 euros, or else doesn't."""
+    """Return a policy with a number of turns. In each it saves 100 euros with this probability."""
 
     async def play(agent, fork):
         labels = fork["labels"]
@@ -65,13 +65,13 @@ def saving(chance, turns=3):
 
 
 def expected(chance, saved, turns=3):
-    """Its chance to have saved 300 euros when it is done, by enumeration."""
+    """Return the policy's probability of having saved 300 euros at the end, by enumeration."""
     missing = 3 - saved
     return comb(turns, missing) * chance**missing * (1 - chance) ** (turns - missing)
 
 
 async def estimates(client, chances, k):
-    """For each policy and each step and call: the estimate, its standard error, and what it should be."""
+    """Return the estimate, its standard error and the true value, for each policy and each of its steps and calls."""
     path = [("move_to_savings", {"amount": "100.00"})] * 3
     found = []
     for chance in chances:
@@ -119,11 +119,11 @@ def test_a_call_that_changes_nothing_is_no_step(client):
     assert (call.record["function"], call.record["by"], call.advantage) == ("do", "agent", 1.0)
     assert call.before is values.steps[0]
     assert call.after is values.steps[1]
-    assert call.standard_error is None  # of one fork each it isn't known
+    assert call.standard_error is None  # with one fork each, the error is unknown
 
 
 def test_a_forks_agent_has_the_rollouts_remaining_calls(client):
-    """`dishes` has three calls; the fork of the last step has used all, so it can't be spoilt any more."""
+    """`dishes` allows three calls. The fork of the last step has used all, so it can't be spoilt any more."""
     heard = []
 
     def spoil(agent, fork):
@@ -148,7 +148,9 @@ def test_undone_calls_are_no_steps(client):
 def test_the_remaining_solution_lacks_the_calls_made(client):
     session_id = played(client, DISHES, task="chores/as-the-solution")
     client.agent(client.get_session(session_id)).submit_answer("Nothing.")
-    values = client.values(session_id, finish="solution")  # twice the dishes, and an answer, which forks don't have
+    values = client.values(
+        session_id, finish="solution"
+    )  # the calls that solve `dishes`, twice, and an answer, which forks don't have
     assert [step.mean for step in values.steps] == [1.0, 1.0]
     assert [step.mean for step in client.values(session_id).steps] == [0.0, 0.0]
     half = played(client, ("move_from_savings", {"amount": 559.75}), task="bank/short-for-the-trip")
@@ -218,7 +220,7 @@ def test_interrupted_forks_are_closed_and_created_again(client):
 
 
 class Busy(httpx.HTTPTransport):
-    """Leaves a server that has no room for the first fork of each batch."""
+    """A client whose server has no room for the first fork of each batch."""
 
     refused = 0
 
@@ -246,7 +248,7 @@ def test_forks_refused_for_lack_of_room_are_retried_once(url):
 
 
 def test_concurrency_limits_open_forks(url):
-    """The server is asked, while policies wait for each other."""
+    """The server must respond while policies wait for each other."""
     counts, waiting = [], set()
 
     async def work(client):

@@ -1,4 +1,4 @@
-"""Sessions that are created and closed at the same time are created and closed together, and none waits for another."""
+"""Sessions that are created or closed at the same time are handled as one batch, and none waits for another."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from toolpack_server.engine.batcher import BATCH_MAX, Batcher
 
 
 class Errands:
-    """Does errands when the test says so."""
+    """Runs jobs when the test asks for it."""
 
     def __init__(self):
         self.waiting = []
@@ -25,7 +25,7 @@ class Errands:
 
 @pytest.fixture
 def together():
-    """Run a test with a `Batcher` that doubles numbers or refuses them; get which it has done at once."""
+    """Run a test with a `Batcher` that doubles numbers or refuses them. Return the batches that it ran."""
 
     def run(test, refuse=lambda _: False):
         done = []
@@ -106,7 +106,7 @@ def test_a_gone_client_blocks_no_other_answer(together):
 def test_requests_refused_before_they_begin_are_answered(together):
     async def test(doubling, errands):
         futures = [doubling.do(number) for number in range(2)]
-        for _ in range(2):  # together, then alone
+        for _ in range(2):  # first together, then alone
             refused, errands.waiting[:] = [*errands.waiting], []
             for errand in refused:
                 errand.error = OverloadedError("stopping")
@@ -117,7 +117,7 @@ def test_requests_refused_before_they_begin_are_answered(together):
 
 
 def ended(futures):
-    """Get the results of requests, and the codes of those that were refused."""
+    """Return the results of requests, and the codes of refused ones."""
     found = []
     for future in futures:
         try:

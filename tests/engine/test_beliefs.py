@@ -1,6 +1,7 @@
-"""What a worker remembers of sessions is only ever faster than the store: whoever makes it stale, answers are right.
+"""Caches of sessions in a worker: they only save time. If another worker makes an entry stale, answers stay right.
 
-`engine/state.py` lists what is remembered, who may make it stale, and what notices; each has its test here.
+`engine/state.py` lists the cached values, the requests that make them stale, and the checks that notice. Each has a
+test.
 """
 
 import random
@@ -27,8 +28,8 @@ needs_executors = pytest.mark.skipif(sys.platform != "linux", reason="executors 
 
 
 @pytest.fixture
-def two(isolation):  # noqa: ARG001 - it is set by then
-    """Two workers that share a store."""
+def two(isolation):  # noqa: ARG001 - must be set before
+    """Return two workers that share a store."""
     store = SharedMemory()
     with Bench(store=store) as first, Bench(store=store) as second:
         yield first, second
@@ -47,7 +48,7 @@ def states(bench, session_id):
     return [record.get("state") for record in bench.rpc("get_trace", session_id=session_id)]
 
 
-# Whether it exists
+# Its existence
 
 
 @serving.in_both
@@ -77,7 +78,7 @@ def test_an_agents_key_of_a_session_that_is_gone_is_forgotten(two, asked):
     assert key not in first.sessions._agents
 
 
-# Where it is: index, version, parts, environments
+# Its state: index, version, parts, environments
 
 
 @serving.in_both
@@ -213,7 +214,7 @@ def test_alternating_workers_store_the_same_digests(store_url):
         assert (replayed["complete"], replayed.get("diverged")) == (True, None)
 
 
-# Quotas, and the time
+# Quotas and time
 
 
 def test_bytes_stored_by_other_workers_count_in_a_session():
@@ -252,7 +253,7 @@ def test_each_sweep_adopts_the_time_of_the_store(two):
     assert abs(first.sessions.queues.clock.now() - first.store.count_time().now) < serving.PATIENCE
 
 
-# All of it, at each step
+# All values, at each step
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A call that is cancelled changes nothing, leaves no record, and its call_id stays free; what is committed stays."""
+"""A cancelled call changes nothing, leaves no record, and frees its call_id. A committed call stays."""
 
 import threading
 
@@ -36,7 +36,7 @@ def test_a_running_call_is_abandoned_as_at_a_deadline(stored_bench, function):
     running = stored_bench.later_call(session_id, function, {"call_id": "c"}, name=name)
     started(stored_bench, "the function")
     cancel(stored_bench, session_id, running)
-    # The id is free, and the session goes on though the function may still run.
+    # The id is free, and the session continues though the function may still run.
     assert stored_bench.call(session_id, "add", {"call_id": "c"}, amount=5)["result"] == 5
     opened.set()
     assert stored_bench.version(session_id) == 1
@@ -48,7 +48,7 @@ def test_two_abandoned_functions_block_only_their_session(bench):
     for name in ("left 1", "left 2"):
         gate(name)
         running = bench.later_call(session_id, "add_and_hold", name=name)
-        # Not before it waits, where nothing can interrupt it: then it would end, and not be left behind.
+        # Wait until the function waits in code that can't be interrupted. Otherwise it would end, not be abandoned.
         wait_until(lambda: ledger.gates[name]._cond._waiters, "the function at its gate")  # noqa: B023
         cancel(bench, session_id, running)
     behind = bench.later_call(session_id, "add", amount=1)
@@ -80,7 +80,7 @@ def test_an_abandoned_function_counts_in_its_owners_share(make_bench, monkeypatc
 
 
 class Given:
-    """As much of a job as lanes look at."""
+    """The attributes of a job that lanes use."""
 
     lane, kind, owner, arrived = "functions", "add", "ann", 0.0
 
@@ -118,7 +118,7 @@ def test_a_call_is_cancelled_before_it_is_admitted(bench):
 
 
 def test_a_call_whose_clock_has_not_started_never_runs(bench):
-    """It is cancelled while the state of its session is being loaded."""
+    """Cancel the call while its session's state is being loaded."""
     session_id = bench.create()
     bench.sessions.queues.cache.pop(session_id)  # so that the call reads it from the store
     loads, goes_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""A call is acknowledged when its commit is in the store, and what was built on a commit that failed is void."""
+"""A call is acknowledged when its commit is in the store. State that was built on a failed commit is void."""
 
 import threading
 
@@ -18,10 +18,10 @@ FAILURES = {
 
 
 class FailingStore:
-    """A store in memory whose next commit fails, when `before` has been called.
+    """A store in memory whose next commit fails, after a call of `before`.
 
     Attributes:
-        fails: How: False refuses it, an exception is raised, None lets it through.
+        fails: The failure: False refuses the commit, an exception is raised, None lets it through.
         before: Called before a commit.
     """
 
@@ -82,7 +82,7 @@ def test_a_failed_commit_is_not_acknowledged(bench, store, failure):
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_calls_built_on_a_failed_commit_are_void(bench, store, failure):
-    """The second call has begun on what the first one left, when the first one's commit fails."""
+    """The second call has begun with the state of the first one when the first one's commit fails."""
     session_id = bench.create()
     bench.result(session_id, "add", amount=1)
     gate = ledger.gates["built on"] = threading.Event()
@@ -97,7 +97,7 @@ def test_calls_built_on_a_failed_commit_are_void(bench, store, failure):
     store.before = lambda _: None
     gate.set()
     assert overloaded(second).startswith(message)
-    # The third had not begun, so it goes on from what is stored.
+    # The third call had not begun, so it starts from the stored state.
     assert third.result(serving.PATIENCE)["result"] == 101
     assert entries(bench, session_id) == [1, 100]
     assert [record["index"] for record in bench.rpc("get_trace", session_id=session_id)] == [0, 1]
@@ -117,8 +117,8 @@ def test_a_repeat_of_a_pending_commit_fails_with_it(bench, store, function):
             outcomes.append(call.result(serving.PATIENCE)["result"])
         except RpcError as refused:
             outcomes.append(refused.code)
-    # Either the repeat was refused with the call, or it came after it and was run for the first time. It is never
-    # acknowledged without a record.
+    # Either the repeat was refused with the call, or it came later and ran for the first time. It is never acknowledged
+    # without a record.
     assert outcomes[0] == -32006
     acknowledged = [outcome for outcome in outcomes if outcome != -32006]
     recorded = [record for record in bench.rpc("get_trace", session_id=session_id) if record.get("call_id") == "same"]

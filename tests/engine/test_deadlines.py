@@ -1,4 +1,4 @@
-"""Past its deadline a call is answered and has changed nothing; what its thread still does reaches nobody."""
+"""A call past its deadline is answered and has changed nothing. Its thread's later work has no effect."""
 
 import sys
 import threading
@@ -18,7 +18,7 @@ from toolpack_server.packs.catalog import Catalog
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of deadlines stands still until the test moves it."""
+    """Stop the clock of deadlines until the test moves it."""
     return serving.Clock(monkeypatch, jobs, threads)
 
 
@@ -27,7 +27,7 @@ def gate(name):
 
 
 def begin(bench, session_id, name, **params):
-    """Call a function that holds until a gate is opened; come back when it runs."""
+    """Call a function that holds until a gate is opened, and return when it runs."""
     before = ledger.runs.count("add_and_hold")
     call = bench.later_call(session_id, "add_and_hold", params, name=name)
     wait_until(lambda: ledger.runs.count("add_and_hold") > before, "the function")
@@ -62,7 +62,7 @@ def test_late_writes_of_an_overdue_loop_have_no_effect(stored_bench, function):
     assert entries(stored_bench, session_id) == [7, 1]
     assert stored_bench.result(session_id, "total") == 8
     if function == "add_and_swallow" and serving.isolation == "thread":
-        assert name in ledger.late  # it has gone on to its end, and that was to no avail
+        assert name in ledger.late  # it ran to its end, without effect
 
 
 def test_a_python_loop_is_ended(bench):
@@ -108,10 +108,10 @@ def test_two_shortened_deadlines_block_only_their_session(bench):
             assert bench.result(session_id, "add", amount=7) == 7  # though the function still runs
     behind = [bench.later_call(session_id, "add", amount=1) for _ in range(6)]
     other = bench.create()
-    assert [bench.result(other, "add", amount=1) for _ in range(20)] == [*range(1, 21)]  # time enough for the six
+    assert [bench.result(other, "add", amount=1) for _ in range(20)] == [*range(1, 21)]  # enough time for the six
     assert not any(call.done() for call in behind)
     assert entries(bench, session_id) == [7]
-    assert bench.sessions.queues.threads.stuck_threads() == 0  # whoever calls can't bring that about
+    assert bench.sessions.queues.threads.stuck_threads() == 0  # callers can't make threads count as stuck
     opened.set()
     assert [call.result(PATIENCE)["result"] for call in behind] == [8, 9, 10, 11, 12, 13]
 
@@ -134,7 +134,7 @@ def test_other_sessions_are_served_meanwhile():
 
     @pack.function
     def spin() -> bool:
-        """Compute until the test has seen enough."""
+        """Compute until the test stops it."""
         begun.set()
         while not ended.is_set():
             pass
@@ -201,7 +201,7 @@ def test_a_request_that_runs_no_function_has_a_deadline_too(bench, clock, method
 
 
 class Held:
-    """A bench with so many threads, besides that of the event loop, on whose store whoever gets a session is held."""
+    """A bench with this number of threads besides the event loop's, and a store that blocks readers of sessions."""
 
     def __init__(self, bench, monkeypatch, threads, **settings):
         self.sessions = [bench.create() for _ in range(5)]
@@ -217,7 +217,7 @@ class Held:
         return self._get(session_id)
 
     def look(self):
-        """Ask for all sessions at the same time."""
+        """Request all sessions at the same time."""
         with self.bench.paused():
             return [self.bench.later("get_session", session_id=session_id) for session_id in self.sessions]
 
@@ -241,7 +241,7 @@ def test_an_overdue_thread_is_replaced_at_the_thread_limit(held, clock):
         with pytest.raises(RpcError) as error:
             late.result(PATIENCE)
         assert error.value.data["type"] == "DeadlineError"
-    assert held.looking == held.sessions  # one after the other, each when the one before it was given up
+    assert held.looking == held.sessions  # one after the other, each after the one before was abandoned
     held.gate.set()
     assert [each.result(PATIENCE)["session_id"] for each in held.look()] == held.sessions
 
@@ -266,7 +266,7 @@ def test_a_thread_ended_by_an_error_is_replaced(bench, caplog, monkeypatch):
         raise ZeroDivisionError
 
     monkeypatch.setattr(Job, "run", fail)
-    bench.later("get_session", session_id=session_id)  # nobody answers it
+    bench.later("get_session", session_id=session_id)  # it gets no answer
     assert [bench.result(session_id, "add", amount=1) for _ in range(3)] == [1, 2, 3]
     wait_until(lambda: "A thread for calls has ended" in caplog.text, "the log")
 
@@ -299,7 +299,7 @@ def test_a_late_result_is_refused_before_the_deadline_is_noticed(make_bench, clo
 
     bench = make_bench(Catalog({"frozen": pack}))
     session_id = bench.create("frozen")
-    for _ in range(5):  # the watcher may look in just that moment, and would notice
+    for _ in range(5):  # the watcher may look at that very moment, and would notice
         assert bench.call(session_id, "stand_still")["error"].startswith("TimeoutError: `stand_still` took longer")
     assert bench.result(session_id, "total") == 0
 
@@ -328,7 +328,7 @@ def test_a_functions_deadline_overrides_the_setting(bench):
 
 @pytest.fixture
 def held_up(make_bench):
-    """A server whose toolpack's code is held up wherever it is asked to be, and the gate that ends it."""
+    """Yield a server whose toolpack code blocks where the test wants, and the gate that releases it."""
     opened, held = threading.Event(), threading.Event()
 
     def hold_up():
@@ -336,7 +336,7 @@ def held_up(make_bench):
         opened.wait(PATIENCE)
 
     def factory(holds: int = 0) -> ledger.LedgerEnvironment:
-        """Make a ledger.
+        """Create a ledger.
 
         :param holds: Take too long, unless it is 0.
         """
@@ -373,7 +373,7 @@ def test_a_missed_deadline_names_the_running_code(held_up, clock):
         error = serving.refused(-32010, request.result, PATIENCE)
         assert error.data["type"] in {"DeadlineError", "TimeoutError"}
         opened.set()
-        wait_until(lambda: not bench.sessions.queues.threads._stuck, "the end of what was held up")
+        wait_until(lambda: not bench.sessions.queues.threads._stuck, "the end of the blocked code")
         opened.clear()
         return error.message
 

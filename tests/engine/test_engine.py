@@ -1,6 +1,6 @@
-"""The engine's parts by themselves: lanes, what is known of a function's pace, and what runs the event loop.
+"""The engine's parts in isolation: lanes, the statistics of functions' pace, and the driver of the event loop.
 
-All else of the engine is tested through a server; interruptions and leases have files of their own.
+A server tests the rest of the engine. Interruptions and leases have separate files.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from toolpack_server.engine.pool_thread import PoolThread
 
 
 class Submitted:
-    """What a lane knows of a job."""
+    """The attributes of a job that lanes use."""
 
     def __init__(self, owner, kind="", arrived=0.0):
         self.owner, self.kind, self.arrived = owner, kind, arrived
@@ -45,7 +45,7 @@ def test_owners_take_turns_and_none_takes_more_than_its_share():
     assert lane.leave(eve[0]) == [ann[2]]
     assert lane.leave(bob[1]) == [eve[1]]
     assert backlog.total == 0
-    assert lane.leave(bob[1]) == []  # it has left already
+    assert lane.leave(bob[1]) == []  # the job has left already
 
 
 def test_a_running_job_takes_a_slot_even_beyond_the_limit():
@@ -99,10 +99,10 @@ def test_kinds_not_known_to_wait_have_a_limited_reserve():
     assert [lane.enter(job) for job in new] == [True] * RESERVE_PER_KIND + [False]
     others = [Submitted("bob", str(number)) for number in range(RESERVE)]
     assert [lane.enter(job) for job in others].count(True) == RESERVE - RESERVE_PER_KIND
-    assert lane.enter(new[0])  # it is inside
-    assert lane.leave(new[0]) == [new[-1]]  # of its own kind, though the other has waited for longer
+    assert lane.enter(new[0])  # the job is inside
+    assert lane.leave(new[0]) == [new[-1]]  # of the same kind, though the other job has waited longer
     known.add("new")
-    started = lane.leave_reserve(new[1])  # it turns out to wait, and takes a place of its owner's
+    started = lane.leave_reserve(new[1])  # the job turns out to wait, and takes a slot of its owner
     assert started == [others[-RESERVE_PER_KIND]]
     assert lane.leave_reserve(new[1]) == []
     assert lane.leave(first) == []
@@ -118,7 +118,7 @@ def test_jobs_that_leave_the_reserve_take_no_others_slot():
     assert [lane.leave_reserve(job) for job in hers] == [[]] * 8
     his = [Submitted("bob", "sleep") for _ in range(4)]
     assert [lane.enter(job) for job in his] == [True] * 3 + [False]
-    assert [lane.leave(job) for job in hers[:3]] == [[], [], [hers[5]]]  # the others were beyond her share
+    assert [lane.leave(job) for job in hers[:3]] == [[], [], [hers[5]]]  # the others exceeded her share
     assert lane.leave(his[0]) == [his[3]]
 
 
@@ -127,7 +127,7 @@ def test_an_abandoned_job_blocks_only_its_owner():
     stuck, hers, his = Submitted("ann"), Submitted("ann"), Submitted("bob")
     assert [lane.enter(job) for job in (stuck, hers, his)] == [True, False, False]
     assert lane.leave_behind(stuck) == [his]
-    assert lane.leave_behind(stuck) == []  # it has no other
+    assert lane.leave_behind(stuck) == []  # the owner has no other job
     assert lane.leave(his) == []
     assert lane.leave(stuck) == [hers]
 
@@ -196,7 +196,7 @@ def test_some_jobs_of_an_unknown_kind_may_run():
     assert pace.waits("f")
     assert not pace.is_slow("f", 2, 0.009)  # it computes
     assert not pace.may_start("f")
-    assert pace.is_slow("f", 200, 0.02)  # a moment's work at the end of a long wait
+    assert pace.is_slow("f", 200, 0.02)  # a moment of work after a long wait
     assert pace.may_start("f")
 
 
@@ -204,7 +204,7 @@ def test_some_jobs_of_an_unknown_kind_may_run():
 
 
 class Driven:
-    """A driver whose jobs are functions."""
+    """A driver with functions as jobs."""
 
     def __init__(self):
         self.threads = []
@@ -243,7 +243,7 @@ def test_an_exit_inside_the_loop_ends_it():
 
 
 def test_only_one_thread_runs_the_loop():
-    """A job ends at the very moment at which another thread is to take over, again and again."""
+    """End jobs at the very moment at which another thread takes over, repeatedly."""
     driven = Driven()
     driver, inside = driven.driver, []
 
@@ -297,7 +297,7 @@ def test_jobs_of_ended_calls_are_freed_without_gc(make_bench, function, kwargs, 
     gc.collect()
     gc.disable()
     try:
-        for _ in range(10):  # until the event loop's own thread runs what comes alone
+        for _ in range(10):  # until lone calls run on the event loop's thread
             calls = [bench.later_call(session_id, function, **kwargs) for _ in range(at_once)]
             assert all(call.result(PATIENCE)["error"] is None for call in calls)
         wait_until(lambda: not jobs, "the end of all jobs")

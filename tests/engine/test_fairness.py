@@ -1,4 +1,4 @@
-"""Nobody waits for another: what one session, or one name, does holds up no other."""
+"""Fairness: the work of one session or one owner delays no other."""
 
 import asyncio
 import threading
@@ -28,13 +28,13 @@ def gate():
 
 
 def hold(bench, owner=""):
-    """Call a function that waits for the gate, in a session of its own."""
+    """Call a function that waits for the gate, in a new session."""
     session = bench.create(owner=owner)
     return bench.later("run_function", owner=owner, session_id=session, function="add_and_hold", kwargs=HOLD)
 
 
 def known_to_wait(bench):
-    """Wait until the function that waits for the gate is known to wait; until then its kind has a reserve."""
+    """Wait until the function is known to wait for the gate. Before, its kind has a reserve."""
     wait_until(lambda: bench.sessions.queues.threads._pace.waits("add_and_hold"), "the watcher to see it")
 
 
@@ -42,7 +42,7 @@ HOLD = {"name": "fairness"}
 
 
 def test_waiting_functions_delay_no_other_call(gate, monkeypatch):
-    monkeypatch.setattr(threads, "TICK_SECONDS", 3600)  # nobody watches
+    monkeypatch.setattr(threads, "TICK_SECONDS", 3600)  # the watcher is off
     bench = serving.Bench()
     quick = bench.create()
     held = [hold(bench) for _ in range(TRIALS)]
@@ -64,7 +64,7 @@ def test_many_functions_that_wait_run_at_the_same_time(gate):
 
 
 def test_functions_that_compute_run_two_at_a_time(gate, monkeypatch):
-    monkeypatch.setattr(threads, "TICK_SECONDS", 3600)  # nobody sees that it doesn't compute
+    monkeypatch.setattr(threads, "TICK_SECONDS", 3600)  # the watcher that would see its computing is off
     bench = serving.Bench()
     bench.sessions.queues.threads._pace._kinds["add_and_hold"].waits = False
     runs = ledger.runs.count("add_and_hold")
@@ -78,7 +78,7 @@ def test_functions_that_compute_run_two_at_a_time(gate, monkeypatch):
 
 
 def test_an_owner_over_its_thread_share_delays_only_itself(gate, monkeypatch):
-    monkeypatch.setattr(pace, "QUICK_SECONDS", 3600)  # what is quick is so on a busy machine, too
+    monkeypatch.setattr(pace, "QUICK_SECONDS", 3600)  # so that quick functions stay quick on a busy machine
     clock = serving.Clock(monkeypatch, queues)
     bench = serving.Bench(max_threads=4, tokens=SEVERAL, queue_timeout_seconds=3, timeout_seconds=600)
     quick = bench.create(owner="ann")
@@ -93,7 +93,7 @@ def test_an_owner_over_its_thread_share_delays_only_itself(gate, monkeypatch):
     other = hold(bench, "bob")
     wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 3, "the other name's call")
     known = bench.rpc("run_function", owner="ann", session_id=quick, function="add", kwargs={"amount": 1})
-    assert known["error"] is None  # what is known to be quick needs no thread of its own
+    assert known["error"] is None  # a function known to be quick needs no separate thread
     assert bench._run(bench.sessions.ping_store()) == (True, "")
 
     clock.move(600)
@@ -171,7 +171,7 @@ def test_calls_at_a_stop_are_refused_and_not_committed(gate):
 
 
 def test_a_quick_function_never_waits_behind_waiting_ones(gate):
-    """It may lose its standing: the machine stood still, or the watcher has seen it for long."""
+    """A quick function may lose its status: the machine paused, or the watcher has seen the call for long."""
     bench = serving.Bench(max_threads=2)
     quick = bench.create()
     held = [hold(bench) for _ in range(2)]
@@ -205,7 +205,7 @@ def test_a_process_that_stood_still_blames_no_function(gate, monkeypatch):
     with own.lock:
         (thread,) = [thread for thread in own._threads if thread.job is not None]
         thread.since -= 3600
-        for _ in range(SLOW_LOOKS):  # the first ones say nothing yet
+        for _ in range(SLOW_LOOKS):  # the first looks decide nothing yet
             own._look_at([thread])
             assert own._pace.is_quick("add_and_hold")
     gate.set()
@@ -264,7 +264,7 @@ def test_heavy_work_is_limited_and_one_owner_has_half(bench, gate, start, most):
     assert sorted(began) == ["ann"] * half + ["bob"] * half
     wait_until(lambda: bench.sessions.load()[0] == len(names) - most, "the others to wait")
     session = bench.create()
-    assert bench.result(session, "add", amount=1) == 1  # nobody else waits
+    assert bench.result(session, "add", amount=1) == 1  # no other call waits
     gate.set()
     assert [done.result(PATIENCE) for done in works] == names
     assert max(at_once) == most
@@ -284,7 +284,7 @@ def test_one_owners_evaluators_block_no_other_owner(gate, monkeypatch):
 
 
 class Numbered:
-    """Stands in for a job: it knows its number and whose it is."""
+    """A stand-in for a job, with a number and an owner."""
 
     kind = "test"
 
@@ -315,7 +315,7 @@ def test_a_lane_keeps_the_order_within_a_share(data):
         for owner in "abc":
             has = sum(job.owner == owner for job in inside)
             assert has <= per_share
-            # Whoever waits has no place to take, so none that comes later can take it first.
+            # A waiting job has no free slot, so no later job can take one first.
             assert has == per_share or len(inside) == total or not any(job.owner == owner for job in waiting)
             order = [job.number for job in started if job.owner == owner]
             assert order == sorted(order)

@@ -1,7 +1,7 @@
-"""Wherever a missed deadline hits a call, the answers of all others stay right.
+"""A missed deadline at any line of a call: the answers of all other calls stay right.
 
-A tracer stops the function's thread at one line of the server's own code, or of the function, until the watcher has
-interrupted it. Which lines there are is found by a call that isn't stopped.
+A tracer stops the function's thread at one line of the server's code or of the function, until the watcher has
+interrupted it. A call that isn't stopped finds the lines.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from toolpack_server.packs.loading import load_catalog
 
 CODE = (str(Path(toolpack_server.__file__).parent), str(Path(__file__).parents[1] / "fixtures"))
 SKIPPED = ("interruption.py", "uninterruptible.py", "pool_thread.py")  # their own tests stop them
-SOME, FEW = 4, 12  # lines of a call, and answers after each of them
+SOME, FEW = 4, 12  # number of lines of a call to stop at, and of answers after each
 ALL, MANY = sys.maxsize, 100
 STORES = ["memory", "sqlite", *(pytest.param(store, marks=pytest.mark.heavy) for store in ("redis", "postgres"))]
 OWNER = "ann"
-SIZES = {"papers": "count", "stall": "rows"}  # the options that say how much there is at the beginning
+SIZES = {"papers": "count", "stall": "rows"}  # the options that set the initial amount of data
 NAMES = ("ledger", "papers", "stall")
 CATALOG = load_catalog((PACKS,), NAMES)
 
@@ -77,7 +77,7 @@ class Stops:
 
 
 def answers(bench, model, most):
-    """Get so many answers to another owner, each with the one that follows from a model of his sessions."""
+    """Return this number of answers to another owner, each with the answer that a model of the sessions gives."""
     for number, (session_id, entries) in zip(range(most // 4), itertools.cycle(model.items()), strict=False):
         ask = {"owner": OWNER, "session_id": session_id}
         yield bench.rpc("get_session", **ask)["session_id"], session_id
@@ -114,7 +114,7 @@ def stop_everywhere(stops, bench, kind, most, after_each):
     toolpack, function, kwargs = CALLS[kind]
     sizes = itertools.count(1)
 
-    def create():  # each with content of its own, which no call has loaded before
+    def create():  # each with unique content, which no call has loaded before
         return bench.create(toolpack, options={toolpack: {SIZES[toolpack]: next(sizes)}})
 
     def call(session_id):

@@ -1,4 +1,4 @@
-"""A function past its deadline is interrupted in its own code and nowhere else, once, and for ever."""
+"""A function past its deadline is interrupted in its own code only, exactly once."""
 
 import asyncio
 import ctypes
@@ -18,7 +18,7 @@ from toolpack_server.functions.coroutines import close_loop, run_coroutine
 
 
 class Thread(threading.Thread):
-    """Runs a function, and keeps what it raised."""
+    """Runs a function, and stores its exception."""
 
     def __init__(self, target):
         super().__init__(daemon=True)
@@ -29,7 +29,7 @@ class Thread(threading.Thread):
     def run(self):
         try:
             self._work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the test looks at it
+        except BaseException as error:  # noqa: BLE001 - the test checks it
             self.raised = error
         finally:
             close_loop()
@@ -169,7 +169,7 @@ def test_an_interruption_at_the_end_hits_the_block_or_nothing():
                     pass
             except Interrupted:
                 after.append("interrupted")
-            # Were an exception still on its way, it would come here.
+            # A pending exception would be raised here.
             for _ in range(200):
                 after.append("behind")
 
@@ -181,7 +181,7 @@ def test_an_interruption_at_the_end_hits_the_block_or_nothing():
 
 
 def test_a_pending_exception_is_cleared_when_the_block_ends(monkeypatch):
-    """The interrupter has won the race, but its exception is on its way only when the function has ended."""
+    """The interrupter has won the race, but it raises its exception only after the function has ended."""
     block, begun, gate, order = Interruptible(), threading.Event(), threading.Event(), []
     raise_in = interruption.raise_in
 
@@ -360,7 +360,7 @@ def test_a_thread_that_runs_no_job_has_nothing_to_interrupt():
         pass
 
 
-# Where the interpreter goes on looking for an exception that isn't there, a thread with a profiler does nothing else.
+# If the interpreter kept looking for a missing exception, a thread with a profiler would do nothing else.
 PROFILED = """
 import sys, threading
 

@@ -1,4 +1,4 @@
-"""Workers take turns on a session by leases: given back, left to who lives, taken over from who is dead."""
+"""Leases, by which workers take turns on a session: released, kept by live workers, and taken over from dead ones."""
 
 import contextlib
 import threading
@@ -20,7 +20,7 @@ OTHER = "another worker"
 
 @pytest.fixture
 def store():
-    """A store in memory that behaves as one which several processes share."""
+    """Return a store in memory that behaves like one shared by several processes."""
     return SharedMemory()
 
 
@@ -32,7 +32,7 @@ def bench(store):
 
 @pytest.fixture
 def second(store):
-    """Another worker on the same store."""
+    """Return another worker on the same store."""
     with serving.Bench(store=store) as made:
         yield made
 
@@ -42,7 +42,7 @@ def claim(store, session_id, *dead):
 
 
 def is_free(store, session_id):
-    """Whether another worker gets the lease; it is given back at once."""
+    """Return whether another worker gets the lease, which is then released."""
     claimed = claim(store, session_id)
     if isinstance(claimed, Head):
         store.release(session_id, OTHER, claimed.epoch)
@@ -58,7 +58,7 @@ def hold(bench, session_id, name, **params):
     return gate, call
 
 
-# Giving leases back
+# Releasing leases
 
 
 @pytest.mark.parametrize("function", ["add", "total", "no such function"])
@@ -157,7 +157,7 @@ def test_a_worker_keeps_its_own_lease_for_running_calls(store):
         made.acquire(states[:1])
     assert not states[0].leased
     store.claim = lambda *arguments: claimed.append(arguments[0]) or real(*arguments)
-    made.keep_up(lambda _: True)  # something waits there, which will take it
+    made.keep_up(lambda _: True)  # a call waits there and will take the lease
     assert len(claimed) == 1
     made.acquire(states[1:])
     assert states[1].leased
@@ -303,7 +303,7 @@ def test_a_busy_worker_lets_others_have_their_turn(bench, store, monkeypatch):
     clock.move(queues.TURN_SECONDS * 1.5)
     first_gate.set()
     assert first.result(serving.PATIENCE)["result"] == 3
-    # It doesn't come back before others had the time to ask.
+    # It must not return before others had time to ask.
     seen = len(looks)
     wait_until(lambda: len(looks) > seen + 2, "two looks of the worker at its queues")
     assert ledger.runs.count("add_and_hold") == runs
@@ -341,7 +341,7 @@ def test_a_worker_keeps_its_lease_during_its_turn(bench, store, monkeypatch):
     assert store.get(session_id)[1].epoch == epoch
 
 
-# The dead
+# Dead workers
 
 
 def stored():
@@ -349,7 +349,7 @@ def stored():
 
 
 class Watcher:
-    """The leases of a worker that waits for a session of another one's."""
+    """The leases of a worker that waits for another worker's session."""
 
     def __init__(self, store, monkeypatch):
         bench = serving.Bench(store=store)
@@ -361,7 +361,7 @@ class Watcher:
         assert isinstance(claim(store, self.session_id), Head)
 
     def looks(self):
-        """Ask for the lease once; say whether it was given."""
+        """Ask for the lease once, and return whether it was granted."""
         state = SessionState(*self.store.get(self.session_id))
         self.leases.acquire([state])
         return state.leased
@@ -457,7 +457,7 @@ def test_a_worker_sends_heartbeats_even_if_it_has_nothing_to_do(store, monkeypat
         clock.move(HEARTBEAT_SECONDS / 10)
     assert 9 <= len(beats) <= 10
     assert len(set(beats)) == 1
-    assert DEAD_SECONDS >= 4 * HEARTBEAT_SECONDS  # a single lost heartbeat is nobody's death
+    assert DEAD_SECONDS >= 4 * HEARTBEAT_SECONDS  # one lost heartbeat is no death
 
 
 def test_a_failed_end_notice_is_logged_once_and_retried(store, caplog):

@@ -1,4 +1,4 @@
-"""Quick calls that come one by one are run by the event loop's own thread, and hold up nobody if one isn't quick."""
+"""Quick calls that arrive one by one run on the event loop's own thread. A call that isn't quick delays no others."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ ENOUGH = QUICK_RUNS + MANY + 2
 
 
 class Lone:
-    """A bench with a toolpack whose function says on which thread it ran, and does more on demand."""
+    """A bench with a toolpack whose function returns the thread it ran on, and does more on demand."""
 
     def __init__(self, **settings):
         pack = Toolpack("lone", ledger.LedgerEnvironment, [ledger.add])
@@ -44,7 +44,7 @@ class Lone:
             self.bench.result(self.other, "add", amount=1)
 
     def runs_on_the_loop(self):
-        """Whether a call runs on the loop's thread; not if another takes over meanwhile, on a busy machine."""
+        """Return whether a call runs on the loop's thread. On a busy machine, another thread may take over."""
         return self.loop_thread() == self.bench.result(self.session, "ident") == self.loop_thread()
 
     def loop_thread(self):
@@ -56,7 +56,7 @@ class Lone:
 
 @pytest.fixture
 def lone(request, monkeypatch):
-    # On a busy machine, too: a function is known to be quick until a test says otherwise.
+    # On a busy machine, too, a function counts as quick until a test says otherwise.
     monkeypatch.setattr(pace, "QUICK_SECONDS", PATIENCE)
     monkeypatch.setattr(pace, "SLOW_LOOKS", None)
     made = Lone(**getattr(request, "param", {}))
@@ -226,7 +226,7 @@ def test_a_queued_lone_call_is_refused_at_a_stop(lone):
 
     async def sent_as_it_stops():
         answer = asyncio.ensure_future(lone.bench.service.rpc.answer(Caller(""), json.dumps(body).encode()))
-        # In the turn in which the call is admitted.
+        # in the same turn in which the call is admitted
         asyncio.get_running_loop().call_soon(lone.bench.sessions.queues.stop)
         return json.loads(await answer)
 

@@ -1,4 +1,4 @@
-"""Calls on one session run one at a time, in order of arrival; sessions never wait for each other."""
+"""Calls on one session run one at a time, in order of arrival. Sessions never wait for each other."""
 
 from collections import Counter
 from itertools import chain
@@ -81,7 +81,7 @@ def test_a_reset_starts_after_the_commits_of_the_calls_before_it(stored_bench):
     session_id = stored_bench.create()
     with stored_bench.paused():
         calls = [stored_bench.later_call(session_id, "add", amount=1) for _ in range(2)]
-        reset = stored_bench.later("reset_session", session_id=session_id, version=1)  # which isn't there yet
+        reset = stored_bench.later("reset_session", session_id=session_id, version=1)  # the version doesn't exist yet
         behind = stored_bench.later_call(session_id, "add", amount=10)
     assert [call.result(serving.PATIENCE)["result"] for call in calls] == [1, 2]
     assert reset.result(serving.PATIENCE)["version"] in {3, 4}

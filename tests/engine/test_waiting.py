@@ -1,4 +1,4 @@
-"""Calls of async functions wait on a shared loop, for memory and not for threads; each promise holds there, too."""
+"""Calls of async functions wait on a shared loop and need memory, not threads. All promises hold there, too."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ def gate(request):
 
 @pytest.fixture
 def bench(gate, monkeypatch):
-    """Have a server where async functions share loops, however quick they are."""
+    """Return a server whose async functions share loops, however quick they are."""
     monkeypatch.setattr(pace.Pace, "is_quick", lambda _, kind: kind == "note")
     pauses.seen.clear()
     with Bench(CATALOG) as made:
@@ -57,7 +57,7 @@ def done(bench, session_id):
 
 @pytest.fixture
 def no_verdict(monkeypatch):
-    """No function is said to compute or block: a collection of this process's garbage, or a busy machine, looks so."""
+    """Prevent the verdict that a function computes or blocks: garbage collection or a busy machine can look like it."""
     monkeypatch.setattr(waiting, "COMPUTED_SECONDS", PATIENCE)
     monkeypatch.setattr(waiting, "BLOCKED_LOOKS", 10**9)
 
@@ -79,14 +79,14 @@ def test_many_waiting_calls_take_no_threads(bench, gate):
 
 @pytest.mark.parametrize("how", ["block", "compute", "never"])
 def test_a_blocked_loop_fails_no_call_of_other_sessions(bench, gate, how, monkeypatch):
-    """One call blocks on its first step; others have begun to wait, or haven't begun, on the same loop."""
+    """One call blocks on its first step. Others on the same loop have begun to wait, or haven't begun."""
     monkeypatch.setattr(waiting, "INTERRUPTIONS", 4)
     begun = [bench.later_call(bench.create("pauses"), "keep", how="wait", gate=gate) for _ in range(20)]
     wait_until(lambda: pauses.seen.count("waits") == 20, "those that wait")
     bad = bench.later_call(bench.create("pauses"), "keep", {"timeout_seconds": 0.1}, how=how, gate=gate)
     wait_until(lambda: f"{how} keeps" in pauses.seen, "the step")
     later = [bench.later_call(bench.create("pauses"), "keep", how="wait", gate=gate) for _ in range(100)]
-    wait_until(lambda: pauses.seen.count("waits") > 20, "one that runs in a thread")
+    wait_until(lambda: pauses.seen.count("waits") > 20, "a function that runs in a thread")
     assert bad.result(PATIENCE)["error"].startswith("TimeoutError")
     if how == "never":
         for call in begun:
@@ -140,7 +140,7 @@ def test_async_calls_of_a_session_keep_their_order(bench, gate):
 @pytest.mark.parametrize("how", ["wait", "swallow", "leave", "block", "compute"])
 def test_an_overdue_async_call_changes_nothing(bench, gate, how, monkeypatch):
     usual = waiting.BLOCKED_LOOKS
-    monkeypatch.setattr(waiting, "BLOCKED_LOOKS", 10**9)  # a loop that is kept for long is interrupted
+    monkeypatch.setattr(waiting, "BLOCKED_LOOKS", 10**9)  # a loop that is blocked for long is interrupted
     clock = Clock(monkeypatch, jobs, threads, waiting)
     session_id = bench.create("pauses")
     call = bench.later_call(session_id, "hang", how=how, gate=gate)
@@ -152,7 +152,7 @@ def test_an_overdue_async_call_changes_nothing(bench, gate, how, monkeypatch):
     if how != "wait":
         assert bench.sessions.queues.threads.stuck_threads() == 1
     monkeypatch.setattr(waiting, "BLOCKED_LOOKS", usual)
-    if how == "block":  # until it has been seen for long enough
+    if how == "block":  # until the watcher has seen it for long enough
         wait_until(lambda: not shares(bench, "hang"), "the verdict")
     if how != "compute":
         pauses.gates[gate].set()
@@ -167,7 +167,7 @@ def test_an_overdue_async_call_changes_nothing(bench, gate, how, monkeypatch):
 
 
 class Held:
-    """As much of a job as those that wait look at."""
+    """The attributes of a job that waiting calls use."""
 
     context, call, settled_at, deadline, stuck_from, held_up = None, None, 0.0, 0.0, 0.0, False
 
@@ -246,7 +246,7 @@ def test_leftover_tasks_end_before_the_world_is_stored(bench):
 
 def test_a_self_scheduling_callback_ends_with_its_call(bench):
     session_id = bench.create("pauses")
-    for _ in range(2):  # the second call turns the loop once more
+    for _ in range(2):  # the second call runs the loop once more
         bench.result(session_id, "spin")
     first = pauses.seen[0]
     count = len(first)
@@ -301,7 +301,7 @@ def test_an_exception_gives_the_same_envelope_as_in_a_thread(bench, how):
     bench.sessions.queues.threads._pace.blame("pauses.fail")
     assert bench.call(session_id, "fail", how=how) == shared
     assert shared["error"].startswith(how)
-    assert bench.result(session_id, "pause") == "here"  # the loop goes on
+    assert bench.result(session_id, "pause") == "here"  # the loop continues
 
 
 def test_sync_and_async_calls_can_be_nested(bench):
@@ -375,7 +375,7 @@ def test_a_function_is_not_blamed_for_collections_of_garbage():
 
     loop = shared_loop.SharedLoop()
     gc.collect()
-    gc.freeze()  # then a collection takes no time
+    gc.freeze()  # so that collections take no time
     try:
         call = shared_loop.SharedCall(compute(), lambda _: None)
         loop.begin(call)

@@ -1,4 +1,4 @@
-"""What features hang around operations: they may answer, refuse, and replace what is heard; the record stays true."""
+"""Hooks of features around operations: they may answer, refuse, and alter the answer; the record stays true."""
 
 import pytest
 from serving import Bench, RpcError
@@ -14,7 +14,7 @@ HEARD = b'"something else"'
 
 
 class Faults(OperationHook):
-    """Does to the calls of sessions with a label what their `value` says."""
+    """Handles the calls of labelled sessions as their `value` says."""
 
     def __init__(self):
         self.asked = []

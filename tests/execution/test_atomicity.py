@@ -1,6 +1,6 @@
-"""A failed call changes nothing, whatever it did before it failed, in all toolpacks.
+"""A failed call changes nothing in any toolpack, at whatever point it failed.
 
-What can be seen from outside is asked in `test_guarantees.py`; here is the rest.
+`test_guarantees.py` tests what clients can observe; this module tests the rest.
 """
 
 import pytest
@@ -25,7 +25,7 @@ def world(bench, session_id):
 def nothing_changed(bench, session_id, before, version):
     assert world(bench, session_id) == before
     assert bench.version(session_id) == version
-    # The next call doesn't get the live object that the failed call changed.
+    # The next call must not get the live object that the failed call changed.
     assert bench.result(session_id, "total") == sum(before["ledger"]["ledger"]["entries"])
 
 

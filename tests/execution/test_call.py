@@ -1,4 +1,4 @@
-"""One call is a pure function: a plan and a snapshot in, an outcome and the next bytes out."""
+"""One call is a pure function: it takes a plan and a snapshot, and returns an outcome and the next bytes."""
 
 import contextlib
 
@@ -20,7 +20,7 @@ RUNTIME = SessionRuntime(CATALOG.functions(PACKS), 30.0)
 
 
 def snapshot(entries=(5,), *, live=False):
-    """A ledger and a vault as bytes, and with `live` as objects too."""
+    """Return a ledger and a vault as bytes, and with `live` as objects too."""
     built = {"ledger": ledger.LedgerEnvironment(), "vault": CATALOG.toolpacks["vault"].build({})}
     built["ledger"].ledger.entries.extend(entries)
     written = {
@@ -56,7 +56,7 @@ def test_a_change_is_only_in_the_next_snapshot(live):
     assert CODEC.decode(part, *outcome.blobs[part]).ledger.entries == [5, 2]
     assert outcome.live[part].ledger.entries == [5, 2]
     assert before.blobs == bytes_before
-    assert part not in before.live  # whoever runs next gets the object from the outcome, or reads the bytes
+    assert part not in before.live  # the next call gets the object from the outcome, or reads the bytes
     assert set(outcome.live) == {part}
 
 
@@ -89,7 +89,7 @@ def test_a_failed_call_has_no_snapshot_and_no_version(function, kwargs, failure,
     assert outcome.failure.why == failure
     assert outcome.failure.text.startswith(error)
     assert (outcome.result, outcome.changes, outcome.blobs, outcome.live) == (None, False, {}, {})
-    # What it may have changed half is gone; the bytes are as they were.
+    # Half-made changes are gone; the bytes are unchanged.
     assert ran("total", before).result == b"5"
 
 
@@ -140,7 +140,7 @@ def test_only_the_functions_own_code_can_be_interrupted():
     assert inside == ["in", "out"]
     assert (outcome.failure.why, outcome.blobs) == (Failure.RAISED, {})
     assert ran("add", interruptible=block(), amount="x").failure.why == Failure.ARGUMENTS
-    assert inside == ["in", "out"]  # arguments are validated outside of it
+    assert inside == ["in", "out"]  # arguments are validated outside
 
 
 def test_a_plan_has_reach_deadline_and_read_only_flag():

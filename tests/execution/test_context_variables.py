@@ -1,4 +1,4 @@
-"""A toolpack's code meets no context variable, and no decimal context, that other code of a toolpack has set."""
+"""A toolpack's code sees no context variable and no decimal context that other code of a toolpack has set."""
 
 import pytest
 from serving import IN_BOTH, PACKS
@@ -23,7 +23,7 @@ def nested(function, **args):
 @pytest.mark.parametrize("function", ["plain", "waiting", "dependent"])
 def test_a_call_sees_no_variables_of_other_calls(bench, function):
     sessions = [bench.create("variables") for _ in range(2)]
-    for _ in range(4):  # an async function goes to the shared loop only once it is known
+    for _ in range(4):  # an async function runs on the shared loop only once it is known
         for session in sessions:
             for other in ("plain", "waiting"):
                 bench.result(session, other)

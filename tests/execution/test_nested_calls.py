@@ -1,4 +1,4 @@
-"""Calls that are arguments of other calls hide from nobody: each stands in the record, with what came of it."""
+"""Calls that are arguments of other calls are all in the record, each with its result."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ def last(bench, session_id):
 
 
 def of(record):
-    """What a record says of its nested calls."""
+    """Return the nested calls of a record."""
     return [(each["function"], each["result"], each["error"], each.get("parent")) for each in record["nested"]]
 
 

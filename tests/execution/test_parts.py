@@ -292,7 +292,7 @@ def parted():
 
 
 def sizes(bench, session_id):
-    """Get the names of the parts that the last call wrote."""
+    """Return the names of the parts that the last call wrote."""
     before = bench.store.parts_at(session_id, bench.version(session_id) - 1)
     after = bench.store.get(session_id)[1].parts
     return {part.partition("/")[2] for part in after if before[part] != after[part]}

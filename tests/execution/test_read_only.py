@@ -1,4 +1,4 @@
-"""A function that promises to be read-only and isn't is caught at the call, and nothing of the call stays."""
+"""A function that is declared read-only but writes is caught at the call, and the call's changes are undone."""
 
 import logging
 
@@ -84,7 +84,7 @@ def test_a_caught_nested_function_fails_the_outer_call(bench):
     answer = bench.call(session_id, "add", amount=inner)
     assert answer["error"] == "ReadOnlyError: search promised read_only=True but changed env.seen"
     assert (bench.version(session_id), bench.result(session_id, "total")) == (0, 0)
-    # As a changing function it may do so, and what it has changed is committed with the rest.
+    # A changing function may write, and its changes are committed with the rest.
     assert bench.result(session_id, "add", amount=inner) == 1
     assert (bench.version(session_id), seen(bench, session_id)) == (1, ["a"])
 
@@ -96,7 +96,7 @@ def test_a_read_is_compared_with_the_state_after_inner_calls(bench):
     answer = bench.call(session_id, "search", word=see)
     assert answer["error"] == "ReadOnlyError: search promised read_only=True but changed env.seen"
     assert (bench.version(session_id), seen(bench, session_id)) == (0, [])
-    see["$call"]["args"]["word"] = "nothing"  # now it changes nothing, and what the inner call has changed is kept
+    see["$call"]["args"]["word"] = "nothing"  # now the function changes nothing, and the inner call's change is kept
     assert bench.result(session_id, "get_seen_after", word=see) == ["nothing"]
     assert (bench.version(session_id), seen(bench, session_id)) == (1, ["nothing"])
 
@@ -117,7 +117,7 @@ def test_objects_are_compared_only_where_their_bytes_differ(make_bench, monkeypa
     shelf = {"books": [f"book {number}" for number in range(999, 0, -1)], "lent": ["ann", "bob", "carl", "dora"]}
     given = {"liars": {"seen": ["a word"] * 1000, "shelf": shelf, "notes": {"a": [1, 2] * 500}}}
     session_id = bench.rpc("create_session", toolpacks=["liars"], environment=given)["session_id"]
-    for _ in range(3):  # on an environment that was restored, and on one that a call has left
+    for _ in range(3):  # on a restored environment, and on one from the last call
         assert bench.result(session_id, "search", word="nothing") == bench.result(session_id, "see", word="more") - 1
     bench.result(session_id, "search", word="nothing")
     assert walked == []
@@ -136,7 +136,7 @@ def test_the_deadline_does_not_count_comparing(make_bench, monkeypatch):
 
 
 def called(tally, clock, times, seconds, compared_seconds):
-    """Call a function so many times; get the seconds of calling and of comparing."""
+    """Call a function this number of times. Return the seconds of calling and of comparing."""
     spent = [0.0, 0.0]
     for _ in range(times):
         due = tally.is_due("pack", "f")
@@ -155,19 +155,19 @@ def test_comparing_stays_within_its_share_of_time(seconds, compared_seconds, tim
         clock = serving.Clock(patch, read_only_checks)
         tally = ReadOnlyChecks()
         first = called(tally, clock, FIRST_CALLS, seconds, compared_seconds)
-        assert first[1] == pytest.approx(FIRST_CALLS * compared_seconds)  # the first ones always
+        assert first[1] == pytest.approx(FIRST_CALLS * compared_seconds)  # the first calls are always compared
         spent = called(tally, clock, times, seconds, compared_seconds)
         assert spent[1] <= SHARE * (spent[0] + spent[1] + sum(first)) + 1e-9
 
 
 def test_comparing_has_a_share_of_each_functions_time(monkeypatch):
-    """However much time passes: a function that is seldom called and quick isn't made slow."""
+    """However much time passes, a function that is quick and seldom called isn't made slow."""
     clock = serving.Clock(monkeypatch, read_only_checks)
     tally = ReadOnlyChecks()
     called(tally, clock, FIRST_CALLS, 0.001, 0.001)
     clock.move(10_000)
     spent = called(tally, clock, 150, 0.001, 0.001)
-    assert spent[1] == 0  # 156 ms of calls have room for 3 ms of comparing, which the first ones had
+    assert spent[1] == 0  # 156 ms of calls allow 3 ms of comparing, which the first calls used up
     spent = called(tally, clock, 850, 0.001, 0.001)
     assert 0.001 <= spent[1] <= SHARE * (1.01 + spent[1])
 
@@ -178,7 +178,7 @@ def test_waiting_functions_share_one_budget_for_comparing(monkeypatch):
     compared, began = 0.0, clock.monotonic()
     for _ in range(1000):
         clock.move(0.01)
-        for thread in range(50):  # each of them has waited for half a second
+        for thread in range(50):  # each has waited for half a second
             due = tally.is_due("pack", f"f{thread}")
             compared += 0.005 * due
             tally.called("pack", f"f{thread}", 0.5, 0.005 if due else None)

@@ -24,7 +24,7 @@ PACK = serving.CATALOG.toolpacks["halves"]
 
 
 def twin(plain):
-    """Make an async function of a plain one."""
+    """Return an async version of a plain function."""
 
     @functools.wraps(plain)
     async def awaited(*args, **kwargs):
@@ -35,7 +35,7 @@ def twin(plain):
 
 
 def async_catalog():
-    """Get the same toolpack with async functions."""
+    """Return the same toolpack with async functions."""
     module = sys.modules["toolpacks.halves"]
     pack = Toolpack("halves", module.make)
     for name, function in PACK.functions.items():
@@ -62,7 +62,7 @@ calls = st.one_of(
 
 
 def encode(call, encode_nested):
-    """Encode a call; arguments that are calls themselves are encoded by `encode_nested`."""
+    """Return the JSON of a call. `encode_nested` encodes arguments that are calls."""
     function, kwargs = call
     args = {
         name: encode_nested(*encode(arg, encode_nested)) if isinstance(arg, tuple) else arg
@@ -88,7 +88,7 @@ def as_json(value):
 
 @pytest.fixture(params=CATALOGS)
 def catalog(request, monkeypatch):
-    if request.param == "on a shared loop":  # from the first call on, and however quick
+    if request.param == "on a shared loop":  # from the first call on, even if it is quick
         monkeypatch.setattr(Pace, "may_share", lambda *_: True)
     return CATALOGS[request.param]
 

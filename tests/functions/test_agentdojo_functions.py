@@ -1,4 +1,4 @@
-"""Functions are described, registered and refused as AgentDojo does it."""
+"""Functions are described, registered and refused as in AgentDojo."""
 
 import pytest
 import test_functions_runtime as functions
@@ -40,7 +40,7 @@ def test_agentdojos_functions_are_registered_unchanged():
         assert pack.register_function(function) is function
         assert pack.functions[function.name].function is function
     assert runtime.run_function(Bank(bank_account=account), "get_balance", {}) == (50, None)
-    # AgentDojo's own handling of arguments: dicts instead of models, and unknown ones are ignored.
+    # AgentDojo handles arguments differently: it passes dicts instead of models and ignores unknown ones.
     (got, extra, _, _), error = runtime.run_function(EmptyEnv(), "order", {"order": {"size": "small"}, "unknown": 1})
     assert error is None
     assert got == {"size": functions.Size.SMALL, "toppings": []}

@@ -1,4 +1,4 @@
-"""Arguments that a published JSON Schema allows are accepted, and no others; no float is NaN or infinite."""
+"""The server accepts exactly the arguments that a published JSON Schema allows. No float is NaN or infinite."""
 
 import dataclasses
 import datetime as dt
@@ -203,7 +203,7 @@ types = st.recursive(
 
 
 def with_spelled(schema):
-    """Allow texts that spell a number or a boolean wherever the schema asks for one without naming it."""
+    """Allow texts that spell a number or a boolean wherever the schema requires one, without naming the text."""
     if isinstance(schema, list):
         return [with_spelled(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Defaults and descriptions of parameters mean what they mean in a pydantic model."""
+"""Defaults and descriptions of parameters have the same meaning as in a pydantic model."""
 
 import dataclasses
 import math

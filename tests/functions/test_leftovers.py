@@ -1,4 +1,4 @@
-"""Work that a function leaves behind changes no later call's environment."""
+"""Work that a function leaves running changes no later call's environment."""
 
 import sys
 import threading
@@ -27,7 +27,7 @@ def bench():
 
 
 @pytest.fixture
-def gate(request, bench):  # noqa: ARG001 - opened before the bench closes
+def gate(request, bench):  # noqa: ARG001 - must be opened before the bench closes
     name = request.node.name
     stragglers.gates[name] = threading.Event()
     yield name
@@ -42,7 +42,7 @@ def open_gate(name):
 @pytest.mark.parametrize("leave", LEAVE)
 def test_leftover_works_changes_reach_no_later_call(bench, gate, leave):
     session_id = bench.create("stragglers")
-    for line in ("one", "two"):  # the second time, an executor has its thread already
+    for line in ("one", "two"):  # for the second line, an executor already has its thread
         bench.result(session_id, "write", line=line)
         bench.result(session_id, leave, gate=gate)
     open_gate(gate)

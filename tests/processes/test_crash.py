@@ -1,4 +1,4 @@
-"""Whatever was acknowledged is there after SIGKILL; what was put into the store by somebody else runs nothing."""
+"""Acknowledged data survives SIGKILL. Data that others put into the store runs no code."""
 
 import contextlib
 import pickle
@@ -19,7 +19,7 @@ SESSIONS = 10
 
 
 def rebuilt(trace):
-    """Get the sum and the entries of a ledger on which all that the trace tells has been done, in this process."""
+    """Return the sum and the entries of a ledger after a replay of the trace in this process."""
     pack = serving.CATALOG.toolpacks["ledger"]
     runtime = FunctionsRuntime([function.function for function in pack.functions.values()])
     environment = pack.build({})
@@ -81,7 +81,7 @@ def test_a_kill_during_concurrent_calls_loses_no_answered_one(tmp_path):
         told = {(session, r["call_id"]): r["result"] for session, trace in traces.items() for r in trace}
         for session, call_id, result in acknowledged:
             assert told[session, call_id] == result
-        # At most what was on its way when the server died is there beyond that, and sending it again does it once.
+        # At most the calls in flight at the server's death are there in addition. Sending them again runs them once.
         assert 0 <= len(told) - len(acknowledged) <= CLIENTS
         for client in clients:
             first = server.rpc("run_function", **client.attempted)
@@ -113,7 +113,7 @@ def test_a_backup_of_a_running_server_is_restored(tmp_path, workers):
         assert server.call(session_id, "add", amount=1)["result"] == 1
         source, copy = (sqlite3.connect(tmp_path / name) for name in ("sessions.db", "copy.db"))
         with contextlib.closing(source), contextlib.closing(copy):
-            source.backup(copy)  # what the command `.backup` of `sqlite3` does
+            source.backup(copy)  # the same as `.backup` of the `sqlite3` command
         assert server.call(session_id, "add", amount=1)["result"] == 2
     for end in ("", "-wal", "-shm"):
         (tmp_path / f"sessions.db{end}").unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def test_a_stopped_server_has_kept_everything_and_exits_with_0(tmp_path):
 
 
 class Hostile:
-    """Writes a file when it is unpickled, if anything ever does that."""
+    """Writes a file if it is ever unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -174,7 +174,7 @@ def test_a_hostile_pickle_in_the_store_runs_nothing(tmp_path):
             damaged(server.call, session_id, "add", amount=1)
             damaged(server.rpc, "fork_session", session_id=session_id)
             assert server.rpc("get_session", session_id=session_id)["version"] == 1
-            # The version before is sound, so there is a way on.
+            # The version before is sound, so the session can continue.
             assert server.rpc("reset_session", session_id=session_id)["version"] == 2
             assert server.call(session_id, "add", amount=5)["result"] == 5
     assert not trap.exists()
@@ -224,14 +224,16 @@ def test_new_call_ids_do_not_let_an_agent_end_more_workers(tmp_path):
             return server.http.post(session["agent_path"], json=body).json()["result"]
 
         for number in range(3):
-            # What goes well in between isn't counted in its favour.
+            # Calls that end well in between don't count in its favour.
             assert call(f"{number}-before", really=False)["result"] == "alive"
             with pytest.raises(httpx.TransportError):
                 call(number, really=True)
             wait_until(lambda: is_ready(server), "another worker")
         for number in (3, 4):
             assert "has ended its process 3 times, and isn't run again" in call(number, really=True)["error"]
-        other = server.rpc("create_session")["session_id"]  # of all others only this session's function is refused
+        other = server.rpc("create_session")[
+            "session_id"
+        ]  # only this session's function is refused, not that of others
         assert server.call(other, "end", really=False)["result"] == "alive"
 
 

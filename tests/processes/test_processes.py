@@ -1,4 +1,4 @@
-"""Processes stop without losing what runs, are replaced when they die or hang, and never outlive their supervisor."""
+"""Processes stop without losing calls, are replaced when they die or hang, and never outlive their supervisor."""
 
 import asyncio
 import multiprocessing
@@ -69,7 +69,7 @@ def wait_for(path: str) -> str:
 
 
 class Idle:
-    """Queues of sessions that have something to do until they are told to stop."""
+    """Queues of sessions that are busy until they are told to stop."""
 
     def __init__(self):
         self.idle, self.stopped, self.stuck = False, False, 0
@@ -101,7 +101,7 @@ def server(clock):
     async def tick(_self, _counter):
         return made.should_exit
 
-    # uvicorn's own tick writes headers and counts requests, of which there are none here.
+    # uvicorn's own tick writes headers and counts requests, and there are none here.
     made.tick = lambda: _run(DrainingServer.on_tick(made, 0))
     uvicorn_tick, uvicorn.Server.on_tick = uvicorn.Server.on_tick, tick
     yield made
@@ -118,7 +118,7 @@ def test_at_sigterm_a_worker_logs_it_and_waits_for_calls(server, clock):
     assert not server.tick()
     assert not server.told
     server.handle_exit(signal.SIGTERM, None)
-    assert server.told == [True]  # what waits for something to happen ends now
+    assert server.told == [True]  # requests that wait for an event end now
     assert not server.gateway.ready
     clock.move(7.9)
     assert not server.tick()
@@ -177,7 +177,7 @@ def test_an_unfit_worker_serves_until_it_is_retired(server):
 
 
 class Connection:
-    """A connection on which nothing has come yet."""
+    """A connection that has received nothing yet."""
 
     cycle = upgraded = None
 
@@ -197,7 +197,7 @@ def test_a_retired_worker_waits_for_a_new_connection(server, clock):
     server.sessions.idle = server._pipe.retired = True
     server.gateway.service.settings = Settings(workers=2, drain_seconds=8)
     assert not server.tick()
-    server.server_state.connections.add(Connection())  # the event loop tells of it later
+    server.server_state.connections.add(Connection())  # the event loop reports the connection later
     clock.move(draining.LINGER_SECONDS + 0.1)
     assert not server.tick()
     server.server_state.connections.clear()
@@ -244,14 +244,16 @@ def test_new_requests_during_a_drain_get_503(make_bench):
 
 @pytest.fixture(autouse=True)
 def ctrl_c():
-    """What starts the tests in the background may have them ignore Ctrl-C, and processes pass that on."""
+    """Reset SIGINT: a program that runs the tests in the background may ignore Ctrl-C, and child processes inherit
+    that.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 class Waiting:
-    """A server in which a call runs until a file is there."""
+    """A server in which a call runs until a file exists."""
 
     def __init__(self, folder, *flags, **settings):
         (folder / "packs").mkdir()
@@ -280,7 +282,7 @@ class Waiting:
         return serving.result_of(http.post("/rpc", json=body).content)
 
     def begin(self):
-        """Send the call, and come back when it runs."""
+        """Send the call, and return when it runs."""
         session = self.rpc(self.http, "create_session")["session_id"]
 
         def call():
@@ -328,7 +330,7 @@ def test_a_stopping_server_answers_running_calls_and_exits_0(waiting, number):
 def test_a_server_in_shutdown_delay_serves_but_is_not_ready(tmp_path, flags):
     waiting = Waiting(tmp_path, *flags, SHUTDOWN_DELAY_SECONDS="600")
     try:
-        session = waiting.rpc(waiting.http, "create_session")["session_id"]  # on a connection that is kept
+        session = waiting.rpc(waiting.http, "create_session")["session_id"]  # on a connection that stays open
         waiting.process.send_signal(signal.SIGTERM)
         with serving.http_client(waiting.http.base_url) as balancer:
             wait_until(lambda: balancer.get("/readyz").status_code == 503, "the word that it stops")
@@ -337,7 +339,7 @@ def test_a_server_in_shutdown_delay_serves_but_is_not_ready(tmp_path, flags):
         for _ in range(2):
             answer = waiting.http.post("/rpc", json=asked)
             assert serving.result_of(answer.content)["session_id"] == session
-            assert answer.headers["Connection"] == "close"  # so its client connects to another server next
+            assert answer.headers["Connection"] == "close"  # so that its client connects to another server next
         waiting.process.send_signal(signal.SIGINT)
         assert waiting.process.wait(serving.PATIENCE) == 0
     finally:
@@ -392,7 +394,7 @@ class FakeWorker:
 
 @pytest.fixture
 def keeper(monkeypatch):
-    """A supervisor, with children that tests make die or fall silent."""
+    """Return a supervisor with child processes that tests let die or fall silent."""
     clock = serving.Clock(monkeypatch, supervisor)
     monkeypatch.setattr(supervisor, "secret_key", lambda _settings: b"")
     monkeypatch.setattr(supervisor, "WorkerProcess", lambda *_: FakeWorker())
@@ -403,7 +405,7 @@ def keeper(monkeypatch):
 
 
 def watch(keeper, seconds):
-    """Let time go by in which the supervisor looks at its workers all the time."""
+    """Let time pass while the supervisor watches its workers."""
     for child in keeper._children:
         child.watch(seconds)
     keeper.clock.move(seconds)
@@ -421,7 +423,7 @@ def test_a_worker_silent_for_5_seconds_is_replaced(keeper, caplog):
     silent, other = keeper._children
     silent.silence = silent.quiet = 5.1
     keeper._replace_workers()
-    assert not silent.ended  # it may be importing a library, which can hold the interpreter for long
+    assert not silent.ended  # it may be importing a library, which can hold the GIL for long
     silent.served = True
     keeper._replace_workers()
     assert silent.ended
@@ -448,7 +450,7 @@ def test_a_starved_worker_gets_a_minute(keeper):
         assert starved.ended is (quiet > 60)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system doesn't tell what a process does")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system doesn't show the activity of processes")
 def test_silence_counts_sleep_and_cpu_time():
     code = "import sys\nprint(flush=True)\n{}"
     for action, waits in (("sys.stdin.read()", True), ("while True: pass", False)):
@@ -457,14 +459,14 @@ def test_silence_counts_sleep_and_cpu_time():
         ) as process:
             process.stdout.readline()
             activity = CpuTime(process.pid)
-            # Far more than has gone by: so what counts must come from the process.
+            # Far more than the passed time, so the counted value must come from the process.
             if waits:
                 wait_until(lambda: activity.counted(1000.0) == 1000.0, "its wait")  # noqa: B023
             else:
                 wait_until(lambda: activity.counted(1000.0) > 0, "its work")  # noqa: B023
                 assert activity.counted(1000.0) < 500
             process.kill()
-    assert activity.counted(1000.0) == 1000.0  # the system tells nothing any more
+    assert activity.counted(1000.0) == 1000.0  # the system shows nothing any more
 
 
 def test_serving_workers_are_told_which_others_ended(keeper):
@@ -597,7 +599,7 @@ def test_workers_that_served_restart_without_delay(keeper):
 def test_only_a_call_in_all_three_crashes_is_blocked(keeper):
     running = keeper._metrics.running
     suspects, guilty, beside, later = running.suspects, 1, 2, 3
-    # A function can choose these statuses, too.
+    # A function can choose these exit statuses, too.
     for times, other, status in [(1, beside, START_FAILED), (2, later, OUTDATED), (3, later, 0)]:
         for call in (guilty, other):
             running.begin("ledger", "add", call)
@@ -627,8 +629,8 @@ def test_varied_calls_count_despite_good_calls_between():
         alone = suspects.begin(1, 0)
         assert alone  # no other suspect runs beside it
         suspects.end(1, alone=alone, forget=False)
-        assert not suspects.begin(1, 0)  # cleared: it keeps nobody waiting
-    # Its number says nothing of who is to blame now: those that ran then are, too.
+        assert not suspects.begin(1, 0)  # cleared, so it makes no other call wait
+    # An old verdict doesn't protect now: calls that ran then are blamed, too.
     suspects.blame([1, 2])
     assert [suspects.times(call) for call in (1, 2)] == [4, 1]
 
@@ -673,11 +675,11 @@ def test_a_retired_worker_that_does_not_end_is_killed(keeper):
     assert child.ended
 
 
-# A worker's beginning and end
+# A worker's start and end
 
 
 def forked(monkeypatch, run, supervisor_pid=None):
-    """Be a supervised worker that runs this, in a process of its own; get its exit status."""
+    """Run this as a supervised worker in a separate process, and return the exit status."""
     monkeypatch.setattr(worker, "run_worker", run)
     monkeypatch.setattr(worker, "Service", lambda settings, *_, **__: SimpleNamespace(settings=settings))
     monkeypatch.setattr(worker, "catalog_of", lambda *_, **__: Catalog({}))
@@ -762,7 +764,7 @@ def leaving(bench, context):
 
 
 def running_call(**settings):
-    """A server whose regular work goes on, and in which a call runs."""
+    """Return a server with its regular work and a running call."""
     bench = serving.Bench(**settings)
     context = bench.service.running()
     bench._run(context.__aenter__())
@@ -812,7 +814,7 @@ def test_a_worker_ends_when_no_process_reads_its_heartbeats(monkeypatch):
 
 
 class Pipe:
-    """Takes heartbeats, as many as a test wants to see."""
+    """Accepts heartbeats, up to the number that a test wants."""
 
     def __init__(self):
         self.sent, self.messages = [], []

@@ -67,13 +67,13 @@ class Reloading:
         wait_until(lambda: self.said().count(text) >= times, f"{text!r} in {self.said()}")
 
     def write(self, source, name="shop.py"):
-        """Write a file as an editor does, and wait until its change was noticed."""
+        """Write a file as an editor does, and wait until the change was noticed."""
         seen = self.said().count("reload: Changed: ")
         (self.packs / name).write_text(source)
         self.wait_for("reload: Changed: ", seen + 1)
 
     def rpc(self, method, /, **params):
-        """Send a request, again if its connection or its server ended."""
+        """Send a request, and retry if its connection or its server ended."""
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         deadline = time.monotonic() + serving.PATIENCE
         while True:
@@ -197,7 +197,7 @@ def test_modules_that_toolpacks_import_and_new_files_are_watched(tmp_path):
 
 
 def descendants(pid):
-    """Get the ids of a process's children, and of theirs."""
+    """Return the ids of a process's descendants."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid="], stdout=subprocess.PIPE, text=True, check=True).stdout
     children = {}
     for line in listed.splitlines():
@@ -288,7 +288,7 @@ def test_in_memory_the_loss_of_sessions_is_reported(tmp_path):
 
 @pytest.fixture
 def watch(tmp_path):
-    """Watch a folder inside a virtual environment, as installed packages are, and one that is missing."""
+    """Watch a folder inside a virtual environment, as installed packages are, and one that doesn't exist."""
     folder = tmp_path / ".venv" / "packs"
     (folder / "inner").mkdir(parents=True)
     (folder / "inner" / "old.py").touch()

@@ -1,4 +1,4 @@
-"""How a server stops, and how a worker is replaced: every request is answered, and no connection is lost."""
+"""A stop of the server or a worker's replacement: every request is answered, and no connection is lost."""
 
 import contextlib
 import http.client
@@ -24,9 +24,9 @@ from toolpack_server.processes.draining import LINGER_SECONDS
 from toolpack_server.processes.supervisor import STOP_SECONDS
 from toolpack_server.web.bodies import NOT_READY
 
-pytestmark = pytest.mark.heavy  # servers that start, are stopped and killed
+pytestmark = pytest.mark.heavy  # it starts, stops and kills servers
 
-PORT_SECONDS = 10  # what container engines wait before they kill
+PORT_SECONDS = 10  # time that container engines wait before they kill
 KINDS = {"memory": ("--store", "memory:"), "one worker": (), "two workers": ("--workers", "2")}
 MEANWHILE = {"jsonrpc": "2.0", "id": 1, "method": "list_functions"}
 
@@ -39,13 +39,13 @@ def served(folder, *arguments, **settings):
 
 
 class Client:
-    """Sends requests as a thread would, with or without a connection that is kept."""
+    """Sends requests as a thread would, on a kept connection or a new one each."""
 
     def __init__(self, server):
         self.address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         self._connection = None
         self._since = 0.0
-        self.dawdled = False  # this process got no processor for so long that its connection counted as idle
+        self.dawdled = False  # this process ran so rarely that its connection counted as idle
 
     def connect(self):
         if self._connection is None:
@@ -54,7 +54,7 @@ class Client:
             self._connection.connect()
 
     def send(self, body, *, keep=False):
-        """Get the status, whether the server closes the connection, and the JSON of an answer."""
+        """Return the status, whether the server closes the connection, and the JSON of an answer."""
         self.connect()
         headers = {"Content-Type": "application/json"} | ({} if keep else {"Connection": "close"})
         try:
@@ -90,7 +90,7 @@ def children(pid):
 
 
 def run(pool, server, folder, function, session=None, **kwargs):
-    """Send a call, and come back when its function runs."""
+    """Send a call, and return when its function runs."""
     started = folder / f"started {time.monotonic()}"
     session = session or server.rpc("create_session")["session_id"]
     answer = pool.submit(Client(server).send, request(session, function, started=str(started), **kwargs))
@@ -106,7 +106,7 @@ def waiting(server):
     ("kind", "signals"),
     [
         *((kind, [signal.SIGTERM]) for kind in KINDS),
-        # More workers hear of the others from the same supervisor.
+        # With more workers, the same supervisor tells each of the others.
         *(
             (kind, signals)
             for kind in ("memory", "one worker")
@@ -131,7 +131,7 @@ def test_running_and_waiting_calls_at_the_end_are_answered(tmp_path, kind, signa
         for answer in run_on + waited:
             status, closes, body = answer.result()
             assert (status, closes) == (200, True)
-            # When one worker has given up the session, the other may still run what waited there.
+            # When one worker has released the session, the other may still run a call that waited there.
             ran = kind == "two workers" and answer in waited and "result" in body
             assert ran or body["error"]["code"] == -32006
         assert ended.result() == 0
@@ -192,7 +192,7 @@ def is_refusing(server):
 
 
 def keep_sending(server, keep, answers, lost):
-    """Send requests one after the other until the port is closed; note the statuses, and what was lost."""
+    """Send requests one after the other until the port is closed. Store the statuses, and the lost requests."""
     client = Client(server)
     while True:
         try:
@@ -223,7 +223,7 @@ def test_requests_during_a_drain_are_refused_and_none_is_lost(tmp_path, kind):
             sender.result()
     assert {status for status, _, _ in answers} == {200, 503}
     assert all(closes and body["error"]["code"] == -32000 for status, closes, body in answers if status == 503)
-    # The kernel may have completed a handshake in the very moment in which the port was closed.
+    # The kernel may have completed a handshake at the very moment the port was closed.
     assert len(lost) <= 1, lost
 
 
@@ -294,7 +294,9 @@ def test_an_unfit_worker_is_replaced_without_refusals(tmp_path, workers):
 
         callers = [pool.submit(keep_calling, number) for number in range(2, 6)]
         try:
-            for _ in range(1 + Settings().max_stuck_threads):  # in as many sessions: each has two of them at most
+            for _ in range(
+                1 + Settings().max_stuck_threads
+            ):  # in as many sessions, because each has at most two of them
                 server.call(server.rpc("create_session")["session_id"], "hang")
             log = tmp_path / "server.log"
             wait_until(lambda: "it is being replaced" in log.read_text(), "the replacement")
@@ -335,7 +337,7 @@ def test_a_process_forked_by_a_function_frees_the_port(tmp_path, kind):
         assert client.send(request(session, "answer"), keep=True)[2]["result"]["result"] == "here"
         server.process.terminate()
         assert server.process.wait(serving.PATIENCE) == 0
-        os.kill(pid, 0)  # it lives on
+        os.kill(pid, 0)  # the process is still alive
         socket.create_server(client.address).close()
         assert client._connection.sock.recv(1) == b""  # closed, though the process has inherited it
         client.close()
@@ -361,6 +363,6 @@ def test_readiness_while_functions_take_all_threads(tmp_path):
 
         wait_until(lambda: begun() >= share, "as many as may run")
         assert server.http.get("/readyz").status_code == 200
-        assert begun() <= share + RESERVE_PER_KIND  # until it was known to wait, some had a place in reserve
+        assert begun() <= share + RESERVE_PER_KIND  # until they were known to wait, some had a reserved slot
         gate.touch()
         assert all(call.result()[2]["result"] == {"result": "done", "error": None} for call in calls)

@@ -1,4 +1,4 @@
-"""What the supervisor survives: workers that die at once, forks that fail, full disks, and a pause of the server."""
+"""The supervisor survives workers that die at once, failed forks, full disks, and a pause of the server."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.processes.supervisor import HANG_SECONDS
 from toolpack_server.web.auth import new_token
 
-pytestmark = pytest.mark.heavy  # servers that start, are stopped and killed
+pytestmark = pytest.mark.heavy  # it starts, stops and kills servers
 
 
 def workers(server):
@@ -95,7 +95,7 @@ def test_an_exit_in_a_lone_server_names_the_function(tmp_path):
         )
 
 
-@pytest.mark.usefixtures("cold")  # the witness is found by the command line
+@pytest.mark.usefixtures("cold")  # the exit logger is found by its command line
 @pytest.mark.parametrize("store", [[], ["--store", "memory:"]])
 def test_a_stopping_server_logs_why_and_nothing_else(tmp_path, store):
     with server_process.served(tmp_path, *store) as server:
@@ -107,7 +107,7 @@ def test_a_stopping_server_logs_why_and_nothing_else(tmp_path, store):
 
 
 def witnesses(pid):
-    """Find the processes that have the command line of a server, and are neither it nor its children."""
+    """Return the processes with the command line of a server that are neither the server nor its children."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -132,7 +132,7 @@ def test_a_later_failed_start_is_retried_until_it_works(tmp_path):
         (victim,) = workers(server) - {healthy}
         lock = tmp_path / "sessions.db.lock"
         lock.rename(tmp_path / "kept")
-        lock.mkdir()  # which can't be opened as a file
+        lock.mkdir()  # it can't be opened as a file
         os.kill(victim, signal.SIGKILL)
         log = tmp_path / "server.log"
         wait_until(lambda: log.read_text().count("exited with status 3") == 3, "three attempts")
@@ -146,7 +146,7 @@ def test_a_later_failed_start_is_retried_until_it_works(tmp_path):
 
 
 def test_new_workers_use_the_tokens_of_the_servers_start(tmp_path):
-    """Whoever edits the file hasn't restarted the server yet, and may not have ended."""
+    """The file may change before the server is restarted; new workers must not use the changed file."""
     (token, line), tokens = new_token("ann"), tmp_path / "tokens"
     tokens.write_text(line)
     body = {"jsonrpc": "2.0", "id": 1, "method": "list_sessions"}
@@ -162,7 +162,7 @@ def test_new_workers_use_the_tokens_of_the_servers_start(tmp_path):
         assert "exited with status 3" not in (tmp_path / "server.log").read_text()
 
 
-# A system that allows no more processes for some time: os.fork fails as long as a file is there.
+# A system that allows no more processes for some time: os.fork fails while a file exists.
 FAILING_FORK = """
 import errno, os, sys
 from pathlib import Path
@@ -255,7 +255,7 @@ def test_a_full_disk_leaves_no_half_written_key_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("toolpack_server.base.secret_key.Path.hardlink_to", is_full)
     with pytest.raises(SettingsError, match=r"No space left on device\. Make room") as refused:
         secret_key(Settings(data_dir=tmp_path))
-    assert "TOOLPACK_SECRET_KEY" not in str(refused.value)  # with another key, nothing stored could be read
+    assert "TOOLPACK_SECRET_KEY" not in str(refused.value)  # with another key, stored data couldn't be read
     assert not [*tmp_path.iterdir()]
 
 
@@ -270,7 +270,7 @@ ARENA_BYTES = 64 * 2**20
 
 
 def arenas(pid):
-    """Count the arenas of glibc that threads have for themselves: reserved places of 64 MB, of which some is used."""
+    """Return the number of glibc arenas of single threads: reserved ranges of 64 MB that are partly used."""
     maps = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     ranges = [(*(int(end, 16) for end in row[0].split("-")), row[1], len(row)) for row in maps]
     return sum(

@@ -1,6 +1,6 @@
-"""Several worker processes on one store, and what becomes of sessions when some of them die, hang or stop.
+"""Several worker processes on one store, and their sessions when some of them die, hang or stop.
 
-The servers here are real processes. What takes some five seconds by design runs beside the other tests.
+The servers here are real processes. Tests that take some five seconds by design run beside the others.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def serving(folder, workers=2, store=None, **settings):
 
 
 class Client:
-    """Sends requests to servers, each on a connection of its own, which any worker may take."""
+    """Sends requests to servers, each on a new connection, which any worker may accept."""
 
     def __init__(self, *servers):
         self._ports = [server.port for server in servers]
@@ -55,7 +55,7 @@ class Client:
         return self.send("run_function", session_id=session_id, function=function, kwargs=kwargs, call_id=call_id)
 
     def later(self, session_id, function, **kwargs):
-        """Send a call that may never be answered, and come back when it is running."""
+        """Send a call that may never be answered, and return when it runs."""
 
         def send():
             connection = Connection(self._ports, random.Random())
@@ -201,12 +201,12 @@ def test_a_worker_computing_in_c_ends_with_its_supervisor(tmp_path):
         client = Client(server)
         client.later(client.create(), "append_and_hog", entry="lost")
         wait_until(lambda: is_running(server), PATIENCE, "the call")
-        server.kill()  # and see the end of its worker, which can't notice it by itself
+        server.kill()  # the worker must end, though it can't notice the supervisor's end itself
         assert server.process.poll() is not None
 
 
 def is_running(server):
-    """Whether a call is on its way: it holds its session's lease."""
+    """Return whether a call is running, which holds its session's lease."""
     with contextlib.closing(sqlite3.connect(server.folder / "sessions.db")) as database:
         return database.execute("SELECT count(*) FROM sessions WHERE holder IS NOT NULL").fetchone()[0]
 
@@ -239,7 +239,7 @@ def stopped(folder):
         client = Client(server)
         session = client.create()
         client.call(session, "append", entry="kept")
-        # One that doesn't serve yet would be taken for one that loads the toolpacks, and have more time.
+        # A worker that doesn't serve yet would count as loading toolpacks, and get more time.
         wait_until(lambda: "listens on" in server.log(), PATIENCE, "all workers")
         before = server.workers()[0]
         os.kill(before, signal.SIGSTOP)
@@ -250,7 +250,7 @@ def stopped(folder):
 
 @pytest.fixture(scope="module", autouse=True)
 def beside(tmp_path_factory):
-    """What takes its time, begun with the first test of this file."""
+    """Start the slow tests together with the first test of this file."""
     with ThreadPoolExecutor(3) as pool:
         yield {
             scenario.__name__: pool.submit(scenario, tmp_path_factory.mktemp(scenario.__name__))
@@ -258,7 +258,7 @@ def beside(tmp_path_factory):
         }
 
 
-# How long each of these waits is tested with a clock of its own in test_leases.py and test_processes.py.
+# test_leases.py and test_processes.py test the length of each of these waits with a simulated clock.
 
 
 def test_a_killed_call_changes_nothing_for_the_next_one(beside):

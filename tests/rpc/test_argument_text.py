@@ -1,4 +1,4 @@
-"""Arguments as JSON text, as models' tool calls carry them; and keys that no argument has."""
+"""Arguments as JSON text, as in models' tool calls, and unknown keys in arguments."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Errors that an agent can react to, with their exact texts: in the envelope, or JSON-RPC errors on request."""
+"""Errors that an agent can react to, with their exact texts: in the envelope, or on request as JSON-RPC errors."""
 
 import json
 from typing import Annotated, Any
@@ -191,7 +191,7 @@ def test_a_functions_error_stays_its_own_under_any_name(error, make_bench):
 
     @pack.function
     def imitate() -> None:
-        """Raise what the server raises."""
+        """Raise an error that the server raises, too."""
         raise error
 
     bench = make_bench(Catalog({"imitator": pack}))
@@ -219,7 +219,7 @@ def test_a_value_without_json_is_named_and_blocks_nothing(make_bench, value, why
 
     @pack.function
     def hide(env: Annotated[Hiding, Depends(lambda env: env)]) -> None:
-        """Keep what has no JSON form."""
+        """Keep a value without a JSON form."""
         env.any = value
 
     bench = make_bench(Catalog({"hiding": pack}))

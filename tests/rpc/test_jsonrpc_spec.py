@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0: the rules that the specification's examples don't cover, which `test_guarantees.py` asks."""
+"""JSON-RPC 2.0: the rules that the specification's examples don't cover. `test_guarantees.py` has the examples."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def answer(bench, body):
 
 
 def shape(reply):
-    """Get a reply without its `data.detail`, which must be there, but whose text the specification leaves open."""
+    """Return a reply without its `data.detail`, which must exist, but whose text the specification leaves open."""
     if isinstance(reply, list):
         return [shape(one) for one in reply]
     if "error" in reply:
@@ -119,7 +119,7 @@ def test_a_batch_larger_than_allowed_is_refused_as_a_whole(bench):
     assert bench.version(session_id) == 0
 
 
-# With null it is a request all the same, and with 0 or "", too: a notification has no id at all.
+# A request may have the id null, 0 or "". Only a notification has no id at all.
 @pytest.mark.parametrize("request_id", ["1.5", "1e2", "12345678901234567890123", '"\\u00e9\\u0000"', "null", "0", '""'])
 def test_an_id_is_returned_unchanged(bench, request_id):
     body = f'{{"jsonrpc": "2.0", "method": "list_sessions", "id": {request_id}}}'
@@ -202,7 +202,7 @@ def test_an_internal_error_is_in_the_log_but_not_in_the_answer(bench, caplog, wh
     session_id = bench.create()
 
     def fail(*_arguments):
-        raise kind("what nobody is to know")
+        raise kind("a secret text")
 
     if where == "a thread":
         bench.store.get = fail
@@ -212,7 +212,7 @@ def test_an_internal_error_is_in_the_log_but_not_in_the_answer(bench, caplog, wh
         bench.rpc("get_session", session_id=session_id)
     assert (fault.value.code, fault.value.message) == (-32603, "Internal error")
     assert fault.value.data == {"detail": "The server failed to handle this request; its log says why."}
-    assert "what nobody is to know" in caplog.text
+    assert "a secret text" in caplog.text
 
 
 def test_the_shape_of_our_own_errors(bench):
@@ -227,7 +227,7 @@ def test_the_shape_of_our_own_errors(bench):
 
 
 class Twice:
-    """Two servers' JSON-RPC with methods that answer with their parameters: as it is, and all through jsonrpcserver."""
+    """Two JSON-RPC servers with methods that return their parameters: ours, and one that uses only jsonrpcserver."""
 
     def __init__(self, bench, monkeypatch, methods):
         async def echo(request, caller, app):

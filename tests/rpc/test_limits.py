@@ -1,4 +1,4 @@
-"""Every limit: its setting, its default, and a clear error that leaves the sessions as they were."""
+"""Every limit: its setting, its default, and a clear error that leaves the sessions unchanged."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ WAIT_SECONDS = 0.4
 LIMITS = [name for name in Settings.variables().values() if name.startswith("max_") or name.endswith("timeout_seconds")]
 
 
-# What is counted in a request
+# Limits of a request
 
 
 def test_only_a_large_body_is_parsed_in_a_thread(monkeypatch):
@@ -46,7 +46,7 @@ def test_only_a_large_body_is_parsed_in_a_thread(monkeypatch):
         on_the_loop = []
 
         def loads(body):
-            on_the_loop.append(asyncio._get_running_loop() is not None)  # which thread runs it may change
+            on_the_loop.append(asyncio._get_running_loop() is not None)  # the thread that runs it may change
             return json.loads(body)
 
         monkeypatch.setattr(parsing, "loads", loads)
@@ -64,7 +64,7 @@ def test_json_depth():
         assert server.call(session, "echo", value=[[[[[1]]]]])["result"] == [[[[[1]]]]]
         error = refused(-32600, server.call, session, "echo", value=[[[[[[1]]]]]])
         assert "more than 8 deep" in error.data["detail"]
-        assert server.call(session, "echo", value="[" * 1000)["error"] is None  # in a string they are no levels
+        assert server.call(session, "echo", value="[" * 1000)["error"] is None  # in a string they add no levels
 
 
 def test_json_values():
@@ -73,7 +73,7 @@ def test_json_values():
         assert server.call(session, "echo", value=[0] * 900)["error"] is None
         error = refused(-32007, server.call, session, "echo", value=[0] * 1100)
         assert "more than 1000 values" in error.message
-        assert server.call(session, "echo", value='",\\' * 5000)["error"] is None  # in a string they divide nothing
+        assert server.call(session, "echo", value='",\\' * 5000)["error"] is None  # in a string they separate no values
         assert server.version(session) == 2
 
 
@@ -117,7 +117,7 @@ def test_the_answers_of_a_batch_are_limited_together():
 
 
 SMALL = {"max_body_bytes": 1024, "max_result_bytes": 1024, "max_list_bytes": 1024}
-ALLOWED = 6144  # bytes of an answer with these
+ALLOWED = 6144  # bytes of an answer with these values
 
 
 def test_one_answer_is_limited():
@@ -164,7 +164,7 @@ def test_a_calls_result_is_answered_despite_small_limits(text):
         assert (told["error"], told["result"]) == (None, text * times)
 
 
-# What waits
+# Limits of waiting calls
 
 
 @contextlib.contextmanager
@@ -240,7 +240,7 @@ def test_a_call_waits_for_its_session_up_to_a_limit():
         assert server.version(session) == 1
 
 
-# What is kept
+# Limits of stored data
 
 
 def test_sessions_of_one_name():
@@ -249,7 +249,7 @@ def test_sessions_of_one_name():
         server.create("ledger", owner="ann")
         error = refused(-32007, server.rpc, "fork_session", owner="ann", session_id=session, count=2)
         assert "3 are allowed: close some first" in error.message
-        assert "retry_after_seconds" not in error.data  # no time helps, so no client tries again
+        assert "retry_after_seconds" not in error.data  # waiting doesn't help, so no client retries
         server.rpc("fork_session", owner="ann", session_id=session)
         refused(-32007, server.create, "ledger", owner="ann")
         server.create("ledger", owner="bob")
@@ -264,7 +264,7 @@ def test_sessions_of_one_name():
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 def any_store(request, store_url):
-    """The URL of a store of each kind."""
+    """Return the URL of a store of each kind."""
     return store_url(request.param)
 
 
@@ -337,8 +337,8 @@ def test_an_owners_limits_hold_for_all_workers_together(monkeypatch):
         workers = [opened.enter_context(Bench(**limits)) for _ in range(4)]
         session_id = workers[0].create("ledger")
         for each in workers:
-            each.create("ledger")  # each has counted, and found next to nothing
-        # One after the other fills what there is.
+            each.create("ledger")  # each has counted, and found almost nothing
+        # One after the other uses up the rest.
         for each in workers:
             with contextlib.suppress(RpcError):
                 while True:
@@ -360,7 +360,7 @@ def test_the_bytes_of_kept_versions_hold_all_the_time(any_store):
             kept = [version for version in range(1, number + 2) if _is_kept(server.store, session, version)]
             blobs = {blob for version in kept for blob in server.store.parts_at(session, version).values()}
             size = sum(map(len, server.store.blobs([*blobs]).values()))
-            assert size <= 20_000 + 20_000 + 2 * 6000  # as much again until they are looked at, and the newest
+            assert size <= 20_000 + 20_000 + 2 * 6000  # as much again until the next check, and the newest
         assert 3 <= len(kept) < 10
 
 
@@ -394,7 +394,7 @@ def test_the_size_of_a_result():
 
 
 def state(name, blob=b"", *, live=False):
-    """What a worker knows of a session."""
+    """Return a worker's cached state of a session."""
     with Bench() as server:
         session_id = server.create("ledger")
         session, head = server.store.get(session_id)
@@ -408,13 +408,13 @@ def test_the_session_cache_has_a_memory_limit():
     sizes = [state("a").size(), state("a", b"x" * 1000).size(), state("a", b"x" * 1000, live=True).size()]
     assert sizes[0] >= 1000
     assert sizes[1] == sizes[0] + 1000
-    assert sizes[2] > sizes[1] + 1000  # objects take more than their bytes
+    assert sizes[2] > sizes[1] + 1000  # objects take more memory than their bytes
     one, large = state("a"), state("large", b"x" * 3 * sizes[0])
     cache = BoundedCache(3 * sizes[0], SessionState.size)
     for name in "abc":
         cache.put(name, state(name))
     assert (len(cache), cache.size) == (3, 3 * sizes[0])
-    cache.put("a", one)  # in place of the one before, and as the one used last
+    cache.put("a", one)  # it replaces the entry before, and becomes the most recently used
     assert cache.get("a") is one
     assert (len(cache), cache.size) == (3, 3 * sizes[0])
     cache.put("d", state("d"))
@@ -424,7 +424,7 @@ def test_the_session_cache_has_a_memory_limit():
     assert (len(cache), cache.size) == (2, 2 * sizes[0])
     cache.put("e", state("e"))
     assert [name for name in "abcde" if cache.get(name)] == ["a", "d", "e"]
-    cache.put("large", large)  # which would leave room for none
+    cache.put("large", large)  # it would leave room for no other entry
     assert [name for name in ["a", "d", "e", "large"] if cache.get(name)] == ["a", "d", "e"]
     cache.put("d", large)
     assert [name for name in "ade" if cache.get(name)] == ["a", "e"]
@@ -444,7 +444,7 @@ def test_an_evicted_session_is_read_again():
 
 
 class Shops:
-    """Initial environments of a toolpack that counts how often it builds one."""
+    """Initial environments of a toolpack that counts its builds."""
 
     def __init__(self, fitting):
         self.built = []
@@ -465,7 +465,7 @@ class Shops:
         self.built.clear()
 
     def get(self, names):
-        """Get environments, and which of them had to be built."""
+        """Get environments, and return the names of those that were built."""
         self.built.clear()
         for name in names:
             self.initial.get("shop", {"name": name})
@@ -509,7 +509,7 @@ def test_agents_keys_are_remembered_only_up_to_a_number(monkeypatch):
         for key in keys + keys:
             assert server.rpc("run_function", agent_key=key, function="add", kwargs={"amount": 1})["error"] is None
             assert 1 <= len(server.sessions._agents) <= 3
-        # What nobody has is not remembered at all.
+        # An unknown key isn't cached at all.
         known = dict(server.sessions._agents)
         for number in range(5):
             refused(-32001, server.rpc, "list_functions", agent_key=str(number))
@@ -537,7 +537,7 @@ def test_a_body_of_exactly_the_limit_fits():
             assert (server.call(server.create("ledger"), "add_then", how="grow")["error"] is None) is kept
     with Bench(max_json_values=1000) as server:
         session = server.create("ledger")
-        # Beside these there are six commas and brackets more around them.
+        # Beside these values, the answer has six more commas and brackets.
         fitting = next(n for n in range(1000, 900, -1) if not answers_7(server, session, n))
         assert server.call(session, "echo", value=[0] * fitting)["error"] is None
         counted = json.dumps(
@@ -547,7 +547,7 @@ def test_a_body_of_exactly_the_limit_fits():
 
 
 def answers_7(server, session, count):
-    """Whether so many values are too many."""
+    """Return whether this number of values is too large."""
     try:
         server.call(session, "echo", value=[0] * count)
     except RpcError as error:
@@ -622,7 +622,7 @@ def test_a_second_request_has_the_same_time(endpoint, what, second):
             check_refusal(answer(connection), 408)
 
     def in_a_row():
-        """Send the second before the first is answered; again if this process was too slow to send anything in time."""
+        """Send the second request before the first is answered. Repeat if this process was too slow to send in time."""
         with endpoint.connect(first + second) as connection:
             text = b"".join(iter(lambda: connection.recv(65536), b""))
         return text if text.startswith(b"HTTP/1.1 200") else None
@@ -667,7 +667,9 @@ def test_the_limit_of_open_files_is_logged_once(tmp_path, monkeypatch):
     command = server_process.command
     limited = ["sh", "-c", 'ulimit -n 60 && exec "$@"', "sh"]
     monkeypatch.setattr(server_process, "command", lambda *arguments: [*limited, *command(*arguments)])
-    variables = server_process.http_on("h11", tmp_path)  # uvloop closes what it can't accept, and reports nothing
+    variables = server_process.http_on(
+        "h11", tmp_path
+    )  # uvloop closes a connection that it can't accept, and logs nothing
     with server_process.served(tmp_path, "--store", "memory:", **variables) as server:
         port = int(server.url.rpartition(":")[2])
         with contextlib.ExitStack() as stack:
@@ -675,7 +677,7 @@ def test_the_limit_of_open_files_is_logged_once(tmp_path, monkeypatch):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE))
             wait_until(lambda: "Too many" in (tmp_path / "server.log").read_text(), "a line in the log")
             told = socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE)
-        with told:  # accepted when the others are gone: asyncio has tried again meanwhile
+        with told:  # accepted when the others are gone, because asyncio has retried meanwhile
             told.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert told.recv(100).startswith(b"HTTP/1.1 200")
         at_start, line = (tmp_path / "server.log").read_text().splitlines()
@@ -771,7 +773,7 @@ def test_a_client_that_reads_nothing_is_cut_off(http):
     with served(http) as endpoint:
         session = endpoint.rpc("create_session", toolpacks=["ledger"])["session_id"]
         endpoint.rpc("run_function", session_id=session, function="add_then", kwargs={"how": "grow"})
-        # One answer that is larger than what systems keep for a client.
+        # one answer that is larger than the system's buffers for a client
         body = json.dumps([request("get_environment", number, session_id=session) for number in range(5)]).encode()
         before = endpoint.open()
         with endpoint.hurried(**HURRY["body"]), endpoint.connect() as connection:
@@ -803,7 +805,7 @@ def test_a_client_that_leaves_loses_only_the_answer(endpoint, way):
 def test_settings_are_read_from_the_environment(monkeypatch):
     for name in LIMITS:
         monkeypatch.setenv(f"TOOLPACK_{name.upper()}", "123456")  # large enough for a database
-    for name in FixedLimits.model_fields:  # no operator has to know these
+    for name in FixedLimits.model_fields:  # operators don't need to know these
         monkeypatch.setenv(f"TOOLPACK_{name.upper()}", "123456")
     settings = Settings()
     assert {getattr(settings, name) for name in LIMITS} == {123456}

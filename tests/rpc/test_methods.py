@@ -1,4 +1,4 @@
-"""A method is declared once: whatever is missing is an error when its class is made."""
+"""Declarations of methods: a missing part is an error when the class is created."""
 
 import json
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What isn't set isn't there: results have no members that are null, unless null is the value that was asked for."""
+"""Members without a value are omitted: a result's member is null only where null is a value."""
 
 from typing import NotRequired
 
@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from toolpack_server.protocol.omission import omission
 
-VALUES = {"result", "error", "reward"}  # of which null is one
+VALUES = {"result", "error", "reward"}  # members that may have the value null
 
 
 class Inner(TypedDict):
@@ -72,4 +72,4 @@ def test_no_result_uses_null_for_unset():
 
     for method in [*CLIENTS_METHODS, *AGENTS_METHODS]:
         look(TypeAdapter(method.declared.result).json_schema(mode="serialization"))
-    assert found - {"variant"} <= VALUES  # of perturbations: clients may send it as null, too
+    assert found - {"variant"} <= VALUES  # of perturbations: clients may send null, too

@@ -1,4 +1,4 @@
-"""What a worker keeps in memory is bounded by bytes, whatever clients send."""
+"""A worker's memory for caches is bounded in bytes, for any requests."""
 
 import contextlib
 import itertools

@@ -1,6 +1,6 @@
 """A call with a call_id is committed once, whether it is repeated, concurrent, or sent again after a restart.
 
-What can be seen from outside is asked in `test_guarantees.py`; here is the rest.
+`test_guarantees.py` tests what clients can observe; this module tests the rest.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Forks refer to their past: exact whatever was forked, reset, closed or has expired, and at no cost."""
+"""Forks refer to their history: exact after any fork, reset, close or expiry, and without extra cost."""
 
 import contextlib
 import sqlite3
@@ -46,7 +46,7 @@ def expire(bench, session_id):
 
 
 class Model:
-    """What the paths of all sessions must be, by plain lists."""
+    """A model of the histories of all sessions, in plain lists."""
 
     def __init__(self):
         self.paths: dict[str, dict[int, list[tuple[str, int]]]] = {}
@@ -74,7 +74,9 @@ STEPS = [*["add"] * 4, "total", "message", "reset", *["fork"] * 3, "close", "exp
 
 
 def play(draw, benches, steps):
-    """Do anything to a family of sessions, on any of several workers, and compare all paths with the model's."""
+    """Run random operations on a family of sessions, on any of several workers, and compare all histories with the
+    model.
+    """
     alive = [benches[0].create()]
     try:
         play_with(draw, benches, steps, alive)
@@ -140,7 +142,7 @@ def test_the_history_of_every_fork_is_always_its_familys(data):
 
 @pytest.fixture(params=["sqlite", "redis", pytest.param("postgres", marks=pytest.mark.heavy)])
 def workers(request, store_url):
-    """Two workers on one store."""
+    """Return two workers on one store."""
     url = store_url(request.param)
     stores = [open_store(url, exclusive=False) for _ in range(2)]
     benches = [Bench(store=store) for store in stores]
@@ -187,11 +189,11 @@ def test_the_kind_of_a_record_is_not_taken_from_elsewhere_in_it():
     assert ([*history.path(1)], [*history.path(2)]) == ([range(1)], [])
 
 
-# What a fork costs
+# Costs of a fork
 
 
 class Counted:
-    """Counts what a store reads, and how often."""
+    """Counts a store's reads, and the bytes of each."""
 
     def __init__(self, bench):
         self.records = self.reads = 0
@@ -233,7 +235,7 @@ def test_a_history_page_is_one_read_over_many_sessions(stored_bench):
     assert path(bench, session_id) == expected
     count = Counted(bench)
     assert path(bench, session_id, after=10, limit=20) == expected[11:31]
-    assert count.reads == 2  # the page, and whether the session has new records itself
+    assert count.reads == 2  # one for the page, one to check for new records of the session itself
     assert count.records <= 20 + 2
 
 
@@ -248,7 +250,7 @@ def test_a_closed_sessions_records_after_its_fork_go_at_once(stored_bench):
     assert path(bench, child) == []
 
 
-# What happens in between
+# Concurrent changes
 
 
 @pytest.mark.parametrize(("method", "version"), [("create", None), ("parts_at", 3)])
@@ -309,7 +311,7 @@ def test_a_repeated_fork_is_the_same_after_its_parent_is_closed(bench):
 
 
 def families(bench):
-    """Create two sessions of four records, and a fork of a fork of each; all others are closed."""
+    """Create two sessions of four records, and a fork of a fork of each. Close all others."""
     made = []
     for amount in (1, 2):
         root = bench.create()
@@ -354,7 +356,7 @@ def test_a_history_changed_in_the_store_is_refused(tmp_path, tamper, read_before
     with contextlib.closing(sqlite3.connect(tmp_path / "sessions.db")) as store, store:
         changed = store.execute(tamper, {"fork": last, "child": child, "root": root, "other": other}).rowcount
     assert changed
-    if read_before and "UPDATE kept SET parent" in tamper:  # which isn't read again
+    if read_before and "UPDATE kept SET parent" in tamper:  # this one isn't read again
         assert path(bench, last) == [*((root, index) for index in range(4)), (child, 0)]
     else:
         refused(-32012, path, bench, last)

@@ -1,4 +1,4 @@
-"""A store that loses its newest data, as after a failover: nothing is built on a world that is gone."""
+"""A store that loses its newest data, as after a failover: no commit builds on lost state."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from serving import Bench, RpcError, ledger, refused, wait_until
 
 
 class Sqlite:
-    """An SQLite store whose content can be set back, as SQLite's own backup does it."""
+    """An SQLite store that can be set back to an earlier content, with SQLite's own backup."""
 
     def __init__(self, folder):
         self.url = f"sqlite:///{folder}/sessions.db"
@@ -35,7 +35,7 @@ class Sqlite:
 
 
 class Redis:
-    """A Redis whose content can be set back."""
+    """A Redis that can be set back to an earlier content."""
 
     def __init__(self, url):
         self.url = url
@@ -92,7 +92,7 @@ def test_no_worker_commits_on_a_world_that_is_gone(kept):
         lost = a.later_call(session_id, "add", amount=10)
         running = a.later_call(session_id, "add_and_hold", name="lost")
         assert lost.result(serving.PATIENCE)["result"] == 11
-        wait_until(lambda: ledger.runs.count("add_and_hold") > before, "the call, which knows what is lost then")
+        wait_until(lambda: ledger.runs.count("add_and_hold") > before, "the call that knows the lost state")
         kept.set_back()
         assert b.result(session_id, "add", amount=100) == 101
         gate.set()
@@ -118,7 +118,7 @@ def test_a_lease_whose_release_was_lost_is_given_back(kept):
 
 
 def before_reading(bench, session_id, monkeypatch, happens):
-    """Have something happen when a worker has read a session's head, and reads its newest snapshot next."""
+    """Let something happen after a worker has read a session's head and before it reads the newest snapshot."""
     blobs = bench.store.blobs
     newest = {*bench.store.get(session_id)[1].parts.values()} - {*bench.store.parts_at(session_id, 0).values()}
 
@@ -189,7 +189,7 @@ def test_a_file_that_was_cut_short_acknowledges_nothing(tmp_path, share, exclusi
             assert "restore a backup" in problem()
         with pytest.raises(RpcError, match="restore a backup") as error:
             bench.call(session_id, "add", amount=1)
-        assert error.value.code in {-32006, -32012}  # the latter where a page is missing that it reads
+        assert error.value.code in {-32006, -32012}  # the latter if a missing page is read
         assert "restore a backup" in problem()
     finally:
         bench.close()

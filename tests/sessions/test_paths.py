@@ -1,4 +1,4 @@
-"""The path of a session: the records that led to its version, through resets and forks."""
+"""The history of a session: the records that led to its version, through resets and forks."""
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ def test_without_resets_and_forks_the_path_is_the_trace(stored_bench):
     trace = bench.rpc("get_trace", session_id=session_id)
     expected = [record | {"place": n, "session_id": session_id} for n, record in enumerate(trace)]
     assert path(bench, session_id) == expected
-    bench.call(session_id, "add", amount=2)  # what came since is read, too
+    bench.call(session_id, "add", amount=2)  # newer records are read, too
     assert [record["index"] for record in path(bench, session_id)] == [0, 1, 2, 3]
 
 
@@ -39,7 +39,7 @@ def test_a_reset_goes_back_on_the_path(stored_bench):
     assert amounts(bench, session_id) == [1]
     bench.call(session_id, "add", amount=4)  # version 5
     assert amounts(bench, session_id) == [1, 4]
-    bench.rpc("reset_session", session_id=session_id, version=3)  # which isn't on the path of version 5
+    bench.rpc("reset_session", session_id=session_id, version=3)  # this record isn't in the history of version 5
     assert amounts(bench, session_id) == [1, 2, 3]
     bench.rpc("reset_session", session_id=session_id, version=5)
     assert amounts(bench, session_id) == [1, 4]
@@ -55,7 +55,7 @@ def test_calls_without_changes_stay_after_a_reset_to_them(stored_bench):
     for _ in range(2):
         bench.rpc("reset_session", session_id=session_id, version=1)
         assert amounts(bench, session_id) == [1, None]
-    bench.call(session_id, "total")  # at version 3, which the reset has made
+    bench.call(session_id, "total")  # at version 3, which the reset created
     assert amounts(bench, session_id) == [1, None, None]
     bench.rpc("reset_session", session_id=session_id, version=1)
     assert amounts(bench, session_id) == [1, None]
@@ -123,7 +123,7 @@ def test_another_owners_path_is_refused(bench):
 @settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_replaying_a_history_gives_the_same_environment(data):
-    """With resets, forks, reads and failures in any order."""
+    """Resets, forks, reads and failures in any order."""
     bench = Bench()
     sessions = [bench.create()]
     for _ in range(data.draw(st.integers(1, 25))):

@@ -1,4 +1,4 @@
-"""Whatever the history of sessions, each is what a model of it says."""
+"""Random histories of sessions, compared with a model."""
 
 import json
 import sys
@@ -25,13 +25,13 @@ def inner(function, **args):
 
 
 class Sessions(RuleBasedStateMachine):
-    """A random history of sessions against a model: a list of the entries after each version."""
+    """A random history of sessions with a model: a list of the entries after each version."""
 
     isolation = "thread"
     sessions = Bundle("sessions")
 
     def benches(self, turns):
-        """Get what all requests go to: here a single server."""
+        """Return the target of all requests: here a single server."""
         del turns
         return serving.Bench(cache_bytes=100_000)
 
@@ -136,7 +136,7 @@ class Sessions(RuleBasedStateMachine):
 
 
 class MovingSessions(Sessions):
-    """The same where each request comes to any of two servers with two workers each."""
+    """The same, with each request sent to any of two servers with two workers each."""
 
     def benches(self, turns):
         folder = tempfile.TemporaryDirectory()
@@ -160,7 +160,7 @@ TestRandomHistories.settings = settings(max_examples=25, stateful_step_count=25,
 if sys.platform == "linux":
 
     class SessionsInProcesses(Sessions):
-        """The same where functions run in processes of their own."""
+        """The same, with functions in separate processes."""
 
         isolation = "process"
 

@@ -1,4 +1,4 @@
-"""Records have a limit, whatever clients send; and a repeated call still gets the whole answer."""
+"""Records have a size limit for any request, and a repeated call still gets the whole answer."""
 
 import json
 from typing import get_args

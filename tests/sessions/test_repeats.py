@@ -1,4 +1,4 @@
-"""A lost answer to what creates or resets sessions: sent again with its call_id, it is answered as the first time."""
+"""Repeated requests that create or reset sessions: with the same call_id, they get the first answer."""
 
 import pytest
 import serving
@@ -66,7 +66,9 @@ def test_a_repeated_reset_gets_the_same_version(stored_bench):
 
 
 def test_a_request_is_the_same_to_every_later_version(stored_bench):
-    """The last digits of an id follow from the request: what features add and nobody asks for mustn't change them."""
+    """The last digits of an id depend on the request. Members that features add and a client omits must not change
+    them.
+    """
     session_id = stored_bench.rpc("create_session", call_id="c", **CREATE)["session_id"]
     (fork,) = stored_bench.rpc("fork_session", session_id=session_id, call_id="f")
     assert (session_id[-12:], fork["session_id"][-12:]) == ("d2da4114c9ac", "d72c2c989470")
@@ -138,7 +140,7 @@ def test_one_of_two_different_requests_of_one_id_is_refused(stored_bench, monkey
         serving.wait_until(lambda: len(batcher._waiting) > 1, "both requests")
         take(batcher, batch)
 
-    stored_bench.create()  # from then on sessions that begin as this one are created together
+    stored_bench.create()  # from now on, sessions with the same start are created in a batch
     monkeypatch.setattr(Batcher, "_take", take_both)
     with stored_bench.paused():
         sent = [stored_bench.later("create_session", call_id="same", **CREATE | {"ttl_seconds": n}) for n in (60, 61)]

@@ -1,4 +1,4 @@
-"""Sessions: made, listed, forked, reset, closed, expired; whose they are, and what an agent may do with its own."""
+"""Sessions: creation, lists, forks, resets, closing, expiry, owners, and the rights of a session's agent."""
 
 import base64
 import contextlib
@@ -55,7 +55,9 @@ def test_the_times_of_a_new_session_are_consistent(bench):
     (fork,) = bench.rpc("fork_session", session_id=session["session_id"], ttl_seconds=120)
     for made, seconds in ((session, 60), (fork, 120)):
         lives = moment(made["expires_at"]) - moment(made["created_at"])
-        assert lives == pytest.approx(timedelta(seconds=seconds), abs=timedelta(milliseconds=1))  # they are rounded
+        assert lives == pytest.approx(
+            timedelta(seconds=seconds), abs=timedelta(milliseconds=1)
+        )  # the times are rounded
 
 
 @pytest.mark.usefixtures("clock")
@@ -306,7 +308,7 @@ def test_a_version_trimmed_while_it_is_read_is_gone(bench):
         with mock.patch.object(store, name, gone), mock.patch.object(store, "parts_at", parts_at):
             error = refused(-32011, bench.rpc, method, session_id=session_id, version=1)
         assert error.data == {"type": "VersionNotRetainedError", "oldest": 2}
-        with mock.patch.object(store, name, gone):  # it is kept, but not there
+        with mock.patch.object(store, name, gone):  # the version is listed, but missing in the store
             error = refused(-32012, bench.rpc, method, session_id=session_id, version=1)
         assert error.data == {"type": "StateDamagedError"}
     assert bench.result(session_id, "total") == 6
@@ -375,7 +377,7 @@ def test_a_session_closed_during_a_call_is_gone_for_it(stored_bench):
 
 @contextlib.contextmanager
 def running(bench):
-    """Do the regular work of a server, without its end."""
+    """Run the regular work of a server, without its end."""
     context = bench.service.running()
     bench._run(context.__aenter__())
     try:
@@ -393,9 +395,9 @@ def test_expired_sessions_are_deleted_with_all_their_data(stored_bench, clock, m
         stored_bench.result(session_id, "add", amount=1)
     clock.move(11)
     with running(stored_bench):
-        # All of them in one round, however many there are.
+        # all in one round, however many there are
         wait_until(lambda: stored_bench.store.count() == 1, "the end of the expired sessions")
-        wait_until(lambda: len(stored_bench.sessions.queues.cache) == 1, "the end of what was known of them")
+        wait_until(lambda: len(stored_bench.sessions.queues.cache) == 1, "the end of their cache entries")
         assert stored_bench.store.records(short[0], -1, 10) == []
         assert stored_bench.result(long, "add", amount=1) == 2
 
@@ -640,7 +642,7 @@ def test_a_fork_belongs_to_its_parents_owner(bench):
 
 
 def shop(**fields):
-    """Get a catalog with one toolpack, whose environment has these fields; always under the same names."""
+    """Return a catalog with one toolpack whose environment has these fields, always with the same names."""
     annotations = {name: type(value) for name, value in fields.items()}
     names = {"__module__": __name__, "__qualname__": "Shop", "__annotations__": annotations}
     made = type("Shop", (TaskEnvironment,), names | fields)
@@ -691,7 +693,7 @@ def test_state_of_other_classes_is_refused_until_it_is_rebuilt(tmp_path, make_be
 
 
 def shelves(**fields):
-    """Get a catalog with one toolpack in as many parts as its environment has fields, always under the same names."""
+    """Return a catalog with one toolpack whose environment has one part per field, always with the same names."""
     names = {"__module__": __name__, "__qualname__": "Shelves", "__annotations__": dict.fromkeys(fields, list[int])}
     pack = Toolpack("shelves", type("Shelves", (TaskEnvironment,), names | fields))
     for field in fields:

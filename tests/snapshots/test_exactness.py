@@ -109,7 +109,7 @@ class Watched(BaseModel):
 
 
 class Hidden:
-    """Reached only by a private attribute's quoted annotation."""
+    """A class that only a private attribute's quoted annotation names."""
 
     def __init__(self, value=0):
         self.value = value
@@ -164,7 +164,7 @@ class Checked:
 
 
 class Lean:
-    """Two levels of slots, one empty; a subclass has a `__dict__` too."""
+    """A class with two levels of slots, one empty; a subclass has a `__dict__` too."""
 
     __slots__ = ("__private", "left", "never")
 
@@ -182,7 +182,7 @@ class Loose(Lean):
 
 
 class Keyed:
-    """Its own `__hash__` uses its own attribute."""
+    """A class whose `__hash__` uses its own attribute."""
 
     def __init__(self, key, link=None):
         self.key, self.link = key, link
@@ -195,7 +195,7 @@ class Keyed:
 
 
 class Forgiving(Keyed):
-    """Its hash doesn't fail while attributes are missing, but is wrong."""
+    """A class whose hash doesn't fail while attributes are missing, but is wrong."""
 
     def __hash__(self):
         return hash(getattr(self, "key", "nothing"))
@@ -256,7 +256,7 @@ class Options(TypedDict, total=False):
 
 
 class World(BaseModel):
-    """An environment that refers to the classes above in every form that annotations have."""
+    """An environment that refers to the classes above in every form of annotation."""
 
     account: Account = Field(default_factory=Account)
     colors: dict[Color, Rights] = {}
@@ -287,7 +287,7 @@ def back(value):
 
 
 def kept(value):
-    """Write, restore, and assert that nothing differs."""
+    """Write and restore a value, check that nothing differs, and return the copy."""
     copy = back(value)
     assert difference(value, copy) is None
     return copy
@@ -299,7 +299,7 @@ def refusal(value):
     return str(caught.value)
 
 
-# Every plain type, and every kind of class
+# All plain types, and all kinds of classes
 
 zones = st.sampled_from(
     [
@@ -378,7 +378,7 @@ def test_aliases_and_cycles_are_restored(values, data):
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))
 def test_any_web_of_references_is_kept_or_refused(links):
-    """Some graphs have objects that hash by value in a cycle: if accepted, they must be exact, sets included."""
+    """Some graphs have objects that hash by value in a cycle. If accepted, they must be exact, sets included."""
     parts = [Keyed(1), Keyed(2), Forgiving(3), Plain({}), Plain(set()), Node(data=[]), Frozen(link=[]), Point([], {})]
     for start, end in links:
         source, target = parts[start], parts[end]
@@ -609,7 +609,7 @@ def test_nesting():
     text = refusal(World(data=deep))
     assert "nested deeper than 200 levels" in text
     assert len(text) < 500
-    while deep:  # taken apart level by level: deallocating it at once would recurse too deep
+    while deep:  # Take it apart level by level, because freeing it at once would recurse too deep.
         deep = deep.pop()
 
 
@@ -696,7 +696,7 @@ def test_the_fingerprint_follows_the_shape():
 
 
 def test_the_fingerprint_of_a_path_is_the_same_on_every_python():
-    # Python 3.13 has these classes in a module within pathlib.
+    # Python 3.13 defines these classes in a module within pathlib.
     print_of_paths = fingerprint([fields(a=(pathlib.Path, ...), b=(pathlib.PurePosixPath, ...))])
     assert print_of_paths == "3885c8fecdb3451586e2389ed1b60a51"
 
@@ -808,7 +808,7 @@ def test_the_comparison_distinguishes_values_that_are_equal(one, other):
 
 
 class Named:
-    """Hashed by identity."""
+    """A class hashed by identity."""
 
     def __init__(self, name, links=()):
         self.name, self.links = name, links
@@ -828,7 +828,7 @@ def test_set_members_pair_by_content_and_by_references():
 
 def test_a_pair_of_members_that_does_not_fit_leaves_no_trace():
     def world(number):
-        deep = [[[[[number]]]]]  # too deep to tell the members apart before they are compared
+        deep = [[[[[number]]]]]  # too deep to distinguish the members before they are compared
         return [{Named("a", [[[[[1]]]]]), Named("a", deep)}, deep]
 
     assert difference(world(2), world(2)) is None

@@ -1,6 +1,7 @@
-"""Forged bytes: reading them ends in `StateDamagedError` or in objects of admitted classes, and changes nothing else.
+"""Forged bytes: reading them raises `StateDamagedError` or returns objects of admitted classes, and changes nothing
+else.
 
-In service the keyed hash is checked first; these attacks assume that the key is known.
+In service the keyed hash is checked first. These attacks assume that the attacker has the key.
 """
 
 import copyreg
@@ -112,7 +113,7 @@ HERE = __name__
 
 
 def shape():
-    """Get everything that an attack might alter: the fixture classes, their members and the operators."""
+    """Return everything that an attack might alter: the fixture classes, their members and the operators."""
     classes = (Color, Rights, Guarded, Thing, Slim, Word, Outside, BaseModel, enum.Enum, Decimal)
     members = (*Color, *Rights)
     known = operators.operators_of(CLASSES)
@@ -143,7 +144,7 @@ def text(value):
 
 
 def put(value):
-    """Push a plain value, or opcodes given as bytes."""
+    """Return opcodes that push a plain value, or opcodes passed as bytes."""
     if isinstance(value, bytes):
         return value
     code = pickle.dumps(value, 5)[2:-1]
@@ -216,7 +217,7 @@ REFUSED = {
     "fill an operator": op("fill") + op("new") + put(({},)) + pickle.TUPLE2 + pickle.REDUCE,
     "fill a dict": call("fill", {}, {"a": 1}),
     "fill a constant": op("fill") + call("constant", "utc") + put(({},)) + pickle.TUPLE2 + pickle.REDUCE,
-    # operators with wild arguments
+    # operators with invalid arguments
     "new without a name": call("new"),
     "new of a number": call("new", 1),
     "new of bytes": call("new", pickle.BINBYTES + b"\1\0\0\0a"),
@@ -224,7 +225,7 @@ REFUSED = {
     "new of an enum": call("new", named(Color)),
     "new of a builtin": call("new", "builtins:int"),
     "new of BaseModel": call("new", "pydantic.main:BaseModel"),
-    "new of what can't change": call("new", named(Word)),
+    "new of an immutable type": call("new", named(Word)),
     "new with a string subclass": call("new", call("make", named(Word), f"{HERE}:Guarded")),
     "new with too much": call("new", named(Guarded), 1),
     "call an instance": NEW_GUARDED + pickle.EMPTY_TUPLE + pickle.REDUCE,
@@ -313,7 +314,7 @@ def test_build_changes_only_its_own_instance():
 
 
 def test_an_overwritten_memo_affects_only_its_own_bytes():
-    """The operators' memo indices can be given to other objects, but only in this one reading."""
+    """The operators' memo indices can be assigned other objects, but only in this one reading."""
     opcodes = (
         op("new") + pickle.BINPUT + b"\0" + put("x") + pickle.BINPUT + b"\0" + pickle.POP * 2 + pickle.BINGET + b"\0"
     )
@@ -322,7 +323,7 @@ def test_an_overwritten_memo_affects_only_its_own_bytes():
 
 
 def test_an_extension_that_is_cached_stays_out_of_reach():
-    """Pickle's cache of extensions is read before `find_class` is asked."""
+    """Pickle reads its cache of extensions before it calls `find_class`."""
     copyreg.add_extension("builtins", "eval", 0xF7)
     try:
         assert pickle.loads(raw(pickle.EXT1 + b"\xf7")) is eval
@@ -347,7 +348,7 @@ def test_bytes_after_the_end_are_refused():
 
 
 def test_real_snapshots_name_only_operators():
-    """No class, no module: a snapshot can only fetch names of one short list."""
+    """No class, no module: a snapshot can only fetch names from one short list."""
     value = [Guarded(), Color.RED, Decimal(1), Rights(3), Word("w"), Thing.__new__(Thing)]
     ran.clear()
     found = {arg for opcode, arg, _ in pickletools.genops(freeze(value, CLASSES)) if "GLOBAL" in opcode.name}
@@ -427,7 +428,7 @@ def test_bytes_without_a_seal_are_refused(blob):
 
 @pytest.fixture
 def _little_memory():
-    """Limit memory: without the hash, a few bytes may request gigabytes, and here such a request must fail."""
+    """Limit memory: without the hash, a few bytes may request gigabytes, and such a request must fail here."""
     with open("/proc/self/statm") as statm:  # noqa: PTH123 - a pseudo-file
         used = int(statm.read().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)

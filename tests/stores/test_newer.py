@@ -1,4 +1,4 @@
-"""What a newer version of the server has stored is refused in one sentence that says what to do, and isn't changed."""
+"""Data stored by a newer version of the server isn't changed, and is refused with a sentence that names the remedy."""
 
 import base64
 import contextlib
@@ -77,7 +77,7 @@ def test_a_bundle_of_a_newer_number_is_refused(bench):
 
 @pytest.fixture
 def newer(store_url, make_bench, monkeypatch):
-    """A server whose store has a session that a newer version has made, the session, and its bundle."""
+    """Return a server whose store has a session of a newer version, the session, and its bundle."""
     url = store_url("sqlite")
     monkeypatch.setattr(SeedCreationHook, "concerns", lambda *_: True)
     monkeypatch.setattr(SeedCreationHook, "details", lambda *_: {"weather": "rain"})
@@ -117,4 +117,6 @@ def test_unknown_participants_get_no_extra_rights(store_url, make_bench):
     older = make_bench(store=url, features=[each for each in load_features() if each.name != "participants"])
     agent, user = (each["agent_path"].rpartition("/")[2] for each in session["participants"].values())
     assert "'participants'" in refused(-32012, older.rpc, "run_function", agent_key=agent, function="add").message
-    refused(-32001, older.rpc, "run_function", agent_key=user, function="add")  # it knows the agent's address only
+    refused(
+        -32001, older.rpc, "run_function", agent_key=user, function="add"
+    )  # the old server knows only the agent's address

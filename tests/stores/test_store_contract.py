@@ -1,4 +1,4 @@
-"""The contract's tests run from outside, as docs/internals/store.md says: a store that keeps it passes, others fail."""
+"""The contract's tests run elsewhere, as docs/internals/store.md describes. Only a correct store passes."""
 
 import os
 import re
@@ -29,7 +29,7 @@ class Careless(Forgetful):
 
 
 def tried(folder, text, *flags):
-    """Run the tests in a folder of their own; get how many have passed, failed and were skipped."""
+    """Run the tests in a separate folder. Return the numbers of passed, failed and skipped tests."""
     (folder / "test_mine.py").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *flags]
     variables = os.environ | {"COLUMNS": "200", "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / ".hypothesis")}
@@ -58,4 +58,6 @@ def test_a_store_that_breaks_the_contract_fails_with_the_place(tmp_path):
         ended, counts = tried(tmp_path, text, "-k", f"{failing} and not random")
         assert ended.returncode == 1
         assert counts["failed"] > 0
-        assert re.search(rf"::{failing} - (AssertionError: )?assert .* == ", ended.stdout)  # says what was compared
+        assert re.search(
+            rf"::{failing} - (AssertionError: )?assert .* == ", ended.stdout
+        )  # the message has the compared values

@@ -1,4 +1,4 @@
-"""Whoever writes to the store without the key changes nothing unnoticed: not a session, a record or a blob."""
+"""Any change of the store without the key is detected: of a session, a record or a blob."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def tampered(path):
-    """Give a function that changes the store of a stopped server, and then starts the server again."""
+    """Return a function that changes the store of a stopped server, and then starts the server again."""
     benches = []
 
     def start(tamper=()):

@@ -1,4 +1,4 @@
-"""A store that is full, damaged or changed by another worker: what still works, and what is said."""
+"""A store that is full, damaged or changed by another worker: the operations that still work, and the errors."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ def trouble(bench):
 
 
 def fill(bench):
-    """Store until nothing fits any more; get the sessions, each with one large record."""
+    """Store data until the store is full. Return the sessions, each with one large record."""
     sessions = []
 
     def store_more():
@@ -142,7 +142,7 @@ def test_a_full_redis_can_be_read_and_emptied(small_redis):
         again.store.close()
         for session in sessions[1:-2]:
             bench.rpc("close_session", session_id=session)
-        for clock in (time.time(), time.time() + 10**7):  # a clock that jumps ends nothing here either
+        for clock in (time.time(), time.time() + 10**7):  # a jump of the clock ends no session here either
             assert bench.store.delete_expired(bench.store.count_time(clock).now, 10) == []
         client.config_set("maxmemory", 0)
         assert trouble(bench) == ""

@@ -1,7 +1,7 @@
-"""Each store that lasts is continued by every later version: a store of each kind is kept as the first one wrote it.
+"""Every later version continues each persistent store. The repository has a store of each kind, as first written.
 
-`WRITE_STORED=true pytest tests/stores/test_stored.py` writes the files anew. Do that only together with a new number of
-the format: whoever has a store would lose it.
+`WRITE_STORED=true pytest tests/stores/test_stored.py` writes the files again. Do this only together with a new number
+of the format; otherwise users lose their stores.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ EXACT = [True, 3, "1.50", "2001-03-02 09:30:00+00:00"]
 
 
 def fill(bench):
-    """Make a session with two versions more than the first, and a fork of the first of these."""
+    """Create a session with two more versions than the first, and a fork of the first of these."""
     parent = bench.create(
         "shop", labels={"role": "parent"}, ttl_seconds=315_360_000, options={"shop": {"opened_in": 2001}}
     )
@@ -99,7 +99,7 @@ def fill(bench):
 
 
 def read(bench):
-    """Check that both sessions are as they were made, and go on."""
+    """Check that both sessions are unchanged, and continue them."""
     found = {each["labels"]["role"]: each for each in bench.rpc("list_sessions")}
     assert len(found) == 2
     parent, child = (found[role]["session_id"] for role in ("parent", "child"))
@@ -134,13 +134,13 @@ class Sqlite:
 
     @staticmethod
     def layout(dumped):
-        """Get the numbers, and the statements that make tables and indices."""
+        """Return the numbers, and the statements that create tables and indices."""
         statements = dumped.split(";\n")
         return sorted(each.strip() for each in statements if each.lstrip().startswith(("PRAGMA", "CREATE")))
 
 
 NUMBERS = ("application_id", "user_version")
-PASSING = {"beat", "asked", "holder", "noted", "uncounted"}  # of servers that run
+PASSING = {"beat", "asked", "holder", "noted", "uncounted"}  # of running servers
 
 
 class Redis:
@@ -164,11 +164,11 @@ class Redis:
 
     @staticmethod
     def layout(dumped):
-        """Get which kinds of keys there are, with their types, and what their values are made of."""
+        """Return the kinds of keys, with their types and the structure of their values."""
         found = {}
         for name, (kind, value) in json.loads(dumped).items():
             place = anonymous(name)
-            is_blob = place.startswith("toolpack:blob:")  # whose format has a number of its own
+            is_blob = place.startswith("toolpack:blob:")  # its format has a separate number
             if not PASSING & {*place.split(":")}:
                 found.setdefault((place, kind), set()).update([] if is_blob else parts_of(value))
         return found
@@ -187,7 +187,7 @@ class Redis:
 
 
 class Postgres:
-    """Writes what made the tables, what they are, and their rows as JSON."""
+    """Writes the statements that created the tables, the tables' columns, and the rows as JSON."""
 
     def __init__(self, url):
         self.url = url
@@ -235,24 +235,24 @@ DATABASES = {"sqlite": Sqlite, "redis": Redis, "postgres": Postgres}
 
 
 def anonymous(name):
-    """Put stars in the place of ids and digests, which are different each time."""
+    """Return a name with stars in place of ids and digests, which differ each time."""
     return re.sub(r"[0-9a-f]{16,}", "*", name)
 
 
 def parts_of(value):
-    """Get what the value of a key is made of, without what is different each time."""
+    """Return the structure of a key's value, without the parts that differ each time."""
     if isinstance(value, dict):
         return {(made_of(name), made_of(each)) for name, each in value.items() if name not in PASSING}
     return {made_of(each) for each in (value if isinstance(value, list) else [value])}
 
 
 def made_of(text):
-    """Get of each line the types of its JSON, and of what is none the text."""
+    """Return the types of each line's JSON; a line that isn't JSON is returned as text."""
     return "\n".join(types(line) for line in str(text).split("\n"))
 
 
 def types(line):
-    """Get what a line of JSON is made of; a member that is null is the same as one that isn't there."""
+    """Return the structure of a line of JSON. A null member counts as a missing one."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The contract of stores, for those that the server has; and what is more of them than it asks for."""
+"""The contract of stores, for the server's own stores, and promises beyond the contract."""
 
 import contextlib
 from functools import partial
@@ -21,7 +21,7 @@ POSTGRES = pytest.param("postgres", marks=pytest.mark.heavy)
 
 
 def new_file(folder):
-    """Get the path of a new store; the files of earlier ones, 20 MB each, aren't needed any more."""
+    """Return the path of a new store, and delete the files of earlier ones, 20 MB each."""
     for path in folder.iterdir():
         path.unlink()
     return f"{folder}/{next(numbers)}.db"
@@ -61,7 +61,7 @@ def test_a_store_is_shared_and_lasts_or_not(new_store, request):
 
 
 class InTurn:
-    """Stores of the same data, as several processes have them open, that take turns."""
+    """Stores of the same data, as several processes open them, used in turn."""
 
     def __init__(self, *stores):
         self._stores = stores

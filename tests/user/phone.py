@@ -21,7 +21,7 @@ PROMPT, CALLS = phone.PROMPT, phone.CALLS
 
 
 def the_model(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Answer as a user does, by the last message alone."""
+    """Return a user's answer, which depends only on the last message."""
     last = messages[-1]
     if last["role"] == "tool":
         return said(WORKS) if "data" in last["content"] else called("look", json.dumps({"times": 1}))
@@ -30,7 +30,7 @@ def the_model(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def be_the_agent(client: AsyncClient, session: Any) -> None:
-    """Play the agent's part to the end, from wherever the conversation is."""
+    """Play the agent's part to the end, from any point of the conversation."""
     agent = client.agent(session)
     last, done, said_so_far = -1, False, 0
     while not done:

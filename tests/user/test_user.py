@@ -1,4 +1,4 @@
-"""`toolpack-server user` plays its part by what the record says: once, within limits, and whatever its model does."""
+"""`toolpack-server user` plays its part by the record: once, within limits, and with any behaviour of its model."""
 
 import asyncio
 import builtins
@@ -42,7 +42,7 @@ def client(url):
 
 @pytest.fixture
 def script(tmp_path):
-    """Writes a script."""
+    """Return a function that writes a script."""
 
     def write(steps=phone.SCRIPT):
         (tmp_path / "script.json").write_text(json.dumps(steps))
@@ -72,7 +72,7 @@ def at(url, session, name="user"):
 
 
 def played(url, sessions, *arguments):
-    """Play the agents' parts, and the users' by the command."""
+    """Play the agents' parts, and the users' with the command."""
     agents = threading.Thread(target=lambda: asyncio.run(phone.be_all_agents(url, sessions)))
     agents.start()
     ended = user(url, *arguments)
@@ -81,7 +81,7 @@ def played(url, sessions, *arguments):
 
 
 def done(client, session):
-    """What was called, said and answered, with the `call_id`s of the user."""
+    """Return the calls, messages and answers, with the `call_id`s of the user."""
     trace = client.get_trace(session["session_id"], path=True, limit=1000)
     return [each.get("function", each.get("content", each.get("answer"))) for each in trace if each["kind"] != "turn"]
 
@@ -89,7 +89,7 @@ def done(client, session):
 ALL = [phone.GREETING, phone.PROBLEM, "enable_line", phone.ASKS, *phone.CALLS[1:], phone.WORKS, phone.THEN, phone.LAST]
 
 
-# It plays
+# Playing
 
 
 def test_both_sides_are_played_by_a_script(client, url, script):
@@ -197,11 +197,11 @@ def test_new_sessions_are_found_and_others_left_alone(client, url, script):
     assert done(client, other) == done(client, console) == []
 
 
-# It fails
+# Failures
 
 
 def fail(client, url, reason, *arguments, says=""):
-    """Let a user fail, and see that it is recorded, ends the session for all, and makes the verdict invalid."""
+    """Let a user fail. Check that the failure is recorded, ends the session for all, and makes the verdict invalid."""
     session = begin(client)
     session_id = session["session_id"]
     ended = user(url, *arguments, "--first")
@@ -218,7 +218,7 @@ def fail(client, url, reason, *arguments, says=""):
         assert agent.listen(wait_seconds=30)["done"]
         over = "EpisodeOverError: a participant has failed, so no further call is run."
         assert agent.run_function("enable_line")["error"] == over
-    assert user(url, *arguments, "--first").stdout == ended.stdout  # started again, it doesn't begin anew
+    assert user(url, *arguments, "--first").stdout == ended.stdout  # a restart doesn't begin again
     assert client.get_trace(session_id)[-1] == record
     return session
 
@@ -321,7 +321,7 @@ def test_a_wrong_key_or_model_ends_the_program_and_no_session(client, url, statu
     assert client.get_trace(session["session_id"]) == []
 
 
-# It goes on
+# Resuming
 
 
 class Killed(BaseException):
@@ -329,7 +329,7 @@ class Killed(BaseException):
 
 
 def test_the_program_resumes_where_it_was(client, url, monkeypatch):
-    """It is stopped before and after each thing that it does; the record is as without that."""
+    """The program is stopped before and after each of its steps; the record must be the same as without stops."""
     session = begin(client)
     agents = threading.Thread(target=lambda: asyncio.run(phone.be_all_agents(url, [session])))
     agents.start()
@@ -381,7 +381,7 @@ def test_two_programs_do_no_work_twice(client, url, script):
 
 
 def run(url, script):
-    """Play without the command, which only the main thread can."""
+    """Play without the command, which needs the main thread."""
     from toolpack_server.user.command import STOPS  # noqa: PLC0415
     from toolpack_server.user.model import Script  # noqa: PLC0415
     from toolpack_server.user.position import Limits, View  # noqa: PLC0415
@@ -443,7 +443,7 @@ def test_a_replay_and_a_bundle_have_the_conversation(client, url):
         assert client.evaluate_session(session_id)["failure"]["type"] == "wrong_calls"
 
 
-# It is started in a wrong way
+# Wrong starts
 
 
 @pytest.mark.parametrize(

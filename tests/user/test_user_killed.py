@@ -1,4 +1,4 @@
-"""One process plays many users, with a slow and faulty endpoint; it is killed again and again, and nothing is lost."""
+"""One process plays many users with a slow and faulty endpoint. It is killed repeatedly, and nothing is lost."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ RUN = {"run": "killed"}
 
 @pytest.fixture
 def faulty():
-    """An endpoint that takes its time, and fails at every fifth request."""
+    """Return a slow endpoint that fails at every fifth request."""
     try:
         import openai  # noqa: F401, PLC0415
     except ImportError:
@@ -63,7 +63,7 @@ def test_kills_lose_nothing_of_many_played_sessions(faulty, tmp_path, count):
             process.kill()
             process.communicate()
             process = started(url, faulty)
-        # What is left of 200 sessions takes a busy machine minutes.
+        # A busy machine needs minutes for the rest of 200 sessions.
         all_played = f"{count} sessions played: {count} answered.\n"
         assert (process.communicate(timeout=5 * PATIENCE)[0], process.returncode) == (all_played, 0)
         agents.join(PATIENCE)

@@ -1,6 +1,6 @@
-"""A kind of volume that writes although it may only be read: what it has written is nobody else's.
+"""A kind of volume that writes although it is open read-only: its changes reach no other call.
 
-What a kind says when a call ends is believed of calls that only read, too.
+The server also trusts a kind's report at the end of a read-only call.
 """
 
 import importlib
@@ -19,7 +19,7 @@ TIDE = Path(__file__).parents[1] / "fixtures" / "tide"
 
 @pytest.fixture
 def careless(monkeypatch):
-    """Get a kind whose `add` doesn't ask whether anything may be added."""
+    """Return a kind whose `add` doesn't check whether writing is allowed."""
     monkeypatch.syspath_prepend(TIDE)
 
     class Careless(importlib.import_module("tide.tally").Tally):

@@ -1,4 +1,4 @@
-"""Data frames that are kept as the page says come back as they were; what doesn't is as the page says, too."""
+"""Data frames that are stored as the page describes are restored exactly, with the exceptions that the page lists."""
 
 import datetime as dt
 import decimal
@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "write" / "worlds.md").read_text(en
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """Get what the page's functions make of a frame."""
+    """Return the result of the page's functions for a frame."""
     folder = tmp_path_factory.mktemp("packs")
     source = re.search(r"^## Data frames\n.*?^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1]
     (folder / "sales_of_the_page.py").write_text(source)

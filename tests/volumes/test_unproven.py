@@ -1,9 +1,8 @@
-"""Nothing is kept of databases and files that a failed call has changed, whatever breaks while it ends.
+"""Changes of a failed call to databases and files are never kept, whatever breaks at its end.
 
-What is looked at afterwards is what anybody could look at: the session, its forks, what the server shows,
-SQLite's own check, another worker, a server that has started again. In threads each step of the end of a call is
-broken; of those in executors' processes, which cost several times as much, every fourth, and all of them if that may
-take long.
+The checks afterwards use what any client can see: the session, its forks, the server's answers, SQLite's own check,
+another worker, a restarted server. In threads, each step of a call's end is broken. In executors, which cost several
+times as much, every fourth step is broken, and in the long test all of them.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from toolpack_server.packs.loading import load_catalog
 from toolpack_server.volumes.scratch import MAX_RECENT, Scratch
 from toolpack_server.volumes.working_copy import WorkingCopy
 
-# What is raised in each step leaves files and connections to the garbage collector, which says so.
+# An exception in each step leaves files and connections to the garbage collector, which warns about them.
 WARNING = "ignore::pytest.PytestUnraisableExceptionWarning"
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings(WARNING)]
 
@@ -43,7 +42,7 @@ def make(isolation, store, **given):
 
 
 class World:
-    """What a session should be."""
+    """The expected state of a session."""
 
     def __init__(self, bench, session):
         self.bench, self.session = bench, session
@@ -51,7 +50,7 @@ class World:
         self.why = None  # the error of the last call
 
     def change(self, way, where="finish", step=0):
-        """Change the session, with something that breaks; get whether it was changed nevertheless."""
+        """Change the session while something breaks. Return whether it was changed nevertheless."""
         self.number += 1
         number = self.number
         kwargs = {"number": number, "way": way, "where": where, "step": step}
@@ -90,7 +89,7 @@ class World:
         self.bench.rpc("close_session", session_id=fork["session_id"])
 
 
-# With how many steps there are from one that is broken to the next.
+# With the distance from one broken step to the next.
 STRIDES = [("thread", 1), ("process", 4), pytest.param("process", 1, marks=pytest.mark.long)]
 WAYS = {"connect": 1, "closed": 3, "path": 3}
 in_strides = pytest.mark.parametrize(("isolation", "stride"), STRIDES, indirect=["isolation"])
@@ -336,7 +335,7 @@ def test_a_connection_that_fails_to_open_locks_nothing(tmp_path, monkeypatch):
     file = DatabaseFile(Scratch(tmp_path, 10), tmp_path / "database", foreign_keys=False)
     with monkeypatch.context() as breaking:
         breaking.setattr(database_connection, "pin_functions", lambda connection, _: connection.execute("nonsense"))
-        with pytest.raises(sqlite3.OperationalError) as kept:  # whoever has the error has the connection
+        with pytest.raises(sqlite3.OperationalError) as kept:  # the exception's owner holds the connection
             open_connection(file, 10**6, read_only=False, pinned=True)
     with contextlib.closing(sqlite3.connect(file.path, timeout=0)) as other:
         other.execute("INSERT INTO one VALUES (1)")

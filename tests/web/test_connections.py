@@ -1,4 +1,4 @@
-"""Nobody can keep others out by connections: owners and agents' addresses have shares, and the oldest others end."""
+"""Connections of one client can't keep others out: owners and agents have shares, and the oldest others are closed."""
 
 import contextlib
 import json
@@ -35,12 +35,12 @@ def opening(http, **settings):
 
 
 def of(owner, text=WHOLE):
-    """A request with the token of an owner."""
+    """Return a request with the token of an owner."""
     return text.replace(b"Host", b"Authorization: Bearer %b-secret\r\nHost" % owner.encode(), 1)
 
 
 class Opened(contextlib.ExitStack):
-    """Connections that a test opens."""
+    """The connections that a test opens."""
 
     def __init__(self, endpoint):
         super().__init__()
@@ -58,7 +58,7 @@ class Opened(contextlib.ExitStack):
         return connections
 
     def holding(self, number, text):
-        """Open connections that are held by requests whose bodies don't come."""
+        """Open connections that are held by requests with incomplete bodies."""
         connections = []
         for _ in range(number):
             connections.append(self.connect(text))
@@ -76,7 +76,7 @@ def test_the_oldest_silent_connection_makes_room_for_a_new_one(http):
         assert "10 connections already" in check_refusal(answer(first), 503)
         assert is_ended(first)
         assert answer(newest)[0] == 200
-        for connection in (idle, *others):  # nobody else has lost anything
+        for connection in (idle, *others):  # no other connection was closed
             connection.sendall(WHOLE)
             assert answer(connection)[0] == 200
 
@@ -98,7 +98,7 @@ def test_one_owner_holds_at_most_half_of_the_connections(http):
         message = check_refusal(answer(opened.connect(of("ann"))), 503)
         assert "5 requests that are being answered" in message
         assert "TOOLPACK_MAX_CONNECTIONS (an owner may use half of them)" in message
-        opened.silent(4)  # which don't keep the others out either
+        opened.silent(4)  # these don't keep the others out either
         assert answer(opened.connect(of("bob")))[0] == 200
         held[0].close()
         wait_until(lambda: len(opened.places._held) == 4, "the end of one")
@@ -203,7 +203,7 @@ def test_held_resources_are_released_at_any_end():
         assert not places._of_owner
         assert not places._of_address
         places.closed(connection)
-    places.hold({}, caller)  # without a connection, as from a test's client
+    places.hold({}, caller)  # without a connection, as from a test client
     places.release({}, caller)
     assert not places._of_owner
     assert connection.reasons == []

@@ -1,4 +1,4 @@
-"""A flood on one connection neither blocks the event loop nor fills the memory: `python -m tools.fuzz` sends more."""
+"""A flood on one connection neither blocks the event loop nor fills the memory. `python -m tools.fuzz` sends more."""
 
 import pytest
 from http_endpoint import PROTOCOLS, served

@@ -1,4 +1,4 @@
-"""HTTP around JSON-RPC: 200 for requests that reach it; other requests get an HTTP status and one shape of body."""
+"""HTTP around JSON-RPC: 200 for requests that reach it; other requests get an HTTP status and one form of body."""
 
 import asyncio
 import contextlib
@@ -105,7 +105,7 @@ def test_other_paths_and_methods(server, method, path, status):
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 def test_head_is_answered_at_once_and_without_a_body(http):
-    # Nothing but the answer's end may send it: an idle connection is kept for longer than the test waits.
+    # Only the answer's end may send it: an idle connection is kept for longer than the test waits.
     with http_endpoint.served(http, keep_alive=10 * serving.PATIENCE) as endpoint, endpoint.connect() as connection:
         for path, status in (("/healthz", 200), ("/readyz", 200), ("/console/", 200), ("/rpc", 405), ("/nothing", 404)):
             connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -209,7 +209,7 @@ def test_other_hosts_are_served_where_tokens_or_keys_guard(guarded):
 
 @contextlib.contextmanager
 def asking(**settings):
-    """An application that is asked without any HTTP library, which might refuse the request first."""
+    """Send requests to an application without an HTTP library, which might refuse the request first."""
     bench = serving.Bench(**settings)
     made = create_app(bench.service)
     made.state.gateway.ready = True
@@ -354,7 +354,7 @@ def test_parameters_are_in_the_documented_order(server):
         "list_sessions": ["labels", "after", "limit", "parent", "order"],
         "rpc.discover": [],
     }  # fmt: skip
-    # New parameters come last, so that a client which sends them by position goes on.
+    # New parameters come last, so clients that send parameters by position keep working.
     assert {name: order[name][: len(names)] for name, names in documented.items()} == documented
 
 

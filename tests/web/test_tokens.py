@@ -1,6 +1,7 @@
-"""Who may come in: tokens and the file of their hashes, loopback without any, and the agent's address.
+"""Access: tokens and the file of their hashes, loopback without tokens, and the agent's address.
 
-Replies to who may not are alike to the byte, whatever is behind them; and nothing that is written holds a secret.
+Replies to unauthorised requests are identical to the byte, whatever exists behind the address. Nothing that is written
+contains a secret.
 """
 
 import base64
@@ -33,7 +34,7 @@ def request(method, number=1, **params):
 
 
 class Client:
-    """Sends requests under one token, or none."""
+    """Sends requests with one token, or none."""
 
     def __init__(self, server, token=None):
         self.http = server.http
@@ -175,7 +176,7 @@ def test_an_unusable_name_is_refused(name):
         new_token(name)
 
 
-# Sessions from the time before there were tokens
+# Sessions from the time without tokens
 
 
 def with_tokens(tmp_path, *tokens):
@@ -213,16 +214,16 @@ def test_sessions_without_owner_are_logged_and_reachable(tmp_path, caplog):
     assert warnings() == []
 
 
-# One name's sessions, and another's
+# Sessions of two owners
 
 
 def made_up(schema):
-    """A value that fits the schema of a parameter."""
+    """Return a value that fits the schema of a parameter."""
     return schema["enum"][0] if "enum" in schema else {"string": "x", "integer": 0, "object": {}}[schema["type"]]
 
 
 def every_method(session_id):
-    """A request for each method that is about one session, and some more for those that look at it first."""
+    """Return a request for each method on one session, and variants for methods that check the session first."""
     asked = {}
     for method in CLIENTS_METHODS:
         schema = method.model_json_schema()
@@ -341,7 +342,7 @@ def local(tmp_path_factory):
 
 
 def exchange(server, *lines):
-    """Send headers word for word, and get the status and the body."""
+    """Send headers verbatim, and return the status and the body."""
     port = int(server.url.rpartition(":")[2])
     body = json.dumps(request("list_sessions")).encode()
     head = ["POST /rpc HTTP/1.1", "Content-Type: application/json", "Connection: close", f"Content-Length: {len(body)}"]
@@ -434,7 +435,7 @@ OPEN = Settings(host="0.0.0.0", no_auth=True, host_names=("Tools.example", "tool
 
 
 def gate_says(settings, host, origin=None):
-    """What the gate answers to a request with these headers: its status, or 200."""
+    """Return the gate's answer to a request with these headers: its status, or 200."""
     headers = {b"host": host.encode()} | ({b"origin": origin.encode()} if origin else {})
     try:
         TokenGate(settings).owner(headers)
@@ -494,7 +495,7 @@ def test_the_compose_file_has_no_secret_and_asks_for_both():
     assert set(flags) <= known
 
 
-# What is written
+# Written secrets
 
 
 def test_no_secret_is_ever_written(server, folder, ann, bob):

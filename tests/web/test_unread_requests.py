@@ -1,4 +1,4 @@
-"""Before a token or an agent's key is checked, nothing is read; and what is refused isn't read to its end."""
+"""The server reads no body before it has checked a token or an agent's key, and never reads all of a refused one."""
 
 import concurrent.futures
 import json
@@ -124,7 +124,7 @@ def test_a_refused_complete_request_keeps_the_connection(guarded):
         assert answer(connection) == (200, {"jsonrpc": "2.0", "result": [], "id": 1})
 
 
-# How a body is framed
+# Framing of a body
 
 
 @pytest.mark.parametrize("path", ["/rpc", UNKNOWN])
@@ -171,7 +171,7 @@ def test_two_framings_are_400(endpoint, path, swap):
         check_refusal(answer(connection), 400)
 
 
-# What an error shows
+# Contents of an error
 
 
 def test_errors_show_at_most_200_characters_of_a_name():
@@ -206,11 +206,11 @@ def test_errors_show_at_most_200_characters_of_a_name():
         bench.close()
 
 
-# How many bytes are in memory
+# Bytes in memory
 
 
 def held_back(endpoint, size, token=b"ann-secret"):
-    """Send all of a request but its last byte."""
+    """Send all of a request except its last byte."""
     lines = b"Content-Length: %d" % size, b"Authorization: Bearer " + token
     return endpoint.connect(head("/rpc", *lines), b" " * (size - 1))
 

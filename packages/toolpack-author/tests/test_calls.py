@@ -5,7 +5,7 @@ import sys
 import pytest
 import serving
 from test_from_class import CATALOG
-from wrong_toolpacks import WRONG, assert_said, check, headed, write
+from wrong_toolpacks import WRONG, assert_findings, check, headed, write
 
 from toolpack_author.checking import calls
 from toolpack_author.checking.examples import example_arguments, known_values
@@ -51,7 +51,7 @@ def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
             monkeypatch.setattr(loading, "IMPORT_SECONDS", 0.3)
         else:
             monkeypatch.setattr(*LIMITS[ENDLESS[name]], 0.3)
-    expected = assert_said(tmp_path, name, called=True)
+    expected = assert_findings(tmp_path, name, called=True)
     assert bool(expected) == (name != "sound")
 
 

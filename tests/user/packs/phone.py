@@ -1,4 +1,4 @@
-"""A phone without data abroad, which its user and an agent repair: each call and each word must be there once."""
+"""A phone without data abroad, which its user and an agent repair. Each call and each message must exist once."""
 
 from typing import Annotated, Any
 

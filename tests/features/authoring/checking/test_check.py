@@ -5,7 +5,7 @@ import sys
 import pytest
 import serving
 from command_line import invoke
-from wrong_toolpacks import WRONG, assert_said, headed, sound, write
+from wrong_toolpacks import WRONG, assert_findings, headed, sound, write
 from wrong_toolpacks import check as check_with
 
 from toolpack_server.base.errors import RegistrationError
@@ -42,7 +42,7 @@ def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
         monkeypatch.setattr(loading, "IMPORT_SECONDS", 0.3)
     elif name in ENDLESS:
         monkeypatch.setattr(checks, "BUILD_SECONDS", 0.3)
-    assert_said(tmp_path, name, called=False)
+    assert_findings(tmp_path, name, called=False)
 
 
 def test_null_bytes_are_found(tmp_path):
