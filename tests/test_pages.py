@@ -231,6 +231,19 @@ def test_the_skill_for_toolpacks_ends_without_findings(folder):
     assert re.fullmatch(r"2 tasks, .*: 0 with faults, 0 with weaknesses only\.", printed.splitlines()[-1]), printed
 
 
+def test_the_skill_for_ports_has_a_test_that_passes(folder):
+    (folder / "packs").mkdir()
+    (folder / "tests").mkdir()
+    (notebook,) = (block for block in blocks(WORLDS, "Classes as environments", "python") if "class Notebook" in block)
+    (folder / "packs" / "_notebook.py").write_text(notebook)
+    (toolpack,) = blocks(PORT_SKILL, "2. Write the toolpack", "python")
+    (folder / "packs" / "notes.py").write_text(toolpack)
+    (test,) = blocks(PORT_SKILL, "3. Prove that it is the same", "python")
+    (folder / "tests" / "test_port.py").write_text(test)
+    (printed,) = run_console([(".venv/bin/pytest -q --pack-dir packs tests", "")], folder)
+    assert "1 passed" in printed
+
+
 def test_a_first_session_in_python_has_ten_lines(folder):
     (program,) = blocks("README.md", "A first session", "python")
     (shown,) = blocks("README.md", "A first session", "text")
@@ -612,6 +625,8 @@ RUN = {
     *((PORT, heading) for heading in PORTS),
     ("docs/write/toolpacks.md", "Find mistakes"),
     (WORLDS, "Packages"),
+    (PORT_SKILL, "2. Write the toolpack"),
+    (PORT_SKILL, "3. Prove that it is the same"),
     ("docs/write/tasks.md", "In one sitting"),
     ("docs/write/tasks.md", "Audit"),
     ("docs/evaluate/replay.md", "Seeded sessions"),
@@ -627,8 +642,6 @@ RUN = {
 NOT_RUN = {
     ("AGENTS.md", "Set up"),
     ("AGENTS.md", "Check a change"),
-    (PORT_SKILL, "2. Write the toolpack"),
-    (PORT_SKILL, "3. Prove that it is the same"),
     (PORT_SKILL, "4. Port the tasks"),
     ("docs/operate/operate.md", "Containers"),
     ("docs/operate/operate.md", "Kubernetes"),
