@@ -558,7 +558,7 @@ class ClientMethods:
 
     @requests("get_solution")
     def get_solution(self, session_id: str) -> Solution:
-        """Get one way to do the session's task, as calls that run_function takes."""
+        """Return a solution of the session's task, as calls in the form of run_function."""
 
     @requests("replay_session")
     def replay_session(

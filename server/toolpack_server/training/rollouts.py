@@ -21,7 +21,7 @@ Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
 
 
 class Tree(TypedDict, total=False):
-    """How to estimate the values of steps: `k`, `finish` and `progress` of `Client.values`."""
+    """Parameters for estimating the values of steps: `k`, `finish` and `progress` of `Client.values`."""
 
     k: int
     finish: Play | Literal["solution"] | None

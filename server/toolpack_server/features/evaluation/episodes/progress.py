@@ -58,7 +58,7 @@ class Progress(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a session ended for all its addresses: with an answer, a failed participant, or (neither) a verdict."""
+    """The end of a session for all its addresses: by an answer, a failed participant, or otherwise a verdict."""
 
     answer: str | None
     failure: PartFailure | None

@@ -185,7 +185,7 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
 
 
 class GetSolution(Method, result=Solution):
-    """Get one way to do the session's task, as calls that run_function takes."""
+    """Return a solution of the session's task, as calls in the form of run_function."""
 
     session_id: SessionId
 
