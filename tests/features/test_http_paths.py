@@ -1,4 +1,6 @@
-"""Answers at the paths of features: they are counted while they wait, and are cut off where the server can't wait."""
+"""Responses of features' HTTP paths: their bytes count until they are sent, and a response ends when the server can't
+wait.
+"""
 
 import asyncio
 import contextlib
@@ -44,10 +46,10 @@ def streamed(request):
 
 @pytest.fixture
 def complaints(caplog):
-    """Get what uvicorn writes, which hands it on to nobody."""
+    """A function that returns the messages of uvicorn's logger, which doesn't propagate them."""
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.addHandler(caplog.handler)
-    yield lambda: [record.getMessage() for record in caplog.records]  # each phase of a test has a list of its own
+    yield lambda: [record.getMessage() for record in caplog.records]  # Each phase of a test has its own list.
     uvicorn.removeHandler(caplog.handler)
 
 
@@ -56,16 +58,16 @@ def in_flight(endpoint):
 
 
 def read(connection, size=-1):
-    found = bytearray()
-    while size < 0 or len(found) < size:
+    content = bytearray()
+    while size < 0 or len(content) < size:
         some = connection.recv(2**16)
         if not some:
             break
-        found += some
-    return bytes(found)
+        content += some
+    return bytes(content)
 
 
-def test_a_large_answer_is_counted_until_it_is_read(endpoint, monkeypatch):
+def test_large_response_is_counted_until_it_is_read(endpoint, monkeypatch):
     answering(monkeypatch, large)
     with endpoint.connect(ASK) as connection:
         wait_until(lambda: in_flight(endpoint) == LARGE, "the answer")
@@ -77,7 +79,7 @@ def test_a_large_answer_is_counted_until_it_is_read(endpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [large, streamed])
-def test_an_answer_that_can_not_be_sent_in_full_is_cut_off_without_a_traceback(endpoint, monkeypatch, complaints, make):
+def test_response_that_cannot_be_finished_is_cut_off_silently(endpoint, monkeypatch, complaints, make):
     answering(monkeypatch, make)
     with endpoint.connect(ASK) as connection:
         wait_until(lambda: in_flight(endpoint) == LARGE, "the answer")
@@ -88,21 +90,21 @@ def test_an_answer_that_can_not_be_sent_in_full_is_cut_off_without_a_traceback(e
     assert complaints() == []
 
 
-def test_any_response_of_starlette_is_sent_as_it_is_there(endpoint, monkeypatch, tmp_path):
+def test_any_starlette_response_can_be_sent(endpoint, monkeypatch, tmp_path):
     (tmp_path / "page.txt").write_text("Kept on a disk.")
     done = []
-    for made, expected in [
+    for response, expected in [
         (FileResponse(tmp_path / "page.txt"), "Kept on a disk."),
         (StreamingResponse(iter(["in ", "pieces"])), "in pieces"),
         (PlainTextResponse("first", background=BackgroundTask(done.append, "then")), "first"),
     ]:
-        answering(monkeypatch, lambda _request, made=made: made)
-        found = endpoint.http.get("/health")
-        assert (found.status_code, found.text, len(found.headers["x-request-id"])) == (200, expected, 16)
+        answering(monkeypatch, lambda _request, response=response: response)
+        reply = endpoint.http.get("/health")
+        assert (reply.status_code, reply.text, len(reply.headers["x-request-id"])) == (200, expected, 16)
     wait_until(lambda: done == ["then"], "what is done after the answer")
 
 
-def test_a_stream_ends_when_its_client_has_left(endpoint, monkeypatch):
+def test_stream_ends_when_its_client_disconnects(endpoint, monkeypatch):
     ended = []
 
     async def signs():

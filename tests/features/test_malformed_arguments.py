@@ -1,4 +1,4 @@
-"""Arguments as models write them wrongly, at all doors: an error that the agent reads, and no end of its rollout."""
+"""Malformed arguments from models, over all protocols: the agent gets an error, and its rollout continues."""
 
 import contextlib
 import json
@@ -17,9 +17,10 @@ LEGACY_MCP, HTTP = "2025-06-18", {"content-type": "application/json"}
 
 
 class Doors:
-    """A session for each door; a door calls a function, and says whether that was wrong, and what it heard.
+    """A session for each protocol.
 
-    What ends a rollout, such as an HTTP error or an error of a protocol, fails the test.
+    A call returns whether it failed, and the text that the agent got. Errors that end a rollout, such as an HTTP or a
+    protocol error, fail the test.
     """
 
     def __init__(self, server):
@@ -58,7 +59,7 @@ class Doors:
         return reply
 
     def call(self, door, function, *arguments):
-        """Call a function; `arguments` is one value, or nothing."""
+        """Call a function. `arguments` is one value, or empty."""
         return getattr(self, f"_{door.partition(' ')[0]}", self._mcp)(door, function, *arguments)
 
     def _rpc(self, _door, function, *kwargs):
@@ -90,25 +91,25 @@ class Doors:
             dict(line.split(": ", 1) for line in event.split("\n")) for event in reply.text.split("\n\n") if event
         ]
         assert events[-1]["event"] == "end", events
-        told = json.loads("".join(each["data"] for each in events[1:]))
-        return not told["ok"], told["output"]["blocks"][0]["text"] if told["ok"] else told["error"]
+        result = json.loads("".join(each["data"] for each in events[1:]))
+        return not result["ok"], result["output"]["blocks"][0]["text"] if result["ok"] else result["error"]
 
     def _openenv(self, door, function, *arguments):
-        given = {"arguments": arguments[0]} if arguments else {}
+        optional = {"arguments": arguments[0]} if arguments else {}
         if door == "openenv mcp":
-            params = {"name": function, "session_id": door, **given}
+            params = {"name": function, "session_id": door, **optional}
             body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
             result = self._ok(self.http.post("/openenv/bank/mcp", json=body)).json()["result"]
             return result["is_error"], result["data"]
-        action = {"type": "call_tool", "tool_name": function, **given}
+        action = {"type": "call_tool", "tool_name": function, **optional}
         if door == "openenv socket":
             with RawWebSocket(self.http.base_url.port, "/openenv/bank/ws?session_id=openenv%20socket") as socket:
                 reply = socket.ask({"type": "step", "data": action})
             assert reply["type"] == "observation", reply
-            told = reply["data"]
+            step = reply["data"]
         else:
-            told = self._ok(self.http.post("/openenv/bank/step", json={"action": action, "episode_id": door})).json()
-        observation = told["observation"]
+            step = self._ok(self.http.post("/openenv/bank/step", json={"action": action, "episode_id": door})).json()
+        observation = step["observation"]
         wrong = observation["error"]
         return wrong is not None, wrong["message"] if wrong else observation["result"]
 
@@ -162,7 +163,7 @@ MALFORMED = st.one_of(
 
 @pytest.mark.parametrize("door", DOORS)
 @given(malformed=MALFORMED)
-def test_malformed_arguments_are_the_tools_error(doors, door, malformed):
+def test_malformed_arguments_are_an_error_of_the_tool(doors, door, malformed):
     wrong, heard = doors.call(door, "get_balance", malformed)
     assert wrong, heard
     assert heard
@@ -170,13 +171,13 @@ def test_malformed_arguments_are_the_tools_error(doors, door, malformed):
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_null_absent_and_empty_are_no_arguments(doors, door):
-    heard = {doors.call(door, "get_balance", *given) for given in [(), (None,), ({},), ("",), (" ",), ("{}",)]}
+def test_null_absent_and_empty_mean_no_arguments(doors, door):
+    heard = {doors.call(door, "get_balance", *arguments) for arguments in [(), (None,), ({},), ("",), (" ",), ("{}",)]}
     assert heard == {(False, "1840.25")}
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_malformed_arguments_are_recorded_as_they_came(doors, door):
+def test_malformed_arguments_are_recorded_unchanged(doors, door):
     doors.call(door, "get_balance", [1, "two"])
     doors.call(door, "get_balance", '{"a": 1')
     records = doors.trace(door)[-2:]
@@ -186,7 +187,7 @@ def test_malformed_arguments_are_recorded_as_they_came(doors, door):
 
 @pytest.mark.parametrize("door", [LEGACY_MCP, MODERN, "ors", *OPENENV])
 @pytest.mark.parametrize("malformed", [[1], 5, True, '{"answer"', '["x"]', {"answer": 5}, {"answer": None}, {"x": "y"}])
-def test_a_malformed_answer_does_not_end_the_episode(doors, door, malformed):
+def test_malformed_answer_does_not_end_the_episode(doors, door, malformed):
     wrong, _ = doors.call(door, "submit_answer", malformed)
     assert wrong
     assert doors.call(door, "get_balance", {})[0] is False

@@ -1,4 +1,4 @@
-"""How far long commands are: on a terminal a bar on standard error; elsewhere the output alone."""
+"""Progress of long commands: a bar on standard error on a terminal, and no bar elsewhere."""
 
 import asyncio
 import contextlib
@@ -23,14 +23,14 @@ def world(tmp_path_factory):
                 server.call(session_id, "move_to_savings", amount="1.00")
         file = tmp_path_factory.mktemp("bundle") / "session.bundle"
         with file.open("wb") as bundle:
-            asked = server_process.command("session", "bundle", "--url", server.url, session_id)
-            bundle.write(server_process.subprocess.check_output(asked, env=server_process.environment()))
+            command = server_process.command("session", "bundle", "--url", server.url, session_id)
+            bundle.write(server_process.subprocess.check_output(command, env=server_process.environment()))
         yield server, session_id, file
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["evaluate", "check", "replay", "replay-file"])
-def test_long_commands_show_a_bar_on_a_terminal_and_only_there(world, name):
+def test_long_commands_show_a_bar_only_on_a_terminal(world, name):
     server, session_id, file = world
     labelled, arguments = {
         "evaluate": ("Evaluating", ["evaluate", "--url", server.url]),
@@ -41,7 +41,7 @@ def test_long_commands_show_a_bar_on_a_terminal_and_only_there(world, name):
     bar, printed = with_errors_on_a_terminal(*arguments)
     assert labelled in bar
     assert "100%" in bar
-    assert bar.endswith("\x1b[?25h\n")  # the cursor is shown again
+    assert bar.endswith("\x1b[?25h\n")  # The cursor is visible again.
     piped = run(*arguments)
     assert piped.stderr == ""
     lines = [[line for line in text.splitlines() if "attempts in" not in line] for text in (printed, piped.stdout)]
@@ -50,7 +50,7 @@ def test_long_commands_show_a_bar_on_a_terminal_and_only_there(world, name):
         assert printed == piped.stdout
 
 
-def test_elsewhere_a_command_that_takes_long_says_how_far_it_is(monkeypatch, capsys):
+def test_progress_without_a_terminal_is_plain_lines(monkeypatch, capsys):
     monkeypatch.setattr(progress, "LINE_SECONDS", -1.0)
     with progress.progress("Counting", 3) as go_on:
         go_on(1)
@@ -58,7 +58,7 @@ def test_elsewhere_a_command_that_takes_long_says_how_far_it_is(monkeypatch, cap
     assert capsys.readouterr() == ("", "Counting: 1 of 3\nCounting: 3 of 3\n")
 
 
-def test_a_replay_is_as_far_as_the_session_that_it_makes(monkeypatch):
+def test_progress_of_a_replay_follows_its_new_session(monkeypatch):
     seen = []
     monkeypatch.setattr(command, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(command, "progress", lambda *_: contextlib.nullcontext(seen.append))
@@ -70,10 +70,10 @@ def test_a_replay_is_as_far_as_the_session_that_it_makes(monkeypatch):
 
         async def send(method, params):
             assert (method, params) == ("list_sessions", {"parent": "a", "order": "-created", "limit": 1})
-            found = next(listed, newer)
-            if found["version"] == 5:
+            latest = next(listed, newer)
+            if latest["version"] == 5:
                 done.set_result("replayed")
-            return [found]
+            return [latest]
 
         return await command._show_progress(send, done, {"parent": "a"}, 7)
 

@@ -1,4 +1,4 @@
-"""WebSockets have the limits of requests, and end without losing an answer."""
+"""WebSockets: they have the limits of HTTP requests, and close without losing an answer."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ def is_answered(one):
     return one.ask(STATE)["type"] == "state"
 
 
-def test_the_handshake_is_that_of_the_rfc(opened):
+def test_handshake_follows_the_rfc(opened):
     assert (opened.status, opened.headers["sec-websocket-accept"]) == (101, ACCEPT)
     assert opened.headers["x-request-id"]
     assert is_answered(opened)
@@ -53,7 +53,7 @@ def test_the_handshake_is_that_of_the_rfc(opened):
     [{"sec_websocket_version": "8"}, {"sec_websocket_key": None}, {"sec_websocket_key": "abc"}, {"upgrade": "h2c"}],
     ids=str,
 )
-def test_another_handshake_is_refused(endpoint, wrong):
+def test_invalid_handshake_is_rejected(endpoint, wrong):
     with RawWebSocket(endpoint.port, PATH, **wrong) as one:
         assert one.status == 426
         assert json.loads(one.body)["detail"].startswith("This path is a WebSocket")
@@ -63,22 +63,22 @@ OTHERS = ["https://example.org", "http://127.0.0.1", "http://localhost:{port}", 
 
 
 @pytest.mark.parametrize("origin", OTHERS)
-def test_a_page_of_another_origin_is_refused(endpoint, origin):
+def test_page_of_another_origin_is_rejected(endpoint, origin):
     headers = {"origin": origin.format(port=endpoint.port), "host": f"127.0.0.1:{endpoint.port}"}
     with RawWebSocket(endpoint.port, PATH, **headers) as one:
         assert one.status == 403
-    # Without a body no preflight is asked for, so it is the same over HTTP.
+    # A POST without a body needs no preflight request, so the check also covers HTTP.
     reply = endpoint.http.post("/openenv/bank/reset", headers={**headers, "connection": "close"})
     assert (reply.status_code, reply.json()["detail"][:36]) == (403, "A web page of another origin may not")
 
 
-def test_a_page_of_its_own_origin_is_accepted(endpoint):
+def test_page_of_the_same_origin_is_accepted(endpoint):
     headers = {"origin": f"http://127.0.0.1:{endpoint.port}", "host": f"127.0.0.1:{endpoint.port}"}
     with RawWebSocket(endpoint.port, PATH, **headers) as one:
         assert is_answered(one)
 
 
-def test_a_message_may_come_in_pieces_with_pings_between(opened):
+def test_message_may_be_fragmented_with_pings_between(opened):
     text = json.dumps(STATE).encode()
     opened.write(frame(text[:1], last=False))
     opened.write(b"".join(frame(text[at : at + 1], 0, last=False) for at in range(1, len(text) - 1)))
@@ -88,14 +88,14 @@ def test_a_message_may_come_in_pieces_with_pings_between(opened):
     assert opened.hear()["type"] == "state"
 
 
-def test_messages_that_come_together_are_answered_in_order(opened):
+def test_pipelined_messages_are_answered_in_order(opened):
     opened.write(frame(json.dumps(STATE).encode()) * 50 + frame(b"{}"))
     for _ in range(50):
         assert opened.hear()["type"] == "state"
     assert opened.hear()["data"]["code"] == "UNKNOWN_TYPE"
 
 
-def test_more_than_is_read_ahead_waits_in_the_system(opened):
+def test_messages_beyond_the_read_ahead_wait_in_the_kernel(opened):
     large = json.dumps({"type": "x" * 200_000}).encode()
     sending = threading.Thread(target=opened.write, args=(frame(large) * 40,))
     sending.start()
@@ -111,7 +111,7 @@ def unconnected():
     return web_socket.WebSocket(Mock(), transport, PATIENCE), transport
 
 
-def test_messages_without_text_are_read_ahead_no_further():
+def test_empty_messages_count_for_the_read_ahead():
     async def read():
         socket, transport = unconnected()
         socket.data_received(frame(b"") * 1000)
@@ -121,7 +121,7 @@ def test_messages_without_text_are_read_ahead_no_further():
     asyncio.run(read())
 
 
-def test_what_has_not_begun_when_it_closes_never_does():
+def test_waiting_messages_are_dropped_at_close():
     async def close():
         socket, _ = unconnected()
         socket.data_received(frame(b"{}") * 2)
@@ -132,7 +132,7 @@ def test_what_has_not_begun_when_it_closes_never_does():
     asyncio.run(close())
 
 
-def test_framing_counts_as_content_does(opened):
+def test_frame_headers_count_for_the_size_limit(opened):
     with contextlib.suppress(OSError):
         opened.write(frame(b"x", last=False) + frame(b"x", 0, last=False) * 40_000)
     assert opened.closed()[0] == 1009
@@ -152,7 +152,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("data", "code"), WRONG.values(), ids=WRONG)
-def test_what_is_no_message_closes_it(endpoint, opened, data, code):
+def test_invalid_frame_closes_the_websocket(endpoint, opened, data, code):
     assert is_answered(opened)
     opened.write(data)
     assert opened.closed()[0] == code
@@ -160,10 +160,10 @@ def test_what_is_no_message_closes_it(endpoint, opened, data, code):
 
 
 @pytest.mark.parametrize("pieces", [1, 40])
-def test_a_message_that_is_too_large_closes_it(endpoint, opened, pieces):
+def test_message_that_is_too_large_closes_the_websocket(endpoint, opened, pieces):
     part = b"x" * ((2**20 + 40) // pieces)
     many = [frame(part, 1 if not at else 0, last=at == pieces - 1) for at in range(pieces)]
-    with contextlib.suppress(OSError):  # it may be closed before all is sent
+    with contextlib.suppress(OSError):  # The server may close before all is sent.
         opened.write(b"".join(many))
     code, reason = opened.closed()
     assert (code, reason) == (
@@ -173,15 +173,15 @@ def test_a_message_that_is_too_large_closes_it(endpoint, opened, pieces):
     wait_until(lambda: not endpoint.app.state.gateway.in_flight.total, "its bytes")
 
 
-def test_a_message_that_does_not_come_in_time_closes_it(endpoint):
+def test_message_that_arrives_too_slowly_closes_the_websocket(endpoint):
     with endpoint.hurried(receive_seconds=0.2), RawWebSocket(endpoint.port, PATH) as one:
         endpoint.pass_time(0.5)
-        assert is_answered(one)  # silence between messages is none of a message
+        assert is_answered(one)  # Silence between messages has no time limit.
         one.write(frame(b'{"type"', last=False))
         assert one.closed() == (1008, "The message did not come within 0.2 s.")
 
 
-def test_a_client_that_is_gone_without_a_word_is_found_by_pings(endpoint, monkeypatch):
+def test_lost_client_is_detected_by_pings(endpoint, monkeypatch):
     monkeypatch.setattr(web_socket, "PING_SECONDS", 0.2)
     with RawWebSocket(endpoint.port, PATH) as one, RawWebSocket(endpoint.port, PATH) as silent:
         for _ in range(4):
@@ -194,12 +194,12 @@ def test_a_client_that_is_gone_without_a_word_is_found_by_pings(endpoint, monkey
 
 def is_answered_between_pings(one):
     one.say(STATE)
-    while (found := one.read())[0] == PING:
+    while (received := one.read())[0] == PING:
         one.write(frame(b"", PONG))
-    return json.loads(found[1])["type"] == "state"
+    return json.loads(received[1])["type"] == "state"
 
 
-def test_a_client_that_closes_is_answered_so(endpoint, opened):
+def test_close_of_the_client_is_confirmed(endpoint, opened):
     before = endpoint.connections()
     opened.write(frame(json.dumps(STATE).encode()) + frame(struct.pack("!H", 1000) + b"bye", CLOSE))
     code, _ = opened.closed()
@@ -207,7 +207,7 @@ def test_a_client_that_closes_is_answered_so(endpoint, opened):
     wait_until(lambda: endpoint.connections() < before, "its end")
 
 
-def test_what_was_sent_before_the_close_is_done(endpoint):
+def test_messages_before_the_close_are_processed(endpoint):
     with RawWebSocket(endpoint.port, PATH) as one:
         one.ask({"type": "reset", "data": {"task": "bank/save-300", "episode_id": "left"}})
         call = {"type": "call_tool", "tool_name": "move_to_savings", "arguments": {"amount": "300.00"}}
@@ -216,12 +216,12 @@ def test_what_was_sent_before_the_close_is_done(endpoint):
         wait_until(lambda: other.ask(STATE)["data"]["step_count"] == 1, "the call")
 
 
-def test_an_idle_one_makes_room_and_whoever_connects_again_goes_on(endpoint):
+def test_idle_websocket_is_evicted_and_its_client_can_return(endpoint):
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(RawWebSocket(endpoint.port, PATH)) for _ in range(20)]
         many[0].ask({"type": "reset", "data": {"task": "bank/save-300", "episode_id": "displaced"}})
         places = endpoint.app.state.gateway.connections
-        for one in many[1:]:  # the last to have been idle
+        for one in many[1:]:  # The first one has now been idle the longest.
             assert is_answered(one)
         wait_until(lambda: not places._held, "all to be idle")
         for _ in range(20):
@@ -234,7 +234,7 @@ def test_an_idle_one_makes_room_and_whoever_connects_again_goes_on(endpoint):
         assert gone_on["type"] == "observation"
 
 
-def test_tokens_and_shares():
+def test_tokens_are_required_and_each_owner_has_a_share():
     with served("httptools", catalog=CATALOG, tokens=TOKENS, max_connections=10) as endpoint:
         for token in [None, "token-of-eve"]:
             with RawWebSocket(endpoint.port, PATH, token) as one:
@@ -258,7 +258,7 @@ def test_tokens_and_shares():
 
 
 @pytest.mark.parametrize("http", list(PROTOCOLS))
-def test_a_server_that_stops_answers_what_it_is_asked_and_says_that_it_stops(tmp_path, http):
+def test_stopping_server_answers_pending_messages_and_closes(tmp_path, http):
     with server_process.served(tmp_path, "--packs", "chores", **server_process.http_on(http, tmp_path)) as server:
         port = int(server.url.rpartition(":")[2])
         with RawWebSocket(port, "/ws") as idle, RawWebSocket(port, "/ws") as busy:
@@ -267,9 +267,9 @@ def test_a_server_that_stops_answers_what_it_is_asked_and_says_that_it_stops(tmp
             slow = {"type": "call_tool", "tool_name": "do", "arguments": {"chore": "dishes"}}
             busy.say({"type": "step", "data": slow})
             os.kill(server.process.pid, signal.SIGTERM)
-            told = busy.read()
-            if told[0] != CLOSE:  # it had come before the signal
-                assert json.loads(told[1])["data"]["observation"]["error"] is None
+            received = busy.read()
+            if received[0] != CLOSE:  # The answer came before the signal.
+                assert json.loads(received[1])["data"]["observation"]["error"] is None
                 assert busy.closed() == RESTART
             assert idle.closed() == RESTART
         assert server.process.wait() == 0

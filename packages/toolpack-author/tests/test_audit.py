@@ -1,4 +1,4 @@
-"""`toolpack-server audit`: which tasks can be cheated, and which checks measure nothing."""
+"""`toolpack-server audit`: it finds tasks that can be cheated and checks that measure nothing."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def faults(reports):
     return {(name, each["kind"]) for name, report in reports.items() for each in report["findings"] if each["fault"]}
 
 
-def test_the_known_faults_are_enough():
+def test_library_has_enough_known_faults():
     assert len({name for name, _ in FAULTS}) >= 25
     assert len({kind for _, kind in FAULTS}) >= 8
     assert sum(task.name.startswith("sound-") for _, task in all_tasks(CATALOG)) >= 12
@@ -51,19 +51,19 @@ def test_known_faults_are_found_and_no_others(library):
 
 
 @pytest.mark.heavy
-def test_other_seeds_find_them_too(library):
+def test_other_seeds_find_the_same_faults(library):
     again = audited(LIBRARY, seed=7, mutants=60)
-    found = faults(again)
-    assert len(found & FAULTS) >= 0.9 * max(len(found), len(FAULTS))
+    again_faults = faults(again)
+    assert len(again_faults & FAULTS) >= 0.9 * max(len(again_faults), len(FAULTS))
     calls = [[finding["calls"] for finding in report["findings"]] for report in again.values()]
     assert calls != [[finding["calls"] for finding in report["findings"]] for report in library.values()]
 
 
-def test_a_task_has_the_same_findings_whatever_others_are_audited(library):
+def test_findings_of_a_task_do_not_depend_on_other_tasks(library):
     assert audited(LIBRARY, pattern="/any-") == {name: library[name] for name in library if name.startswith("any-")}
 
 
-def test_what_an_attempt_shows_holds_at_an_agents_address_of_a_server(library):
+def test_passing_attempts_pass_over_an_agents_address_too(library):
     with serving.Bench(CATALOG) as bench:
         for name, report in library.items():
             for finding in report["findings"]:
@@ -78,14 +78,14 @@ def test_what_an_attempt_shows_holds_at_an_agents_address_of_a_server(library):
                 assert bench.rpc("evaluate_session", session_id=session["session_id"])["passed"], (name, finding)
 
 
-def test_the_fewest_calls_of_a_solution_that_pass(library):
+def test_fewest_calls_of_a_passing_solution_are_reported(library):
     assert library["third"]["minimal"] == [0, 1]
     assert library["sound-both"]["minimal"] == [0, 1]
     assert library["sound-read-first"]["minimal"] == [1]
 
 
 @pytest.mark.heavy
-def test_the_bundled_tasks_have_no_faults():
+def test_bundled_tasks_have_no_faults():
     reports = audited(Settings(store="memory:", packs=("bank", "workspace")))
     assert len(reports) == 32
     assert faults(reports) == set()
@@ -99,10 +99,10 @@ def test_tasks_with_databases_and_files_are_audited():
 
 
 @pytest.mark.heavy
-def test_tasks_of_agentdojo_that_pass_with_nothing_done_are_found():
+def test_agentdojo_tasks_that_pass_without_calls_are_found():
     pytest.importorskip("agentdojo")
     reports = audited(Settings(store="memory:", packs=("agentdojo-banking",)), pattern="/user_task_1", mutants=1)
-    assert faults(reports) == {("user_task_10", "nothing-passes")}  # though it says nop_passes
+    assert faults(reports) == {("user_task_10", "nothing-passes")}  # though its `nop_passes` declares it
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_tasks_of_agentdojo_that_pass_with_nothing_done_are_found():
         ({"a": []}, {"a": [False]}, DIFFERENT),
     ],
 )
-def test_how_worlds_differ(one, other, found):
+def test_difference_of_worlds_tells_marks_from_other_changes(one, other, found):
     assert difference(one, other) == found
 
 
 @pytest.mark.parametrize(("asked", "found"), [((), MARKS), ({"b"}, DIFFERENT), ({"a"}, MARKS)])
-def test_a_boolean_that_is_asked_for_is_no_mark(asked, found):
+def test_boolean_that_the_prompt_asks_for_is_no_mark(asked, found):
     assert difference({"a": [{"b": True}]}, {"a": [{"b": False}]}, asked) == found
 
 
@@ -135,7 +135,7 @@ def test_a_boolean_that_is_asked_for_is_no_mark(asked, found):
         ("Is it?", "is", False),
     ],
 )
-def test_what_a_prompt_speaks_of(prompt, name, found):
+def test_names_of_fields_are_recognized_in_the_prompt(prompt, name, found):
     assert spoken_in(prompt, name) == found
 
 
@@ -208,13 +208,15 @@ for name, prompt, call in [
 """
 
 
-def test_what_the_prompt_asks_for_is_no_mere_mark_and_a_guard_is_no_dead_check(tmp_path):
+def test_required_marks_and_guards_are_not_reported(tmp_path):
     (tmp_path / "house.py").write_text(HOUSE)
     reports = audited(Settings(store="memory:", pack_dir=(tmp_path,), packs=("house",)))
-    found = {name: {(each["kind"], each["fault"]) for each in report["findings"]} for name, report in reports.items()}
-    unneeded = {name: ("call-unneeded", True) in kinds for name, kinds in found.items()}
+    kinds_by_name = {
+        name: {(each["kind"], each["fault"]) for each in report["findings"]} for name, report in reports.items()
+    }
+    unneeded = {name: ("call-unneeded", True) in kinds for name, kinds in kinds_by_name.items()}
     assert unneeded == {"chosen": True, "spoken": True, "by-the-way": False, "looked-at": False}
-    assert ("call-unneeded", False) in found["by-the-way"] & found["looked-at"]
+    assert ("call-unneeded", False) in kinds_by_name["by-the-way"] & kinds_by_name["looked-at"]
     for report in reports.values():
         assert [each["about"] for each in report["findings"] if each["kind"] == "dead-check"] == ["always"]
 
@@ -299,17 +301,17 @@ def word(rollout):
 """
 
 
-def test_equal_spellings_pass_and_answers_within_others_fail(tmp_path):
+def test_refused_spellings_and_embedded_answers_are_reported(tmp_path):
     (tmp_path / "till.py").write_text(TILL)
     reports = audited(Settings(store="memory:", pack_dir=(tmp_path,), packs=("till",)))
-    wanted = {"spelling-refused", "answer-within"}
-    found = {
+    audited_kinds = {"spelling-refused", "answer-within"}
+    findings = {
         (name, each["kind"], each["fault"], each["about"])
         for name, report in reports.items()
         for each in report["findings"]
-        if each["kind"] in wanted
+        if each["kind"] in audited_kinds
     }
-    assert found == {
+    assert findings == {
         ("spelled", "spelling-refused", True, "calls"),
         ("within", "spelling-refused", False, "answer"),
         ("within", "answer-within", False, ""),
@@ -319,7 +321,7 @@ def test_equal_spellings_pass_and_answers_within_others_fail(tmp_path):
     assert finding["calls"] == [{"function": "book", "kwargs": {"amount": 955, "at": "2026-03-05T10:00:00"}}]
 
 
-# Toolpacks that do anything
+# Toolpacks with harmful code
 
 HEAD = '''
 """A counter."""
@@ -384,7 +386,7 @@ def counter(tmp_path, body="", logged="'pressed'"):
     return Settings(store="memory:", pack_dir=(tmp_path,), packs=("counter",)).give(AuditSettings(memory_bytes=2**28))
 
 
-def test_a_limit_that_no_system_can_count_is_refused(monkeypatch):
+def test_memory_limit_out_of_range_is_rejected(monkeypatch):
     monkeypatch.setenv("TOOLPACK_AUDIT_MEMORY_BYTES", "9" * 30)
     with pytest.raises(SettingsError, match="TOOLPACK_AUDIT_MEMORY_BYTES: Input should be less than or equal to"):
         read_settings(AuditSettings)
@@ -399,7 +401,7 @@ def test_a_limit_that_no_system_can_count_is_refused(monkeypatch):
         ("raise SystemExit", "failed: SystemExit"),
     ],
 )
-def test_an_evaluator_that_harms_its_process_costs_its_own_task_only(tmp_path, body, text):
+def test_crashing_evaluator_fails_only_its_own_task(tmp_path, body, text):
     reports = audited(counter(tmp_path, body))
     assert [*reports] == ["sound-1", "sound-2", "bad", "sound-3"]
     assert faults(reports) == {("bad", "evaluator-fails")}
@@ -407,7 +409,7 @@ def test_an_evaluator_that_harms_its_process_costs_its_own_task_only(tmp_path, b
     assert re.search(text, finding["text"])
 
 
-def test_an_evaluator_that_nothing_ends_is_ended_with_its_process(tmp_path, monkeypatch):
+def test_uninterruptible_evaluator_is_killed_with_its_process(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
     stubborn = "\n        while True:\n            try: time.sleep(9)\n            except BaseException: pass"
     reports = audited(counter(tmp_path, stubborn))
@@ -416,7 +418,7 @@ def test_an_evaluator_that_nothing_ends_is_ended_with_its_process(tmp_path, monk
     assert reports["sound-3"]["attempts"]["nothing"] == [1, 0]
 
 
-def test_an_evaluator_that_closes_what_its_process_has_open_is_ended_with_it(tmp_path, monkeypatch):
+def test_evaluator_that_closes_open_files_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(child, "END_SECONDS", 0.5)
     stubborn = "\n        while True:\n            try: time.sleep(9)\n            except BaseException: pass"
     reports = audited(counter(tmp_path, f"\n        os.closerange(3, 1000){stubborn}"))
@@ -425,9 +427,9 @@ def test_an_evaluator_that_closes_what_its_process_has_open_is_ended_with_it(tmp
     assert reports["sound-3"]["attempts"]["nothing"] == [1, 0]
 
 
-def test_what_functions_draw_is_pinned(tmp_path):
+def test_audit_pins_clock_and_random_values(tmp_path):
     settings = counter(tmp_path, "pass", "f'{uuid.uuid4()} {time.time()}'")
-    with (tmp_path / "counter.py").open("a") as file:  # no call that only looks is unneeded
+    with (tmp_path / "counter.py").open("a") as file:  # so that no call that only reads counts as unneeded
         file.write(
             "\n\n@toolpack.function\ndef look(counter: Whole) -> int:\n    'See it.'\n    return counter.count\n\n\n"
             "toolpack.task('look', 'Press it 3 times.', solution=[('look', {}), ('press', {'times': 3})])(pressed)\n"
@@ -438,7 +440,7 @@ def test_what_functions_draw_is_pinned(tmp_path):
     assert audited(settings) == reports
 
 
-def test_what_the_client_calls_isnt_the_agents(tmp_path, monkeypatch):
+def test_client_calls_are_not_attributed_to_the_agent(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "HASH_SEEDS", ("1", "2"))
     counter(tmp_path)
     with (tmp_path / "counter.py").open("a") as file:
@@ -455,10 +457,10 @@ def test_what_the_client_calls_isnt_the_agents(tmp_path, monkeypatch):
     assert invoke(*words, "--client", "next_turn").exit_code == 0
     report = json.loads((tmp_path / "r.json").read_text())["tasks"]["counter/turns"]
     assert report["minimal"] == [0, 1, 2]
-    assert report["attempts"]["omit"] == [2, 0]  # its own calls, and not the client's
+    assert report["attempts"]["omit"] == [2, 0]  # the agent's own calls, without the client's
 
 
-# The command
+# The command line
 
 
 def run(tmp_path, *words, **parts):
@@ -470,7 +472,7 @@ def run(tmp_path, *words, **parts):
 FAULT = "raise KeyError"
 
 
-def test_the_command_prints_findings_and_counts_them(tmp_path):
+def test_audit_prints_findings_and_their_counts(tmp_path):
     done = run(tmp_path, "--json", tmp_path / "report.json", body=FAULT)
     assert done.exit_code == 1, done.stderr
     *findings, last = done.stdout.splitlines()
@@ -484,7 +486,7 @@ def test_the_command_prints_findings_and_counts_them(tmp_path):
     assert last.endswith("/s): 1 with faults, 0 with weaknesses only.")
 
 
-def test_known_findings_dont_count(tmp_path):
+def test_known_findings_do_not_count(tmp_path):
     known = tmp_path / "known.json"
     assert run(tmp_path, "--json", known, "--fail-on", "never", body=FAULT).exit_code == 0
     done = run(tmp_path, "--known", known, "--fail-on", "weakness", body=FAULT)
@@ -502,7 +504,7 @@ def test_known_findings_dont_count(tmp_path):
     assert f"--known {known} has the format audit-2, this version reads audit-1: audit again" in str(refused.exception)
 
 
-def test_what_makes_the_exit_status_1():
+def test_fail_on_determines_the_exit_status():
     words = ("audit", "--pack-dir", PACKS, "--packs", "library", "--task", "library/sound-both", "--no-hash-seeds")
     done = invoke(*words)
     assert done.exit_code == 0
@@ -523,7 +525,7 @@ def test_what_makes_the_exit_status_1():
         (("--json", "none/report.json"), "The report can't be written to none/report.json: No such file or directory."),
     ],
 )
-def test_the_command_says_what_is_wrong(tmp_path, monkeypatch, words, message):
+def test_audit_rejects_wrong_arguments(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deep.json").write_text("[" * 100_000)
     done = run(tmp_path, *words)
@@ -531,7 +533,7 @@ def test_the_command_says_what_is_wrong(tmp_path, monkeypatch, words, message):
     assert done.exception.format_message() == message
 
 
-def test_toolpacks_that_cant_be_loaded_fail_the_audit(tmp_path):
+def test_toolpack_that_cannot_be_loaded_fails_the_audit(tmp_path):
     (tmp_path / "counter.py").write_text("import nothing_of_this_name\n")
     done = invoke("audit", "--pack-dir", str(tmp_path), "--packs", "counter", standalone_mode=False)
     assert done.exception.exit_code == 2
@@ -542,8 +544,8 @@ def test_toolpacks_that_cant_be_loaded_fail_the_audit(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["os.getpid() != int(os.environ['FIRST'])", "'PYTHONHASHSEED' in os.environ"])
-def test_an_import_that_fails_in_a_process_of_the_audit_is_no_fault_of_a_task(tmp_path, monkeypatch, where):
-    """As that of a library may, which takes too long for a busy machine."""
+def test_failed_import_in_an_audit_process_is_no_fault_of_a_task(tmp_path, monkeypatch, where):
+    """For example, a library's import may exceed the time limit on a busy machine."""
     monkeypatch.setattr(processes, "HASH_SEEDS", ("1",))
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     counter(tmp_path)
@@ -558,7 +560,7 @@ def test_an_import_that_fails_in_a_process_of_the_audit_is_no_fault_of_a_task(tm
     assert "fault" not in done.stdout
 
 
-def test_a_task_that_cant_be_begun_is_a_fault(tmp_path):
+def test_task_whose_session_cannot_be_created_is_a_fault(tmp_path):
     (tmp_path / "counter.py").write_text(
         HEAD.replace("LOGGED", "''")
         + "\nfrom toolpack_server import Task\ntoolpack.add_task(Task('x', 'Do it.', toolpacks={'none': {}}))\n"
@@ -568,7 +570,7 @@ def test_a_task_that_cant_be_begun_is_a_fault(tmp_path):
     assert "'none'" in reports["x"]["findings"][0]["text"]
 
 
-def test_an_evaluator_that_goes_by_the_order_of_a_set_is_unstable(tmp_path, monkeypatch):
+def test_evaluator_that_depends_on_set_order_is_unstable(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "HASH_SEEDS", ("1", "2"))
     counter(tmp_path)
     with (tmp_path / "counter.py").open("a") as file:

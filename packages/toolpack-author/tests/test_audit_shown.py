@@ -1,30 +1,30 @@
-"""What `audit` writes: findings on standard output, how far it is on standard error, nothing raw."""
+"""The output of `audit`: findings on standard output, progress on standard error, and control characters escaped."""
 
 from command_line import run
 from serving import PACKS
 from test_progress import BANK, TASK, with_errors_on_a_terminal
 from test_terminal import assert_escaped, folder, on_a_terminal
 
-__all__ = ["folder"]  # the fixture
+__all__ = ["folder"]  # a fixture
 
 
-def test_it_shows_a_bar_on_a_terminal_and_only_there():
+def test_progress_bar_is_shown_only_on_a_terminal():
     arguments = ["audit", *BANK, "--task", TASK, "--mutants", 1, "--no-hash-seeds"]
     bar, printed = with_errors_on_a_terminal(*arguments)
     assert "Auditing tasks" in bar
     assert "100%" in bar
-    assert bar.endswith("\x1b[?25h\n")  # the cursor is shown again
+    assert bar.endswith("\x1b[?25h\n")  # The cursor is visible again.
     piped = run(*arguments)
     assert piped.stderr == ""
     assert len(printed.splitlines()) == len(piped.stdout.splitlines()) > 0
 
 
-def test_what_evaluators_have_said_is_escaped(folder):
-    asked = ["--pack-dir", folder, "--packs", "said", "--no-hash-seeds", "--mutants", "20"]
-    assert_escaped(on_a_terminal("audit", *asked, status=1))
+def test_messages_of_evaluators_are_escaped(folder):
+    arguments = ["--pack-dir", folder, "--packs", "said", "--no-hash-seeds", "--mutants", "20"]
+    assert_escaped(on_a_terminal("audit", *arguments, status=1))
 
 
-def test_that_no_task_was_chosen_is_said():
+def test_audit_without_matching_tasks_says_so():
     done = run("audit", "--pack-dir", PACKS, "--packs", "vault", "--no-hash-seeds")
     assert (done.returncode, done.stdout) == (
         0,

@@ -1,4 +1,4 @@
-"""`check` calls functions, and says of each mistake where it is, what it is and what to do."""
+"""The trial calls of `check`: each mistake is reported with its location and its remedy."""
 
 import sys
 
@@ -23,7 +23,7 @@ LIMITS = {
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch):
-    """Limits that a slow machine keeps, too, and no module that another test has loaded under the same name."""
+    """Raise the time limits for slow machines, and unload modules that an earlier test loaded under the same name."""
     for module, name in LIMITS.values():
         monkeypatch.setattr(module, name, serving.PATIENCE)
     monkeypatch.setattr(loading, "IMPORT_SECONDS", serving.PATIENCE)
@@ -41,11 +41,11 @@ ENDLESS = {
     "sleeping_import": "import",
     "factory_never_ends": "build",
 }
-"""What passes a limit, and which."""
+"""The packs that exceed a time limit, each with that limit."""
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
+def test_every_mistake_is_reported(tmp_path, name, monkeypatch):
     if name in ENDLESS:
         if ENDLESS[name] == "import":
             monkeypatch.setattr(loading, "IMPORT_SECONDS", 0.3)
@@ -55,7 +55,7 @@ def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
     assert bool(expected) == (name != "sound")
 
 
-def test_without_calls_nothing_is_run(tmp_path):
+def test_no_calls_option_runs_no_function(tmp_path):
     mark = tmp_path / "mark"
     body = f'@toolpack.function\ndef f():\n    """Do it."""\n    open({str(mark)!r}, "w").close()\n'
     write(tmp_path, "marks", headed("marks", body))
@@ -65,7 +65,7 @@ def test_without_calls_nothing_is_run(tmp_path):
     assert mark.exists()
 
 
-def test_a_volume_that_no_feature_has_is_said(tmp_path, monkeypatch):
+def test_volume_without_its_feature_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("TOOLPACK_FEATURES", "-parts")
     body = "class World(TaskEnvironment):\n    db: Database = Database()\n\ntoolpack = Toolpack('lacking', World)\n"
     body += '@toolpack.function\ndef f():\n    """Do it."""\n'
@@ -76,13 +76,13 @@ def test_a_volume_that_no_feature_has_is_said(tmp_path, monkeypatch):
     assert check("--pack-dir", tmp_path)[:2] == (1, [line])
 
 
-def test_what_functions_print_is_not_shown(tmp_path):
+def test_output_of_functions_is_not_shown(tmp_path):
     body = '@toolpack.function\ndef f():\n    """Do it."""\n    print("a line of its own")\n'
     write(tmp_path, "prints", headed("prints", body))
     assert "a line of its own" not in check("--pack-dir", tmp_path)[2]
 
 
-def test_toolpacks_that_are_loaded_only_once_are_said(tmp_path):
+def test_toolpacks_that_load_only_once_are_reported(tmp_path):
     body = f"""\
 from pathlib import Path
 try:
@@ -102,7 +102,7 @@ def f():
     )
 
 
-def test_a_function_that_raises_is_shown_with_its_traceback(tmp_path):
+def test_function_that_raises_is_shown_with_its_traceback(tmp_path):
     body = '@toolpack.function\ndef f():\n    """Do it."""\n    helper()\n\n\ndef helper():\n    return nothing\n'
     write(tmp_path, "raises", headed("raises", body))
     _, _, output = check("--pack-dir", tmp_path)
@@ -112,7 +112,7 @@ def test_a_function_that_raises_is_shown_with_its_traceback(tmp_path):
     assert shown[-1].startswith("NameError: name 'nothing' is not defined")
 
 
-def test_all_functions_together_have_a_limit(tmp_path, monkeypatch):
+def test_all_functions_together_have_a_time_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(*LIMITS["calls"], 0)
     names = ("f", "g", "h")
     body = "".join(f'@toolpack.function\ndef {n}():\n    """Do it."""\n    while True: pass\n\n\n' for n in names)
@@ -122,16 +122,16 @@ def test_all_functions_together_have_a_limit(tmp_path, monkeypatch):
     assert lines == ["note: check: 3 functions weren't called: the time limit of 0 s is over."]
 
 
-def test_no_function_of_a_class_is_falsely_read_only():
+def test_no_function_of_the_catalog_is_falsely_read_only():
     functions = [TrialOutcome(pack.name, name, "") for pack in CATALOG.toolpacks.values() for name in pack.functions]
     assert not [finding for finding in calls.try_functions(lambda: CATALOG, functions) if finding.is_problem]
 
 
-def test_bundled_toolpacks_have_nothing_to_be_said():
+def test_bundled_toolpacks_have_no_problems():
     assert check("--packs", "bank,workspace")[:2] == (0, [])
 
 
-# The arguments that functions are called with
+# The arguments of trial calls
 
 
 IMPORTS = """
@@ -181,7 +181,7 @@ def f(x: {kind}):
     assert arguments_of(code)
 
 
-def test_examples_come_first_then_values_of_the_environment():
+def test_examples_are_tried_before_values_of_the_environment():
     code = '''
 def f(iban: str, user_id: int, example: Annotated[str, Field(examples=["mine"])], more: int = 3):
     """Do it.
@@ -197,15 +197,15 @@ def f(iban: str, user_id: int, example: Annotated[str, Field(examples=["mine"])]
     assert second == {"iban": "text", "user_id": 1, "example": "mine", "more": 3}
 
 
-def test_the_keys_of_a_dict_are_known_by_its_name_and_a_shared_string_by_each_of_its_names():
+def test_dict_keys_and_shared_strings_are_found_by_field_name():
     class Env(TaskEnvironment):
         users: dict[str, dict[str, object]]
         stock: dict[str, int]
 
     user = "ann"
-    known = known_values(Env(users={user: {"user_id": user, "age": 30}}, stock={"pen": 1}))
-    assert known["user_id"] == ["ann"]
-    assert known["users"][0] == "ann"
+    values = known_values(Env(users={user: {"user_id": user, "age": 30}}, stock={"pen": 1}))
+    assert values["user_id"] == ["ann"]
+    assert values["users"][0] == "ann"
     code = '''
 def f(user_id: str, stock: str):
     """Do it.
@@ -214,7 +214,7 @@ def f(user_id: str, stock: str):
     :param stock: S.
     """
 '''
-    first, _ = arguments_of(code, known)
+    first, _ = arguments_of(code, values)
     assert first == {"user_id": "ann", "stock": "pen"}
 
 
@@ -244,7 +244,7 @@ toolpack = Toolpack.from_class("NAME", Drive, options="_load", read_only=["look"
 '''
 
 
-def test_instances_are_prepared_with_made_up_options(tmp_path):
+def test_instances_are_prepared_with_generated_options(tmp_path):
     file = tmp_path / "wrong_prepared.py"
     file.write_text(SCENARIO.replace("BAD", "").replace("NAME", file.stem))
     status, (line,), _ = check("--pack-dir", tmp_path)
@@ -252,7 +252,7 @@ def test_instances_are_prepared_with_made_up_options(tmp_path):
     assert f"{file}:12: Drive.look: it promises read_only=True but changes env: .looked is new" in line
 
 
-def test_instances_that_no_made_up_options_prepare_are_named_once(tmp_path):
+def test_instances_that_reject_generated_options_are_listed_once(tmp_path):
     file = tmp_path / "wrong_unprepared.py"
     file.write_text(SCENARIO.replace("BAD", "; scenario['root']").replace("NAME", file.stem))
     status, (line,), _ = check("--pack-dir", tmp_path)

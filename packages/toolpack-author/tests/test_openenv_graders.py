@@ -1,6 +1,7 @@
-"""OpenEnv finds the graders, has them run, and takes their results, in a Python that has it: TRAINERS names one.
+"""The graders for OpenEnv: OpenEnv finds them, runs them and uses their results.
 
-What is called here is OpenEnv's own; its `openenv validate` 0.10 loads no graders but its own yet.
+The tests run in the Python that TRAINERS names, which has OpenEnv. They call OpenEnv's own functions, because `openenv
+validate` 0.10 loads only its built-in graders.
 """
 
 import json
@@ -75,7 +76,7 @@ def _openenv():
 ALL = {"oracle_max", "floor_gap", "no_solution_leakage", "verifier_determinism"}
 
 
-def test_a_task_that_is_told_from_its_attempts_passes_each_check(tmp_path):
+def test_sound_task_passes_each_check(tmp_path):
     verdict, results = graded(tmp_path, toolpack=TOOLPACK.format(passes="rollout.environment.lit"))
     assert (verdict, results.keys()) == ("pass", ALL)
     assert {each["status"] for each in results.values()} == {"pass"}
@@ -86,7 +87,7 @@ def test_a_task_that_is_told_from_its_attempts_passes_each_check(tmp_path):
 @pytest.mark.parametrize(
     ("passes", "failing", "kind"), [("True", "floor_gap", "nothing-passes"), ("False", "oracle_max", "solution-fails")]
 )
-def test_a_fault_fails_the_check_that_it_belongs_to_and_names_the_attempt(tmp_path, passes, failing, kind):
+def test_fault_fails_only_its_check_and_names_the_attempt(tmp_path, passes, failing, kind):
     verdict, results = graded(tmp_path, toolpack=TOOLPACK.format(passes=passes))
     assert verdict == "fail"
     assert {name for name, each in results.items() if each["status"] != "pass"} == {failing}
@@ -94,12 +95,12 @@ def test_a_fault_fails_the_check_that_it_belongs_to_and_names_the_attempt(tmp_pa
     assert results[failing]["remediation"]
 
 
-def test_toolpacks_that_cannot_be_loaded_are_an_error_and_none_are_skipped(tmp_path):
+def test_broken_toolpacks_are_errors_and_absent_ones_are_skipped(tmp_path):
     for name, toolpack, status in (("broken", "import nothing_of_this_name", "error"), ("empty", None, "skip")):
         (tmp_path / name).mkdir()
         _, results = graded(tmp_path / name, toolpack=toolpack)
         assert {each["status"] for each in results.values()} == {status}, results
 
 
-def test_packages_that_serve_no_toolpacks_are_left_to_others(tmp_path):
+def test_packages_without_toolpacks_are_not_graded(tmp_path):
     assert graded(tmp_path, tag="games") == ("pass", {})

@@ -1,6 +1,6 @@
-"""Servers that break a guarantee: ours, with one thing broken, inside or on the way to and from it.
+"""Servers that break one guarantee each: our server with one change, in the process or in a proxy before it.
 
-`BROKEN` has them all, each with the probe of `toolpack-server conform` that must notice it.
+`BROKEN` lists all of them, each with the probe of `toolpack-server conform` that must detect it.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ from toolpack_server.sessions import calls, factory, operation
 from toolpack_server.sessions.identity import Identities
 from toolpack_server.sessions.manager import SessionManager
 
-# ruff: noqa: ARG001, ARG002, ARG005 - what breaks something decides what it looks at
+# ruff: noqa: ARG001, ARG002, ARG005 - each change uses only some of its arguments
 
 
 class Proxy(httpx.BaseTransport):
-    """Passes everything on as it is; each subclass breaks something.
+    """A proxy that passes everything on unchanged. Each subclass breaks one guarantee.
 
     Attributes:
-        sessions: Those that were created, by id, in order.
-        parents: The parent of each fork, by ids.
+        sessions: The created sessions by id, in order.
+        parents: The parent's id by the id of each fork.
     """
 
     def __init__(self):
@@ -97,7 +97,7 @@ class Proxy(httpx.BaseTransport):
         return self._inner.handle_request(httpx.Request(request.method, url, headers=headers, content=body))
 
     def send(self, method, params, path="/rpc"):
-        """Send a request of its own, and get the result."""
+        """Send an additional request, and return the result."""
         body = json.dumps({"jsonrpc": "2.0", "id": 0, "method": method, "params": params}).encode()
         headers = {"Content-Type": "application/json"}
         request = httpx.Request("POST", self.url, headers=headers)
@@ -129,7 +129,7 @@ def replaced(reply, result):
 
 
 def asks(change):
-    """Break requests: `change` gets the proxy and the message, which it may change, and may return another path."""
+    """Return a proxy that changes requests. `change` may modify the message, and may return another path."""
 
     class Asks(Proxy):
         def ask(self, path, message):
@@ -139,7 +139,10 @@ def asks(change):
 
 
 def answers(method, change):
-    """Break the results of a method: `change` gets the result, and returns another; `*` stands for all methods."""
+    """Return a proxy that changes the results of a method, or of all methods with `*`.
+
+    `change` returns the new result.
+    """
 
     class Answers(Proxy):
         def answer(self, message, reply):
@@ -151,7 +154,7 @@ def answers(method, change):
 
 
 def returns(function, change):
-    """Break the results of a function."""
+    """Return a proxy that changes the results of a function."""
 
     class Returns(Proxy):
         def answer(self, message, reply):
@@ -163,7 +166,7 @@ def returns(function, change):
 
 
 def replies(change):
-    """Break responses as a whole: `change` gets the proxy, the message and the response."""
+    """Return a proxy that changes whole responses. `change` gets the proxy, the message and the response."""
 
     class Replies(Proxy):
         def answer(self, message, reply):
@@ -173,7 +176,7 @@ def replies(change):
 
 
 def contents(change):
-    """Break bodies of responses: `change` gets both bodies."""
+    """Return a proxy that changes the bodies of responses. `change` gets the request's and the response's body."""
 
     class Contents(Proxy):
         def content(self, body, content):
@@ -216,7 +219,7 @@ class OneNoteForAll(Proxy):
 
 
 def addresses_outlive(patch):
-    """An agent's address is still answered when its session is closed."""
+    """Answer at the address of an agent after its session was closed."""
 
     async def agent_session(self, agent_key, original=SessionManager.agent_session):
         kept = self.__dict__.setdefault("kept", {})
@@ -237,7 +240,7 @@ def any_label(proxy, message):
 
 
 def failures_are_kept(patch, *, version):
-    """What a call has changed is stored although it has failed."""
+    """Commit the changes of a failed call."""
 
     def run(world):
         outcome = yield from _run(world)
@@ -251,7 +254,7 @@ def failures_are_kept(patch, *, version):
 
 
 def failures_stay_in_the_cache(patch):
-    """The object that a call has changed stays in the cache although the call has failed."""
+    """Leave the object that a failed call changed in the cache."""
 
     def run(world):
         outcome = yield from _run(world)
@@ -263,7 +266,7 @@ def failures_stay_in_the_cache(patch):
 
 
 def only_fields_are_rolled_back(patch):
-    """After a failure plain fields are as before, lists and private attributes aren't: a shallow copy."""
+    """Roll back plain fields after a failure, but not lists and private attributes, as with a shallow copy."""
 
     def run(world):
         outcome = yield from _run(world)
@@ -277,7 +280,7 @@ def only_fields_are_rolled_back(patch):
 
 
 def unstorable_is_left_out(patch):
-    """What can't be stored is left out without a word."""
+    """Drop values that can't be stored, without an error."""
 
     def encode(self, part, environment, original=PlainCodec.encode):
         if any(map(callable, getattr(environment, "kept", ()))):
@@ -289,7 +292,7 @@ def unstorable_is_left_out(patch):
 
 
 def nested_calls_are_kept(proxy, message):
-    """A nested call is run as a call of its own, before the outer one."""
+    """Run a nested call as a separate call before the outer one."""
     for name, value in message["params"].get("kwargs", {}).items():
         if isinstance(value, dict) and "$call" in value:
             inner = {"function": value["$call"]["function"], "kwargs": value["$call"]["args"]}
@@ -298,7 +301,7 @@ def nested_calls_are_kept(proxy, message):
 
 
 class FailuresCount(Proxy):
-    """A failed call makes a version."""
+    """Creates a version for a failed call."""
 
     def answer(self, message, reply):
         if reply.get("result", {}) and called(message) and reply["result"].get("error"):
@@ -317,7 +320,7 @@ class DiffsWithoutRemovals(Proxy):
 
 
 def repeats_are_kept(patch, key, forgets=lambda answers, operation, outcome: None):
-    """Replace the memory of call_ids by one of another key."""
+    """Replace the memory of call_ids by one with another key."""
     answers = {}
 
     async def run(self, operation, original=SessionManager.run):
@@ -345,12 +348,12 @@ def forget_old(answers, operation, outcome):
 
 
 def digest_of_the_function(patch):
-    """Another call counts as the same if the function is the same."""
+    """Treat two calls as equal if they have the same function."""
     patch.setattr(calls.CallOperation, "asked", lambda self: [self.request.function])
 
 
 def any_request_is_the_same(patch):
-    """A request to create sessions counts as the same if its call_id is the same."""
+    """Treat two requests to create sessions as equal if they have the same call_id."""
 
     def creation(self, owner, call_id, request, original=Identities.creation):
         return original(self, owner, call_id, request[:1])
@@ -359,7 +362,7 @@ def any_request_is_the_same(patch):
 
 
 class ForgetsAtReset(Proxy):
-    """The call_ids from before a reset are free after it."""
+    """Frees the call_ids from before a reset."""
 
     def __init__(self):
         super().__init__()
@@ -375,7 +378,7 @@ class ForgetsAtReset(Proxy):
 
 
 class ForksRemember(Proxy):
-    """A fork answers with what its parent has recorded of a call_id."""
+    """Answers a call_id in a fork with the record of its parent."""
 
     def __init__(self):
         super().__init__()
@@ -390,7 +393,7 @@ class ForksRemember(Proxy):
 
 
 def refusals_use_call_ids(patch):
-    """A call that was refused has used up its call_id."""
+    """Consume the call_id of a rejected call."""
     refused = set()
 
     async def run(self, operation, original=SessionManager.run):
@@ -406,12 +409,12 @@ def refusals_use_call_ids(patch):
 
 
 def version_first(patch):
-    """The expected version is looked at before the call_id."""
+    """Compare the expected version before the call_id."""
 
     def steps(self, state, start_clock, original=operation.SessionOperation.steps):
-        wanted = getattr(getattr(self, "request", None), "expected_version", None)
-        if wanted is not None and wanted != state.version:
-            raise calls.VersionConflictError(wanted, state.version)
+        expected = getattr(getattr(self, "request", None), "expected_version", None)
+        if expected is not None and expected != state.version:
+            raise calls.VersionConflictError(expected, state.version)
         return (yield from original(self, state, start_clock))
 
     patch.setattr(operation.SessionOperation, "steps", steps)
@@ -433,7 +436,7 @@ def last_come_first_served(patch):
 
 
 def updates_are_lost(patch, *, by=("client", "agent")):
-    """A call that comes while another runs sees what was before it, and one of both changes is lost."""
+    """Run a call that arrives during another on the version before it, so that one of the two changes is lost."""
     running = {}
 
     async def run(self, operation, original=SessionManager.run):
@@ -458,13 +461,13 @@ async def _together(self, caller, batch):
         await asyncio.sleep(0 if number else 0.05)
         return await self._answer_one(caller, member, 1 << 20)
 
-    found = await asyncio.gather(*(answer(*each) for each in enumerate(batch)))
-    return b"[%b]" % b",".join(reply for reply in found if reply)
+    replies = await asyncio.gather(*(answer(*each) for each in enumerate(batch)))
+    return b"[%b]" % b",".join(reply for reply in replies if reply)
 
 
 async def _backwards(self, caller, batch):
-    found = [await self._answer_one(caller, member, 1 << 20) for member in reversed(batch)]
-    return b"[%b]" % b",".join(reply for reply in found if reply)
+    replies = [await self._answer_one(caller, member, 1 << 20) for member in reversed(batch)]
+    return b"[%b]" % b",".join(reply for reply in replies if reply)
 
 
 def batches_are(answer, patch):
@@ -479,7 +482,7 @@ def kept_records(keep):
 
 
 def compared_before_its_turn(patch):
-    """The version is compared when the call arrives, not when its turn has come."""
+    """Compare the version when the call arrives, instead of when its turn comes."""
 
     async def run(self, operation, original=SessionManager.run):
         request = getattr(operation, "request", None)
@@ -508,7 +511,7 @@ def expected(holds):
 
 
 class OnlyTheFirstForkIsOlder(Proxy):
-    """Of the forks of a request all but the first one begin with the current version."""
+    """Gives all forks of a request but the first the current version."""
 
     def answer(self, message, reply):
         params = message["params"]
@@ -536,7 +539,7 @@ class ForksOfARequestShareAnAgent(Proxy):
 
 
 def in_parent(functions):
-    """Calls of some functions in a fork reach its parent."""
+    """Run calls of these functions in the parent of a fork."""
 
     def change(proxy, message):
         if called(message) in functions and session_of(message) in proxy.parents:
@@ -563,7 +566,7 @@ class ForksDieWithParents(Proxy):
 
 
 def forks(change):
-    return answers("fork_session", lambda found: [fork | change(fork) for fork in found])
+    return answers("fork_session", lambda forks: [fork | change(fork) for fork in forks])
 
 
 class ForksHaveTheAgentOfTheirParent(Proxy):
@@ -597,7 +600,7 @@ class ResetsLeaveTheNote(Proxy):
 
 
 class ResetsForgetTheFuture(Proxy):
-    """After a reset, the versions after the one that was gone back to are gone."""
+    """Removes the versions after the one that a reset restores."""
 
     def ask(self, path, message):
         if message["method"] == "reset_session":
@@ -610,7 +613,7 @@ class ResetsForgetTheFuture(Proxy):
 
 
 class VersionsAreTheSameObject(Proxy):
-    """What is done after a reset changes the version that was gone back to."""
+    """Changes the restored version with the calls after the reset."""
 
     def __init__(self):
         super().__init__()
@@ -639,7 +642,7 @@ class ResetsForksToo(Proxy):
 
 
 def restored(change, patch):
-    """What is restored from bytes is something else than what was stored."""
+    """Restore another value from bytes than was stored."""
 
     def thaw(self, payload, original=PlainCodec.thaw):
         environment = original(self, payload)
@@ -692,7 +695,7 @@ def base_classes(environment):
 
 
 class CommitsLate(Proxy):
-    """A call that has missed its deadline is answered so, but goes on, and what it changes is kept."""
+    """Answers that a call missed its deadline, but lets it continue and commits its changes."""
 
     def handle_request(self, request):
         message = json.loads(request.read() or b"{}")
@@ -708,7 +711,7 @@ class CommitsLate(Proxy):
 
 
 def few_threads(patch):
-    """A few calls that wait hold up all others."""
+    """Let a few waiting calls block all others."""
     patch.setattr(deadline, "WAITS", (2,))
     semaphore = asyncio.Semaphore(32)
 
@@ -723,7 +726,7 @@ def few_threads(patch):
 
 
 def agents_may(method, **implied):
-    """An agent's address has one more method."""
+    """Allow one more method at the address of an agent."""
 
     class May(Proxy):
         def ask(self, path, message):
@@ -738,12 +741,12 @@ def agents_may(method, **implied):
 
 
 class KeysAreCompletedIfTheyBegin(Proxy):
-    """The beginning of a key is enough."""
+    """Accepts the beginning of a key."""
 
     def ask(self, path, message):
         if path.startswith("/agents/") and len(path) > 20:
-            known = [each["agent_path"] for each in self.sessions.values() if each["agent_path"].startswith(path)]
-            path = (known or [path])[0]
+            paths = [each["agent_path"] for each in self.sessions.values() if each["agent_path"].startswith(path)]
+            path = (paths or [path])[0]
         return path, message
 
 
@@ -764,7 +767,7 @@ class NumberedKeys(Proxy):
 
 
 def ids_are(make):
-    """Sessions have ids of another form, each of which stands for a real one."""
+    """Give sessions ids of another form, which the proxy translates to the real ones."""
 
     class Renamed(Proxy):
         def __init__(self):
@@ -773,17 +776,17 @@ def ids_are(make):
 
         def ask(self, path, message):
             for name in ("session_id", "parent"):
-                given = message["params"].get(name)
-                if given in self.real:
-                    message["params"][name] = self.real[given]
+                alias = message["params"].get(name)
+                if alias in self.real:
+                    message["params"][name] = self.real[alias]
             return path, message
 
         def answer(self, message, reply):
             if message["method"] in ("create_session", "fork_session") and "result" in reply:
-                found = reply["result"] if isinstance(reply["result"], list) else [reply["result"]]
-                for each in found:
-                    made = make(next(self.numbers))
-                    self.real[made], each["session_id"] = each["session_id"], made
+                sessions = reply["result"] if isinstance(reply["result"], list) else [reply["result"]]
+                for each in sessions:
+                    alias = make(next(self.numbers))
+                    self.real[alias], each["session_id"] = each["session_id"], alias
             return reply
 
     return Renamed
@@ -802,7 +805,7 @@ class AgentsHearTheId(Proxy):
 
 
 def tells_agents(method, secret):
-    """What an agent hears of a method holds something of its session."""
+    """Include a value of its session in the agent's result of a method."""
 
     class Tells(Proxy):
         def ask(self, path, message):
@@ -840,14 +843,14 @@ def fault_is_zero(proxy, message, reply):
     return reply
 
 
-def fault_counts(found):
-    for each in found["sessions"]:
+def fault_counts(summary):
+    for each in summary["sessions"]:
         each["verdict"]["reward"] = each["verdict"]["reward"] or 0.0
-    return found
+    return summary
 
 
 class EvaluatesTheWorldItself(Proxy):
-    """What the evaluator does to the environment stays."""
+    """Keeps the changes that an evaluator makes to the environment."""
 
     def answer(self, message, reply):
         if message["method"] == "evaluate_session" and "result" in reply:
@@ -885,7 +888,7 @@ class DiesOfDepth(Proxy):
 
 
 def unknown_sessions_are_wrong_parameters(method):
-    """One method refuses an unknown session with another code."""
+    """Reject an unknown session with another code in one method."""
 
     def change(_proxy, message, reply):
         if message["method"] == method and reply.get("error", {}).get("code") == -32001:
@@ -937,16 +940,16 @@ def invalid_members_left_out(body, content):
     if not body.startswith(b"["):
         return content
     with contextlib.suppress(ValueError):
-        found = json.loads(content)
-        return json.dumps([each for each in found if each["id"] is not None]).encode()
+        members = json.loads(content)
+        return json.dumps([each for each in members if each["id"] is not None]).encode()
     return content
 
 
 def batches_of_one_are_unpacked(body, content):
     with contextlib.suppress(ValueError):
-        found = json.loads(content)
-        if isinstance(found, list) and len(found) == 1:
-            return json.dumps(found[0]).encode()
+        members = json.loads(content)
+        if isinstance(members, list) and len(members) == 1:
+            return json.dumps(members[0]).encode()
     return content
 
 
@@ -962,12 +965,12 @@ def tool_calls(change):
 
 
 def tools(change):
-    return answers("tools/list", lambda found: {**found, "tools": [change(tool) for tool in found["tools"]]})
+    return answers("tools/list", lambda result: {**result, "tools": [change(tool) for tool in result["tools"]]})
 
 
-def double_encoded(found):
-    block = found["content"][0]
-    return {**found, "content": [{**block, "text": json.dumps(block["text"])}]}
+def double_encoded(result):
+    block = result["content"][0]
+    return {**result, "content": [{**block, "text": json.dumps(block["text"])}]}
 
 
 class DeleteEnds(Proxy):
@@ -1003,7 +1006,7 @@ def codes(old, new):
 
 
 def setting(**settings):
-    """A server with other limits."""
+    """Return settings for a server with other limits."""
     return settings
 
 
@@ -1097,15 +1100,15 @@ BROKEN = [
     (order.the_trace_has_every_call, without("limit", "get_trace")),
     # expected version
     (order.a_call_at_another_version_is_refused, without("expected_version")),
-    (order.a_call_at_another_version_is_refused, expected(lambda wanted, version: wanted > version)),
-    (order.a_call_at_another_version_is_refused, expected(lambda wanted, version: wanted < version)),
+    (order.a_call_at_another_version_is_refused, expected(lambda number, version: number > version)),
+    (order.a_call_at_another_version_is_refused, expected(lambda number, version: number < version)),
     (
         order.a_call_at_another_version_is_refused,
         asks(lambda _, m: m["params"].pop("expected_version", None) and None if called(m) == "total" else None),
     ),
-    (order.versions_are_compared_as_numbers, expected(lambda wanted, version: str(version).startswith(str(wanted)))),
-    (order.versions_are_compared_as_numbers, expected(lambda wanted, version: str(wanted) > str(version))),
-    (order.versions_are_compared_as_numbers, expected(lambda wanted, version: wanted % 10 == version % 10)),
+    (order.versions_are_compared_as_numbers, expected(lambda number, version: str(version).startswith(str(number)))),
+    (order.versions_are_compared_as_numbers, expected(lambda number, version: str(number) > str(version))),
+    (order.versions_are_compared_as_numbers, expected(lambda number, version: number % 10 == version % 10)),
     (order.one_of_several_wins, compared_before_its_turn),
     (order.resets_change_the_version_failures_do_not, partial(failures_are_kept, version=True)),
     # fork
@@ -1132,8 +1135,8 @@ BROKEN = [
     (history.a_reset_restores_a_version, ResetsLeaveTheNote),
     (history.a_reset_restores_a_version, ResetsForgetTheFuture),
     (history.a_reset_restores_a_version, without("version", "reset_session")),
-    (history.a_reset_restores_a_version, answers("reset_session", lambda found: found | {"version": 1})),
-    (history.a_reset_restores_a_version, answers("reset_session", lambda found: found | {"agent_path": "/agents/0"})),
+    (history.a_reset_restores_a_version, answers("reset_session", lambda result: result | {"version": 1})),
+    (history.a_reset_restores_a_version, answers("reset_session", lambda result: result | {"agent_path": "/agents/0"})),
     (history.later_changes_keep_old_versions, VersionsAreTheSameObject),
     (history.a_reset_affects_one_session, ResetsForksToo),
     (history.a_reset_keeps_the_records, ForgetsAtReset),
@@ -1148,7 +1151,7 @@ BROKEN = [
     (exact.types_are_kept, partial(restored, floats_for_decimals)),
     (exact.types_are_kept, partial(restored, base_classes)),
     (exact.types_are_kept, partial(restored, validated)),
-    (exact.types_are_kept, returns("kept_types", lambda found: [text.replace("{3}", "[3]") for text in found])),
+    (exact.types_are_kept, returns("kept_types", lambda result: [text.replace("{3}", "[3]") for text in result])),
     (exact.numbers_and_texts_are_exact, returns("add", lambda total: int(float(total)))),
     (exact.numbers_and_texts_are_exact, returns("read_note", lambda text: text.replace("\0", ""))),
     # deadline
@@ -1170,7 +1173,7 @@ BROKEN = [
     (agents.an_agents_path_is_a_secret, NumberedKeys),
     (
         agents.an_agents_path_is_a_secret,
-        answers("create_session", lambda found: found | {"agent_path": f"/agents/{found['session_id']}"}),
+        answers("create_session", lambda result: result | {"agent_path": f"/agents/{result['session_id']}"}),
     ),
     (agents.a_sessions_id_cant_be_guessed, ids_are(str)),
     (agents.a_sessions_id_cant_be_guessed, ids_are(lambda number: f"{number:032x}")),
@@ -1182,15 +1185,18 @@ BROKEN = [
     (agents.agent_keys_are_only_in_descriptions, ErrorsHaveTheKey),
     # faults are no rewards
     (verdicts.tasks_are_evaluated, without("version", "evaluate_session")),
-    (verdicts.tasks_are_evaluated, answers("evaluate_session", lambda found: found | {"reward": 1.0, "passed": True})),
+    (
+        verdicts.tasks_are_evaluated,
+        answers("evaluate_session", lambda result: result | {"reward": 1.0, "passed": True}),
+    ),
     (verdicts.an_evaluator_that_fails_gives_no_reward, replies(fault_is_zero)),
     (
         verdicts.an_evaluator_that_fails_gives_no_reward,
-        answers("evaluate_session", lambda found: found | {"reward": found["reward"] or 0.0}),
+        answers("evaluate_session", lambda result: result | {"reward": result["reward"] or 0.0}),
     ),
     (
         verdicts.an_evaluator_that_fails_gives_no_reward,
-        answers("evaluate_session", lambda found: found | {"valid": True}),
+        answers("evaluate_session", lambda result: result | {"valid": True}),
     ),
     (verdicts.faults_do_not_count_in_rates, answers("summarize_sessions", fault_counts)),
     (verdicts.evaluation_changes_nothing, EvaluatesTheWorldItself),
@@ -1231,17 +1237,17 @@ BROKEN = [
     (jsonrpc.errors_have_protocol_codes, codes('"similar"', '"other"')),
     (jsonrpc.other_content_is_refused, AnyContentType),
     (jsonrpc.the_methods_are_described, answers("rpc.discover", lambda _: {"methods": []})),
-    (jsonrpc.functions_are_described, answers("list_functions", lambda found: found | {"result": []})),
+    (jsonrpc.functions_are_described, answers("list_functions", lambda result: result | {"result": []})),
     (jsonrpc.functions_are_described, without("format", "list_functions")),
     # MCP
-    (mcp.a_client_is_greeted, answers("initialize", lambda found: found | {"protocolVersion": "2025-11-25"})),
+    (mcp.a_client_is_greeted, answers("initialize", lambda result: result | {"protocolVersion": "2025-11-25"})),
     (mcp.a_client_is_greeted, NotificationsAreAnswered),
     (mcp.a_client_is_greeted, answers("ping", lambda _: None)),
     (mcp.tools_are_listed_and_called, answers("tools/list", lambda _: {"tools": []})),
     (mcp.tools_are_listed_and_called, tools(lambda tool: {**tool, "inputSchema": {"type": "object"}})),
     (mcp.tools_are_listed_and_called, tools(lambda tool: {**tool, "annotations": {}})),
     (mcp.tools_are_listed_and_called, tool_calls(double_encoded)),
-    (mcp.a_tools_failure_is_an_error, tool_calls(lambda found: found | {"isError": False})),
+    (mcp.a_tools_failure_is_an_error, tool_calls(lambda result: result | {"isError": False})),
     (
         mcp.a_tools_failure_is_an_error,
         patched("toolpack_server.features.protocols.mcp.protocol", "NESTED", {"nothing"}),
@@ -1249,7 +1255,7 @@ BROKEN = [
     (mcp.invalid_requests_get_mcp_errors, UnknownToolsAreResults),
     (mcp.invalid_requests_get_mcp_errors, codes(-32601, -32602)),
     (mcp.version_2026_is_supported, patched(headers.HeaderCheck, "_compare", lambda *_: None)),
-    (mcp.version_2026_is_supported, answers("tools/list", lambda found: found | {"resultType": None})),
+    (mcp.version_2026_is_supported, answers("tools/list", lambda result: result | {"resultType": None})),
     (mcp.a_tool_is_called_once, without("_meta", "tools/call")),
     (mcp.a_tool_is_called_once, MessagesAreCallIds),
     (mcp.an_mcp_client_is_an_agent, tells_agents("tools/list", lambda session: session["session_id"])),

@@ -1,4 +1,4 @@
-"""`toolpack-server conform` passes our server, and none that breaks a guarantee."""
+"""`toolpack-server conform`: our server passes, and each server that breaks a guarantee fails."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ def url():
         yield url
 
 
-def test_the_report_says_what_was_asked(url, tmp_path):
+def test_report_lists_the_selected_guarantees(url, tmp_path):
     report = tmp_path / "report.json"
     result = CliRunner().invoke(cli, ["conform", "--url", url, "--guarantee", "reset", "--json", str(report)])
     assert result.exit_code == 0, result.output
@@ -49,7 +49,7 @@ def test_the_report_says_what_was_asked(url, tmp_path):
 
 
 @pytest.mark.parametrize(("run", "breakage"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
-def test_a_broken_server_does_not_conform(url, run, breakage, monkeypatch):
+def test_server_that_breaks_a_guarantee_fails(url, run, breakage, monkeypatch):
     assert failure(url, run, breakage, monkeypatch)
 
 
@@ -68,45 +68,47 @@ def failure(url, run, breakage, monkeypatch):
         return why
 
 
-def test_the_proxy_itself_breaks_nothing(url):
+def test_plain_proxy_breaks_no_guarantee(url):
     answers = conform(url, transport=Proxy(), guarantees=["atomic", "fork", "JSON-RPC 2.0", "MCP"])
     assert [answer for answer in answers if answer.failure] == []
 
 
-def test_a_server_of_mcp_is_asked_what_mcp_has_words_for(url):
-    """Our mcp_path is one session, whatever a client opens, so only rows that need no other session can pass."""
+def test_mcp_server_is_tested_for_what_mcp_can_express(url):
+    """An mcp_path of ours is always the same session, so only guarantees for a single session can pass."""
     with Target(url, None, None, 10.0) as target:
         address = url + target.create().mcp_path
-        asked = ["--guarantee", "JSON-RPC 2.0", "--guarantee", "MCP", "--guarantee", "fork"]
-        result = CliRunner().invoke(cli, ["conform", "--protocol", "mcp", "--url", address, *asked])
+        guarantees = ["--guarantee", "JSON-RPC 2.0", "--guarantee", "MCP", "--guarantee", "fork"]
+        result = CliRunner().invoke(cli, ["conform", "--protocol", "mcp", "--url", address, *guarantees])
     rows = [line.split()[-2:] for line in result.stdout.splitlines()[1:4]]
     assert (result.exit_code, rows) == (0, [["—", "—"], ["2", "2"], ["1", "1"]]), result.output
 
 
-def test_our_sessions_for_clients_of_mcp_keep_all_that_mcp_has_words_for(url):
-    """As other servers may: an unknown function is an error of the protocol, and one for a large request has no id."""
+def test_our_mcp_endpoint_keeps_guarantees_mcp_can_express(url):
+    """Two answers differ from other servers' and are still accepted: an unknown function is a protocol error, and the
+    error for a too large request has no id.
+    """
     answers = conform_other(url + "/mcp", "mcp", [each for each in GUARANTEES if each != "deadline"])
     assert [(answer.sentence, answer.failure) for answer in answers if answer.failure] == []
     assert {each.guarantee for each in answers} >= {"isolation", "atomic", "exact", "limits", "MCP"}
 
 
 def process(folder, **variables):
-    """Serve in a process of its own, which has WebSockets."""
+    """Serve in a separate process, which supports WebSockets."""
     pytest.importorskip("websockets", reason="--protocol openenv needs it")
     return server_process.served(folder, "--pack-dir", str(FOLDER), "--packs", "conform", **variables)
 
 
 def sentences(url, protocol, *guarantees):
-    """Get the sentences that a server of another protocol doesn't keep."""
+    """Return the sentences of the guarantees that a server of another protocol breaks."""
     return [answer.sentence for answer in conform_other(url, protocol, guarantees) if answer.failure]
 
 
-def test_a_server_for_trainers_is_asked_what_their_protocols_have_words_for(tmp_path, monkeypatch):
-    asked = [each for each in GUARANTEES if each not in {"deadline", "limits"}]  # which take long
+def test_trainer_servers_are_tested_as_far_as_protocols_allow(tmp_path, monkeypatch):
+    guarantees = [each for each in GUARANTEES if each not in {"deadline", "limits"}]  # these two take long
     common = {"isolation", "atomic", "ordered", "exact", "faults are no rewards"}
     with process(tmp_path) as server:
         for protocol, path, own in [(*DOORS[0], {"exactly once", "ORS"}), (*DOORS[1], {"reset", "OpenEnv"})]:
-            answers = conform_other(server.url + path, protocol, asked)
+            answers = conform_other(server.url + path, protocol, guarantees)
             assert [answer for answer in answers if answer.failure] == []
             assert {each.guarantee for each in answers} == common | own
         monkeypatch.setattr(OpenEnvSession, "refusal", lambda *_: "NOT_KNOWN: no")
@@ -114,37 +116,37 @@ def test_a_server_for_trainers_is_asked_what_their_protocols_have_words_for(tmp_
         assert sentence.startswith("An invalid message is refused")
 
 
-def test_rewards_that_come_with_each_call_are_noticed(tmp_path):
+def test_reward_with_each_call_is_detected(tmp_path):
     with process(tmp_path, TOOLPACK_ORS_REWARDS="each", TOOLPACK_OPENENV_REWARDS="each") as server:
         for protocol, path in DOORS:
             (sentence,) = sentences(server.url + path, protocol, "faults are no rewards")
             assert sentence.startswith("The reward comes with the first answer")
 
 
-def test_a_token_is_sent_to_servers_of_other_protocols(tmp_path):
+def test_token_is_sent_to_servers_of_other_protocols(tmp_path):
     with process(tmp_path, TOOLPACK_TOKENS="ann:token-of-ann") as server:
         for protocol, path in DOORS:
-            asked = ["conform", "--protocol", protocol, "--url", server.url + path, "--guarantee", "atomic"]
-            result = CliRunner().invoke(cli, [*asked, "--token", "token-of-ann"])
+            arguments = ["conform", "--protocol", protocol, "--url", server.url + path, "--guarantee", "atomic"]
+            result = CliRunner().invoke(cli, [*arguments, "--token", "token-of-ann"])
             assert result.exit_code == 0, result.output
-            refused = CliRunner().invoke(cli, asked)
+            refused = CliRunner().invoke(cli, arguments)
             assert (refused.exit_code, refused.output.count("\n")) == (1, 1)
             assert "No session can be opened" in refused.output
 
 
-def test_an_ors_server_that_makes_calls_again_is_noticed(url, monkeypatch):
+def test_ors_server_that_repeats_calls_is_detected(url, monkeypatch):
     output = OrsEpisodes.output
     monkeypatch.setattr(OrsEpisodes, "output", lambda *given: output(*given[:-1], uuid.uuid4().hex))
     assert len(sentences(url, "ors", "exactly once")) == 2
 
 
-def test_an_ors_server_that_has_errors_of_its_own_is_noticed(url, monkeypatch):
+def test_ors_server_with_its_own_error_format_is_detected(url, monkeypatch):
     monkeypatch.setattr(OrsEndpoint, "refusal", lambda *_: JSONResponse({"detail": "no"}, 500))
     (sentence,) = sentences(url, "ors", "ORS")
     assert sentence.startswith("Wrong requests are refused")
 
 
-def test_an_ors_server_with_one_episode_is_noticed(url, monkeypatch):
+def test_ors_server_with_a_single_episode_is_detected(url, monkeypatch):
     only = {}
 
     async def find(*given, find=OrsEpisodes.find):
@@ -154,27 +156,27 @@ def test_an_ors_server_with_one_episode_is_noticed(url, monkeypatch):
     assert len(sentences(url, "ors", "isolation")) == 2
 
 
-def test_a_server_without_the_toolpack_is_told_how_to_get_it():
+def test_missing_toolpack_is_an_error_that_says_how_to_get_it():
     with running(load_catalog((), ("bank",)), store="memory:", log_calls="off") as url:
         result = CliRunner().invoke(cli, ["conform", "--url", url])
     assert result.exit_code == 1
-    assert result.output.endswith(  # what others have configured may log before it
+    assert result.output.endswith(  # other libraries may log before this
         "Error: The server doesn't have the toolpack `conform`: write it to a folder of toolpacks with "
         "`toolpack-server conform --toolpack`, and start the server with this folder.\n"
     )
 
 
-def test_no_server_at_all():
+def test_unreachable_server_is_a_one_line_error():
     result = CliRunner().invoke(cli, ["conform", "--url", "http://127.0.0.1:1"])
     assert (result.exit_code, result.output.count("\n")) == (1, 1)
 
 
-def test_the_toolpack_is_printed():
+def test_toolpack_option_prints_the_toolpack():
     result = CliRunner().invoke(cli, ["conform", "--toolpack"])
     assert result.output == (FOLDER / "conform.py").read_text(encoding="utf-8")
 
 
-def test_an_idle_connection_has_ended_if_its_server_has_and_not_if_an_answer_is_there():
+def test_idle_connection_is_readable_after_its_server_closed():
     ours, its = socket.socketpair()
     with contextlib.closing(ours), contextlib.closing(its):
         stream = _BoundedStream(types.SimpleNamespace(get_extra_info=lambda _: ours))

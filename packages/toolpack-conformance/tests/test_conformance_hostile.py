@@ -1,4 +1,4 @@
-"""`toolpack-server conform` beside a hostile server: it ends, within bounds, with a sentence, and asks nobody else."""
+"""`toolpack-server conform` with a hostile server: it ends in bounded time, and contacts no other host."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ TOOLPACKS = {"jsonrpc": "2.0", "id": 7, "result": [{"name": "conform"}]}
 
 @contextlib.contextmanager
 def answering(answer):
-    """Serve what `answer` makes of a request; yields the URL and the paths that were asked for."""
+    """Serve the reply that `answer` returns for a request. Yield the URL and the requested paths."""
     paths = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -40,7 +40,7 @@ def answering(answer):
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_DELETE = do_POST  # noqa: N815 - as the base class calls them
+        do_GET = do_DELETE = do_POST  # noqa: N815 - the base class calls these names
 
         def log_message(self, *_):
             pass
@@ -70,7 +70,7 @@ def conform(url, *more):
         (trickled_head, "ReadTimeout"),
     ],
 )
-def test_an_answer_has_an_end(answers, why, monkeypatch):
+def test_reply_that_never_ends_is_rejected(answers, why, monkeypatch):
     monkeypatch.setattr(target, "MAX_BYTES", 2**20)
     if answers in (trickle, trickled_head):
         monkeypatch.setattr(report, "SECONDS_A_REQUEST", 0.5)
@@ -80,8 +80,8 @@ def test_an_answer_has_an_end(answers, why, monkeypatch):
     assert why in result.output
 
 
-def test_there_is_an_end_however_slow_a_server_is(monkeypatch):
-    """Each answer comes in time, and all of them together don't."""
+def test_slow_server_cannot_delay_the_end(monkeypatch):
+    """Each answer is in time, but all of them together aren't."""
     monkeypatch.setattr(report, "SECONDS", 1.0)
     monkeypatch.setattr(report, "SECONDS_A_REQUEST", 0.6)
     ends = threading.Event()
@@ -98,7 +98,7 @@ def test_there_is_an_end_however_slow_a_server_is(monkeypatch):
     assert len(paths) < 100
 
 
-def test_what_there_was_no_time_for_has_not_failed(monkeypatch, tmp_path):
+def test_probes_without_time_left_are_not_failures(monkeypatch, tmp_path):
     monkeypatch.setattr(report, "SECONDS", 0.0)
     monkeypatch.setattr(Target, "result", lambda *_, **__: [{"name": "conform"}])
     monkeypatch.setattr(Target, "create", lambda self, **_: self.post(b""))
@@ -111,13 +111,12 @@ def test_what_there_was_no_time_for_has_not_failed(monkeypatch, tmp_path):
     assert [check["passed"] for check in checks] == [None] * 4
 
 
-def test_nobody_else_is_asked():
-    """Neither where a path nor where a redirect leads to."""
+def test_paths_and_redirects_to_other_hosts_are_not_followed():
     with answering(lambda _: (200, {}, json.dumps(TOOLPACKS).encode())) as (other, others_paths):
 
         def answer(body):
-            asked = json.loads(body or b"{}")
-            if not isinstance(asked, dict) or asked.get("method") == "list_toolpacks":
+            request = json.loads(body or b"{}")
+            if not isinstance(request, dict) or request.get("method") == "list_toolpacks":
                 return 200, {}, json.dumps(TOOLPACKS).encode()
             session = {
                 "session_id": "s" * 32,
@@ -127,8 +126,8 @@ def test_nobody_else_is_asked():
                 "parent": None,
                 "labels": {},
             }
-            return (307, {"Location": other}, b"") if "id" not in asked else (
-                200, {}, json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": session}).encode()
+            return (307, {"Location": other}, b"") if "id" not in request else (
+                200, {}, json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": session}).encode()
             )  # fmt: skip
 
         with answering(answer) as (url, _):
@@ -138,14 +137,14 @@ def test_nobody_else_is_asked():
 
 
 @pytest.mark.parametrize("path", ["http://other/x", "//other/x", "@other", ":1/x", "", 5, None])
-def test_a_sessions_paths_are_of_its_server(path):
+def test_path_of_a_session_must_be_on_its_server(path):
     described = {"session_id": "s", "agent_path": path, "mcp_path": "/", "version": 0, "parent": None, "labels": {}}
     with pytest.raises(Failed, match="path on this server"):
         Session(None, described)
 
 
 @given(some.sampled_from(PROBES), some.lists(REPLIES, min_size=1, max_size=4))
-def test_whatever_is_answered_a_check_ends_with_a_sentence(probe, replies):
+def test_any_reply_ends_a_probe_with_a_sentence(probe, replies):
     class Answers(Target):
         count = 0
 
@@ -156,23 +155,23 @@ def test_whatever_is_answered_a_check_ends_with_a_sentence(probe, replies):
             reply = replies[self.count % len(replies)]
             if isinstance(reply, dict):
                 with contextlib.suppress(ValueError, TypeError):
-                    asked = json.loads(content)
-                    reply = {"jsonrpc": "2.0", **reply, "id": asked["id"]}
+                    request = json.loads(content)
+                    reply = {"jsonrpc": "2.0", **reply, "id": request["id"]}
             return target.httpx.Response(200, content=json.dumps(reply).encode())
 
-    found, _ = report.failure(probe.run, Answers("http://there", None, None, 1.0))
-    assert found is None or isinstance(found, str)
+    reason, _ = report.failure(probe.run, Answers("http://there", None, None, 1.0))
+    assert reason is None or isinstance(reason, str)
 
 
 @pytest.mark.parametrize("flags", [["--url", "http://x\n"], ["--url", "nothing"], ["--url", "ftp://there"]])
 @pytest.mark.parametrize("protocol", ["toolpack", "mcp"])
-def test_an_address_that_is_none_is_said(flags, protocol):
+def test_invalid_url_is_a_one_line_error(flags, protocol):
     result = conform(*flags[1:], "--protocol", protocol)
     assert (result.exit_code, result.output.count("\n")) == (1, 1)
     assert re.search("isn't (a valid URL|the URL of a server)", result.output) or flags[1].startswith("http:")
 
 
-def test_a_path_at_which_there_is_no_server_is_said():
+def test_path_without_a_server_is_an_error():
     nothing = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "There is nothing at this path."}}
     with answering(lambda _body: (404, {}, json.dumps(nothing).encode())) as (url, _):
         result = conform(url)
@@ -181,7 +180,7 @@ def test_a_path_at_which_there_is_no_server_is_said():
     assert "There is nothing at this path." in result.output
 
 
-def test_a_report_that_cant_be_written_is_said(tmp_path):
+def test_report_that_cannot_be_written_is_an_error(tmp_path):
     with serving(max_result_bytes=MANY) as url:
         result = conform(url, "--guarantee", "reset", "--json", str(tmp_path / "none" / "report.json"))
     assert result.exit_code == 1

@@ -1,9 +1,9 @@
-"""Plays episodes with the unmodified agent of NeMo Gym, in whichever Python has it.
+"""A program that plays episodes with the unmodified agent of NeMo Gym. It runs in a Python that has NeMo Gym.
 
-It reads a JSON line {url, by, episodes: [{row, calls, answer, pause}]}, and prints a line for each: what its run
-came to. Where an episode is to `pause` it prints `amid` before the call in its middle, and goes on after a line. The
-model is scripted: it makes the episode's calls, then says the answer. What is begun `by` an `agent` has no name; what
-NeMo Gym's `environment` server begins has one, and that server has the agent play.
+It reads a JSON line {url, by, episodes: [{row, calls, answer, pause}]}, and prints the result of each episode on a
+line. An episode with `pause` prints `amid` before its middle call, and continues after it reads a line. The model is
+scripted: it makes the calls of the episode, then gives the answer. With `by` "agent" the episodes have no names. With
+"environment" NeMo Gym's environment server names them and runs the agent.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ def free_port():
 
 
 def serve(apps):
-    """Serve applications by their ports, in one event loop, as NeMo Gym's client of HTTP wants it."""
+    """Serve the applications, given by port, in one event loop, as the HTTP client of NeMo Gym requires."""
     made = [uvicorn.Server(uvicorn.Config(app, port=port, log_level="error")) for port, app in apps.items()]
 
     async def run():
@@ -123,7 +123,7 @@ def main(url, by, episodes):
         ended = run(by, ports, number, each["row"])
         shown = {name: ended.get(name) for name in ("reward", "mask_sample", "session_id")}
         print(json.dumps(shown), flush=True)  # noqa: T201
-    os._exit(0)  # without what its client of HTTP does at exit
+    os._exit(0)  # skips the exit handlers of its HTTP client
 
 
 if __name__ == "__main__":

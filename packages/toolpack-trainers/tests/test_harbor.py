@@ -1,4 +1,4 @@
-"""Tasks as Harbor's folders: Harbor takes them, their solutions are rewarded, and agents reach the tools alone."""
+"""Tasks in Harbor's format: Harbor loads the folders, solutions are rewarded, and agents reach only their tools."""
 
 import contextlib
 import json
@@ -43,11 +43,16 @@ def folder(tmp_path_factory):
 
 @contextlib.contextmanager
 def beside(folder, tmp_path):
-    """What stands beside the agent's container, without one; gives how scripts of the task are run."""
+    """Start the service next to the agent's container, without containers.
+
+    Yield its URL and a function that runs scripts.
+    """
     port, own = redis_server.free_port(), redis_server.free_port()
     settings = (folder / "environment/docker-compose.yaml").read_text()
-    told = dict(line.strip().split(": ", 1) for line in settings.splitlines() if '": ' not in line and ': "' in line)
-    variables = {name: json.loads(told[name]) for name in ("TASK", "PACKS", "SECRET")}
+    assignments = dict(
+        line.strip().split(": ", 1) for line in settings.splitlines() if '": ' not in line and ': "' in line
+    )
+    variables = {name: json.loads(assignments[name]) for name in ("TASK", "PACKS", "SECRET")}
     bin_folder = str(Path(sys.executable).parent)
     path = os.pathsep.join([bin_folder, os.environ["PATH"]])
     process = subprocess.Popen(
@@ -84,23 +89,23 @@ def beside(folder, tmp_path):
         process.wait()
 
 
-def test_harbor_takes_the_folders(folder):
+def test_harbor_loads_the_folders(folder):
     harbor.required()
     folders = sorted(map(str, folder.iterdir()))
     done = subprocess.run(
         [harbor.PYTHON, "-c", PROGRAM], input=json.dumps(folders), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [valid for valid, *_ in told] == [True] * 12
-    (save,) = [each for each in told if each[1] == "toolpack-server/bank-save-300"]
+    tasks = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [valid for valid, *_ in tasks] == [True] * 12
+    (save,) = [each for each in tasks if each[1] == "toolpack-server/bank-save-300"]
     assert save[2].startswith("Please put 300 euros aside on my savings account.\n")
     assert (save[3]["transport"], save[3]["url"]) == ("streamable-http", "http://toolpack:8000/mcp")
     assert save[4] == ["tests", True, "toolpack", "toolpack", "/tmp/verdict"]
 
 
 @pytest.mark.heavy
-def test_solutions_are_rewarded_and_nothing_done_is_not(folder, tmp_path):
+def test_solution_is_rewarded_and_no_action_is_not(folder, tmp_path):
     for number, task in enumerate(sorted(folder.iterdir())):
         logs = tmp_path / str(number)
         logs.mkdir()
@@ -111,7 +116,7 @@ def test_solutions_are_rewarded_and_nothing_done_is_not(folder, tmp_path):
 
 
 @pytest.mark.heavy
-def test_an_agent_reaches_its_tools_and_nothing_else(folder, tmp_path):
+def test_agent_reaches_only_its_tools(folder, tmp_path):
     with beside(folder / "bank-save-300", tmp_path) as (url, _):
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         tools = httpx.post(f"{url}/mcp", json=body).json()["result"]["tools"]
@@ -126,24 +131,25 @@ def test_an_agent_reaches_its_tools_and_nothing_else(folder, tmp_path):
                 assert connection.makefile("rb").readline().split()[1] == str(status).encode(), length
 
 
-def test_the_agents_container_never_has_the_solution_or_the_secret(folder):
+def test_agents_container_has_neither_solution_nor_secret(folder):
     for task in folder.iterdir():
         secret = json.loads((task / "environment/docker-compose.yaml").read_text().partition("SECRET: ")[2].split()[0])
         for seen in ("instruction.md", "task.toml", "environment/Dockerfile", "tests/test.sh", "tests/Dockerfile"):
             assert secret not in (task / seen).read_text()
         config = tomllib.loads((task / "task.toml").read_text())
-        assert config["verifier"]["environment_mode"] == "separate"  # an agent with a shell can't replace its programs
+        # An agent with a shell can't replace the verifier's programs.
+        assert config["verifier"]["environment_mode"] == "separate"
         assert "COPY" not in (task / "environment/Dockerfile").read_text()
         assert os.access(task / "tests/test.sh", os.X_OK)
 
 
-def test_compose_puts_no_variables_into_what_is_written(tmp_path):
+def test_dollar_signs_are_escaped_for_compose(tmp_path):
     flags = ("--packs", "bank", "--task", "bank/save-300", "--image", "here/$USER:1")
     assert command_line.run("tasks", "--harbor", str(tmp_path), *flags).returncode == 0
     assert 'image: "here/$$USER:1"' in (tmp_path / "bank-save-300/environment/docker-compose.yaml").read_text()
 
 
-def test_what_cannot_be_written_is_said(folder, tmp_path):
+def test_invalid_arguments_are_errors_without_a_traceback(folder, tmp_path):
     again = command_line.run("tasks", "--harbor", str(folder), "--packs", "bank", "--task", "bank/save-300")
     assert again.returncode == 1
     assert "bank-save-300 exists already: remove it, or choose another folder." in again.stderr

@@ -1,4 +1,4 @@
-"""The protocol of NeMo Gym's resources servers, by plain HTTP: episodes, verifications, and refusals in a sentence."""
+"""The protocol of NeMo Gym's resources servers over plain HTTP: episodes, verification and errors."""
 
 import base64
 import contextlib
@@ -23,7 +23,7 @@ class Agent:
         return self.http.post(path, json=body)
 
     def seed(self, task, **more):
-        self.http.cookies.clear()  # an agent of NeMo Gym keeps no cookie from one episode to the next
+        self.http.cookies.clear()  # An agent of NeMo Gym keeps no cookie between episodes.
         reply = self.post("/seed_session", {"task": task, "responses_create_params": {"input": "x"}, **more})
         assert reply.status_code == 200, reply.text
         return reply.json()["mcp"]
@@ -111,11 +111,11 @@ def detail(reply, status):
     return said
 
 
-def test_an_agent_plays_over_http_and_its_reward_comes_with_what_it_sent(agent, server):
+def test_agent_plays_over_http_and_verify_returns_its_extras(agent, server):
     agent.seed("bank/save-300")
     assert agent.post("/get_balance", {}).text == "1840.25"
     assert agent.post("/move_to_savings", {"amount": "300.00"}).json()["amount"] == "-300.00"
-    for _ in range(2):  # a verification whose answer was lost is sent again
+    for _ in range(2):  # A client that lost the answer sends the verification again.
         verified = agent.verify(CALL, message("Done."), extra={"kept": [1]})
         assert (verified["reward"], verified["mask_sample"], verified["passed"]) == (1.0, False, True)
         assert (verified["extra"], verified["task"]) == ({"kept": [1]}, "bank/save-300")
@@ -124,7 +124,7 @@ def test_an_agent_plays_over_http_and_its_reward_comes_with_what_it_sent(agent, 
     assert agent.post("/get_balance", {}).text.startswith("EpisodeOverError: ")
 
 
-def test_an_agent_plays_over_mcp(agent):
+def test_agent_plays_over_mcp(agent):
     tools = agent.seed("bank/save-300")
     assert (tools["server_name"], tools["transport"]) == ("toolpack", "http")
     assert tools["headers"].keys() == {"X-NeMo-Gym-Session-Token"}
@@ -133,7 +133,7 @@ def test_an_agent_plays_over_mcp(agent):
     assert agent.verify(message("Done."))["reward"] == 1.0
 
 
-def test_nothing_done_is_no_reward_and_what_was_cut_off_hands_nothing_in(agent, server):
+def test_no_action_has_reward_0_and_truncated_output_no_answer(agent, server):
     agent.seed("bank/save-300")
     verified = agent.verify(CALL)
     assert (verified["reward"], verified["mask_sample"]) == (0.0, False)
@@ -142,14 +142,14 @@ def test_nothing_done_is_no_reward_and_what_was_cut_off_hands_nothing_in(agent, 
 
 
 @pytest.mark.parametrize("failure", ["raises", "exits", "slow", "returns-nan"])
-def test_an_invalid_verdict_is_masked(agent, failure):
+def test_invalid_verdict_is_masked(agent, failure):
     agent.seed(f"chores/{failure}")
     verified = agent.verify(message("x"))
     assert (verified["reward"], verified["mask_sample"], verified["failure_kind"]) == (0.0, True, "verifier_error")
     assert verified["failure_reason"]
 
 
-def test_a_lost_session_is_masked(agent, server):
+def test_lost_session_is_masked(agent, server):
     agent.seed("bank/save-300")
     assert "response.output: must be the list" in detail(agent.post("/verify", {}), 400)
     server.rpc("close_session", session_id=agent.http.cookies["toolpack_session"])
@@ -157,7 +157,7 @@ def test_a_lost_session_is_masked(agent, server):
     assert (verified["reward"], verified["mask_sample"], verified["failure_kind"]) == (0.0, True, "session_lost")
 
 
-def test_an_environment_server_names_its_episode(agent, server):
+def test_environment_server_names_its_episode(agent, server):
     first = agent.seed_as("one", "bank/save-300")
     assert first.json()["resources_session_id"] == "one"
     assert agent.seed_as("one", "bank/save-300").json() == first.json()
@@ -167,7 +167,7 @@ def test_an_environment_server_names_its_episode(agent, server):
         assert agent.post("/close_session", {"resources_session_id": "one", "episode_id": {}}).json() == {
             "resources_session_id": "one"
         }
-    # An episode that has ended, or that was ended before it was begun, isn't made anew.
+    # An episode that has ended can't be created again, and neither can one that was closed before its creation.
     agent.http.cookies.clear()
     assert agent.post("/close_session", {"resources_session_id": "two"}).status_code == 200
     for name in ("one", "two"):
@@ -178,7 +178,7 @@ def test_an_environment_server_names_its_episode(agent, server):
     assert kinds == ["call", "verdict"]
 
 
-def test_functions_that_fail_are_results_and_what_is_none_is_refused(agent):
+def test_failed_function_is_a_result_and_invalid_call_an_error(agent):
     agent.seed("chores/looks")
     assert agent.post("/do", {"chore": "nothing"}).text == "ValueError: nothing is no chore"
     assert "nope" in detail(agent.post("/nope", {}), 404)
@@ -188,7 +188,7 @@ def test_functions_that_fail_are_results_and_what_is_none_is_refused(agent):
     assert detail(bad, 400).startswith("The body isn't JSON: ")
 
 
-def test_what_an_agent_hears_of_a_failed_call_is_its_record_s(agent, server):
+def test_agent_sees_the_error_that_is_recorded(agent, server):
     agent.seed("chores/as-the-solution")
     heard = [agent.post(f"/{function}", kwargs).text for function, kwargs in FAILING.items()]
     verified = agent.verify()
@@ -216,11 +216,11 @@ def test_what_an_agent_hears_of_a_failed_call_is_its_record_s(agent, server):
         ("/aggregate_metrics", [0] * 250_001, 413, "more than 250000 values"),
     ],
 )
-def test_refusals(agent, path, body, status, says):
+def test_invalid_request_is_rejected_with_a_sentence(agent, path, body, status, says):
     assert says in detail(agent.post(path, body), status)
 
 
-def test_a_path_that_is_nothing_stays_nothing_without_an_episode(agent):
+def test_paths_of_episodes_are_unknown_without_an_episode(agent):
     for reply in (agent.post("/get_balance", {}), agent.http.get("/get_balance"), agent.http.get("/register")):
         assert reply.status_code == 404
         assert "There is nothing at this path" in reply.json()["error"]["message"]
@@ -265,14 +265,14 @@ PATHS += [
 
 
 @pytest.mark.parametrize("method", ["POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
-def test_an_episode_reaches_only_the_paths_of_nemo_gym(agent, server, method):
+def test_episode_cookie_reaches_only_the_paths_of_nemo_gym(agent, server, method):
     agent.seed("bank/save-300")
     session_id = agent.http.cookies["toolpack_session"]
     body = {"jsonrpc": "2.0", "id": 1, "method": "get_solution", "params": {"session_id": session_id}}
     for path in PATHS:
         reply = agent.http.request(method, f"{server.url}/{path}", json=body)
         assert reply.status_code == 403, path
-    with contextlib.closing(Agent(server.url)) as other:  # a browser sends several cookies, in one header or in two
+    with contextlib.closing(Agent(server.url)) as other:  # A browser sends several cookies, in one header or in two.
         for cookies in (
             f"a=b; toolpack_session={session_id}",
             "toolpack_session=",
@@ -286,7 +286,7 @@ def test_an_episode_reaches_only_the_paths_of_nemo_gym(agent, server, method):
     assert agent.post("/ng-rollout/7/get_balance", {}).text == "1840.25"
 
 
-def test_a_model_begins_and_closes_no_other_episode(agent, server):
+def test_model_cannot_begin_or_close_another_episode(agent, server):
     assert agent.seed_as("other", "bank/save-300").status_code == 200
     agent.seed("bank/save-300")
     for prefix in ("", "/ng-rollout/7"):
@@ -301,9 +301,9 @@ def test_a_model_begins_and_closes_no_other_episode(agent, server):
 
 
 @pytest.mark.parametrize("said", [CALL, message("Done."), message("x" * 300_000)])
-def test_verify_ends_the_episode_before_it_says_anything(agent, server, said):
+def test_verify_ends_the_episode_before_it_answers(agent, server, said):
     tools = agent.seed("bank/save-300")
-    early = agent.verify(said)  # as a tool that the model has called
+    early = agent.verify(said)  # called by the model, as a tool
     assert early["reward"] == 0.0
     heard = agent.post("/move_to_savings", {"amount": "300.00"}).text
     assert heard.startswith("EpisodeOverError: ")
@@ -315,13 +315,13 @@ def test_verify_ends_the_episode_before_it_says_anything(agent, server, said):
 
 
 @pytest.mark.parametrize("failure", ["raises", "exits"])
-def test_an_evaluator_that_fails_ends_the_episode_all_the_same(agent, failure):
+def test_failing_evaluator_still_ends_the_episode(agent, failure):
     agent.seed(f"chores/{failure}")
     assert agent.verify(CALL)["failure_kind"] == "verifier_error"
     assert agent.post("/do", {"chore": "x"}).text.startswith("EpisodeOverError: ")
 
 
-def test_metrics_are_means_without_what_is_masked(agent):
+def test_metrics_are_means_without_masked_rewards(agent):
     verified = [
         {"_ng_task_index": 0, "reward": 1.0},
         {"_ng_task_index": 0, "reward": 0.0},
@@ -329,9 +329,9 @@ def test_metrics_are_means_without_what_is_masked(agent):
         {"_ng_task_index": 1, "reward": 0.0, "mask_sample": True},
         {"reward": None},
     ]
-    told = agent.post("/aggregate_metrics", {"verify_responses": verified}).json()
-    assert told["agent_metrics"] == told["key_metrics"] == {"mean/reward": 0.5}
-    assert told["group_level_metrics"] == [
+    metrics = agent.post("/aggregate_metrics", {"verify_responses": verified}).json()
+    assert metrics["agent_metrics"] == metrics["key_metrics"] == {"mean/reward": 0.5}
+    assert metrics["group_level_metrics"] == [
         {"_ng_task_index": 0, "mean/reward": 0.5},
         {"_ng_task_index": 1, "mean/reward": 0.5},
     ]
@@ -350,13 +350,13 @@ def test_rows_have_the_prompt_and_the_functions_of_each_task(agent, server):
     assert "nope" in detail(agent.http.get("/nemo_gym/nope.jsonl"), 400)
 
 
-def test_rows_name_functions_as_they_are_called_there_where_toolpacks_have_one_of_the_same_name(tmp_path):
+def test_rows_use_the_prefixed_names_of_functions(tmp_path):
     (tmp_path / "purse.py").write_text(PURSE)
     with server_process.served(tmp_path, "--pack-dir", str(tmp_path), "--packs", "purse,bank") as served:
         rows = [*map(json.loads, served.http.get("/nemo_gym/purse.jsonl").text.splitlines())]
         tools = {row["task"]: row["responses_create_params"]["tools"] for row in rows}
-        told = [(tool["name"], tool["description"]) for tool in tools["purse/look"]]
-        assert told == [("get_balance", "Look inside."), ("shake", "Listen.")]
+        described = [(tool["name"], tool["description"]) for tool in tools["purse/look"]]
+        assert described == [("get_balance", "Look inside."), ("shake", "Listen.")]
         both = ["purse__get_balance", "bank__get_balance"]
         assert [tool["name"] for tool in tools["purse/count"]] == both
         for task, listed in tools.items():
@@ -369,13 +369,13 @@ def test_rows_name_functions_as_they_are_called_there_where_toolpacks_have_one_o
             assert [agent.post(f"/{name}", {}).text for name in both] == ["7", "1840.25"]
 
 
-def test_an_answer_that_is_too_long_is_none(agent):
+def test_answer_that_is_too_long_is_ignored(agent):
     agent.seed("bank/save-300")
     agent.post("/move_to_savings", {"amount": "300.00"})
     assert agent.verify(message("x" * 300_000))["reward"] == 1.0
 
 
-def test_an_episode_is_its_owner_s(tmp_path):
+def test_episode_belongs_to_its_owner(tmp_path):
     with server_process.served(tmp_path, "--packs", "bank", **TOKENS) as served:
         ann, bob = (Agent(served.url, ("me", f"token-of-{name}")) for name in ("ann", "bob"))
         stranger, bearer = Agent(served.url), Agent(served.url)

@@ -1,6 +1,6 @@
-"""The unmodified agent of NeMo Gym 0.7 plays all tasks of the bank, through kills of the server, on two workers.
+"""Episodes of the unmodified NeMo Gym 0.7 agent: all tasks of the bank, and kills of a server with two workers.
 
-It runs in a Python of its own, which NEMO_GYM names; without it these tests are skipped, and say what to do.
+The agent runs in the Python that NEMO_GYM names. Without it these tests are skipped, with a hint.
 """
 
 import json
@@ -31,7 +31,7 @@ def rpc(url, method, **params):
 
 
 def solved(url):
-    """Get the solution of each task of the bank, as an episode to play."""
+    """Yield an episode for each task of the bank, with the calls and the answer of its solution."""
     for line in httpx.get(f"{url}/nemo_gym/bank.jsonl", timeout=PATIENCE).text.splitlines():
         row = json.loads(line)
         solution = rpc(url, "get_solution", session_id=rpc(url, "create_session", task=row["task"])["session_id"])
@@ -40,10 +40,10 @@ def solved(url):
 
 
 def played(url, by, episodes, amid=lambda: None):
-    """Have episodes played, and get what each came to; `amid` is called where they pause."""
+    """Play episodes and return their results. `amid` is called where an episode pauses."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with (
-        tempfile.TemporaryDirectory() as folder,  # into which NeMo Gym writes its logs
+        tempfile.TemporaryDirectory() as folder,  # NeMo Gym writes its logs there.
         subprocess.Popen([PYTHON, str(PLAYER)], text=True, cwd=folder, **pipes) as process,
     ):
         said = []
@@ -66,7 +66,7 @@ def played(url, by, episodes, amid=lambda: None):
 
 
 @pytest.mark.parametrize("by", ["agent", "environment"])
-def test_each_solution_has_its_reward_and_nothing_done_has_none(tmp_path, by):
+def test_solution_is_rewarded_and_no_action_is_not(tmp_path, by):
     with server_process.served(tmp_path, "--packs", "bank") as server:
         episodes = list(solved(server.url))
         assert [each["reward"] for each in played(server.url, by, episodes)] == [1.0] * len(episodes)
@@ -76,7 +76,7 @@ def test_each_solution_has_its_reward_and_nothing_done_has_none(tmp_path, by):
 
 @pytest.mark.parametrize("by", ["agent", "environment"])
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_episodes_go_on_when_the_server_is_killed_amid_each_tenth(tmp_path, store, by, request):
+def test_episodes_survive_kills_of_the_server(tmp_path, store, by, request):
     url = request.getfixturevalue("redis_url") if store == "redis" else None
     server = Server(tmp_path, url, 2, packs="bank", log_calls="off")
     server.start()

@@ -1,4 +1,4 @@
-"""An agent as NeMo Gym's are, which call functions by plain HTTP, plays on when the server is killed."""
+"""Kills of the server under an agent that calls functions over plain HTTP, as NeMo Gym's do."""
 
 import contextlib
 import threading
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.heavy
 
 
 def insisted(agent, path, body):
-    """Send a request again and again while there is no server."""
+    """Send a request until a server answers it."""
     deadline = time.monotonic() + PATIENCE
     while True:
         with contextlib.suppress(httpx.TransportError):
@@ -27,7 +27,7 @@ def insisted(agent, path, body):
 
 
 def play(url, episodes, kill, start):
-    """Play with the cookie of each episode; calls have no ids, so none is under way when the server is killed."""
+    """Play episodes with their cookies. Calls have no ids, so the server is killed only between calls."""
     starting = []
     for episode in episodes:
         name = uuid.uuid4().hex
@@ -49,5 +49,5 @@ def play(url, episodes, kill, start):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_an_agent_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, request):
+def test_agent_continues_after_kills_of_the_server(tmp_path, store, request):
     plays_on(tmp_path, store, request, "nemo_gym", play)

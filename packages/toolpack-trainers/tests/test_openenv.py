@@ -1,4 +1,4 @@
-"""OpenEnv's protocol, by plain HTTP and frames: episodes, their rewards, and every refusal in a sentence."""
+"""OpenEnv's protocol over plain HTTP and WebSocket frames: episodes, rewards and errors."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from toolpack_trainers.openenv.messages import AnswerAction, CallTool, ResetData
 from toolpack_trainers.task_episodes import failure_text
 
 TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
-DISHES = "chores/dishes"  # three calls at most
+DISHES = "chores/dishes"  # at most three calls
 SAVE = "bank/save-300"
 
 
@@ -81,7 +81,7 @@ class Player:
 
 def observed(reply):
     assert reply["type"] == "observation", reply
-    assert reply["data"]["observation"]["metadata"] == {}, "an agent may be shown it"
+    assert reply["data"]["observation"]["metadata"] == {}, "agents may see the metadata"
     return reply["data"]
 
 
@@ -116,7 +116,7 @@ def cook(server):
         yield player
 
 
-def test_a_bare_reset_draws_a_task_by_the_seed_or_at_random(server, player):
+def test_reset_without_a_task_draws_one_by_seed_or_at_random(server, player):
     def drawn(**data):
         begun = observed(player.asked("reset", data))
         assert begun["observation"]["prompt"]
@@ -128,12 +128,12 @@ def test_a_bare_reset_draws_a_task_by_the_seed_or_at_random(server, player):
     seeded = [drawn(seed=seed) for seed in range(12)]
     assert seeded == [drawn(seed=seed) for seed in range(12)]
     assert len({*seeded}) > 1
-    assert drawn(episode_id="drawn") == drawn(episode_id="drawn")  # which goes on with the episode
+    assert drawn(episode_id="drawn") == drawn(episode_id="drawn")  # The same id continues the episode.
     assert player.post("/reset", {}).json()["metadata"]["task"] in every
     assert "Invalid split" in player.asked("reset", {"split": "nope"})["data"]["message"]
 
 
-def test_an_episode_gets_its_reward_with_the_answer_and_once(server, player):
+def test_episode_is_rewarded_once_with_its_answer(server, player):
     begun = player.reset(SAVE, episode_id="mine")
     prompt = "Please put 300 euros aside on my savings account."
     assert begun["observation"]["prompt"] == prompt
@@ -156,7 +156,7 @@ def test_an_episode_gets_its_reward_with_the_answer_and_once(server, player):
     assert (state["episode_id"], state["done"], state["reward"], state["task"]) == ("mine", True, 1.0, SAVE)
 
 
-def test_what_is_sent_again_with_its_id_is_recorded_and_nothing_runs(player):
+def test_repeated_id_returns_the_recorded_result(player):
     player.reset(SAVE)
     first = player.call("move_to_savings", "one", amount="300.00")
     assert player.call("move_to_savings", "one", amount="300.00") == first
@@ -172,7 +172,7 @@ def test_what_is_sent_again_with_its_id_is_recorded_and_nothing_runs(player):
     assert player.answer("No.", call_id="three")["observation"]["error"]["error_type"] == "execution_error"
 
 
-def test_the_call_that_uses_up_the_calls_gets_the_reward_and_no_other(cook):
+def test_call_that_reaches_max_calls_is_rewarded(cook):
     cook.reset(DISHES)
     assert cook.result("look") == {}
     assert cook.call("do", "second", chore="dishes")["reward"] is None
@@ -183,7 +183,7 @@ def test_the_call_that_uses_up_the_calls_gets_the_reward_and_no_other(cook):
     assert cook.answer()["done"]
 
 
-def test_rewards_with_each_call(player, tmp_path):
+def test_rewards_each_returns_a_reward_with_each_call(player, tmp_path):
     player.reset(SAVE, rewards="each")
     assert player.call("get_balance")["reward"] == 0.0
     moved = player.call("move_to_savings", amount="300.00")
@@ -200,14 +200,14 @@ def test_rewards_with_each_call(player, tmp_path):
 
 
 @pytest.mark.parametrize("failure", ["raises", "exits", "slow", "returns-nan"])
-def test_an_invalid_verdict_is_no_reward(cook, failure):
+def test_invalid_verdict_is_no_reward(cook, failure):
     cook.reset(f"chores/{failure}")
     done = cook.answer()
     assert (done["reward"], done["done"], done["metadata"]["valid"]) == (None, True, False)
     assert done["metadata"].get("failure").keys() == {"kind", "type", "message"}
 
 
-def test_a_reward_after_a_call_that_the_machine_has_ended_is_none(make_bench):
+def test_reward_after_an_infrastructure_failure_is_null(make_bench):
     pack = Toolpack("shaky", TaskEnvironment)
 
     @pack.function(timeout_seconds=0.1)
@@ -231,7 +231,7 @@ def test_a_reward_after_a_call_that_the_machine_has_ended_is_none(make_bench):
     assert (done["done"], done["reward"], state["done"], state["reward"]) == (True, None, True, None)
 
 
-def test_a_function_that_fails_is_a_result_and_one_that_was_not_called_an_error(cook):
+def test_failed_function_is_a_result_and_invalid_call_an_error(cook):
     cook.reset("chores/looks")
     assert cook.result("do", chore="nothing") == "ValueError: nothing is no chore"
     for name, given, kind in [
@@ -247,12 +247,12 @@ def test_a_function_that_fails_is_a_result_and_one_that_was_not_called_an_error(
         assert told["observation"]["error"]["message"]
 
 
-def test_an_action_with_a_tool_is_a_call_though_it_does_not_say_so(cook):
+def test_action_without_a_type_is_a_call_if_it_names_a_tool(cook):
     cook.reset("chores/looks")
     assert observed(cook.asked("step", {"tool_name": "submit_answer", "arguments": {"answer": "x"}}))["done"]
 
 
-def test_the_text_of_a_failure_is_that_of_its_record():
+def test_text_of_a_failure_equals_its_record():
     def text(kind, message, why=Failure.RAISED):
         return failure_text(CallFailedError(CallFailure(kind, message, why), "a"))
 
@@ -263,7 +263,7 @@ def test_the_text_of_a_failure_is_that_of_its_record():
     assert text("KeyError", "") == "KeyError"
 
 
-def test_an_episode_goes_on_on_another_websocket(server, player):
+def test_episode_continues_on_another_websocket(server, player):
     player.reset(SAVE, episode_id="long")
     player.result("move_to_savings", amount="300.00")
     with Player(server.url) as again:
@@ -279,7 +279,7 @@ def test_an_episode_goes_on_on_another_websocket(server, player):
     assert len(server.rpc("list_sessions", labels={"openenv": "long"})) == 1
 
 
-def test_an_episode_goes_on_with_another_session_which_plays_it_from_then_on(server):
+def test_episode_continues_in_another_session_that_owns_it_then(server):
     with Player(server.url, query="?session_id=before") as player:
         begun = player.reset(SAVE, episode_id="moving")["metadata"]
         player.result("get_balance")
@@ -306,7 +306,7 @@ def test_an_episode_goes_on_with_another_session_which_plays_it_from_then_on(ser
         assert player.state()["session_id"] == other["session_id"]
 
 
-def test_a_session_plays_one_episode_after_the_other(server):
+def test_session_plays_episodes_one_after_the_other(server):
     with Player(server.url, query="?session_id=series") as player:
         assert player.state() == {
             "episode_id": None,
@@ -320,14 +320,14 @@ def test_a_session_plays_one_episode_after_the_other(server):
         player.result("move_to_savings", amount="300.00")
         second = player.reset(SAVE)
         assert player.state()["step_count"] == 0
-    made = server.rpc("summarize_sessions", labels={"openenv": "series"})["sessions"]
-    rewards = {each["session_id"]: each.get("verdict") and each.get("verdict")["reward"] for each in made}
+    sessions = server.rpc("summarize_sessions", labels={"openenv": "series"})["sessions"]
+    rewards = {each["session_id"]: each.get("verdict") and each.get("verdict")["reward"] for each in sessions}
     assert rewards == {first["metadata"]["session_id"]: 1.0, second["metadata"]["session_id"]: None}
     with Player(server.url, query="?session_id=series") as player:
         assert player.state()["session_id"] == second["metadata"]["session_id"]
 
 
-def test_an_episode_that_is_closed_has_its_verdict_and_one_whose_connection_breaks_has_none(server, player):
+def test_closed_episode_has_a_verdict_and_broken_connection_none(server, player):
     player.reset(SAVE, episode_id="closed")
     player.result("move_to_savings", amount="300.00")
     player.socket.say({"type": "close"})
@@ -343,7 +343,7 @@ def test_an_episode_that_is_closed_has_its_verdict_and_one_whose_connection_brea
     assert (verdict("closed")["reward"], verdict("broken")) == (1.0, None)
 
 
-def test_a_session_that_leaves_closes_no_episode(server):
+def test_closing_a_named_session_ends_no_episode(server):
     with Player(server.url, query="?session_id=leaves") as player:
         player.reset(SAVE)
         player.socket.say({"type": "close"})
@@ -352,13 +352,13 @@ def test_a_session_that_leaves_closes_no_episode(server):
     assert "verdict" not in session
 
 
-def test_a_fork_of_an_episode_is_none(server, player):
+def test_fork_of_an_episode_is_not_an_episode(server, player):
     begun = player.reset(SAVE, episode_id="forked")["metadata"]
     server.rpc("fork_session", session_id=begun["session_id"])
     assert player.get("/state", episode_id="forked").json()["session_id"] == begun["session_id"]
 
 
-def test_a_session_that_has_taken_an_episode_over_lives_while_it_is_used(tmp_path):
+def test_session_that_took_over_an_episode_lives_while_used(tmp_path):
     with contextlib.ExitStack() as stack:
         served = stack.enter_context(
             server_process.served(tmp_path, "--packs", "bank", TOOLPACK_OPENENV_TTL_SECONDS="1")
@@ -375,7 +375,7 @@ def test_a_session_that_has_taken_an_episode_over_lives_while_it_is_used(tmp_pat
         assert players[0].get("/state", episode_id="a").json()["episode_id"] == "shared"
 
 
-def test_http_keeps_an_episode_by_its_id(player):
+def test_http_client_keeps_an_episode_by_its_id(player):
     begun = player.post("/reset", {"task": SAVE}).json()
     assert begun["observation"]["prompt"].startswith("Please put 300")
     sid = begun["metadata"]["episode_id"]
@@ -395,7 +395,7 @@ def test_http_keeps_an_episode_by_its_id(player):
     assert player.get("/state").json()["episode_id"] is None
 
 
-def test_mcp_by_post(player):
+def test_mcp_over_post(player):
     sid = player.mcp("openenv/session/create")["result"]["session_id"]
     tools = player.mcp("tools/list", session_id=sid)["result"]["tools"]
     assert tools[0]["inputSchema"] == tools[0]["input_schema"]
@@ -416,7 +416,7 @@ def test_mcp_by_post(player):
     assert player.mcp("openenv/session/close", session_id=sid)["result"] == {"session_id": sid, "closed": True}
 
 
-def test_mcp_on_a_websocket_of_its_own(server, player):
+def test_mcp_over_its_own_websocket(server, player):
     player.reset(SAVE, episode_id="of-mcp")
     port = int(server.url.rpartition(":")[2])
     with RawWebSocket(port, "/openenv/bank/mcp?session_id=of-mcp") as one:
@@ -440,13 +440,13 @@ WRONG_RPC = [
 
 
 @pytest.mark.parametrize(("body", "code", "sentence"), WRONG_RPC, ids=str)
-def test_what_is_wrong_in_mcp_is_an_error_of_json_rpc(player, body, code, sentence):
+def test_invalid_mcp_request_is_a_json_rpc_error(player, body, code, sentence):
     reply = player.post("/mcp", body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (200, code)
     assert reply.json()["error"]["message"].startswith(sentence)
 
 
-def test_tasks_are_those_of_ors(server, player, cook):
+def test_tasks_equal_those_of_ors(server, player, cook):
     assert cook.get("/list_environments").json() == ["chores"]
     assert cook.get("/chores/splits").json() == server.http.get("/chores/splits").json()
     listed = [each["task"] for each in server.rpc("list_tasks", toolpack="chores", limit=1000)["tasks"]]
@@ -463,7 +463,7 @@ def test_tasks_are_those_of_ors(server, player, cook):
     assert detail(player.post("/chores/tasks", {}), 404) == "There is no environment 'chores' here: use bank."
 
 
-def test_what_it_says_of_itself(player):
+def test_metadata_and_schemas_are_served(player):
     assert player.get("/health").json() == {"status": "healthy"}
     described = player.get("/metadata").json()
     assert described["name"] == "bank"
@@ -472,21 +472,21 @@ def test_what_it_says_of_itself(player):
     schemas = player.get("/schema").json()
     assert schemas.keys() == {"action", "observation", "state", "reset_observation"}
     assert {"list_tools", "call_tool", "submit_answer"} == schemas["action"]["discriminator"]["mapping"].keys()
-    assert schemas["action"]["title"] == "Action"  # so clients ask for the tools
+    assert schemas["action"]["title"] == "Action"  # The title makes clients ask for the tools.
 
 
-def test_a_toolpack_without_a_distribution_has_no_version(server):
+def test_toolpack_without_a_distribution_has_no_version(server):
     assert server.http.get("/openenv/chores/metadata").json()["version"] is None
 
 
-def test_it_says_which_paths_it_has(player):
+def test_openapi_lists_the_paths(player):
     document = player.get("/openapi.json").json()
     assert document["info"]["title"] == "bank"
     assert {"/reset", "/step", "/state", "/health", "/{env}/tasks"} <= document["paths"].keys()
     assert document["paths"]["/mcp"].keys() == {"get", "post"}
 
 
-def test_the_root_is_that_of_the_only_toolpack(server, tmp_path):
+def test_root_paths_serve_the_only_toolpack(server, tmp_path):
     port = int(server.url.rpartition(":")[2])
     with RawWebSocket(port, "/ws") as one:
         assert one.status == 400
@@ -539,13 +539,13 @@ WRONG_MESSAGES = [
 
 
 @pytest.mark.parametrize(("message", "code", "sentence"), WRONG_MESSAGES, ids=str)
-def test_what_is_wrong_is_said_in_a_sentence_and_the_websocket_goes_on(player, message, code, sentence):
+def test_invalid_message_is_an_error_and_keeps_the_websocket_open(player, message, code, sentence):
     assert refused(player.socket.ask(message), code).startswith(sentence)
     assert player.reset(SAVE)["done"] is False
 
 
 @pytest.mark.parametrize("text", [b"{nope", b"", b'{"type": NaN}', b"[" * 2000 + b"]" * 2000, b'{"a":"\\ud800"}'])
-def test_a_message_that_is_no_json(player, text):
+def test_message_that_is_not_json_is_an_error(player, text):
     player.socket.write(frame(text))
     reply = player.socket.hear()
     assert refused(reply, "INVALID_JSON" if text else "UNKNOWN_TYPE")
@@ -553,7 +553,7 @@ def test_a_message_that_is_no_json(player, text):
 
 
 @pytest.mark.parametrize("depth", [100, 300, 900, 1500])
-def test_what_is_nested_deeply_is_no_fault_of_the_server(player, depth):
+def test_deeply_nested_values_do_not_break_the_server(player, depth):
     player.reset(SAVE)
     nested = b"[" * depth + b"1" + b"]" * depth
     call = b'{"type":"step","data":{"type":"call_tool","tool_name":"get_balance","arguments":{"x":%b}}}'
@@ -580,11 +580,11 @@ WRONG_BODIES = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "sentence"), WRONG_BODIES, ids=str)
-def test_what_is_wrong_over_http_is_said_in_a_sentence(player, path, body, status, sentence):
+def test_invalid_http_request_is_rejected_with_a_sentence(player, path, body, status, sentence):
     assert detail(player.post(path, body), status).startswith(sentence)
 
 
-def test_wrong_paths_bodies_and_verbs(server, player):
+def test_wrong_paths_bodies_and_methods_are_rejected(server, player):
     for path in ["/reset", "/step", "/bank/tasks"]:
         assert detail(player.http.post(player.path + path, content=b"{nope"), 400).startswith("The body isn't JSON: ")
     assert player.http.post(player.path + "/mcp", content=b"{nope").json()["error"]["code"] == -32700
@@ -600,16 +600,16 @@ def test_wrong_paths_bodies_and_verbs(server, player):
             assert json.loads(one.body).keys() == {"detail"}
 
 
-def test_an_episode_that_is_gone_is_said(server, player):
+def test_lost_episode_is_an_error(server, player):
     player.reset(SAVE, episode_id="gone")
     server.rpc("close_session", labels={"openenv": "gone"})
     call = {"type": "call_tool", "tool_name": "get_balance"}
     assert refused(player.asked("step", call), "SESSION_ERROR")
     assert refused(player.asked("state"), "SESSION_ERROR")
-    assert player.reset(SAVE)["done"] is False  # though the one before has no verdict now
+    assert player.reset(SAVE)["done"] is False  # The old episode has no verdict then.
 
 
-def test_tokens_and_owners(tmp_path):
+def test_tokens_are_required_and_owners_separated(tmp_path):
     with contextlib.ExitStack() as stack:
         served = stack.enter_context(server_process.served(tmp_path, "--packs", "bank", **TOKENS))
         port = int(served.url.rpartition(":")[2])
@@ -628,6 +628,6 @@ def test_tokens_and_owners(tmp_path):
         assert bob.mcp("tools/call", name="get_balance", session_id="same")["error"]
         with Player(served.url, token="token-of-bob", query="?session_id=same") as other:
             assert refused(other.asked("step", {"type": "submit_answer"}), "SESSION_ERROR")
-        bob.reset(SAVE, episode_id="same")  # bob's own
+        bob.reset(SAVE, episode_id="same")  # Bob's own episode
         bob.result("move_to_savings", amount="300.00")
         assert float(ann.result("get_balance")) == 1840.25

@@ -1,6 +1,6 @@
-"""The unmodified clients of OpenEnv 0.10 play the bundled tasks, on two workers that are killed.
+"""Episodes of the unmodified OpenEnv 0.10 clients: the bundled tasks, and kills of a server with two workers.
 
-They run in a Python of their own, which TRAINERS names; where they aren't installed a test is skipped.
+The clients run in the Python that TRAINERS names. Tests whose client isn't installed there are skipped.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ def server(tmp_path_factory):
 
 
 @pytest.mark.parametrize("client", ["openenv", "openenv-mcp", "openenv-harness", "verifiers"])
-def test_each_client_is_rewarded_once_for_each_solution_and_never_for_nothing(server, client):
+def test_clients_are_rewarded_once_and_only_for_solutions(server, client):
     needs("verifiers.v1" if client == "verifiers" else "openenv.core")
     is_rewarded(server.url, solved(server.rpc, PACKS)[::3], client)
 
@@ -28,18 +28,21 @@ def test_each_client_is_rewarded_once_for_each_solution_and_never_for_nothing(se
 @pytest.mark.parametrize("pack", [PACKS[0], *(pytest.param(pack, marks=pytest.mark.long) for pack in PACKS[1:])])
 def test_openenv_validates_a_toolpack(server, pack):
     needs("openenv.core")
-    asked = [PYTHON, "-m", "openenv.cli", "validate", "--url", f"{server.url}/openenv/{pack}", "--timeout", "60"]
-    validated = subprocess.run(asked, capture_output=True, text=True, check=False)
+    command = [PYTHON, "-m", "openenv.cli", "validate", "--url", f"{server.url}/openenv/{pack}", "--timeout", "60"]
+    validated = subprocess.run(command, capture_output=True, text=True, check=False)
     assert validated.stdout.endswith("Verdict: PASS\n"), validated.stdout + validated.stderr
 
 
 def plays_between_kills(url, episodes, kill, start):
-    """Play with the client whose calls have no ids: none is under way, as it might run twice."""
+    """Play with the client whose calls have no ids.
+
+    The server is killed only between calls, as a repeated call might run twice.
+    """
     return played(url, episodes, "openenv-mcp", first=kill, amid=start)
 
 
 @pytest.mark.parametrize("play", [plays_amid_kills("openenv"), plays_between_kills], ids=["openenv", "openenv-mcp"])
 @pytest.mark.parametrize("store", [pytest.param("sqlite", marks=pytest.mark.long), "redis"])
-def test_each_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, play, request):
+def test_clients_continue_after_kills_of_the_server(tmp_path, store, play, request):
     needs("openenv.core")
     plays_on(tmp_path, store, request, "openenv-episode", play)

@@ -1,4 +1,4 @@
-"""The Open Reward Standard's protocol, by plain HTTP: episodes, their rewards, and every refusal in a sentence."""
+"""The protocol of the Open Reward Standard over plain HTTP: episodes, rewards and errors."""
 
 import asyncio
 import base64
@@ -20,11 +20,11 @@ from toolpack_trainers.ors.endpoints import OrsEndpoint, _pieces
 from toolpack_trainers.ors.episodes import _blocks, block_of
 
 TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
-DISHES = "chores/dishes"  # three calls at most
+DISHES = "chores/dishes"  # at most three calls
 
 
 class Player:
-    """A client of the protocol; `send` may be repeated by a test with the same arguments."""
+    """A client of the protocol. A test can repeat a `stream` or `call` with the same arguments."""
 
     def __init__(self, url, token=None, transport=None):
         headers = {"content-type": "application/json", **({} if token is None else {"x-api-key": token})}
@@ -70,17 +70,17 @@ class Player:
 
 
 def events(reply):
-    """Read a stream as the SDK does: line by line, without the spaces at the beginning of what is said."""
+    """Parse a stream as the SDK does: line by line, without leading spaces in the data."""
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"].startswith("text/event-stream")
-    found = []
+    parsed = []
     for event in reply.text.split("\n\n")[:-1]:
         lines = [line.split(":", 1) for line in event.split("\n") if not line.startswith(":")]
         assert max(len(line) for line in event.encode().split(b"\n")) < 2**16, "the SDK reads lines of 128 KiB at most"
         if lines:
             assert [field for field, _ in lines] == ["event", "data"]
-            found.append(tuple(value.lstrip() for _, value in lines))
-    return found
+            parsed.append(tuple(value.lstrip() for _, value in lines))
+    return parsed
 
 
 def detail(reply, status):
@@ -102,7 +102,7 @@ def player(server):
         yield player
 
 
-def test_an_episode_gets_its_reward_with_the_answer_and_once(player):
+def test_episode_is_rewarded_once_with_its_answer(player):
     sid = player.begin("bank/save-300")
     (block,) = player.get("/prompt", sid).json()
     assert block == {"text": "Please put 300 euros aside on my savings account.", "detail": None, "type": "text"}
@@ -114,7 +114,7 @@ def test_an_episode_gets_its_reward_with_the_answer_and_once(player):
     output = player.output(sid, "submit_answer", "the-answer", answer="Done.")
     assert (output["reward"], output["finished"]) == (1.0, True)
     assert (output["metadata"]["passed"], output["metadata"].get("failure")) == (True, None)
-    # The stream is resumed; any other call is one too many.
+    # The same id resumes the stream. Any other call comes after the end.
     assert player.output(sid, "submit_answer", "the-answer", answer="Done.") == output
     for name, task_id, given in [
         ("submit_answer", None, {"answer": "Done."}),
@@ -126,7 +126,7 @@ def test_an_episode_gets_its_reward_with_the_answer_and_once(player):
     assert player.call(sid, "submit_answer", "another", answer="No.")["reason"] == "episode_finished"
 
 
-def test_a_result_that_is_sent_again_with_its_id_is_recorded_and_nothing_runs(player):
+def test_repeated_id_returns_the_recorded_result(player):
     sid = player.begin("bank/save-300")
     first = player.output(sid, "move_to_savings", "mine", amount="300.00")
     assert player.output(sid, "move_to_savings", "mine", amount="300.00") == first
@@ -140,7 +140,7 @@ def test_a_result_that_is_sent_again_with_its_id_is_recorded_and_nothing_runs(pl
 
 
 def at_once(*works):
-    """Do things at the same moment, and get what each came to."""
+    """Run functions at the same moment, and return their results."""
     barrier = threading.Barrier(len(works))
 
     def do(work):
@@ -180,7 +180,7 @@ def slept(rollout) -> bool:
 '''
 
 
-def test_an_answer_and_the_last_call_at_once_get_one_reward(tmp_path):
+def test_simultaneous_answer_and_last_call_get_one_reward(tmp_path):
     (tmp_path / "bed.py").write_text(NAP)
     with (
         server_process.served(tmp_path, "--pack-dir", str(tmp_path), "--packs", "bed") as served,
@@ -193,14 +193,14 @@ def test_an_answer_and_the_last_call_at_once_get_one_reward(tmp_path):
             answer = partial(other.call, sid, "submit_answer", "mine", answer="Done.")
             with ThreadPoolExecutor(2) as pool:
                 calling = pool.submit(call)
-                serving.wait_until(mark.exists)  # so the answer waits for the call
+                serving.wait_until(mark.exists)  # Now the answer has to wait for the call.
                 both = [each.result(PATIENCE) for each in [calling, pool.submit(answer)]]
             rewards = [each["output"]["reward"] for each in both if each["ok"]]
             assert rewards == [1.0], both
-            assert [call(), answer()] == both  # also if each is sent again
+            assert [call(), answer()] == both  # also if both are sent again
 
 
-def test_a_call_while_the_answer_is_committed_is_told_that_the_episode_is_over(server):
+def test_calls_during_the_commit_of_an_answer_get_a_result(server):
     def sent(path, method, **params):
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         with contextlib.closing(Player(server.url)) as player:
@@ -214,7 +214,7 @@ def test_a_call_while_the_answer_is_committed_is_told_that_the_episode_is_over(s
         assert all("result" in each for each in heard), heard
 
 
-def test_the_call_that_uses_up_the_calls_gets_the_reward_and_no_other(player):
+def test_call_that_reaches_max_calls_is_rewarded(player):
     sid = player.begin(DISHES)
     assert player.text(sid, "look") == "{}"
     assert player.output(sid, "do", "second", chore="dishes")["reward"] is None
@@ -227,7 +227,7 @@ def test_the_call_that_uses_up_the_calls_gets_the_reward_and_no_other(player):
     assert player.call(sid, "submit_answer", "with-an-id", answer="x")["reason"] == "episode_finished"
 
 
-def test_a_wrong_call_that_is_the_last_one_gets_the_reward_too(player):
+def test_invalid_last_call_is_rewarded_too(player):
     sid = player.begin(DISHES)
     assert player.call(sid, "do", cat=1)["reason"] == "input_validation"
     assert player.output(sid, "do", chore="dishes")["reward"] is None
@@ -236,14 +236,14 @@ def test_a_wrong_call_that_is_the_last_one_gets_the_reward_too(player):
     assert "chore" in last["blocks"][0]["text"]
 
 
-def test_nested_calls_use_up_the_calls_too(player):
+def test_nested_calls_count_towards_max_calls(player):
     sid = player.begin(DISHES)
     player.text(sid, "look")
     last = player.output(sid, "do", chore={"$call": {"function": "look", "args": {}}})
     assert (last["reward"], last["finished"]) == (0.0, True)
 
 
-def test_calls_that_were_undone_are_none_of_those_that_end_an_episode(server, player):
+def test_undone_calls_do_not_count_towards_max_calls(server, player):
     sid = player.begin(DISHES)
     for _ in range(2):
         assert player.output(sid, "do", chore="dishes")["reward"] is None
@@ -254,13 +254,13 @@ def test_calls_that_were_undone_are_none_of_those_that_end_an_episode(server, pl
 
 
 @pytest.mark.parametrize("failure", ["raises", "exits", "slow", "returns-nan"])
-def test_an_invalid_verdict_is_no_reward(player, failure):
+def test_invalid_verdict_is_no_reward(player, failure):
     output = player.output(player.begin(f"chores/{failure}"), "submit_answer", answer="x")
     assert (output["reward"], output["finished"], output["metadata"]["valid"]) == (None, True, False)
     assert output["metadata"].get("failure").keys() == {"kind", "type", "message"}
 
 
-def test_rewards_with_each_call(player, tmp_path):
+def test_rewards_each_returns_a_reward_with_each_call(player, tmp_path):
     sid = player.begin("bank/save-300", rewards="each")
     assert player.output(sid, "get_balance")["reward"] == 0.0
     moved = player.output(sid, "move_to_savings", amount="300.00")
@@ -274,7 +274,7 @@ def test_rewards_with_each_call(player, tmp_path):
         assert trainer.text(trainer.begin("bank/save-300", rewards="end"), "get_balance") == "1840.25"
 
 
-def test_a_function_that_fails_is_a_result(player):
+def test_failed_function_is_a_result(player):
     sid = player.begin("chores/looks")
     assert player.text(sid, "do", chore="nothing") == "ValueError: nothing is no chore"
     for name, given, reason in [("nope", {}, "not_found"), ("do", {"chore": [1]}, "input_validation")]:
@@ -290,7 +290,7 @@ def test_a_function_that_fails_is_a_result(player):
 CONTENT = [{"type": "text", "text": "a"}, {"type": "image", "data": "aGk=", "mimeType": "image/png"}]
 
 
-def test_results_are_blocks():
+def test_mcp_content_becomes_blocks():
     assert _blocks(CONTENT) == [
         {"text": "a", "detail": None, "type": "text"},
         {"data": "aGk=", "mimeType": "image/png", "detail": None, "type": "image"},
@@ -300,18 +300,18 @@ def test_results_are_blocks():
     assert _blocks("é \n") == [block_of("é \n")]
 
 
-def test_a_long_result_comes_in_lines_that_clients_can_read(player):
+def test_long_result_is_split_into_lines_that_clients_can_read(player):
     sid = player.begin("bank/save-300")
     text = ("é" + " " * 70_000 + '\\"\\ \n\u2028\x85 ' + "\U0001f4b6" * 20_000) * 2
     refused = player.call(sid, text[:-1])
     assert text[:100] in refused["error"]
     for piece in [text, " " * 200_000, "x" * (2**15 - 1) + " y"]:
-        told = _pieces(piece)
-        assert json.loads("".join(each.lstrip() for each in told)) == piece
-        assert len(told) > 1 or piece.startswith("x")
+        pieces = _pieces(piece)
+        assert json.loads("".join(each.lstrip() for each in pieces)) == piece
+        assert len(pieces) > 1 or piece.startswith("x")
 
 
-def test_a_prompt_may_be_a_conversation(player):
+def test_prompt_may_be_a_conversation(player):
     sid = player.begin("chores/as-the-solution")
     said = "Do the dishes, then say how often."
     assert player.get("/prompt", sid).json() == [block_of(said)]
@@ -344,7 +344,7 @@ def test_tasks_are_listed_by_split_and_sliced_as_in_python(server, player):
     assert session["task"] == server.rpc("list_tasks", toolpack="chores", split="train")["tasks"][0]["task"]
 
 
-def test_an_environment_is_named_by_the_path_or_as_the_sdk_names_it(player):
+def test_environment_is_named_by_path_or_deployment_header(player):
     assert detail(player.get("/tools"), 400) == "Name the environment before the path, one of: chores, bank."
     named = player.http.get("/tools", headers={"x-deployment": "me/Bank"}).json()
     assert named == player.get("/bank/tools").json()
@@ -396,17 +396,17 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "sentence"), WRONG, ids=str)
-def test_what_is_wrong_is_said_in_a_sentence(player, path, body, status, sentence):
+def test_invalid_request_is_rejected_with_a_sentence(player, path, body, status, sentence):
     assert detail(player.post(path, body, "none"), status).startswith(sentence)
 
 
-def test_what_has_missed_a_deadline_may_be_repeated():
+def test_missed_deadline_is_a_503_that_clients_may_retry():
     late, wrong = DeadlineError("No."), InvalidParamsError("No.")
     endpoint = object.__new__(OrsEndpoint)
     assert (endpoint.status_of(late), endpoint.status_of(wrong)) == (503, 400)
 
 
-def test_bodies_that_are_no_json_and_headers_that_are_missing(player):
+def test_missing_headers_and_invalid_json_are_rejected(player):
     for path in ["/create", "/call", "/bank/tasks", "/bank/task"]:
         reply = player.http.post(path, content=b"{nope", headers={"x-session-id": "a"})
         assert detail(reply, 400).startswith("The body isn't JSON: ")
@@ -417,11 +417,11 @@ def test_bodies_that_are_no_json_and_headers_that_are_missing(player):
             assert detail(player.post(path, {}, sid), 400).startswith("The episode is missing: send its id")
     for path in ["/prompt", "/messages", "/task_tools"]:
         assert detail(player.get(path, "none"), 404).startswith("Active environment not found")
-    assert player.post("/delete", sid="none").json() == {"sid": "none"}  # as the original, where it is gone already
+    assert player.post("/delete", sid="none").json() == {"sid": "none"}  # The original server also accepts this.
 
 
 @pytest.mark.parametrize("depth", [100, 300, 900, 1500])
-def test_what_is_nested_deeply_is_no_fault_of_the_server(player, depth):
+def test_deeply_nested_values_do_not_break_the_server(player, depth):
     sid, body = player.begin("bank/save-300"), b'{"name":"get_balance","input":{"x":%b1%b}}'
     reply = player.http.post("/call", content=body % (b"[" * depth, b"]" * depth), headers={"x-session-id": sid})
     assert reply.status_code in {200, 400}, reply.text
@@ -431,16 +431,16 @@ def test_what_is_nested_deeply_is_no_fault_of_the_server(player, depth):
     assert player.text(sid, "get_balance") == "1840.25"
 
 
-def test_secrets_are_refused_but_for_the_token_that_the_sdk_sends_along(player):
-    for given in [secrets(OPENAI_API_KEY="x"), "no base64", base64.b64encode(b"[[1]]").decode(), "MQ=="]:
+def test_secrets_are_rejected_except_the_token_of_the_sdk(player):
+    for header in [secrets(OPENAI_API_KEY="x"), "no base64", base64.b64encode(b"[[1]]").decode(), "MQ=="]:
         for path, body in [("/create_session", {}), ("/create", {"task_spec": {"task": DISHES}})]:
-            reply = player.post(path, body, "mine", **{"x-secrets": given})
+            reply = player.post(path, body, "mine", **{"x-secrets": header})
             assert detail(reply, 400) == "X-Secrets: the environments of this server don't accept secrets: send none."
     own = secrets(api_key="x", OPENREWARD_API_KEY="x")
     assert player.post("/create_session", {}, **{"x-secrets": own}).status_code == 200
 
 
-def test_an_episode_is_created_once_and_a_fork_of_it_is_none(server, player):
+def test_episode_is_created_once_and_its_fork_is_no_episode(server, player):
     sid = player.begin(DISHES)
     body = {"task_spec": {"task": DISHES}}
     assert player.post("/create", body, sid).json() == {"sid": sid}
@@ -454,7 +454,7 @@ def test_an_episode_is_created_once_and_a_fork_of_it_is_none(server, player):
     assert server.rpc("list_sessions", labels={"ors": sid, "x": "y"}) == []
 
 
-def test_a_deleted_episode_has_its_verdict(server, player):
+def test_deleted_episode_has_a_verdict(server, player):
     sid = player.begin("bank/save-300")
     player.text(sid, "move_to_savings", amount="300.00")
     assert player.post("/delete", sid=sid).json() == {"sid": sid}
@@ -463,7 +463,7 @@ def test_a_deleted_episode_has_its_verdict(server, player):
     assert session.get("verdict")["reward"] == 1.0
 
 
-def test_a_ping_renews_an_episode(tmp_path):
+def test_ping_renews_an_episode(tmp_path):
     with (
         server_process.served(tmp_path, "--packs", "bank", TOOLPACK_ORS_TTL_SECONDS="1") as server,
         contextlib.closing(Player(server.url)) as player,
@@ -479,7 +479,7 @@ def test_a_ping_renews_an_episode(tmp_path):
         assert detail(player.post("/ping", sid=left), 404).startswith("Active environment not found: it has expired")
 
 
-def test_an_episode_that_is_gone_is_said_in_the_stream_and_then_not_found(server, player):
+def test_lost_episode_is_an_error_in_the_stream_then_not_found(server, player):
     sid = player.begin("bank/save-300")
     server.rpc("close_session", labels={"ors": sid})
     assert events(player.stream(sid, "get_balance"))[-1][0] == "error"
@@ -493,7 +493,7 @@ def test_an_episode_that_is_gone_is_said_in_the_stream_and_then_not_found(server
         assert detail(player.post(path, body, sid), 404)
 
 
-def test_tokens_and_owners(tmp_path):
+def test_tokens_are_required_and_owners_separated(tmp_path):
     with contextlib.ExitStack() as stack:
         served = stack.enter_context(server_process.served(tmp_path, "--packs", "bank", **TOKENS))
         ann, bob, nobody, wrong = (
@@ -513,14 +513,15 @@ def test_tokens_and_owners(tmp_path):
         assert detail(bob.post("/ping", sid=sid), 404)
         assert detail(bob.stream(sid, "get_balance"), 404)
         bob.post("/delete", sid=sid)
-        assert bob.post("/create", {"task_spec": {"task": "bank/save-300"}}, sid).status_code == 200  # bob's own
+        # Bob can create his own episode with the same id.
+        assert bob.post("/create", {"task_spec": {"task": "bank/save-300"}}, sid).status_code == 200
         bob.text(sid, "move_to_savings", amount="300.00")
         assert ann.text(sid, "get_balance") == "1840.25"
         bearer = {"authorization": "Bearer token-of-ann", "x-session-id": sid}
         assert nobody.http.get("/prompt", headers=bearer).status_code == 200
 
 
-def test_it_says_that_it_starts(make_bench):
+def test_starting_server_answers_503(make_bench):
     app = create_app(make_bench().service)
 
     async def ask():

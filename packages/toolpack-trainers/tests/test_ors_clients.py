@@ -1,7 +1,7 @@
-"""The unmodified clients of the Open Reward Standard play all tasks, through kills of the server, on two workers.
+"""Episodes of the unmodified Open Reward Standard clients: all tasks, and kills of a server with two workers.
 
-They run in a Python of their own, which TRAINERS names; where they aren't installed a test is skipped, and
-with TRAINERS=true, which is this Python, it fails instead.
+The clients run in the Python that TRAINERS names. Tests whose client isn't installed there are skipped. TRAINERS=true
+means this Python, and a missing SDK then fails the tests.
 """
 
 import json
@@ -38,7 +38,10 @@ def needs(module):
 
 
 def played(url, episodes, *arguments, first=lambda: None, amid=None, token=TOKEN):
-    """Have episodes played, and get the rewards of each; `amid` is called where they go on, `first` just before."""
+    """Play episodes and return the rewards of each.
+
+    `first` is called where an episode pauses, and `amid` while it continues.
+    """
     with subprocess.Popen(
         [PYTHON, str(PLAYER), *arguments],
         stdin=subprocess.PIPE,
@@ -70,7 +73,7 @@ def played(url, episodes, *arguments, first=lambda: None, amid=None, token=TOKEN
 
 
 def plays_amid_kills(*arguments):
-    """Get how a client in a Python of its own plays, which whose server is killed while it calls."""
+    """Return a function that plays with a client in another process, and kills the server during its calls."""
 
     def play(url, episodes, kill, start):
         return played(url, episodes, *arguments, amid=lambda: (kill(), start()))
@@ -79,13 +82,13 @@ def plays_amid_kills(*arguments):
 
 
 def is_rewarded(url, episodes, *arguments):
-    """Have episodes of all toolpacks played: each is rewarded once, and the same with nothing done isn't."""
+    """Check that episodes of all toolpacks are rewarded once, and that episodes without actions aren't."""
     assert {episode["env"] for episode in episodes} == {*PACKS}
     idle = [{**episode, "calls": [], "answer": ""} for episode in episodes]
-    found = played(url, episodes + idle, *arguments, token=None)
-    for episode, rewards in zip(episodes, found[: len(episodes)], strict=True):
+    rewards_of_all = played(url, episodes + idle, *arguments, token=None)
+    for episode, rewards in zip(episodes, rewards_of_all[: len(episodes)], strict=True):
         assert rewards == [*[None] * (len(rewards) - 1), 1.0], episode["task"]
-    for episode, rewards in zip(idle, found[len(episodes) :], strict=True):
+    for episode, rewards in zip(idle, rewards_of_all[len(episodes) :], strict=True):
         assert len(rewards) == 1, episode["task"]
         assert rewards[0] < 1.0, episode["task"]
 
@@ -96,12 +99,12 @@ def server(tmp_path_factory):
         yield served
 
 
-def test_the_sdk_is_rewarded_once_for_each_solution_and_never_for_nothing(server):
+def test_sdk_is_rewarded_once_and_only_for_solutions(server):
     needs("openreward")
     is_rewarded(server.url, solved(server.rpc, PACKS))
 
 
-def test_trl_is_rewarded(server):
+def test_trl_is_rewarded_for_solutions(server):
     needs("trl.experimental.openreward, datasets")
     episodes = [episode for episode in solved(server.rpc, ["bank"]) if episode["calls"]][:3]
     for rewards in played(server.url, episodes, "trl", token=None):
@@ -109,6 +112,6 @@ def test_trl_is_rewarded(server):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_the_sdk_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, request):
+def test_sdk_continues_after_kills_of_the_server(tmp_path, store, request):
     needs("openreward")
     plays_on(tmp_path, store, request, "ors", plays_amid_kills())

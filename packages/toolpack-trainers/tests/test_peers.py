@@ -1,4 +1,4 @@
-"""The versions of trainers' clients stand in pyproject.toml; pages and CI name the same."""
+"""The versions of trainers' clients: pyproject.toml pins them, and pages and CI name the same ones."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ from tools.peers import TRIALS, peers
 
 ROOT = Path(__file__).parents[3]
 PINNED = dict(each.split("==") for extra in peers().values() for each in extra)
-NAMED = {  # what the page calls them
+NAMED = {  # patterns for their names on the page
     "openreward": r"`openreward` SDK",
     "trl": r"\bTRL",
     "openenv": r"its clients",

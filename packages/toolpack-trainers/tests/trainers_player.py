@@ -1,10 +1,11 @@
-"""Plays episodes with the unmodified clients of trainers, in whichever Python has them.
+"""A program that plays episodes with unmodified trainer clients. It runs in a Python that has them.
 
-It reads a JSON line {url, token, episodes: [{env, task, calls, answer, pause}]}, and prints a line for each episode:
-its rewards. Where an episode is to `pause` it prints `amid` before the call in its middle, and goes on after a line.
-The SDK of the Open Reward Standard plays them; with `trl` TRL's class does, with `openenv` the generic client of
-OpenEnv, with `openenv-mcp` its client of tools, with `openenv-harness` its adapter for trainers such as TRL, and with
-`verifiers` the taskset of verifiers; these two get only the last reward, or the sum.
+It reads a JSON line {url, token, episodes: [{env, task, calls, answer, pause}]}, and prints the rewards of each episode
+on a line. An episode with `pause` prints `amid` before its middle call, and continues after it reads a line.
+
+The argument selects the client. Without one it is the SDK of the Open Reward Standard. `trl` is TRL's class, `openenv`
+OpenEnv's generic client, and `openenv-mcp` its client of tools. `openenv-harness` is OpenEnv's adapter for trainers
+such as TRL, and `verifiers` the taskset of verifiers. The last two print only the last reward, or the sum.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from tempfile import TemporaryDirectory
 from threading import Thread
 
-RETRY_SECONDS = 120.0  # for which a server may be away
+RETRY_SECONDS = 120.0  # the longest outage of a server
 
 
 def pause_before(number, episode):
@@ -81,9 +82,9 @@ def _play_on_websockets(kind, action_of, url, token, episodes):
         with ExitStack() as opened:
             client = kind(base_url=f"{url}/openenv/{episode['env']}", headers=headers).sync()
             env = _insisted(lambda client=client, opened=opened: opened.enter_context(client))
-            told = _insisted(lambda env=env, begin=begin: env.reset(**begin)).observation
-            assert told["prompt"] if isinstance(told, dict) else told.prompt
-            offered = None if isinstance(told, dict) else {tool.name for tool in env.list_tools()}
+            observation = _insisted(lambda env=env, begin=begin: env.reset(**begin)).observation
+            assert observation["prompt"] if isinstance(observation, dict) else observation.prompt
+            offered = None if isinstance(observation, dict) else {tool.name for tool in env.list_tools()}
             results = []
             for number, (name, given) in enumerate(
                 [*episode["calls"], ("submit_answer", {"answer": episode["answer"]})]
@@ -96,28 +97,33 @@ def _play_on_websockets(kind, action_of, url, token, episodes):
                     break
             assert results[-1].done
             state = _stepped(env, begin, None)
-            if isinstance(state, dict):  # the client of tools drops the reward
+            if isinstance(state, dict):  # The client of tools drops the reward.
                 assert state["reward"] == results[-1].reward, (state, results[-1])
         yield [result.reward for result in results]
 
 
 def _stepped(env, begin, action):
-    """Step, or get the state if there is no action; on a new WebSocket the episode goes on."""
+    """Run a step and return its result, or return the state if there is no action.
+
+    On a new WebSocket, resume the episode.
+    """
     while True:
         try:
-            found = _insisted(lambda: env.state() if action is None else env.step(action))
+            result = _insisted(lambda: env.state() if action is None else env.step(action))
         except RuntimeError as error:
             if "There is no episode on this WebSocket" not in str(error):
                 raise
         else:
-            # The state on a new WebSocket is that of none.
-            if action is not None or (found["episode_id"] if isinstance(found, dict) else found.episode_id) is not None:
-                return found
+            # On a new WebSocket the state is empty.
+            if action is not None:
+                return result
+            if (result["episode_id"] if isinstance(result, dict) else result.episode_id) is not None:
+                return result
         _insisted(lambda: env.reset(**begin))
 
 
 def _insisted(do):
-    """Do it again and again while there is no server."""
+    """Call `do` again until a server answers."""
     from httpx import HTTPStatusError, TransportError  # noqa: PLC0415 - the client of tools gets its session over HTTP
     from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
 
@@ -133,7 +139,7 @@ def _insisted(do):
 
 
 def play_with_openenv_harness(url, token, episodes):
-    """As TRL does: its worker has an adapter of OpenEnv run a session, and takes the reward that `verify` gives."""
+    """Play as TRL does: its worker lets an OpenEnv adapter run a session, and uses the reward of `verify`."""
     from openenv.core.env_server.mcp_types import Tool  # noqa: PLC0415
     from openenv.core.generic_client import GenericEnvClient  # noqa: PLC0415
     from openenv.core.harness import (  # noqa: PLC0415
@@ -170,14 +176,14 @@ def play_with_openenv_harness(url, token, episodes):
 
 
 class _Model(BaseHTTPRequestHandler):
-    """A model that says what it is to say, one after the other."""
+    """A model server that returns the scripted messages in order."""
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         said = {"role": "assistant", "content": next(self.server.says)}
         about = {"id": "0", "created": 0, "model": "scripted"}
         self.send_response_only(200)
-        if asked.get("stream"):
+        if request.get("stream"):
             choice = {"index": 0, "delta": said, "finish_reason": "stop"}
             chunk = {**about, "object": "chat.completion.chunk", "choices": [choice]}
             kind, body = "text/event-stream", f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
@@ -191,7 +197,7 @@ class _Model(BaseHTTPRequestHandler):
 
 @contextmanager
 def scripted(calls):
-    """Serve the completions of a model that makes these calls, one after the other, and get the port."""
+    """Serve a model that makes these calls in order. Yield the port."""
     with HTTPServer(("127.0.0.1", 0), _Model) as model:
         model.says = (json.dumps({"tool_name": name, "arguments": given}) for name, given in calls)
         Thread(target=model.serve_forever, daemon=True).start()
@@ -202,7 +208,7 @@ def scripted(calls):
 
 
 def play_with_verifiers(url, token, episodes):
-    assert token is None  # it can send none
+    assert token is None  # This client can't send a token.
     from verifiers.v1.cli.eval.runner import run_eval  # noqa: PLC0415
     from verifiers.v1.configs.cli.eval import EvalConfig  # noqa: PLC0415
 
@@ -234,7 +240,7 @@ PLAYERS = {
 }
 
 if __name__ == "__main__":
-    wanted = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     player = PLAYERS[sys.argv[1]] if sys.argv[1:] else play_with_sdk
-    for rewards in player(**wanted):
+    for rewards in player(**request):
         print(json.dumps(rewards), flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""What an executor sends is the input of an attacker: what is too long isn't received, and not parsed either."""
+"""Frames from an executor, which may come from an attacker: a frame that is too long is neither read nor parsed."""
 
 import socket
 import struct
@@ -17,7 +17,7 @@ MAX_BYTES = 1000
 
 @pytest.fixture
 def channel():
-    """The worker's end, and a socket that sends whatever it likes."""
+    """The worker's end of a channel, and a socket that can send anything."""
     end, theirs = socket.socketpair()
     with end, theirs:
         yield Channel(end, MAX_BYTES), theirs
@@ -32,7 +32,7 @@ def unread(_):
 
 
 @pytest.mark.parametrize("sizes", [(2**27, 0), (10, MAX_BYTES + 1)])
-def test_a_frame_that_is_too_long_is_not_waited_for(channel, sizes):
+def test_frame_that_is_too_long_is_not_received(channel, sizes):
     end, theirs = channel
     theirs.sendall(start(*sizes))
     with pytest.raises(ValueError, match="too long"):
@@ -49,17 +49,17 @@ def test_json_with_too_many_values_is_not_parsed(channel):
     sender.join()
 
 
-def test_a_piece_that_is_not_allowed_is_not_received(channel):
+def test_piece_that_is_not_allowed_is_not_received(channel):
     end, theirs = channel
     text = b"[{},[3,5]]"
     theirs.sendall(start(len(text), 8) + text)
-    asked = []
+    requested = []
     with pytest.raises(ValueError, match="2 pieces with 8 bytes"):
-        end.receive(allows=asked.append)
-    assert asked == [[3, 5]]
+        end.receive(allows=requested.append)
+    assert requested == [[3, 5]]
 
 
-def test_whoever_is_trusted_may_send_anything():
+def test_trusted_side_may_send_frames_of_any_length():
     end, theirs = socket.socketpair()
     with end, theirs:
         text = b'[{"a":1},[1,%d]]' % (MAX_BYTES * 2)
@@ -75,13 +75,13 @@ class Looked(RunnerOperation[None]):
     at: Versions
 
 
-def test_an_executor_gets_only_what_its_request_has_named():
+def test_executor_gets_only_the_data_that_its_request_names():
     class Unsealed:
         def unseal(self, *of):
             return of[-1]
 
-    asked = []
-    looked = Looked(Snapshot({"shop": "1"}, {"shop": b"mine"}), lambda at: asked.append(at) or looked.world)
+    versions = []
+    looked = Looked(Snapshot({"shop": "1"}, {"shop": b"mine"}), lambda at: versions.append(at) or looked.world)
     travelling = Transport(looked)
     request = travelling.write(Unsealed(), 0)
     assert (request.head["fields"]["world"]["given"], request.pieces) == (["shop"], [b"mine"])
@@ -99,4 +99,4 @@ def test_an_executor_gets_only_what_its_request_has_named():
     ):
         with pytest.raises((KeyError, TypeError, ValueError)):
             travelling.supply(need, Unsealed())
-    assert asked == [3]
+    assert versions == [3]

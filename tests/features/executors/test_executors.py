@@ -1,4 +1,4 @@
-"""In processes of its own, a toolpack's code hurts nobody: not the worker, not other sessions, not its own world."""
+"""Executors, the processes that run a toolpack's code: a fault affects neither the worker nor other sessions."""
 
 import os
 import signal
@@ -31,14 +31,14 @@ rough_bench = partial(serving.Bench, CATALOG, isolation="process", pack_dir=(PAC
 
 @pytest.fixture(scope="module")
 def shared():
-    """A server whose executors other tests have used before."""
+    """A server with executors that all tests of the module share."""
     with rough_bench(of_features=[ExecutorsSettings(memory_bytes=400 * 2**20)]) as made:
         yield made
 
 
 def executors(bench):
-    """Get the numbers of executors that were started, and that have ended, by reason."""
-    bench.service.runner.end_unused()  # it measures them, too
+    """Return the metrics of executors: how many started, how many ended by reason, and their states."""
+    bench.service.runner.end_unused()  # This also measures them.
     numbers = {}
     for line in exposition(bench.service.metrics, None).decode().splitlines():
         if line.startswith("toolpack_executors"):
@@ -59,7 +59,7 @@ def is_running(process):
 
 
 def waiting_call(bench, session_id, folder):
-    """Begin a call that waits for a long time, and get the future of its answer when its function runs."""
+    """Begin a call that waits for a long time. Return the future of its answer when the function has begun."""
     begun = folder / "begun"
     call = bench.later_call(session_id, "wait", begun=str(begun))
     wait_until(begun.exists)
@@ -74,14 +74,15 @@ WAYS_TO_END = {"exit": "exit status 3", "crash": "signal 11", "kill": "signal 9"
 
 
 @pytest.mark.parametrize("how", WAYS_TO_END)
-def test_a_function_that_ends_its_process_fails_alone(shared, how):
+def test_function_that_ends_its_process_fails_alone(shared, how):
     session_id = shared.create("rough")
     shared.result(session_id, "mark", text="before")
     crashed = ended(shared, "crashed")
     text = f"CrashedError: `ends` ended its process ({WAYS_TO_END[how]}); nothing has changed."
     assert shared.call(session_id, "ends", {"call_id": "once"}, how=how) == {"result": "", "error": text}
     assert ended(shared, "crashed") == crashed + 1
-    assert shared.call(session_id, "ends", {"call_id": "once"}, how=how)["error"] == text  # from the record
+    # The record answers the repeated call.
+    assert shared.call(session_id, "ends", {"call_id": "once"}, how=how)["error"] == text
     assert ended(shared, "crashed") == crashed + 1
     goes_on(shared, session_id, ["before"])
     records = shared.rpc("get_trace", session_id=session_id)
@@ -92,7 +93,7 @@ def test_a_function_that_ends_its_process_fails_alone(shared, how):
     ]
 
 
-def test_with_raise_on_error_it_is_an_error_of_the_function(shared):
+def test_crash_is_a_function_error_with_raise_on_error(shared):
     session_id = shared.create("rough")
     error = refused(-32002, shared.call, session_id, "ends", {"raise_on_error": True}, how="exit")
     assert error.message == "`ends` ended its process (exit status 3); nothing has changed."
@@ -106,7 +107,7 @@ FORGED = [
 
 
 @pytest.mark.parametrize("how", FORGED)
-def test_an_executor_that_says_what_none_would_say_is_ended(shared, how):
+def test_executor_that_sends_invalid_frames_is_ended(shared, how):
     session_id = shared.create("rough")
     assert shared.call(session_id, "forge", how=how)["error"] == (
         "CrashedError: `forge` made its process unusable; nothing has changed."
@@ -114,26 +115,26 @@ def test_an_executor_that_says_what_none_would_say_is_ended(shared, how):
     goes_on(shared, session_id)
 
 
-def test_what_is_forged_would_be_taken_but_for_what_is_wrong_with_it(shared):
+def test_well_formed_forged_frame_is_accepted(shared):
     assert shared.result(shared.create("rough"), "forge", how="nothing") == "forged"
 
 
-def test_no_executor_can_accuse_a_function_that_its_call_does_not_run(shared):
+def test_executor_can_accuse_only_the_function_that_it_runs(shared):
     session_id = shared.create("rough")
     for function in ("process", "mark", "there is none"):
         assert shared.call(session_id, "accuse", function=function)["error"] == (
             "CrashedError: `accuse` made its process unusable; nothing has changed."
         )
     shared.result(session_id, "process")
-    assert shared.version(session_id) == 0  # it is still believed to change nothing
+    assert shared.version(session_id) == 0  # The accused function still counts as read-only.
 
 
-def test_a_forged_text_is_cut_in_the_log_and_forges_no_line(shared, caplog):
+def test_forged_text_is_shortened_and_adds_no_log_line(shared, caplog):
     session_id = shared.create("rough")
     shared.call(session_id, "forge", how="unknown refusal")
     refused(-32603, shared.call, session_id, "forge", how="fault")
     texts = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert len(texts) == 3  # the request that failed, too
+    assert len(texts) == 3  # The third is the log line of the failed request.
     for text in texts:
         assert len(text) < 32_000
         assert "\nFORGED" not in text
@@ -143,10 +144,11 @@ def printed(caplog):
     return [text for text in caplog.messages if " printed:" in text]
 
 
-def test_what_a_function_prints_goes_to_the_log_with_its_name(shared, caplog):
+def test_output_of_a_function_is_logged_with_its_name(shared, caplog):
     caplog.set_level("INFO")
     session_id = shared.create("rough")
-    assert shared.result(session_id, "say", text="one\n\ttwo\n") == "pp"  # pipes, and not the server's own output
+    # "p" means a pipe: the function doesn't write to the server's output.
+    assert shared.result(session_id, "say", text="one\n\ttwo\n") == "pp"
     shared.result(session_id, "process")
     shared.call(session_id, "say", text="last words", end="exit")
     assert printed(caplog) == [
@@ -155,7 +157,7 @@ def test_what_a_function_prints_goes_to_the_log_with_its_name(shared, caplog):
     ]
 
 
-def test_it_cannot_be_mistaken_for_a_line_of_the_server(shared, caplog):
+def test_output_of_a_function_cannot_imitate_a_log_line(shared, caplog):
     caplog.set_level("INFO")
     shared.result(shared.create("rough"), "say", text='{"level":"info"}\r\n\x1b[2J\u2028{"level":"error"}')
     (text,) = printed(caplog)
@@ -163,7 +165,7 @@ def test_it_cannot_be_mistaken_for_a_line_of_the_server(shared, caplog):
     assert "\x1b" not in text
 
 
-def test_of_what_is_printed_the_log_has_a_limited_part(shared, caplog, monkeypatch):
+def test_logged_output_of_a_function_is_limited(shared, caplog, monkeypatch):
     caplog.set_level("INFO")
     session_id = shared.create("rough")
     shared.result(session_id, "say", text="x" * 1000 + "\n", times=1000)
@@ -181,7 +183,7 @@ def test_of_what_is_printed_the_log_has_a_limited_part(shared, caplog, monkeypat
 
 
 @pytest.mark.parametrize("how", ["interpreter", "sleep", "swallow", "stop"])
-def test_at_its_deadline_a_call_is_ended_whatever_it_does(shared, how):
+def test_call_is_killed_at_its_deadline_whatever_it_does(shared, how):
     session_id = shared.create("rough")
     deadline = ended(shared, "deadline")
     late = shared.later_call(session_id, "hang", how=how)
@@ -195,7 +197,7 @@ def test_at_its_deadline_a_call_is_ended_whatever_it_does(shared, how):
     wait_until(lambda: shared.sessions.queues.threads.stuck_threads() == 0)
 
 
-def test_memory_beyond_the_limit_is_the_calls_own_error(shared):
+def test_exceeded_memory_limit_is_an_error_of_the_call(shared):
     session_id = shared.create("rough")
     assert shared.call(session_id, "eat", size=2**20)["result"] == 2**20
     assert shared.call(session_id, "eat", size=2**30)["error"] == "MemoryError: "
@@ -203,7 +205,7 @@ def test_memory_beyond_the_limit_is_the_calls_own_error(shared):
 
 
 @pytest.mark.parametrize("what", ["thread", "child", "grandchild", "fork", "folder"])
-def test_an_executor_with_something_left_behind_is_replaced_and_that_ends_with_it(shared, what):
+def test_executor_with_leftovers_is_replaced_and_they_end(shared, what):
     session_id = shared.create("rough")
     retired = ended(shared, "retired")
     left = shared.result(session_id, "leave", what=what)
@@ -212,34 +214,35 @@ def test_an_executor_with_something_left_behind_is_replaced_and_that_ends_with_i
     goes_on(shared, session_id, [what])
 
 
-def test_a_process_that_a_function_forks_answers_nothing(shared):
+def test_forked_process_of_a_function_sends_no_answer(shared):
     session_id = shared.create("rough")
     assert shared.result(session_id, "return_twice") is False
     goes_on(shared, session_id, ["twice"])
 
 
-def test_a_session_goes_on_in_any_executor(shared):
+def test_session_continues_in_any_executor(shared):
     one, other = shared.create("rough"), shared.create("rough")
     shared.result(one, "mark", text="a")
     for n in range(3):
         process = shared.result(one, "process")
-        os.kill(process, signal.SIGKILL)  # between two calls: nobody notices
+        os.kill(process, signal.SIGKILL)  # The server doesn't notice, because no call is running.
         wait_until(lambda process=process: not is_running(process))
         assert shared.result(other, "mark", text=str(n)) == [*map(str, range(n + 1))]
         assert shared.result(one, "process") != process
     assert shared.result(one, "mark", text="b") == ["a", "b"]
 
 
-def test_a_call_that_its_executor_has_not_read_is_made_by_another_one(shared, monkeypatch):
+def test_call_that_its_executor_never_read_runs_in_another(shared, monkeypatch):
     session_id = shared.create("rough")
     process = shared.result(session_id, "process")
     os.kill(process, signal.SIGKILL)
     wait_until(lambda: not is_running(process))
-    monkeypatch.setattr(ExecutorProcess, "is_alive", lambda _: True)  # as if it had ended just after that was asked
+    # as if the executor had ended just after this check
+    monkeypatch.setattr(ExecutorProcess, "is_alive", lambda _: True)
     assert shared.result(session_id, "process") != process
 
 
-def test_an_executor_keeps_worlds_and_takes_those_of_forks_for_others(shared):
+def test_executor_keeps_worlds_of_sessions_and_forks_apart(shared):
     session_id = shared.create("rough")
     shared.result(session_id, "mark", text="a")
     fork = shared.rpc("fork_session", session_id=session_id)[0]["session_id"]
@@ -264,7 +267,7 @@ def test_settings_of_the_server_do_not_reach_executors(monkeypatch):
     assert variables["TZ"] == "Europe/Berlin"
 
 
-def test_one_call_for_each_executor():
+def test_calls_setting_limits_the_calls_of_an_executor():
     with rough_bench(of_features=[ExecutorsSettings(calls=1)]) as bench:
         session_id = bench.create("rough")
         assert [bench.result(session_id, "remember", value=value) for value in "ab"] == [["a"], ["b"]]
@@ -272,26 +275,26 @@ def test_one_call_for_each_executor():
         assert bench.rpc("get_environment", session_id=session_id, pointer="/rough/pit/marks") == ["a", "b"]
 
 
-def test_without_that_limit_an_executor_stays():
+def test_executor_without_a_call_limit_is_reused():
     with rough_bench(of_features=[ExecutorsSettings(max=1)]) as bench:
         session_id = bench.create("rough")
         assert [bench.result(session_id, "remember", value=value) for value in "ab"] == [["a"], ["a", "b"]]
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
-def test_what_builds_and_judges_runs_in_a_process_that_has_run_no_function(number, monkeypatch):
+def test_factories_and_evaluators_run_in_a_clean_executor(number, monkeypatch):
     monkeypatch.setattr(pool, "SPARE_PLACES", 0)
     with rough_bench(of_features=[ExecutorsSettings(max=number)]) as bench:
         first = bench.create("rough")
         for _ in range(3):
-            assert bench.result(first, "remember", value="x")  # all sessions' verdicts, if this process gave them
+            assert bench.result(first, "remember", value="x")  # Evaluators in this process would see this value.
             built = bench.create("rough", options={"rough": {"trap": "seen"}})
             assert bench.rpc("get_environment", session_id=built, pointer="/rough/pit/marks") == []
             assert bench.rpc("evaluate_session", session_id=first, task="rough/nothing")["reward"] == 1
         assert len(bench.result(first, "remember", value="x")) == (1 if number == 1 else 4)
 
 
-def test_calls_run_beside_each_other_and_wait_for_an_executor():
+def test_calls_run_in_parallel_and_wait_for_an_executor():
     with rough_bench(of_features=[ExecutorsSettings(max=2)]) as bench, ThreadPoolExecutor(3) as threads:
         sessions = [bench.create("rough") for _ in range(3)]
         hanging = [threads.submit(bench.call, session, "hang", how="sleep") for session in sessions]
@@ -301,7 +304,7 @@ def test_calls_run_beside_each_other_and_wait_for_an_executor():
         assert executors(bench)["_started_total"] <= 6
 
 
-def test_a_quick_function_waits_for_no_executor_that_others_hold(tmp_path):
+def test_quick_function_runs_while_slow_ones_hold_executors(tmp_path):
     with rough_bench(of_features=[ExecutorsSettings(max=1)], timeout_seconds=2 * PATIENCE) as bench:
         quick, marks = bench.create("rough"), []
         while len(marks) < 10 or not bench.sessions.queues.threads._pace.is_quick("mark"):
@@ -311,7 +314,7 @@ def test_a_quick_function_waits_for_no_executor_that_others_hold(tmp_path):
         assert not call.done()
 
 
-def test_one_owner_keeps_no_other_from_an_executor(tmp_path):
+def test_one_owner_cannot_occupy_all_executors(tmp_path):
     tokens = {name: f"a token of {name}" for name in ("ann", "bob")}
     with rough_bench(of_features=[ExecutorsSettings(max=6)], tokens=tokens) as bench:
 
@@ -328,7 +331,7 @@ def test_one_owner_keeps_no_other_from_an_executor(tmp_path):
         wait_until(lambda: len([*tmp_path.glob("bob *")]) == 3, "all calls of bob")
 
 
-def test_a_call_that_finds_no_executor_in_time_is_refused(tmp_path, monkeypatch):
+def test_call_without_an_executor_in_time_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(lanes, "RESERVE_APART", 0)
     monkeypatch.setattr(pool, "SPARE_PLACES", 0)
     with rough_bench(of_features=[ExecutorsSettings(max=1)], queue_timeout_seconds=0.1) as bench:
@@ -342,7 +345,7 @@ def test_a_call_that_finds_no_executor_in_time_is_refused(tmp_path, monkeypatch)
         goes_on(bench, waiting)
 
 
-def test_factories_and_validators_run_there_too(shared):
+def test_factories_and_validators_run_in_executors(shared):
     lost = refused(-32002, shared.create, "rough", options={"rough": {"trap": "exit"}})
     assert lost.message == "The factory of toolpack 'rough' ended its process (exit status 7); nothing has changed."
     lost = refused(-32002, shared.create, "rough", environment={"rough": {"trap": "exit"}})
@@ -351,7 +354,7 @@ def test_factories_and_validators_run_there_too(shared):
     assert wrong.data["detail"].startswith("The environment of toolpack 'rough' doesn't fit: pit: ")
 
 
-def test_what_hangs_while_a_session_is_created_is_ended_at_the_deadline(tmp_path, monkeypatch):
+def test_factory_that_hangs_is_killed_at_the_deadline(tmp_path, monkeypatch):
     clock = serving.Clock(monkeypatch, jobs, threads)
     begun = tmp_path / "begun"
     with rough_bench() as bench:
@@ -363,7 +366,7 @@ def test_what_hangs_while_a_session_is_created_is_ended_at_the_deadline(tmp_path
         goes_on(bench, bench.create("rough"))
 
 
-def test_views_are_made_there(shared):
+def test_views_are_made_in_executors(shared):
     session_id = shared.create("rough", "ledger")
     shared.result(session_id, "mark", text="a")
     shared.result(session_id, "add", amount=2)
@@ -378,7 +381,7 @@ def zygote_of(bench):
     return bench.service.runner._pool._zygote.process
 
 
-def test_a_zygote_that_ends_is_replaced_with_all_executors(tmp_path):
+def test_zygote_that_ends_is_replaced_with_its_executors(tmp_path):
     with rough_bench() as bench:
         session_id = bench.create("rough")
         executor = bench.result(session_id, "process")
@@ -389,7 +392,7 @@ def test_a_zygote_that_ends_is_replaced_with_all_executors(tmp_path):
         goes_on(bench, session_id)
 
 
-def test_closing_ends_zygote_executors_and_what_they_left(tmp_path):
+def test_close_ends_zygote_executors_and_leftover_processes(tmp_path):
     with rough_bench() as bench:
         session_id = bench.create("rough")
         processes = [
@@ -403,7 +406,7 @@ def test_closing_ends_zygote_executors_and_what_they_left(tmp_path):
     assert hanging.done()
 
 
-def test_executors_that_nobody_needs_end():
+def test_unused_executors_end():
     with rough_bench() as bench, ThreadPoolExecutor(4) as threads:
         sessions = [bench.create("rough") for _ in range(4)]
         for call in [threads.submit(bench.call, session, "leave", what="nothing") for session in sessions]:
@@ -417,7 +420,7 @@ def test_executors_that_nobody_needs_end():
         goes_on(bench, sessions[0], ["nothing"])
 
 
-def test_other_toolpacks_than_the_servers_are_refused(tmp_path):
+def test_executors_with_other_toolpacks_stop_the_start(tmp_path):
     changed = (
         (PACKS / "rough.py")
         .read_text()
@@ -431,7 +434,7 @@ def test_other_toolpacks_than_the_servers_are_refused(tmp_path):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_with_executors_survives_the_loss_of_workers_and_stops_without_a_trace(tmp_path, workers):
+def test_server_with_executors_survives_kills_and_stops_cleanly(tmp_path, workers):
     variables = {"TOOLPACK_ISOLATION": "process", "TOOLPACK_SECRET_KEY": "a key that executors don't have"}
     flags = ["--workers", str(workers), "--packs", "ledger,rough"]
     with server_process.served(tmp_path, *flags, **variables) as server:
@@ -450,7 +453,7 @@ def test_a_server_with_executors_survives_the_loss_of_workers_and_stops_without_
         def go_on():
             try:
                 return call("mark", {"call_id": "b"}, text="b")["result"]
-            except (httpx.TransportError, serving.RpcError):  # the worker is being replaced
+            except (httpx.TransportError, serving.RpcError):  # A new worker is starting.
                 return None
 
         assert wait_until(go_on) == ["a", "b"]

@@ -1,4 +1,4 @@
-"""What functions fork or start keeps nothing of the server's, finds the toolpacks' modules, and ends when it should."""
+"""Processes that functions fork or start: they release the server's files, find the toolpack's module, and end."""
 
 import signal
 import stat
@@ -140,13 +140,13 @@ def server(request, packs, tmp_path_factory):
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize(("function", "result"), [("pool", [2, 4]), ("executor", [2, 4]), ("own_class", 6)])
-def test_processes_of_multiprocessing_find_the_toolpacks_module_and_end(server, function, method, result):
+def test_multiprocessing_finds_the_module_of_the_toolpack(server, function, method, result):
     session = server.rpc("create_session")["session_id"]
     assert server.call(session, function, method=method) == {"result": result, "error": None}
 
 
-def test_a_sandbox_refuses_pools_at_once_but_no_process(packs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where it is started, a sandbox shows nothing
+def test_sandbox_rejects_pools_at_once_but_allows_processes(packs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # The working folder is hidden in a sandbox.
     try:
         check_sandbox()
     except SettingsError as error:
@@ -159,35 +159,35 @@ def test_a_sandbox_refuses_pools_at_once_but_no_process(packs, tmp_path, monkeyp
         assert confined.call(session, "own_class", method="spawn")["result"] == 6
 
 
-def test_a_program_that_c_starts_has_no_descriptor_of_the_servers(server, tmp_path):
+def test_program_started_by_c_code_inherits_no_descriptors(server, tmp_path):
     session = server.rpc("create_session")["session_id"]
     own = server.call(session, "program", out=str(tmp_path / "out"))["result"]
-    assert own == ["0", "1", "2", "3"]  # the last one is how `ls` looks
+    assert own == ["0", "1", "2", "3"]  # `ls` itself opens 3.
 
 
 OF_STORE = ("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db.lock")
 
 
 def descriptors(process):
-    """Get what kinds of open files a process has beside its standard streams, and their names."""
+    """Yield the kinds of the open files of a process beside its standard streams, or their names."""
     for link in Path(f"/proc/{process}/fd").iterdir():
         if int(link.name) > 2:
             mode = link.stat().st_mode
             yield "socket" if stat.S_ISSOCK(mode) else link.readlink().name
 
 
-def test_a_process_that_a_function_has_forked_does_not_keep_the_port_and_the_store(packs, tmp_path):
+def test_forked_process_releases_the_port_and_the_store(packs, tmp_path):
     end = tmp_path / "end"
     port = str(free_port())
     with served(tmp_path, packs, "--port", port) as running:
         session = running.rpc("create_session")["session_id"]
         child = running.call(session, "fork", path=str(end))["result"]
         try:
-            # It may not have had its first turn yet.
+            # The process may not have had its first turn yet.
             wait_until(lambda: not {"socket", *OF_STORE} & {*descriptors(child)}, "what the process lets go")
             running.process.send_signal(signal.SIGKILL)
             running.process.wait()
-            # The worker ends with its supervisor, and what it has forked lives on.
+            # The worker ends with its supervisor. The forked process lives on.
             wait_until(lambda: not in_use(tmp_path / "sessions.db.lock"), "the worker's end")
             with served(tmp_path, packs, "--port", port) as again:
                 assert urlsplit(again.url).port == int(port)
@@ -198,7 +198,7 @@ def test_a_process_that_a_function_has_forked_does_not_keep_the_port_and_the_sto
 
 
 def in_use(path):
-    """Say whether any process has a file open."""
+    """Return whether any process has a file open."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             if link.samefile(path):
@@ -208,12 +208,12 @@ def in_use(path):
     return False
 
 
-def test_a_process_that_an_async_function_has_forked_runs_nothing_of_other_calls(packs, tmp_path):
+def test_process_forked_by_an_async_function_runs_no_other_calls(packs, tmp_path):
     with served(tmp_path, packs, "--store", "memory:") as running:
         session, other = (running.rpc("create_session")["session_id"] for _ in range(2))
         marks, until = tmp_path / "marks", tmp_path / "until"
         files = {"path": str(marks), "until": str(until)}
-        for _ in range(20):  # now it is known to wait: its calls share a loop
+        for _ in range(20):  # The server now knows that the function waits, so its calls share an event loop.
             running.call(session, "mark", path=str(tmp_path / "others"), until=str(tmp_path))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(running.call, other, "mark", **files)

@@ -1,4 +1,4 @@
-"""What isolation.md says of libraries in a sandbox, tried with those that are installed."""
+"""Installed libraries in a sandbox: they work or fail as isolation.md says."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""What refuses a request is no failure of a function: neither in an executor nor where the machine lacks something."""
+"""Rejected requests: a rejection by an executor, or for a lack of host resources, isn't a failure of the function."""
 
 import contextlib
 import errno
@@ -47,10 +47,10 @@ def is_unrecorded(bench, session_id):
     return bench.rpc("get_trace", session_id=session_id) == [] and bench.version(session_id) == 0
 
 
-# From an executor
+# Rejections by an executor
 
 
-def test_every_error_that_may_refuse_crosses_as_what_it_is():
+def test_every_rejection_keeps_its_type_between_processes():
     assert {*refusals().values()} == subclasses(CallError) | subclasses(RequestError)
     for kind in refusals().values():
         error = kind.__new__(kind)
@@ -70,9 +70,9 @@ def test_every_error_that_may_refuse_crosses_as_what_it_is():
 
 
 @needs_executors
-def test_a_refusal_of_an_executor_is_recorded_nowhere(confined):
-    for kind, made in sorted(refusals().items()):
-        if not issubclass(made, RequestError):
+def test_rejection_by_an_executor_is_not_recorded(confined):
+    for kind, kind_of_error in sorted(refusals().items()):
+        if not issubclass(kind_of_error, RequestError):
             continue
         session_id = confined.create("rough")
         with pytest.raises(serving.RpcError) as error:
@@ -81,17 +81,17 @@ def test_a_refusal_of_an_executor_is_recorded_nowhere(confined):
         assert is_unrecorded(confined, session_id)
 
 
-# From the machine
+# Lack of host resources
 
 
 @needs_executors
 @pytest.mark.parametrize("what", ["files", "cause", "database", "memory"])
-def test_what_the_machine_lacks_refuses_a_call_in_an_executor(confined, what):
+def test_lack_of_resources_rejects_a_call_in_an_executor(confined, what):
     session_id = confined.create("rough")
     error = refused(-32006, confined.call, session_id, "use_up", {"call_id": "x"}, what=what)
     assert error.message == (host_errors.MEMORY if what == "memory" else host_errors.FILES)
     assert is_unrecorded(confined, session_id)
-    assert confined.result(session_id, "mark", text="after") == ["after"]  # the executor was replaced
+    assert confined.result(session_id, "mark", text="after") == ["after"]  # The executor was replaced.
     assert confined.call(session_id, "mark", {"call_id": "x"}, text="later")["result"] == ["after", "later"]
 
 
@@ -105,7 +105,7 @@ def small_scratch(tmp_path):
 
 
 @serving.in_both
-def test_a_full_scratch_folder_refuses_a_call(small_scratch, isolation):
+def test_full_scratch_folder_rejects_a_call(small_scratch, isolation):
     settings = {"isolation": "process", "pack_dir": (PACKS,), "packs": ("stall",)} if isolation == "process" else {}
     with serving.Bench(load_catalog((PACKS,), ("stall",)), scratch_dir=small_scratch, **settings) as bench:
         session_id = bench.create("stall")
@@ -116,7 +116,7 @@ def test_a_full_scratch_folder_refuses_a_call(small_scratch, isolation):
 
 
 @needs_executors
-def test_a_replay_that_meets_it_is_refused_and_does_not_diverge(confined, monkeypatch):
+def test_replay_without_resources_is_rejected_and_not_diverged(confined, monkeypatch):
     session_id = confined.create("rough")
     assert confined.result(session_id, "mark", text="once") == ["once"]
     others = confined.rpc("list_sessions")
@@ -142,10 +142,10 @@ def open_all() -> None:
     """Open files until there are no more."""
     with contextlib.ExitStack() as opened:
         while True:
-            opened.enter_context(open("/dev/null"))  # noqa: PTH123 - the shortest
+            opened.enter_context(open("/dev/null"))  # noqa: PTH123 - the shortest way
 
 
-def test_what_the_machine_lacks_refuses_a_call_in_a_thread():
+def test_lack_of_resources_rejects_a_call_in_a_thread():
     with serving.Bench(Catalog({"opens": pack})) as bench:
         session_id = bench.create("opens")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -158,7 +158,7 @@ def test_what_the_machine_lacks_refuses_a_call_in_a_thread():
         assert is_unrecorded(bench, session_id)
 
 
-def test_what_a_function_asks_too_much_of_is_its_own_failure(monkeypatch):
+def test_excessive_demand_of_a_function_is_its_own_failure(monkeypatch):
     assert host_error(MemoryError()) is None
     assert host_error(OSError(errno.ENOMEM, "")) is None
     assert host_error(OSError(errno.ENOENT, "")) is None

@@ -1,4 +1,4 @@
-"""In the sandbox a toolpack's code reaches nothing of the server: no file, no process, no network."""
+"""The sandbox: a toolpack's code reaches no file, process or network of the server."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ needs_kernel = pytest.mark.skipif(bool(problem_here()) and not IN_CI, reason=pro
 
 @contextlib.contextmanager
 def confined(folder, *kinds, memory_bytes=0, calls=0, pack_dir=(PACKS,)):
-    """A server whose data is in a folder beside a file that belongs to nobody."""
+    """A server whose data directory is next to a file that no toolpack may read."""
     (folder / "data").mkdir()
     (folder / "data" / "secret.key").write_bytes(KEY)
     settings = {"data_dir": folder / "data", "pack_dir": pack_dir, "packs": ("rough",)}
@@ -56,7 +56,7 @@ def confined(folder, *kinds, memory_bytes=0, calls=0, pack_dir=(PACKS,)):
 
 @pytest.fixture(scope="module")
 def thief(tmp_path_factory):
-    """Let a function try something, with all that there is against it."""
+    """A function that lets toolpack code try an action in the sandbox, and returns the result or the error."""
     folder = tmp_path_factory.mktemp("thief")
     with confined(folder, "files", "network", memory_bytes=2**30) as bench:
         session_id = bench.create("rough")
@@ -71,7 +71,7 @@ def thief(tmp_path_factory):
 
 @needs_kernel
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv is missing")
-def test_it_needs_no_rights_and_the_working_folder_is_hidden_from_it(tmp_path, monkeypatch):
+def test_sandbox_needs_no_rights_and_hides_the_working_folder(tmp_path, monkeypatch):
     command = server_process.command
     without_rights = [shutil.which("setpriv"), "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
     monkeypatch.setattr(server_process, "command", lambda *arguments: [*without_rights, *command(*arguments)])
@@ -91,7 +91,7 @@ def test_it_needs_no_rights_and_the_working_folder_is_hidden_from_it(tmp_path, m
 
 @needs_kernel
 @pytest.mark.parametrize("name", ["secret.key", "sessions.db", "sessions.db-wal"])
-def test_no_file_of_the_server_can_be_read_or_written(thief, name):
+def test_files_of_the_server_cannot_be_read_or_written(thief, name):
     path = thief.folder / "data" / name
     assert path.exists()
     assert thief("read", path).startswith(DENIED)
@@ -99,7 +99,7 @@ def test_no_file_of_the_server_can_be_read_or_written(thief, name):
 
 
 @needs_kernel
-def test_no_other_file_either(thief, tmp_path):
+def test_other_files_cannot_be_read_or_written(thief, tmp_path):
     (tmp_path / "note").write_text("of somebody")
     for what, path in [
         ("read", tmp_path / "note"),
@@ -117,7 +117,7 @@ def test_no_other_file_either(thief, tmp_path):
 
 
 @needs_kernel
-def test_what_python_and_toolpacks_need_can_be_read(thief):
+def test_files_that_python_and_toolpacks_need_can_be_read(thief):
     assert thief("read", PACKS / "rough.py").startswith('"""Functions that treat')
     assert thief("read", Path(os.__file__))
     assert thief("read", Path(pytest.__file__))
@@ -130,7 +130,7 @@ def test_what_python_and_toolpacks_need_can_be_read(thief):
 @needs_kernel
 @pytest.mark.parametrize("what", ["signal", "memory", "environ", "thread", "limits", "priority", "processors"])
 @pytest.mark.parametrize("whose", ["server", "zygote", "executor"])
-def test_no_other_process_can_be_signalled_inspected_or_limited(thief, what, whose):
+def test_other_processes_cannot_be_signalled_or_inspected(thief, what, whose):
     process = {
         "server": os.getpid(),
         "zygote": thief.bench.service.runner._pool._zygote.process,
@@ -148,7 +148,7 @@ def children_of(process):
 
 
 @needs_kernel
-def test_a_function_may_still_look_after_itself(thief):
+def test_function_may_still_manage_its_own_process(thief):
     assert "Error" not in thief("own limits")
     assert thief("pair") == "b'here'"
     assert thief("loop") == "slept"
@@ -160,7 +160,7 @@ def test_root_has_no_more_rights_than_others(thief):
 
 
 @needs_kernel
-def test_no_program_is_started_but_python_with_the_same_limits(thief):
+def test_only_python_with_the_same_limits_can_be_started(thief):
     for program in ["/bin/true", Path(sys.prefix) / "bin" / "pytest"]:
         assert thief("program", program).startswith(DENIED)
     assert thief("python", "print(6 * 7)") == "b'42\\n'"
@@ -170,7 +170,7 @@ def test_no_program_is_started_but_python_with_the_same_limits(thief):
 
 @needs_kernel
 @pytest.mark.parametrize("what", ["namespace", "join", "clone"])
-def test_nobody_gets_the_rights_of_root_in_a_namespace(thief, what):
+def test_namespaces_give_no_root_rights(thief, what):
     assert thief(what).startswith(DENIED)
 
 
@@ -178,19 +178,19 @@ def test_nobody_gets_the_rights_of_root_in_a_namespace(thief, what):
 @pytest.mark.parametrize(
     "what", ["shared memory", "semaphores", "messages", "named messages", "add key", "keyring", "kernel log", "ring"]
 )
-def test_nothing_is_reached_that_outlives_a_process_or_sees_others(thief, what):
+def test_kernel_objects_shared_between_processes_are_unreachable(thief, what):
     assert thief(what, "note", 0x7001).startswith(DENIED)
 
 
 @needs_kernel
 @pytest.mark.parametrize("what", ["mode", "owner", "time", "attribute", "flags"])
-def test_nothing_of_a_file_can_be_changed(thief, what):
+def test_attributes_of_files_cannot_be_changed(thief, what):
     for path in [PACKS / "rough.py", thief.folder / "data" / "secret.key"]:
         assert thief(what, path, 0o600).startswith(DENIED)
 
 
 @needs_kernel
-def test_no_socket_leads_outside(thief, tmp_path):
+def test_sockets_reach_nothing_outside(thief, tmp_path):
     listener = socket.create_server(("127.0.0.1", 0))
     local, messages = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with listener, local, messages:
@@ -206,7 +206,7 @@ def test_no_socket_leads_outside(thief, tmp_path):
 
 
 @needs_kernel
-def test_all_else_holds_in_the_sandbox_too(thief):
+def test_other_protections_hold_in_the_sandbox_too(thief):
     bench = thief.bench
     session_id = bench.create("rough")
     assert bench.result(session_id, "mark", text="a") == ["a"]
@@ -218,24 +218,25 @@ def test_all_else_holds_in_the_sandbox_too(thief):
 
 
 @needs_kernel
-def test_the_output_of_an_executor_is_a_pipe_of_its_own(thief):
+def test_output_of_an_executor_is_its_own_pipe(thief):
     assert thief.bench.result(thief.session_id, "say", text="hello") == "pp"
     assert thief("mode of output", number=0o777).startswith(DENIED)
 
 
 @needs_kernel
-def test_with_a_process_for_each_call_no_other_session_can_be_seen(tmp_path):
+def test_executor_for_one_call_sees_no_other_session(tmp_path):
     with confined(tmp_path, "files", "network", calls=1) as bench:
         mine, other = bench.create("rough"), bench.create("rough")
         bench.result(mine, "mark", text="mine")
         bench.result(other, "mark", text="the other's")
         left = bench.result(mine, "leave", what="fork")
         serving.wait_until(lambda: not Path(f"/proc/{left}").exists(), "the end of what a call has left")
-        assert bench.result(mine, "try_to", what="worlds") == "[]"  # not even its own: the function doesn't ask for it
+        # not even its own world, because this function doesn't request it
+        assert bench.result(mine, "try_to", what="worlds") == "[]"
 
 
 @needs_kernel
-def test_files_alone_leave_the_network_and_the_network_alone_leaves_files(tmp_path):
+def test_files_and_network_sandboxes_are_independent(tmp_path):
     (tmp_path / "note").write_text("of somebody")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -252,7 +253,7 @@ def test_files_alone_leave_the_network_and_the_network_alone_leaves_files(tmp_pa
 
 
 @needs_kernel
-def test_data_within_a_folder_that_can_be_read_stays_hidden(tmp_path):
+def test_data_directory_in_a_readable_folder_stays_hidden(tmp_path):
     packs = tmp_path / "packs"
     packs.mkdir()
     (packs / "rough.py").write_text((PACKS / "rough.py").read_text())
@@ -270,42 +271,42 @@ def test_data_within_a_folder_that_can_be_read_stays_hidden(tmp_path):
             assert read(own / "data" / name)["error"].startswith(DENIED)
 
 
-def test_a_sandbox_needs_executors():
+def test_sandbox_requires_executors():
     with pytest.raises(SettingsError, match="TOOLPACK_EXECUTORS_SANDBOX needs TOOLPACK_ISOLATION=process"):
         requirements.check_isolation(Settings().give(ExecutorsSettings(sandbox=("files",))))
 
 
-def test_without_executors_the_server_says_that_it_cannot_isolate(make_bench):
+def test_process_isolation_requires_the_executors_feature(make_bench):
     others = [feature for feature in load_features() if feature.name != "executors"]
     with pytest.raises(SettingsError, match=r"TOOLPACK_ISOLATION=process isn't available in this server: use thread.$"):
         make_bench(isolation="process", features=others)
     make_bench(features=others)
 
 
-def test_executors_need_linux(monkeypatch):
+def test_executors_require_linux(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(SettingsError, match="TOOLPACK_ISOLATION=process needs Linux"):
         requirements.check_isolation(Settings(isolation="process"))
 
 
 @pytest.mark.parametrize(("version", "says"), [(-1, "none"), (5, "version 5")])
-def test_a_kernel_that_cannot_do_it_is_refused(monkeypatch, version, says):
+def test_kernel_without_the_needed_version_is_rejected(monkeypatch, version, says):
     monkeypatch.setattr(system.LIBC, "syscall", lambda *_: version)
     with pytest.raises(SettingsError) as refused:
         requirements.check_isolation(Settings(isolation="process").give(ExecutorsSettings(sandbox=("network",))))
     assert f"this system offers {says}: omit the setting" in str(refused.value)
 
 
-def test_an_unknown_processor_is_refused(monkeypatch):
+def test_unknown_processor_is_rejected(monkeypatch):
     monkeypatch.setattr(system.LIBC, "syscall", lambda *_: 7)
     monkeypatch.setattr(sandbox.platform, "machine", lambda: "riscv64")
     with pytest.raises(SettingsError, match="but not riscv64"):
         requirements.check_isolation(Settings(isolation="process").give(ExecutorsSettings(sandbox=("network",))))
 
 
-def test_what_cannot_be_set_up_is_refused_at_the_start(tmp_path, monkeypatch, caplog):
+def test_failed_setup_of_an_executor_stops_the_start(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(os.environ, "PYTHONPATH", str(tmp_path))
-    # A program of the zygote's own, so that entering fails there and not here.
+    # A program that only the zygote runs, so that the setup fails there and not here.
     (tmp_path / "sitecustomize.py").write_text(
         "import ctypes, sys\n"
         "if sys.argv[-2:-1] == ['executors']:\n"
@@ -318,17 +319,17 @@ def test_what_cannot_be_set_up_is_refused_at_the_start(tmp_path, monkeypatch, ca
     assert "An executor can't be set up: Operation not permitted." in caplog.messages
 
 
-def test_the_memory_of_zygotes_and_executors_is_hidden():
+def test_memory_of_zygotes_and_executors_is_hidden():
     with serving.Bench(CATALOG, isolation="process", pack_dir=(PACKS,), packs=("rough",)) as bench:
         assert bench.result(bench.create("rough"), "try_to", what="dumpable") == "0"
 
 
-def test_the_memory_of_the_server_is_hidden():
+def test_memory_of_the_server_is_hidden():
     hidden = "from toolpack_server.features.executors.system import LIBC, hide_memory; hide_memory()"
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", f"{hidden}; print(LIBC.prctl(3, 0, 0, 0, 0))"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout == "0\n"
+    assert printed.stdout == "0\n"

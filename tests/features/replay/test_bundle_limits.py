@@ -1,4 +1,4 @@
-"""A bundle takes no more than a request may, and a replay no more than its share, and no longer than its client."""
+"""Limits of bundles: an import takes no more memory than a request, and a replay ends at its limit or with its client."""
 
 import base64
 import contextlib
@@ -26,7 +26,7 @@ class World(TaskEnvironment):
 
 
 class Gate:
-    """What the functions wait for, and how often they were called."""
+    """An event that the functions wait for, and the number of their calls."""
 
     def __init__(self):
         self.calls = 0
@@ -76,13 +76,13 @@ def make(make_bench, gate):
 
 
 def lines_with(bench, *functions, **kwargs):
-    """Get the lines of the bundle of a session in which functions were called."""
+    """Return the lines of the bundle of a session in which these functions were called."""
     session_id = bench.create("gated")
     for function in functions:
         bench.call(session_id, function, **kwargs)
-    found = lines_of(base64.b64decode(bench.rpc("export_bundle", session_id=session_id)["bundle"]))
+    lines = lines_of(base64.b64decode(bench.rpc("export_bundle", session_id=session_id)["bundle"]))
     bench.rpc("close_session", session_id=session_id)
-    return found
+    return lines
 
 
 def records_in(lines):
@@ -94,7 +94,7 @@ def imported(bench, lines, mode="replay", **params):
 
 
 def note(lines, **members):
-    """Add a record of a note behind the last one."""
+    """Append a record."""
     records = records_in(lines)
     version = records[-1]["version"] if records else 0
     record = {"index": len(records), "version": version, "started_at": "2026-03-02T09:30:00Z", "duration_ms": 1.0}
@@ -106,7 +106,7 @@ def note(lines, **members):
 
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
-def test_a_line_may_be_as_long_as_a_request(make, mode):
+def test_line_may_be_as_long_as_a_request(make, mode):
     bench = make(max_body_bytes=2**16)
     lines = lines_with(bench, "echo", value="x")
     records_in(lines)[0]["result"] = "x" * 2**17
@@ -116,7 +116,7 @@ def test_a_line_may_be_as_long_as_a_request(make, mode):
 
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
-def test_each_line_is_one_thing_and_nothing_follows_the_last(make, mode):
+def test_line_has_one_member_and_nothing_follows_the_last(make, mode):
     bench = make()
     lines = lines_with(bench, "echo", value="x")
     for wrong in ({}, lines[0] | lines[-1]):
@@ -130,21 +130,24 @@ def test_each_line_is_one_thing_and_nothing_follows_the_last(make, mode):
 
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
-def test_what_is_unpacked_is_reserved_and_released(make, mode):
+def test_unpacked_bytes_are_reserved_and_released(make, mode):
     bench = make(max_bytes_in_flight=2**24)
     in_flight = bench.service.in_flight
     lines = lines_with(bench, "add", amount=1)
     reserved = []
-    in_flight.reserve = lambda *given: (reserved.append(given[1]), type(in_flight).reserve(in_flight, *given))
+    in_flight.reserve = lambda *arguments: (
+        reserved.append(arguments[1]),
+        type(in_flight).reserve(in_flight, *arguments),
+    )
     imported(bench, lines, mode)
     assert 2**20 < sum(reserved) < 2**24
     assert in_flight.total == 0
-    # What others have reserved counts, and is worth another try.
+    # Reservations of other requests count, and the error asks for a retry.
     in_flight.add("", 2**23)
     refused(-32006, imported, bench, lines, mode)
     assert in_flight.total == 2**23
     in_flight.add("", -(2**23))
-    # What is more than anybody may have isn't.
+    # A bundle beyond the limit of any request is an error without a retry.
     lines[0]["head"]["options"] = {"gated": {"x": [0] * 200_000}}
     assert "the limit of a request" in refused(-32007, imported, bench, lines, mode).message
     assert in_flight.total == 0
@@ -152,7 +155,7 @@ def test_what_is_unpacked_is_reserved_and_released(make, mode):
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
 @pytest.mark.parametrize("how", ["a long line", "too much", "no JSON", "cut off"])
-def test_nothing_of_a_refused_bundle_lives_on(make, mode, how, monkeypatch):
+def test_memory_of_a_rejected_bundle_is_freed(make, mode, how, monkeypatch):
     bench = make(max_body_bytes=2**16)
     text = b"".join(json.dumps(line).encode() + b"\n" for line in lines_with(bench, "add", amount=1))
     text += {"a long line": b" " * 2**18, "too much": b'{"blob":' + b"x" * 2**21, "no JSON": b"{\n"}.get(how, b"")
@@ -163,7 +166,7 @@ def test_nothing_of_a_refused_bundle_lives_on(make, mode, how, monkeypatch):
     alive = []
 
     class Watched(bytearray):
-        """What a line is put together in."""
+        """The buffer in which a line is put together."""
 
         def __init__(self):
             super().__init__()
@@ -177,24 +180,25 @@ def test_nothing_of_a_refused_bundle_lives_on(make, mode, how, monkeypatch):
         refused(
             -32602 if how in {"no JSON", "cut off"} else -32007, bench.rpc, "import_bundle", bundle=bundle, mode=mode
         )
-        # A thread may just be leaving what has failed.
+        # A thread may still be leaving the failed function.
         wait_until(lambda: alive and not any(line() is not None for line in alive), "the end of what unpacks")
     finally:
         gc.enable()
     assert bench.service.in_flight.total == 0
 
 
-def test_blobs_are_not_kept_for_a_replay(make):
+def test_replay_keeps_no_blobs(make):
     bench = make(max_body_bytes=2**16, max_bytes_in_flight=2**24)
     lines = lines_with(bench, "add", amount=1)
-    next(line for line in lines if "blob" in line)["blob"][2] = "x" * 500_000  # of which exact imports keep copies
+    # An exact import would keep copies of it.
+    next(line for line in lines if "blob" in line)["blob"][2] = "x" * 500_000
     assert imported(bench, lines)["complete"] is True
 
 
-# What is in the records
+# The content of records
 
 
-def test_messages_have_their_limit(make):
+def test_messages_have_a_limit(make):
     bench = make(max_result_bytes=8000)
     lines = lines_with(bench, "add", amount=1)
     note(lines, kind="message", role="user", content="x" * 2000)
@@ -207,7 +211,7 @@ def test_messages_have_their_limit(make):
     assert state_of(bench) == before
 
 
-def test_verdicts_are_copied_within_the_limit_and_are_none(make):
+def test_verdicts_are_copied_within_the_limit_but_do_not_count(make):
     bench = make(max_result_bytes=8000)
     lines = lines_with(bench, "add", amount=1)
     said = {"task": "gated/t", "reward": 1.0, "passed": True, "checks": [], "metrics": {}}
@@ -228,14 +232,14 @@ def test_verdicts_are_copied_within_the_limit_and_are_none(make):
         {"kind": "message", "role": "admin", "content": "x"},
         {"kind": "message", "role": "user", "content": 5},
         {"kind": "message", "role": "user"},
-        {"kind": "answer", "answer": "42"},  # the session has no task
+        {"kind": "answer", "answer": "42"},  # The session has no task.
         {"kind": "answer"},
         {"kind": "reset", "to_version": 7},
         {"kind": "message", "role": "user", "content": "x", "index": 5},
     ],
     ids=str,
 )
-def test_records_that_no_method_makes_are_refused(make, members):
+def test_records_that_no_method_makes_are_rejected(make, members):
     bench = make()
     lines = lines_with(bench, "add", amount=1)
     note(lines, **members)
@@ -244,7 +248,7 @@ def test_records_that_no_method_makes_are_refused(make, members):
 
 
 @pytest.mark.parametrize("failure", ["deadline", "crashed"])
-def test_a_forged_failure_says_what_this_server_says(make, failure, gate):
+def test_forged_failure_gets_this_servers_error_text(make, failure, gate):
     bench = make()
     lines = lines_with(bench, "hold", "add", amount=1)
     calls = gate.calls
@@ -263,7 +267,7 @@ def test_a_forged_failure_says_what_this_server_says(make, failure, gate):
     assert imported(bench, lines).get("diverged")["index"] == 0
 
 
-def test_a_bundle_says_nothing_of_the_request_but_what_features_add(make):
+def test_bundle_may_set_only_options_that_features_add(make):
     bench = make()
     lines = lines_with(bench, "add", amount=1)
     mine = bench.rpc("create_session", toolpacks=["gated"], ttl_seconds=86_400, call_id="mine")["session_id"]
@@ -278,7 +282,7 @@ def test_a_bundle_says_nothing_of_the_request_but_what_features_add(make):
 # Shares
 
 
-def test_a_replay_of_a_bundle_has_a_limit(make):
+def test_replay_of_a_bundle_has_a_limit(make):
     bench = make()
     lines = lines_with(bench, "add", "add", "add", amount=1)
     replayed = imported(bench, lines, limit=2)
@@ -287,7 +291,7 @@ def test_a_replay_of_a_bundle_has_a_limit(make):
     refused(-32602, imported, bench, lines, limit=0)
 
 
-def test_few_replays_of_an_owner_run_at_once(make, gate):
+def test_replays_of_an_owner_are_limited(make, gate):
     bench = make()
     lines = lines_with(bench, "hold")
     bundle = base64.b64encode(create_bundle(lines)).decode()
@@ -309,7 +313,7 @@ def test_few_replays_of_an_owner_run_at_once(make, gate):
         assert future.result(PATIENCE)["complete"] is True
 
 
-def test_a_replay_that_waits_too_long_is_refused(make):
+def test_replay_that_waits_too_long_is_rejected(make):
     bench = make(queue_timeout_seconds=0.01)
     lines = lines_with(bench, "add", amount=1)
     replays = bench.service.feature(Replays)
@@ -329,7 +333,7 @@ def test_a_replay_that_waits_too_long_is_refused(make):
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 @pytest.mark.parametrize("half", [False, True], ids=["closed", "half closed"])
 @pytest.mark.parametrize("method", ["import_bundle", "replay_session"])
-def test_a_replay_ends_when_its_client_leaves(gate, http, half, method):
+def test_replay_ends_when_its_client_disconnects(gate, http, half, method):
     with served(http, catalog=catalog_of(gate)) as server:
         session_id = server.rpc("create_session", toolpacks=["gated"])["session_id"]
         for _ in range(3):
@@ -346,5 +350,5 @@ def test_a_replay_ends_when_its_client_leaves(gate, http, half, method):
         wait_until(lambda: len(server.rpc("list_sessions")) == 1, "the end of its session")
         gate.open.set()
         assert server.rpc("replay_session", session_id=session_id)["complete"] is True
-        assert gate.calls == 7  # no call of the one that was left
+        assert gate.calls == 7  # The abandoned replay made no further call.
         wait_until(lambda: server.app.state.gateway.in_flight.total == 0, "the release of its bytes")

@@ -1,4 +1,4 @@
-"""A bundle moves a session to another server exactly; one that was damaged or forged changes nothing."""
+"""Bundles: they copy a session exactly to another server, and a damaged or forged bundle changes nothing."""
 
 import base64
 import json
@@ -111,7 +111,7 @@ def lines_of(bundle):
 
 
 def create_bundle(lines, key=KEY):
-    """Make a bundle as somebody would who has the key."""
+    """Return a bundle as the owner of the key could write it."""
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
     return sealed(lzma.compress(text), key)
 
@@ -121,13 +121,13 @@ def sealed(compressed, key=KEY):
 
 
 def state_of(bench):
-    """All that the store of a bench holds."""
+    """Return all sessions and records in the store of a bench."""
     sessions = bench.rpc("list_sessions", limit=1000)
     return [(each, bench.rpc("get_trace", session_id=each["session_id"])) for each in sessions]
 
 
 @pytest.mark.parametrize("target", ["memory", "sqlite", "redis"])
-def test_an_imported_session_is_the_one_that_was_exported(make, target, store_url):
+def test_imported_session_equals_the_exported_one(make, target, store_url):
     here, there = make(), make(store=store_url(target))
     session_id = busy(here)
     session = imported(there, export(here, session_id))
@@ -141,13 +141,13 @@ def test_an_imported_session_is_the_one_that_was_exported(make, target, store_ur
     assert there.rpc("get_trace", session_id=new) == here.rpc("get_trace", session_id=session_id)
     for version in range(original["version"] + 1):
         assert difference(here.world(session_id, version), there.world(new, version)) is None
-    # Repeats of its calls are answered, not run.
+    # Its repeated calls are answered from the records.
     assert there.call(new, "write", {"call_id": "first"}, text="one") == {"result": 1, "error": None}
     assert there.call(new, "none", {"call_id": "failed"})["error"].startswith("ToolNotFoundError")
     refused(-32009, there.call, new, "write", {"call_id": "first"}, text="other")
     assert there.rpc("reset_session", session_id=new, version=1, call_id="back")["version"] == 3
     assert len(there.rpc("get_trace", session_id=new)) == 8
-    # It goes on, by its agent's path too.
+    # It continues, also at its agent's path.
     agent = session["agent_path"].removeprefix("/agents/")
     assert there.rpc("run_function", agent_key=agent, function="read")["result"] == ["one", "two"]
     assert there.result(new, "write", text="three") == 3
@@ -158,7 +158,7 @@ def test_an_imported_session_is_the_one_that_was_exported(make, target, store_ur
     assert export(there, new)
 
 
-def test_it_survives_a_restart(make, tmp_path):
+def test_imported_session_survives_a_restart(make, tmp_path):
     here, there = make(), make(f"sqlite:///{tmp_path}/s.db")
     session_id = busy(here)
     new = imported(there, export(here, session_id))["session_id"]
@@ -168,7 +168,7 @@ def test_it_survives_a_restart(make, tmp_path):
     assert later.result(new, "read") == ["one", "two"]
 
 
-def test_a_bundle_holds_nothing_by_which_a_session_is_found(make):
+def test_bundle_contains_no_key_or_owner(make):
     bench = make()
     session_id = busy(bench, owner="ann-the-owner")
     session = bench.rpc("get_session", session_id=session_id, owner="ann-the-owner")
@@ -183,7 +183,7 @@ def test_a_bundle_holds_nothing_by_which_a_session_is_found(make):
     assert (head["version"], head["records"], head["fork"], head["labels"]) == (5, 8, False, {"run": "1"})
 
 
-def test_only_the_ends(make):
+def test_ends_has_only_the_first_and_last_version(make):
     here, there = make(), make()
     session_id = busy(here)
     ends = export(here, session_id, versions="ends")
@@ -198,7 +198,7 @@ def test_only_the_ends(make):
     assert imported(there, export(here, fresh, versions="ends"))["version"] == 0
 
 
-def test_versions_that_are_gone_stay_gone(make):
+def test_deleted_versions_are_not_exported(make):
     here, there = make(keep_versions=2), make()
     session_id = here.create("notes")
     for number in range(70):  # old versions are deleted every 64 commits
@@ -210,7 +210,7 @@ def test_versions_that_are_gone_stay_gone(make):
         assert difference(here.world(session_id, version), there.world(new, version)) is None
 
 
-def test_labels_ttl_and_owner_are_the_importers(make):
+def test_labels_ttl_and_owner_are_those_of_the_importer(make):
     here, there = make(), make(max_sessions=1)
     bundle = export(here, busy(here))
     session = imported(there, bundle, labels={"a": "b"}, ttl_seconds=60, owner="bob")
@@ -224,7 +224,7 @@ def test_labels_ttl_and_owner_are_the_importers(make):
     refused(-32602, imported, there, bundle, owner="eve", mode="other")
 
 
-def test_keys(make, monkeypatch):
+def test_bundle_of_another_key_is_rejected(make, monkeypatch):
     here = make()
     bundle = export(here, busy(here))
     stranger = make(key=b"another key, of another server!!")
@@ -232,14 +232,14 @@ def test_keys(make, monkeypatch):
     assert state_of(stranger) == []
     monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "a key that two servers share")
     one = make()
-    monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "\ufeffa key that two servers share \n")  # as editors leave it
+    monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "\ufeffa key that two servers share \n")  # as some editors save it
     other = make(key=b"another key, of another server!!")
     bundle = export(one, busy(one))
     assert imported(other, bundle)["version"] == 5
     refused(-32012, imported, here, bundle)
 
 
-def test_other_classes_and_toolpacks(make, make_bench):
+def test_changed_classes_allow_only_a_replay(make, make_bench):
     here = make()
     bundle = export(here, busy(here))
 
@@ -262,7 +262,7 @@ def test_other_classes_and_toolpacks(make, make_bench):
     assert other.rpc("get_environment", session_id=replayed["session"]["session_id"])["notes"]["more"] == 1
 
 
-def test_replay_of_a_bundle(make):
+def test_replay_of_a_bundle_needs_no_key(make):
     here, there = make(), make(key=b"another key, of another server!!")
     session_id = busy(here)
     bundle = export(here, session_id)
@@ -275,11 +275,11 @@ def test_replay_of_a_bundle(make):
         assert difference(here.world(session_id, 5), there.world(new, 5)) is None
     lines = lines_of(bundle)
     next(line for line in lines if "record" in line)["record"][0]["result"] = 2
-    found = imported(there, create_bundle(lines), mode="replay")
-    assert found.get("diverged") == {"index": 0, "what": "result", "recorded": "2", "replayed": "1"}
+    replay = imported(there, create_bundle(lines), mode="replay")
+    assert replay.get("diverged") == {"index": 0, "what": "result", "recorded": "2", "replayed": "1"}
 
 
-def test_a_fork_moves_exactly_and_is_not_replayed_from_its_bundle(make):
+def test_fork_is_imported_exactly_but_its_bundle_is_not_replayed(make):
     here, there = make(), make()
     fork = here.rpc("fork_session", session_id=busy(here))[0]["session_id"]
     here.call(fork, "write", text="more")
@@ -293,7 +293,7 @@ def test_a_fork_moves_exactly_and_is_not_replayed_from_its_bundle(make):
     assert imported(there, again)["version"] == 1
 
 
-def test_a_given_environment_moves_too(make):
+def test_custom_environment_is_imported_too(make):
     here, there = make(), make()
     session_id = here.create("notes", environment={"notes": {"title": "given"}})
     here.call(session_id, "write", text="one")
@@ -304,7 +304,7 @@ def test_a_given_environment_moves_too(make):
         assert difference(here.world(session_id, 1), there.world(session["session_id"], 1)) is None
 
 
-def test_sizes(make):
+def test_bundles_have_size_limits(make):
     small = make(max_body_bytes=6000)
     session_id = small.create("notes")
     small.call(session_id, "write", text="".join(random.Random(1).choices("abcdefghij", k=4000)))
@@ -325,7 +325,7 @@ def test_sizes(make):
 
 
 @pytest.mark.parametrize("target", ["memory", "sqlite", "redis"])
-def test_a_repeated_import_stores_nothing(make, target, store_url):
+def test_repeated_import_stores_nothing(make, target, store_url):
     here, there = make(), make(store=store_url(target))
     bundle = export(here, busy(here))
     session = imported(there, bundle, call_id="one")
@@ -344,7 +344,7 @@ def test_a_repeated_import_stores_nothing(make, target, store_url):
     assert imported(there, bundle, call_id="one")["version"] == 5
 
 
-def test_a_repeated_import_that_replays_runs_nothing_again(make):
+def test_repeated_replay_import_runs_nothing_again(make):
     here, there = make(), make()
     bundle = export(here, busy(here))
     first = imported(there, bundle, mode="replay", call_id="one")
@@ -356,10 +356,10 @@ def test_a_repeated_import_that_replays_runs_nothing_again(make):
     assert len(there.rpc("list_sessions")) == 1
 
 
-# While it changes
+# Changes during the export
 
 
-def test_versions_that_go_while_they_are_exported_are_not_in_the_bundle(make):
+def test_versions_deleted_during_an_export_are_not_exported(make):
     bench, there = make(keep_versions=3), make()
     session_id = bench.create("notes")
     for number in range(70):  # old versions are deleted every 64 commits
@@ -367,12 +367,12 @@ def test_versions_that_go_while_they_are_exported_are_not_in_the_bundle(make):
     for name in ("parts_at", "blobs"):
         read, calls = getattr(bench.store, name), []
 
-        def read_late(*given, read=read, calls=calls):
-            if not calls:  # the first time, all that the head has named goes
+        def read_late(*arguments, read=read, calls=calls):
+            if not calls:  # at the first read, all that the head names is deleted
                 calls.append(1)
                 for number in range(70):
                     bench.call(session_id, "write", text=f"later {number}")
-            return read(*given)
+            return read(*arguments)
 
         setattr(bench.store, name, read_late)
         bundle = export(bench, session_id)
@@ -384,22 +384,22 @@ def test_versions_that_go_while_they_are_exported_are_not_in_the_bundle(make):
         assert new["version"] in {newest, newest - 70}
 
 
-def test_a_session_that_never_rests_is_refused_for_now(make):
+def test_export_of_a_busy_session_is_rejected_with_a_retry(make):
     bench = make(keep_versions=0)
     session_id = bench.create("notes")
     bench.call(session_id, "write", text="first")
     read = bench.store.parts_at
 
-    def read_late(*given):
+    def read_late(*arguments):
         for number in range(65):
             bench.call(session_id, "write", text=f"later {number}")
-        return read(*given)
+        return read(*arguments)
 
     bench.store.parts_at = read_late
     refused(-32006, bench.rpc, "export_bundle", session_id=session_id, versions="ends")
 
 
-def test_a_part_that_is_missing_is_damage(make):
+def test_missing_blob_is_reported_as_damage(make):
     bench = make()
     session_id = busy(bench)
     read = bench.store.blobs
@@ -415,19 +415,19 @@ def test_a_part_that_is_missing_is_damage(make):
 
 
 @pytest.mark.parametrize(("meanwhile", "code"), [(None, -32012), ("write", -32006), ("close", -32001)])
-def test_records_that_are_missing_are_noticed(make, meanwhile, code):
+def test_missing_records_are_detected(make, meanwhile, code):
     bench = make()
     session_id = busy(bench)
     read = bench.store.records
 
-    def half(session, after, *given):
+    def half(session, after, *arguments):
         if after >= 0 or meanwhile == "close":
             if meanwhile == "write":
                 bench.call(session_id, "write", text="more")
             if meanwhile == "close":
                 bench.rpc("close_session", session_id=session_id)
             return []
-        return read(session, after, *given)[:3]
+        return read(session, after, *arguments)[:3]
 
     bench.store.records = half
     refused(code, bench.rpc, "export_bundle", session_id=session_id)
@@ -462,7 +462,7 @@ def changes_nothing(server, bundle, *codes, mode="exact"):
 
 
 @given(st.data())
-def test_a_flipped_bit_is_noticed(server, bundle, data):
+def test_flipped_bit_is_detected(server, bundle, data):
     place = data.draw(st.integers(0, len(bundle) - 1))
     damaged = bytearray(bundle)
     damaged[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -470,14 +470,14 @@ def test_a_flipped_bit_is_noticed(server, bundle, data):
 
 
 @given(st.data())
-def test_a_bundle_that_was_cut_or_extended_is_noticed(server, bundle, data):
+def test_shortened_or_extended_bundle_is_detected(server, bundle, data):
     cut = bundle[: data.draw(st.integers(0, len(bundle) - 1))]
     changes_nothing(server, cut, -32012, -32602)
     changes_nothing(server, bundle + data.draw(st.binary(min_size=1, max_size=9)), -32012)
 
 
 @given(st.binary(max_size=200), st.sampled_from(["exact", "replay"]))
-def test_what_is_no_bundle_is_refused(server, garbage, mode):
+def test_file_that_is_no_bundle_is_rejected(server, garbage, mode):
     for one in (garbage, START + garbage, START + b"0" * 64 + b"\n" + garbage, sealed(garbage)):
         changes_nothing(server, one, -32602, -32012, mode=mode)
     for one in (garbage, garbage + b"\n"):
@@ -485,7 +485,7 @@ def test_what_is_no_bundle_is_refused(server, garbage, mode):
 
 
 @pytest.mark.parametrize("text", ["", "é", "AAAA=AAA", "****", "A", "QQ==QQ=="])
-def test_what_is_not_base64_is_refused(server, text):
+def test_invalid_base64_is_rejected(server, text):
     changes_nothing(server, text, -32602)
 
 
@@ -503,7 +503,7 @@ def places(value, path=()):
 
 
 @given(st.data(), st.sampled_from(["exact", "replay"]))
-def test_whoever_has_the_key_gets_no_nonsense_stored(server, bundle, data, mode):
+def test_malformed_bundle_with_a_valid_key_is_rejected(server, bundle, data, mode):
     lines = lines_of(bundle)
     path = data.draw(st.sampled_from([path for path in places(lines) if path]))
     target: Any = lines
@@ -525,17 +525,17 @@ def test_whoever_has_the_key_gets_no_nonsense_stored(server, bundle, data, mode)
         assert state_of(server) == before
         return
     session = reply["result"].get("session", reply["result"])
-    # What was taken in is a whole session: all of it can be read, and it goes on.
-    found = {"session_id": session["session_id"]}
-    server.rpc("get_trace", **found)
-    server.rpc("get_environment", **found)
-    server.rpc("run_function", function="read", **found)
-    server.rpc("close_session", **found)
+    # The accepted session is complete: it can be read, and it continues.
+    params = {"session_id": session["session_id"]}
+    server.rpc("get_trace", **params)
+    server.rpc("get_environment", **params)
+    server.rpc("run_function", function="read", **params)
+    server.rpc("close_session", **params)
 
 
 @pytest.mark.parametrize("state", [False, 7, []], ids=str)
 @pytest.mark.parametrize("mode", ["exact", "replay"])
-def test_a_digest_that_is_no_text_is_refused(server, bundle, mode, state):
+def test_digest_that_is_no_text_is_rejected(server, bundle, mode, state):
     lines = lines_of(bundle)
     record = next(line["record"][0] for line in lines if "record" in line)
     record["state"] = state
@@ -543,7 +543,7 @@ def test_a_digest_that_is_no_text_is_refused(server, bundle, mode, state):
 
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
-def test_a_bomb_is_not_unpacked(server, mode):
+def test_compression_bomb_is_not_unpacked(server, mode):
     head = lines_of(export(server, server.rpc("list_sessions")[0]["session_id"]))[0]
     bomb = json.dumps(head).encode() + b"\n" + b" " * 2**27
     packed = lzma.compress(bomb, preset=1)
@@ -552,14 +552,14 @@ def test_a_bomb_is_not_unpacked(server, mode):
 
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
-def test_a_large_dictionary_is_not_allocated(server, bundle, mode):
+def test_large_dictionary_is_not_allocated(server, bundle, mode):
     text = lzma.decompress(bundle.split(b"\n", 2)[2])
     greedy = lzma.compress(text, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 2**28}])
     changes_nothing(server, sealed(greedy), -32602, mode=mode)
 
 
 @pytest.mark.parametrize("part", ["notes", "other", "notes/entries", "../notes"])
-def test_a_snapshot_is_read_before_anything_is_stored(server, bundle, part):
+def test_snapshots_are_read_before_anything_is_stored(server, bundle, part):
     lines = lines_of(bundle)
     for line in lines:
         if "blob" in line:
@@ -620,13 +620,13 @@ def two_heads(lines):
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_what_does_not_fit_together_is_refused_whoever_has_sealed_it(server, bundle, change, says):
+def test_inconsistent_bundle_is_rejected_even_with_a_valid_key(server, bundle, change, says):
     lines = lines_of(bundle)
     change(lines)
     assert changes_nothing(server, create_bundle(lines), -32602)["data"]["detail"] == says
 
 
-def test_deep_and_wide_lines_of_strangers_are_refused(server, bundle):
+def test_deep_and_wide_lines_of_strangers_are_rejected(server, bundle):
     lines = lines_of(bundle)
     record = next(line["record"][0] for line in lines if "record" in line)
     deep: Any = 1

@@ -1,4 +1,4 @@
-"""Pinned time and chance: the same in every process, and gone afterwards. Each test has a process of its own."""
+"""Pinned time and random numbers: equal in every process, and undone afterwards. Each test runs a new process."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def looked():
 
 
 def run(code, **environment):
-    """Run code in a fresh process and get the JSON that it prints."""
+    """Run code in a new process. Return the JSON that it prints."""
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", BEFORE + textwrap.dedent(code)],
         check=False,
@@ -60,7 +60,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.heavy
-def test_it_is_the_same_in_every_process():
+def test_pinned_values_are_equal_in_every_process():
     first = run(DRAW_AND_LOOK)
     assert run(DRAW_AND_LOOK, TZ="Asia/Tokyo", PYTHONHASHSEED="7") == first
     assert first[1] != first[3]
@@ -70,8 +70,8 @@ def test_it_is_the_same_in_every_process():
     assert run(in_turn + DRAW_AND_LOOK) == first
 
 
-def test_what_is_drawn_depends_on_seed_and_tick():
-    found = run(
+def test_drawn_values_depend_on_seed_and_tick():
+    drawn = run(
         """
         found = []
         for pin in (Pin(1, "a"), Pin(2, "a"), Pin(1, "b"), Pin(1, "a1"), Pin(11, "a"), Pin(1, ""), Pin(1, "a")):
@@ -80,12 +80,12 @@ def test_what_is_drawn_depends_on_seed_and_tick():
         print(json.dumps(found))
         """
     )
-    assert found[0] == found[-1]
-    assert len(set(found)) == 6
+    assert drawn[0] == drawn[-1]
+    assert len(set(drawn)) == 6
 
 
-def test_the_clock():
-    found = run(
+def test_clock_advances_by_a_microsecond_per_reading():
+    readings = run(
         """
         with PIN.hold():
             times = [time.time_ns() for _ in range(1000)]
@@ -93,13 +93,13 @@ def test_the_clock():
         print(json.dumps([times, floats]))
         """
     )
-    times, floats = found
+    times, floats = readings
     assert times == [1_800_000_000 * 10**9 + 1000 * n for n in range(1000)]
     assert floats == sorted({*floats})
     assert floats[0] == 1_800_000_000.001
 
 
-def test_looks_of_all_kinds_come_from_one_clock():
+def test_all_time_functions_read_one_clock():
     looks = run("with PIN.hold():\n    print(json.dumps(looked()))")
     assert looks[0] == 1_800_000_000
     assert looks[1] == 1_800_000_000 * 10**9 + 1000
@@ -128,7 +128,7 @@ def thrown():
 """
 
 
-def test_generators_without_a_seed_that_modules_have_made_are_pinned_too():
+def test_unseeded_generators_of_modules_are_pinned_too():
     code = """
         found = []
         for pin in (PIN, PIN, Pin(4, "a seed"), Pin(3, "another")):
@@ -141,7 +141,7 @@ def test_generators_without_a_seed_that_modules_have_made_are_pinned_too():
     for name, *drawn in [(name, *(each[name] for each in first)) for name in ("DICE", "OWN", "COINS")]:
         again = [each[name] for each in second]
         assert drawn[0] == drawn[2] == again[0]
-        assert len({*drawn, *again[1::2]}) == 11, "of one pin they are alike, and real chance is back afterwards"
+        assert len({*drawn, *again[1::2]}) == 11, "equal for one pin, and random again afterwards"
     assert len({first[0][name] for name in ("DICE", "OWN", "COINS")}) == 3
     for name, drawn in (("SEEDED", first), ("LATER", first)):
         assert [each[name] for each in drawn] == [each[name] for each in second]
@@ -149,7 +149,7 @@ def test_generators_without_a_seed_that_modules_have_made_are_pinned_too():
     assert first[0]["MADE_AFTERWARDS"] != second[0]["MADE_AFTERWARDS"]
 
 
-def test_forked_processes_draw_others_from_generators_that_modules_have_made():
+def test_forked_processes_draw_different_values():
     code = """
         def in_child():
             reading, writing = os.pipe()
@@ -165,8 +165,8 @@ def test_forked_processes_draw_others_from_generators_that_modules_have_made():
     assert run(MODULE + textwrap.dedent(code)) == ["DICE", "OWN", "COINS"]
 
 
-def test_real_time_and_chance_are_back_afterwards():
-    found = run(
+def test_real_time_and_random_numbers_return_afterwards():
+    results = run(
         """
         originals = [os.urandom, random._urandom, random.Random.seed, uuid._node, time.time, datetime.now]
         real = time.time()
@@ -193,11 +193,11 @@ def test_real_time_and_chance_are_back_afterwards():
         """,
         TZ="Asia/Tokyo",
     )
-    assert found == [[True] * 6, True, True, True, True]
+    assert results == [[True] * 6, True, True, True, True]
 
 
-def test_either_alone():
-    found = run(
+def test_seed_or_clock_may_be_pinned_alone():
+    results = run(
         """
         real = time.time()
         with Pin(1, "a").hold():
@@ -212,11 +212,11 @@ def test_either_alone():
         print(json.dumps([chance[0] == chance_again, chance[1], clock[0] == again[0], clock[1] != again[1], nothing]))
         """
     )
-    assert found == [True] * 5
+    assert results == [True] * 5
 
 
-def test_types_stay_the_real_ones():
-    found = run(
+def test_types_are_the_real_ones():
+    results = run(
         """
         class Own(datetime): pass
         with PIN.hold():
@@ -225,11 +225,11 @@ def test_types_stay_the_real_ones():
         print(json.dumps([type(made[0]) is datetime, *same, type(made[3]) is random.Random, Own.now().year > 2000]))
         """
     )
-    assert found == [True] * 6
+    assert results == [True] * 6
 
 
-def test_explicit_seeds_and_saved_states_stay_what_they_are():
-    found = run(
+def test_explicit_seeds_and_saved_states_are_unaffected():
+    results = run(
         """
         expected = random.Random(5).random()
         saved = random.Random(5).getstate()
@@ -241,7 +241,7 @@ def test_explicit_seeds_and_saved_states_stay_what_they_are():
         print(json.dumps([own == expected, restored.random() == expected, shared == expected]))
         """
     )
-    assert found == [True] * 3
+    assert results == [True] * 3
 
 
 def test_monotonic_clocks_are_real():
@@ -264,7 +264,7 @@ def test_monotonic_clocks_are_real():
         ("2026-03-01T00:00:00+00:00", 0.1, 3, 1772323200 * 10**9 + 3 * 10**8),
     ],
 )
-def test_when_a_call_starts(clock, step, tick, expected):
+def test_start_time_of_a_call_follows_from_clock_step_and_tick(clock, step, tick, expected):
     code = f"print(json.dumps(start_ns(datetime.fromisoformat({clock!r}), {step}, {tick})))"
     assert run(code) == expected
 

@@ -1,4 +1,4 @@
-"""A record in a bundle has the form that clients are promised: of whoever has written it, nothing else is stored."""
+"""Records in bundles: only records with the documented form are accepted, whoever wrote the bundle."""
 
 import pytest
 
@@ -39,14 +39,14 @@ def kinds():
     return all_record_kinds(load_features())
 
 
-def test_records_of_the_promised_forms_are_read(kinds):
+def test_records_with_the_documented_form_are_accepted(kinds):
     for shown in RIGHT:
         assert record_of(shown, kinds).kind == shown["kind"]
-    # Records once had null for what isn't set.
+    # Older records have null for members without a value.
     assert record_of({**CALL, "call_id": None, "failure": None, "state": None}, kinds).call_id is None
 
 
-def test_a_record_of_another_form_is_refused(kinds):
+def test_record_with_another_form_is_rejected(kinds):
     for shown in WRONG:
         with pytest.raises(InvalidParamsError, match="lacks what is needed"):
             record_of(shown, kinds)

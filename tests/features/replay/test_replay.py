@@ -1,4 +1,4 @@
-"""`replay_session` runs a session's records again, in a new session, and says what comes out differently."""
+"""`replay_session` runs the records of a session again in a new session, and reports the first difference."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ class World(TaskEnvironment):
 
 
 class Code:
-    """What the functions do; a test changes it as an author changes code."""
+    """The behaviour of the functions. A test changes it as an author changes code."""
 
     def __init__(self):
         self.by = 1
@@ -91,7 +91,7 @@ def code():
 
 @contextlib.contextmanager
 def benches(code, **settings):
-    """Get a server and, as often as wanted, its successor with other code on the same store."""
+    """Yield a server, and a function that starts another one with changed code on the same store."""
     with contextlib.closing(open_store("memory:")) as store, contextlib.ExitStack() as stack:
 
         def edited(**changes):
@@ -110,7 +110,7 @@ def replay(bench, session_id, **params):
 
 
 def shown(bench, session_id):
-    """The trace, without what may differ."""
+    """Return the trace without members that may differ."""
     volatile = ("call_id", "started_at", "duration_ms")
     trace = bench.rpc("get_trace", session_id=session_id, limit=1000)
     return [{name: value for name, value in record.items() if name not in volatile} for record in trace]
@@ -121,21 +121,21 @@ def environment(bench, session_id):
 
 
 @pytest.mark.parametrize("rule", [{"result": "all is well"}, {"lost": "TimeoutError: no answer came"}])
-def test_what_has_happened_is_compared_where_the_agent_has_heard_something_else(bench, code, rule):
+def test_replay_compares_the_real_result_of_a_perturbed_call(bench, code, rule):
     session = bench.rpc("create_session", toolpacks=["drift"], perturbations={"rules": [rule]})
     look = {"function": "look", "kwargs": {}}
     heard = bench.rpc("run_function", agent_key=session["agent_path"].removeprefix("/agents/"), **look)
     assert replay(bench, session["session_id"]).get("diverged") is None
     code.text = "other"
-    found = replay(bench, session["session_id"])
+    report = replay(bench, session["session_id"])
     difference = {"recorded": '{"a":"same","b":0}', "replayed": '{"a":"other","b":0}'}
-    assert found.get("diverged") == {"index": 0, "what": "result", **difference}
-    again = found["session"]["agent_path"].removeprefix("/agents/")
+    assert report.get("diverged") == {"index": 0, "what": "result", **difference}
+    again = report["session"]["agent_path"].removeprefix("/agents/")
     assert bench.rpc("run_function", agent_key=again, **look) == heard
 
 
 def busy(bench, code):
-    """A session with calls of every sort, resets and a call_id."""
+    """Create a session with calls of all kinds, resets and a call_id."""
     session_id = bench.create("drift", labels={"run": "1"})
     bench.call(session_id, "add", amount=1)
     bench.call(session_id, "look")
@@ -151,7 +151,7 @@ def busy(bench, code):
     return session_id
 
 
-def test_unchanged_code_gives_the_same(bench, code):
+def test_unchanged_code_gives_an_equal_session(bench, code):
     session_id = busy(bench, code)
     before = bench.rpc("get_trace", session_id=session_id)
     replayed = replay(bench, session_id)
@@ -174,14 +174,14 @@ def test_unchanged_code_gives_the_same(bench, code):
     assert bench.version(new) == bench.version(session_id)
 
 
-def test_a_session_without_records(bench):
+def test_session_without_records_is_replayed(bench):
     session_id = bench.create("drift")
     replayed = replay(bench, session_id, labels={"a": "b"})
     assert (replayed["replayed"], replayed["complete"], replayed.get("diverged")) == (0, True, None)
     assert replayed["session"]["labels"] == {"a": "b"}
 
 
-def test_the_first_difference_ends_it(bench, code):
+def test_replay_stops_at_the_first_difference(bench, code):
     session_id = busy(bench, code)
     code.text = "other"
     replayed = replay(bench, session_id)
@@ -208,17 +208,17 @@ def test_the_first_difference_ends_it(bench, code):
         ({"text": "x" * 5000}, {"index": 1, "replayed": '{"a":"' + "x" * 1994}),
     ],
 )
-def test_differences(bench, code, change, expected):
+def test_difference_is_reported_with_its_index_and_values(bench, code, change, expected):
     session_id = busy(bench, code)
     for name, value in change.items():
         setattr(code, name, value)
-    found = replay(bench, session_id).get("diverged")
-    assert found == (expected and found | expected)
-    assert found is None or None not in found.values()
+    diverged = replay(bench, session_id).get("diverged")
+    assert diverged == (expected and diverged | expected)
+    assert diverged is None or None not in diverged.values()
 
 
 @pytest.mark.parametrize(("value", "other"), [(1, True), (1, 1.0), (0, False), ("1", 1), ([], {}), (None, "")])
-def test_values_differ_as_json(bench, code, value, other):
+def test_values_are_compared_as_json(bench, code, value, other):
     session_id = bench.create("drift")
     code.text = value
     bench.call(session_id, "look")
@@ -228,56 +228,56 @@ def test_values_differ_as_json(bench, code, value, other):
     assert replay(bench, session_id)["complete"]
 
 
-def test_limit(bench, code):
+def test_limit_ends_a_replay(bench, code):
     session_id = busy(bench, code)
-    assert (found := replay(bench, session_id, limit=3))["replayed"] == 3
-    assert (found["complete"], found.get("diverged")) == (False, None)
+    assert (report := replay(bench, session_id, limit=3))["replayed"] == 3
+    assert (report["complete"], report.get("diverged")) == (False, None)
     assert replay(bench, session_id, limit=9)["complete"] is True
     refused(-32602, replay, bench, session_id, limit=0)
 
 
-def test_many_records(bench):
+def test_many_records_are_replayed(bench):
     session_id = bench.create("drift")
     for amount in range(250):
         bench.call(session_id, "add", amount=amount)
-    found = replay(bench, session_id)
-    assert (found["replayed"], found["complete"]) == (250, True)
-    assert environment(bench, found["session"]["session_id"]) == environment(bench, session_id)
+    report = replay(bench, session_id)
+    assert (report["replayed"], report["complete"]) == (250, True)
+    assert environment(bench, report["session"]["session_id"]) == environment(bench, session_id)
 
 
-def test_a_call_that_overran_is_not_run_and_keeps_its_place(bench, code):
+def test_call_that_missed_its_deadline_is_not_run_again(bench, code):
     session_id = bench.create("drift")
     bench.call(session_id, "add", amount=1)
     code.seconds = 60
     assert bench.call(session_id, "wait")["error"].startswith("TimeoutError: `wait` took longer than 0.2 s")
     bench.call(session_id, "add", amount=2)
     code.seconds = 0
-    found = replay(bench, session_id)
-    assert found["complete"] is True
-    assert shown(bench, found["session"]["session_id"]) == shown(bench, session_id)
+    report = replay(bench, session_id)
+    assert report["complete"] is True
+    assert shown(bench, report["session"]["session_id"]) == shown(bench, session_id)
 
 
-def test_a_call_that_overruns_only_now_is_a_difference(bench, code):
+def test_new_missed_deadline_is_a_difference(bench, code):
     session_id = bench.create("drift")
     bench.call(session_id, "wait")
     code.seconds = 60
-    found = replay(bench, session_id).get("diverged")
-    assert (found["what"], "recorded" in found) == ("error", False)
-    assert found["replayed"].startswith("TimeoutError: `wait`")
+    diverged = replay(bench, session_id).get("diverged")
+    assert (diverged["what"], "recorded" in diverged) == ("error", False)
+    assert diverged["replayed"].startswith("TimeoutError: `wait`")
 
 
-def test_a_fork_is_replayed_from_its_own_beginning(bench):
+def test_fork_is_replayed_from_its_own_start(bench):
     session_id = bench.create("drift")
     bench.call(session_id, "add", amount=5)
     fork = bench.rpc("fork_session", session_id=session_id)[0]["session_id"]
     bench.call(fork, "add", amount=6)
     bench.rpc("close_session", session_id=session_id)
-    found = replay(bench, fork)
-    assert found["complete"]
-    assert environment(bench, found["session"]["session_id"])["drift"]["numbers"] == [5, 6]
+    report = replay(bench, fork)
+    assert report["complete"]
+    assert environment(bench, report["session"]["session_id"])["drift"]["numbers"] == [5, 6]
 
 
-def test_a_function_that_has_become_read_only_shifts_the_versions(code):
+def test_function_that_became_read_only_shifts_versions(code):
     with benches(code) as (bench, edited):
         session_id = bench.create("drift")
         for function in ("look", "look"):
@@ -287,9 +287,9 @@ def test_a_function_that_has_become_read_only_shifts_the_versions(code):
         bench.rpc("reset_session", session_id=session_id, version=3)
         bench.call(session_id, "add", amount=4)
         later = edited(read_only=True)
-        found = replay(later, session_id)
-        assert found["complete"] is True
-        new = found["session"]["session_id"]
+        report = replay(later, session_id)
+        assert report["complete"] is True
+        new = report["session"]["session_id"]
         assert later.version(new) == bench.version(session_id) - 2
         assert environment(later, new)["drift"]["numbers"] == [1, 4]
 
@@ -298,7 +298,7 @@ class Bigger(World):
     more: int = 3
 
 
-def test_classes_that_have_changed_are_built_again(code):
+def test_changed_classes_get_a_new_environment(code):
     with benches(code) as (bench, _):
         session_id = bench.create("drift")
         bench.call(session_id, "add", amount=1)
@@ -306,10 +306,10 @@ def test_classes_that_have_changed_are_built_again(code):
         functions = [each.function for each in catalog_of(code).toolpacks["drift"].functions.values()]
         later = Bench(Catalog({"drift": Toolpack("drift", Bigger, functions)}), store=bench.store)
         refused(-32008, later.call, session_id, "add", amount=1)
-        found = replay(later, session_id)
-        assert found["complete"] is True
-        assert found["session"].get("parent") is None
-        assert environment(later, found["session"]["session_id"])["drift"] == {"numbers": [1], "text": "", "more": 3}
+        report = replay(later, session_id)
+        assert report["complete"] is True
+        assert report["session"].get("parent") is None
+        assert environment(later, report["session"]["session_id"])["drift"] == {"numbers": [1], "text": "", "more": 3}
         refused(-32008, replay, later, fork)
         other = Bench(Catalog({}), store=bench.store)
         refused(-32008, replay, other, session_id)
@@ -318,18 +318,18 @@ def test_classes_that_have_changed_are_built_again(code):
         other.close()
 
 
-def test_arguments_that_were_cut_cannot_be_run_again(code, make_bench):
+def test_truncated_arguments_cannot_be_run_again(code, make_bench):
     bench = make_bench(catalog_of(code), max_result_bytes=4096)
     session_id = bench.create("drift")
     bench.call(session_id, "echo", value="x" * 900)
     bench.call(session_id, "echo", value="x" * 5000)
-    found = replay(bench, session_id)
-    assert found["replayed"] == 2
-    assert found.get("diverged")["what"] == "error"
-    assert "were cut from the trace" in found.get("diverged")["replayed"]
+    report = replay(bench, session_id)
+    assert report["replayed"] == 2
+    assert report.get("diverged")["what"] == "error"
+    assert "were cut from the trace" in report.get("diverged")["replayed"]
 
 
-def test_results_and_errors_that_were_cut_are_compared(code, make_bench):
+def test_truncated_results_and_errors_are_compared(code, make_bench):
     bench = make_bench(catalog_of(code), max_result_bytes=4096)
     session_id = bench.create("drift")
     code.text, code.error = "x" * 3000, "y" * 3000
@@ -342,7 +342,7 @@ def test_results_and_errors_that_were_cut_are_compared(code, make_bench):
     assert replay(bench, session_id).get("diverged")["index"] == 0
 
 
-def test_a_refused_call_leaves_no_session(code, make_bench):
+def test_rejected_call_leaves_no_session(code, make_bench):
     bench = make_bench(catalog_of(code), queue_timeout_seconds=0.2)
     session_id = bench.create("drift")
     bench.call(session_id, "add", amount=1)
@@ -358,7 +358,7 @@ def test_a_refused_call_leaves_no_session(code, make_bench):
     assert replay(bench, session_id)["complete"]
 
 
-def test_another_owner_and_the_agent_cannot_replay(bench):
+def test_other_owners_and_agents_cannot_replay(bench):
     session_id = bench.create("drift", owner="ann")
     refused(-32001, replay, bench, session_id, owner="bob")
     path = bench.rpc("get_session", session_id=session_id, owner="ann")["agent_path"]
@@ -366,13 +366,13 @@ def test_another_owner_and_the_agent_cannot_replay(bench):
     assert replay(bench, session_id, owner="ann")["complete"]
 
 
-def test_it_counts_among_the_sessions(code, make_bench):
+def test_replay_counts_towards_the_session_limit(code, make_bench):
     bench = make_bench(catalog_of(code), max_sessions=1)
     session_id = bench.create("drift")
     refused(-32007, replay, bench, session_id)
 
 
-def test_a_session_that_is_closed_meanwhile(bench, code):
+def test_replay_of_a_session_closed_meanwhile_fails(bench, code):
     session_id = bench.create("drift")
     for _ in range(150):
         bench.call(session_id, "hold")
@@ -386,15 +386,15 @@ def test_a_session_that_is_closed_meanwhile(bench, code):
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_in_the_other_stores(store, code, store_url, make_bench):
+def test_replay_works_in_the_other_stores(store, code, store_url, make_bench):
     bench = make_bench(catalog_of(code), store_url(store))
     session_id = busy(bench, code)
-    found = replay(bench, session_id)
-    assert found["complete"]
-    assert shown(bench, found["session"]["session_id"]) == shown(bench, session_id)
+    report = replay(bench, session_id)
+    assert report["complete"]
+    assert shown(bench, report["session"]["session_id"]) == shown(bench, session_id)
 
 
-def test_a_nested_call_that_comes_out_differently_is_a_difference_though_the_outer_result_is_the_same(code, bench):
+def test_different_nested_result_is_a_difference(code, bench):
     session_id = bench.create("drift")
     kwargs = {"value": {"$call": {"function": "look", "args": {}}}, "unknown": 1}
     assert bench.call(session_id, "echo", **kwargs)["error"].startswith("ValidationError")
@@ -408,13 +408,13 @@ def test_a_nested_call_that_comes_out_differently_is_a_difference_though_the_out
 # Repeated requests
 
 
-def test_a_repeated_request_runs_nothing_again(bench, code):
+def test_repeated_request_runs_nothing_again(bench, code):
     session_id = busy(bench, code)
     first = replay(bench, session_id, call_id="one")
     new = first["session"]["session_id"]
     assert (first["replayed"], first["complete"]) == (9, True)
     assert environment(bench, new) == environment(bench, session_id)
-    # What either session does afterwards makes no difference.
+    # Later calls in the two sessions don't matter.
     bench.call(session_id, "add", amount=1)
     bench.call(new, "add", amount=1)
     trace = bench.rpc("get_trace", session_id=new)
@@ -428,7 +428,7 @@ def test_a_repeated_request_runs_nothing_again(bench, code):
     refused(-32001, replay, bench, session_id, call_id="one")
 
 
-def test_a_repeated_request_finds_the_same_difference(bench, code):
+def test_repeated_request_returns_the_same_difference(bench, code):
     session_id = busy(bench, code)
     code.by = 2
     first = replay(bench, session_id, call_id="one")
@@ -436,7 +436,7 @@ def test_a_repeated_request_finds_the_same_difference(bench, code):
     assert replay(bench, session_id, call_id="one").get("diverged") == first.get("diverged") != None  # noqa: E711
 
 
-def test_a_request_that_was_cut_off_goes_on_where_it_ended(bench, code):
+def test_interrupted_request_continues_where_it_ended(bench, code):
     session_id = bench.create("drift")
     for _ in range(3):
         bench.call(session_id, "add", amount=1)
@@ -449,13 +449,13 @@ def test_a_request_that_was_cut_off_goes_on_where_it_ended(bench, code):
     cut_off.cancel()
     others = [bench.later("replay_session", session_id=session_id, call_id="one") for _ in range(2)]
     code.gate.set()
-    for found in [each.result(serving.PATIENCE) for each in others]:
-        assert (found["session"]["session_id"], found["replayed"], found["complete"]) == (new, 6, True)
+    for report in [each.result(serving.PATIENCE) for each in others]:
+        assert (report["session"]["session_id"], report["replayed"], report["complete"]) == (new, 6, True)
     assert shown(bench, new) == shown(bench, session_id)
     assert environment(bench, new)["drift"]["numbers"] == [1, 1, 1]
 
 
-def test_a_request_that_comes_to_two_workers_at_once_runs_everything_once(redis_url, code):
+def test_simultaneous_requests_to_two_workers_run_once(redis_url, code):
     url = redis_server.emptied(redis_url)
     with Bench(catalog_of(code), store=url) as one, Bench(catalog_of(code), store=url) as other:
         session_id = busy(one, code)
@@ -463,8 +463,8 @@ def test_a_request_that_comes_to_two_workers_at_once_runs_everything_once(redis_
         sent = [each.later("replay_session", session_id=session_id, call_id="one") for each in (one, other)]
         for mode in ("exact", "replay"):
             sent += [each.later("import_bundle", bundle=bundle, mode=mode, call_id=mode) for each in (one, other)]
-        found = [future.result(PATIENCE) for future in sent]
-        new = [each.get("session", each)["session_id"] for each in found]
+        reports = [future.result(PATIENCE) for future in sent]
+        new = [each.get("session", each)["session_id"] for each in reports]
         assert new[::2] == new[1::2]
         assert {each["session_id"] for each in one.rpc("list_sessions")} == {session_id, *new}
         assert len({*new}) == 3
@@ -472,7 +472,7 @@ def test_a_request_that_comes_to_two_workers_at_once_runs_everything_once(redis_
             assert shown(other, each) == shown(one, session_id)
 
 
-def test_calls_that_were_not_run_and_nested_calls_are_repeated_too(bench, code):
+def test_calls_with_deadlines_and_nested_calls_are_repeated(bench, code):
     session_id = bench.create("drift")
     code.seconds = 60
     bench.call(session_id, "wait")

@@ -1,4 +1,4 @@
-"""`toolpack-server replay` and `session bundle`: on a server, in its store, and with a file in this process."""
+"""The commands `replay` and `session bundle`: on a server, in its store, and with a file in this process."""
 
 import json
 import lzma
@@ -40,7 +40,7 @@ def session_on(server):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A server, one of its sessions and its bundle; code that does something else; and the store of a stopped one."""
+    """A server with a session and its bundle, changed code, and the store of a stopped server."""
     folder, other = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("other")
     with server_process.served(other) as stopped:
         in_store = session_on(stopped)
@@ -58,40 +58,40 @@ def world(tmp_path_factory):
         )  # fmt: skip
 
 
-def test_a_session_on_a_server(world):
-    found = replayed(0, "--url", world.url, world.session)
-    assert (found["replayed"], found["complete"], found.get("diverged")) == (2, True, None)
-    assert found["session"].get("parent")["session_id"] == world.session
+def test_replay_of_a_session_on_a_server(world):
+    report = replayed(0, "--url", world.url, world.session)
+    assert (report["replayed"], report["complete"], report.get("diverged")) == (2, True, None)
+    assert report["session"].get("parent")["session_id"] == world.session
     assert replayed(0, "--url", world.url, "--limit", 1, world.session[:20])["replayed"] == 1
 
 
-def test_a_session_in_a_store(world):
+def test_replay_of_a_session_in_a_store(world):
     assert replayed(0, "--data-dir", world.other, *FIXTURES, world.in_store[:20])["replayed"] == 2
     ended = invoke("session", "bundle", "--data-dir", world.other, *FIXTURES, "--ends", world.in_store)
     assert ended.stdout_bytes.startswith(b"toolpack-bundle-1\n")
     assert ended.stdout_bytes != world.file.read_bytes()
 
 
-def test_a_file_here_and_on_a_server(world):
+def test_replay_of_a_bundle_file_locally_and_on_a_server(world):
     assert replayed(0, *FIXTURES, world.file)["complete"]
     assert replayed(0, "--url", world.url, world.file)["complete"]
 
 
-def test_a_difference_is_status_1(world):
+def test_difference_exits_with_status_1(world):
     assert replayed(1, *world.changed, world.file).get("diverged") == {
         "index": 0, "what": "result", "recorded": "1", "replayed": "-1",
     }  # fmt: skip
 
 
-def test_on_a_terminal_it_is_said_in_words(world):
+def test_terminal_output_is_a_sentence(world):
     assert on_a_terminal("replay", *FIXTURES, str(world.file)) == "2 records came out the same.\n"
     first, *_, last = on_a_terminal("replay", *map(str, world.changed), str(world.file), status=1).splitlines()
     assert first == "Record 0 comes out differently: its result was"
     assert last.endswith(" stands after that call.")
-    assert on_a_terminal("session", "bundle", "--url", world.url, world.session, status=2) == ""  # it is no text
+    assert on_a_terminal("session", "bundle", "--url", world.url, world.session, status=2) == ""  # A bundle isn't text.
 
 
-def test_a_bundle_that_unpacks_to_too_much_is_refused_in_one_sentence(world, tmp_path):
+def test_bundle_that_unpacks_to_too_much_is_a_one_sentence_error(world, tmp_path):
     head, lines = world.file.read_bytes().split(b"\n", 1)[0], b"{" + b" " * 2**25
     (tmp_path / "bomb").write_bytes(head + b"\n" + b"0" * 64 + b"\n" + lzma.compress(lines, preset=0))
     ended = run_here("replay", *FIXTURES, str(tmp_path / "bomb"))
@@ -99,8 +99,8 @@ def test_a_bundle_that_unpacks_to_too_much_is_refused_in_one_sentence(world, tmp
     assert "has more than 16777216 bytes" in line
 
 
-def test_a_file_that_is_larger_than_any_bundle_is_refused_in_one_sentence(tmp_path):
-    """It would be copied several times; at 4 GB the process broke down."""
+def test_file_larger_than_any_bundle_is_a_one_sentence_error(tmp_path):
+    """The file would be copied several times. At 4 GB the process was killed."""
     with (tmp_path / "large").open("wb") as file:
         file.truncate(2**28 + 1)
     ended = run_here("replay", *FIXTURES, str(tmp_path / "large"))
@@ -116,7 +116,7 @@ def test_a_file_that_is_larger_than_any_bundle_is_refused_in_one_sentence(tmp_pa
         (["session", "bundle", "--url", "http://127.0.0.1:1", "x" * 48], "can't be reached"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_sentence(arguments, said):
+def test_invalid_arguments_are_a_one_sentence_error(arguments, said):
     ended = run_here(*arguments)
     assert ended.returncode == 1
     assert ended.stdout == ""

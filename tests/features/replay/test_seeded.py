@@ -1,4 +1,4 @@
-"""A seeded session does the same again: in another process, on another server, after a restart, in a fork."""
+"""Seeded sessions repeat exactly: in another process, on another server, after a restart, and in a fork."""
 
 import base64
 import time
@@ -33,7 +33,7 @@ def other():
 
 
 def play(bench, session_id, rounds=2):
-    """Call everything, and get all answers."""
+    """Call all functions. Return the answers."""
     answers = []
     for number in range(rounds):
         for function, kwargs in (
@@ -63,7 +63,7 @@ def environment(bench, session_id, **params):
     return bench.rpc("get_environment", session_id=session_id, **params)
 
 
-def test_two_servers_give_the_same(bench, other):
+def test_two_servers_return_the_same_values(bench, other):
     sessions = [(each, each.create("dice", options={"dice": {"players": 9}}, **PINNED)) for each in (bench, other)]
     first, second = (play(*session) for session in sessions)
     assert first == second
@@ -72,20 +72,20 @@ def test_two_servers_give_the_same(bench, other):
     assert environment(*sessions[0]) == environment(*sessions[1])
 
 
-def test_other_seeds_and_clocks_give_something_else(bench):
-    asked = [
+def test_other_seeds_and_clocks_return_other_values(bench):
+    pins = [
         PINNED,
         PINNED | {"seed": "another"},
         PINNED | {"clock": "2026-03-02T09:30:01Z"},
         PINNED | {"clock_step_seconds": 2},
     ]
-    found = [play(bench, bench.create("dice", **each), 1) for each in asked]
-    assert len({str(each) for each in found}) == len(asked)
+    answers = [play(bench, bench.create("dice", **each), 1) for each in pins]
+    assert len({str(each) for each in answers}) == len(pins)
     same_time = bench.create("dice", **PINNED | {"clock": "2026-03-02T10:30:00.000+01:00"})
-    assert play(bench, same_time, 1) == found[0]
+    assert play(bench, same_time, 1) == answers[0]
 
 
-def test_what_sessions_say_of_it(bench):
+def test_session_shows_seed_and_clock_only_to_the_client(bench):
     plain = bench.rpc("create_session", toolpacks=["dice"])
     assert {"seed", "clock", "clock_step_seconds"} & plain.keys() == set()
     session = bench.rpc("create_session", toolpacks=["dice"], **PINNED)
@@ -94,13 +94,13 @@ def test_what_sessions_say_of_it(bench):
     listed = bench.rpc("create_session", toolpacks=["dice"], seed="x", labels={"only": "seed"})
     assert bench.rpc("list_sessions", labels={"only": "seed"})[0]["seed"] == listed["seed"] == "x"
     agent = session["agent_path"].removeprefix("/agents/")
-    told = bench.answer(b'{"jsonrpc":"2.0","id":1,"method":"list_functions"}', agent_key=agent)
-    assert b"a seed" not in told
+    reply = bench.answer(b'{"jsonrpc":"2.0","id":1,"method":"list_functions"}', agent_key=agent)
+    assert b"a seed" not in reply
     bench.call(plain["session_id"], "throw")
     assert states(bench, plain["session_id"]) == [None]
 
 
-def test_the_clock_ticks_with_the_records(bench):
+def test_clock_ticks_with_each_record(bench):
     session_id = bench.create("dice", clock="2026-03-02T09:30:00Z", clock_step_seconds=60)
     start = 1772443800
     assert environment(bench, session_id, pointer="/dice/opened_at") == "2026-03-02T09:30:00Z"
@@ -115,13 +115,13 @@ def test_the_clock_ticks_with_the_records(bench):
 
 
 @pytest.mark.parametrize("clock", ["1900-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "9000-12-31T23:59:59Z"])
-def test_every_clock_that_a_session_may_have_is_seen(bench, clock):
+def test_any_allowed_clock_is_seen_by_functions(bench, clock):
     session_id = bench.create("dice", clock=clock, clock_step_seconds=0)
     assert environment(bench, session_id, pointer="/dice/opened_at") == clock
     assert bench.result(session_id, "look")[0] == datetime.fromisoformat(clock).timestamp()
 
 
-def test_real_time_and_chance_are_back_in_the_next_call(bench):
+def test_next_unpinned_call_has_real_time_and_random_numbers(bench):
     pinned, plain = bench.create("dice", **PINNED), bench.create("dice")
     looks = []
     for _ in range(3):
@@ -133,7 +133,7 @@ def test_real_time_and_chance_are_back_in_the_next_call(bench):
     assert all(not opened.startswith("2026-03-02T09:30") for opened in fresh)
 
 
-def test_each_alone(bench, other):
+def test_seed_or_clock_may_be_used_alone(bench, other):
     seeded = [each.result(each.create("dice", seed="x"), "look") for each in (bench, other)]
     assert seeded[0][4:10] == seeded[1][4:10]
     assert abs(seeded[0][0] - time.time()) < 60
@@ -142,7 +142,7 @@ def test_each_alone(bench, other):
     assert clocked[0][4:10] != clocked[1][4:10]
 
 
-def test_a_fork_does_what_its_parent_would_have_done_next(bench):
+def test_fork_repeats_what_its_parent_does_next(bench):
     parent = bench.create("dice", **PINNED)
     bench.call(parent, "throw")
     bench.call(parent, "look")
@@ -161,7 +161,7 @@ def test_a_fork_does_what_its_parent_would_have_done_next(bench):
     assert [bench.rpc("get_session", session_id=one)["seed"] for one in (*forks, grandchild)] == ["a seed"] * 3
 
 
-def test_a_fork_may_have_a_seed_of_its_own(bench):
+def test_fork_may_have_its_own_seed(bench):
     parent = bench.create("dice", **PINNED)
     bench.call(parent, "throw")
 
@@ -180,27 +180,27 @@ def test_a_fork_may_have_a_seed_of_its_own(bench):
     refused(-32602, bench.rpc, "fork_session", session_id=plain, clock_step_seconds=5)
 
 
-def test_after_a_restart(tmp_path):
+def test_seeded_session_repeats_after_a_restart(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db"
     with process_bench(store=url) as whole:
         expected = play(whole, whole.create("dice", **PINNED), 2)
     with process_bench(store=url) as first:
         session_id = first.create("dice", **PINNED)
-        found = play(first, session_id, 1)
+        answers = play(first, session_id, 1)
     with process_bench(store=url) as second:
         fork = second.rpc("fork_session", session_id=session_id)[0]["session_id"]
-        assert [*found, second.call(session_id, "throw")] == expected[: len(found) + 1]
-        assert second.call(fork, "throw") == expected[len(found)]
+        assert [*answers, second.call(session_id, "throw")] == expected[: len(answers) + 1]
+        assert second.call(fork, "throw") == expected[len(answers)]
 
 
 @pytest.mark.heavy
-def test_every_executor_gives_the_same():
+def test_every_executor_returns_the_same_values():
     with process_bench(of_features=[ExecutorsSettings(calls=1)]) as bench, process_bench() as other:
-        found = [play(each, each.create("dice", **PINNED), 1) for each in (bench, other)]
-        assert found[0] == found[1]
+        answers = [play(each, each.create("dice", **PINNED), 1) for each in (bench, other)]
+        assert answers[0] == answers[1]
 
 
-def test_lost_and_overrunning_calls_use_their_tick(bench, other):
+def test_failed_calls_use_up_their_tick(bench, other):
     trace = []
     for each in (bench, other):
         session_id = each.create("dice", **PINNED)
@@ -216,7 +216,7 @@ def test_lost_and_overrunning_calls_use_their_tick(bench, other):
     assert trace[0] == trace[1]
 
 
-def test_what_a_function_leaves_behind_is_not_seen(bench):
+def test_leftovers_of_functions_are_not_visible(bench):
     expected = bench.result(bench.create("dice", **PINNED), "straggle")
     session_id = bench.create("dice", **PINNED)
     assert bench.result(session_id, "straggle") == expected
@@ -226,11 +226,11 @@ def test_what_a_function_leaves_behind_is_not_seen(bench):
     assert bench.result(again, "look") == looks
 
 
-def test_read_only_calls_are_never_compared(bench):
-    """Which calls are compared depends on how long calls take: the same call would give something else."""
+def test_read_only_calls_are_never_verified(bench):
+    """Which calls are verified depends on their duration, so the same call could return another value."""
     session_id = bench.create("liars", **PINNED)
     for _ in range(2 * FIRST_CALLS):
-        assert bench.result(session_id, "search", word="a") == 1  # what it has changed is dropped
+        assert bench.result(session_id, "search", word="a") == 1  # The change is dropped.
     assert bench.version(session_id) == 0
 
 
@@ -244,31 +244,31 @@ def test_read_only_calls_are_never_compared(bench):
     ],
     ids=str,
 )
-def test_it_is_as_pinned_where_functions_have_other_names_or_are_hidden(bench, toolpack, rule):
+def test_renamed_and_hidden_functions_are_pinned_equally(bench, toolpack, rule):
     plain = bench.create(toolpack, **PINNED)
     session = bench.rpc("create_session", toolpacks=[toolpack], perturbations={"rules": [rule]}, **PINNED)
     key = session["agent_path"].removeprefix("/agents/")
     function, kwargs = ("throw", {"sides": 10**9}) if toolpack == "dice" else ("search", {"word": "a"})
     named = rule.get("rename", {}).get(function, function)
     for _ in range(2 * FIRST_CALLS):
-        told = bench.rpc("run_function", agent_key=key, function=named, kwargs=kwargs)
-        assert told == bench.call(plain, function, **kwargs)
-        assert told["error"] is None
+        envelope = bench.rpc("run_function", agent_key=key, function=named, kwargs=kwargs)
+        assert envelope == bench.call(plain, function, **kwargs)
+        assert envelope["error"] is None
     assert states(bench, session["session_id"]) == states(bench, plain)
 
 
-def test_a_world_that_refers_to_itself_has_no_digest(bench):
+def test_world_that_contains_itself_has_no_digest(bench):
     session_id = bench.create("dice", **PINNED)
     bench.call(session_id, "throw")
     assert bench.call(session_id, "tie")["error"] is None
     bench.call(session_id, "throw")
-    found = states(bench, session_id)
-    assert found[0]
-    assert found[1:] == [None, None]
+    digests = states(bench, session_id)
+    assert digests[0]
+    assert digests[1:] == [None, None]
     assert bench.rpc("replay_session", session_id=session_id)["complete"]
 
 
-def test_replay(bench):
+def test_seeded_session_is_replayed(bench):
     session_id = bench.create("dice", options={"dice": {"players": 5}}, **PINNED)
     play(bench, session_id)
     replayed = bench.rpc("replay_session", session_id=session_id)
@@ -279,7 +279,7 @@ def test_replay(bench):
     assert bench.rpc("replay_session", session_id=plain).get("diverged")["what"] == "result"
 
 
-def test_bundles_keep_what_is_pinned(bench, other):
+def test_bundles_keep_seed_and_clock(bench, other):
     session_id = bench.create("dice", **PINNED)
     play(bench, session_id, 1)
     bundle = bench.rpc("export_bundle", session_id=session_id)["bundle"]
@@ -293,7 +293,7 @@ def test_bundles_keep_what_is_pinned(bench, other):
     assert base64.b64decode(bundle)
 
 
-def test_threads_cannot_be_seeded(bench, make_bench):
+def test_sessions_in_threads_cannot_be_seeded(bench, make_bench):
     seeded = bench.create("dice", **PINNED)
     threads = make_bench(CATALOG, store=bench.store)
     for params in (PINNED, {"seed": "x"}, {"clock": PINNED["clock"]}):
@@ -321,11 +321,11 @@ def test_threads_cannot_be_seeded(bench, make_bench):
         {"clock": PINNED["clock"], "clock_step_seconds": 1e9},
     ],
 )
-def test_what_is_refused(bench, params):
+def test_invalid_seeds_and_clocks_are_rejected(bench, params):
     refused(-32602, bench.rpc, "create_session", toolpacks=["dice"], **params)
 
 
-def test_a_repeated_request_creates_once(bench):
+def test_repeated_request_creates_one_session(bench):
     first = bench.rpc("create_session", toolpacks=["dice"], call_id="one", **PINNED)
     assert bench.rpc("create_session", toolpacks=["dice"], call_id="one", **PINNED)["session_id"] == first["session_id"]
     refused(-32009, bench.rpc, "create_session", toolpacks=["dice"], call_id="one", seed="another")
@@ -334,6 +334,6 @@ def test_a_repeated_request_creates_once(bench):
     refused(-32009, bench.rpc, "fork_session", **fork | {"seed": "c"})
 
 
-def test_a_clock_that_stands_still(bench):
+def test_clock_may_stand_still(bench):
     session_id = bench.create("dice", clock=PINNED["clock"], clock_step_seconds=0)
     assert bench.result(session_id, "look")[0] == bench.result(session_id, "look")[0]

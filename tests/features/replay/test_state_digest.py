@@ -1,4 +1,4 @@
-"""Two worlds have the same state digest if, and only if, they hold the same."""
+"""State digests: two worlds have the same digest exactly if they have the same content."""
 
 import copy
 import random
@@ -109,7 +109,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_a_world_that_was_stored_has_the_same_digest(content):
+def test_stored_world_has_the_same_digest(content):
     shop = Shop(content=content)
     shop._secret = content
     restored = thaw(freeze(shop, CLASSES), CLASSES)
@@ -118,17 +118,17 @@ def test_a_world_that_was_stored_has_the_same_digest(content):
 
 
 @given(values, values)
-def test_worlds_differ_if_their_digests_do(one, other):
+def test_digests_differ_exactly_if_worlds_do(one, other):
     same = difference(copy.deepcopy(Shop(content=one)), copy.deepcopy(Shop(content=other))) is None
     assert (of(one) == of(other)) is same
 
 
 @given(st.lists(hashable, max_size=20), st.randoms(use_true_random=False))
-def test_the_order_of_a_set_does_not_count(members, shuffled):
+def test_order_of_a_set_does_not_matter(members, shuffled):
     first = set(members)
     again = list(first)
     shuffled.shuffle(again)
-    filled = {*range(1000)}  # grows the table, so that the order changes
+    filled = {*range(1000)}  # The table of the set grows, so that the order changes.
     filled -= {*range(1000)}
     filled |= set(again)
     assert of(first) == of(filled) != of(members)
@@ -157,7 +157,7 @@ def test_different_values_have_different_digests():
     assert digests == [of(copy.deepcopy(value)) for value in DIFFERENT]
 
 
-def test_what_a_model_keeps_beside_its_fields_counts():
+def test_private_and_explicitly_set_values_matter():
     plain, explicit, private = Shop(), Shop(other=None), Shop()
     private._secret = "told"
     seen = Shop()
@@ -167,14 +167,14 @@ def test_what_a_model_keeps_beside_its_fields_counts():
     assert digest(Shop()) == digest(plain)
 
 
-def test_equal_objects_may_be_one_or_several():
+def test_equal_objects_may_be_shared_or_separate():
     shared = [1, {"a": {2}}]
     assert of([shared, shared]) == of([shared, copy.deepcopy(shared)])
     text = "text that isn't interned"
     assert of([text, text]) == of([text, text.encode().decode()])
 
 
-def test_the_division_does_not_count():
+def test_division_into_parts_does_not_matter():
     class Divided(TaskEnvironment):
         content: Any = None
         item: Item = Item()
@@ -199,10 +199,10 @@ def test_the_division_does_not_count():
     entries = [("shop", part_entries(part, classes)) for part in parts.values()]
     assert world_digest(entries) == world_digest([("shop", part_entries(whole, classes))])
     assert world_digest(entries) == world_digest(reversed(entries))
-    assert world_digest(entries) != world_digest([("other", found) for _, found in entries])
+    assert world_digest(entries) != world_digest([("other", entries_of_part) for _, entries_of_part in entries])
 
 
-def test_a_world_that_refers_to_itself_has_none():
+def test_world_that_contains_itself_has_no_digest():
     ring: list[Any] = []
     ring.append(ring)
     looped: dict[str, Any] = {}
@@ -220,7 +220,7 @@ def test_a_world_that_refers_to_itself_has_none():
     assert digest(shop) is None
 
 
-def test_a_world_that_is_too_entangled_has_none():
+def test_world_with_too_many_paths_has_no_digest():
     entangled: Any = "x"
     for _ in range(60):
         entangled = [entangled, entangled]
@@ -233,7 +233,7 @@ def test_a_world_that_is_too_entangled_has_none():
     assert digest(Shop(content=["x" * 100] * 20_000)) is not None
 
 
-def test_code_of_the_classes_does_not_run(monkeypatch):
+def test_digest_runs_no_code_of_the_classes(monkeypatch):
     shop = Shop(content=[Item(name="pen"), Point(1, 2)])
     expected = digest(shop)
 

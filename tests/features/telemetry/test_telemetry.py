@@ -1,4 +1,4 @@
-"""Spans and metrics of calls reach a receiver of OTLP under the standard's names; without one there is nothing."""
+"""OpenTelemetry export: spans and metrics of calls under the standard's names. It is off without a receiver."""
 
 import asyncio
 import contextlib
@@ -43,21 +43,21 @@ def receiver():
 
 @pytest.fixture
 def bench(receiver, monkeypatch, make_bench):
-    """Make a server in this process that sends to the receiver."""
+    """A function that makes a server in this process, which exports to the receiver."""
 
     def make(**settings):
         variables = settings.pop("variables", {})
         for name, value in receiver.variables(**variables).items():
             monkeypatch.setenv(name, value)
-        made = make_bench(**settings)
-        stack.callback(lambda: made.service.sessions.tracer and made.service.sessions.tracer.close())
-        return made
+        server = make_bench(**settings)
+        stack.callback(lambda: server.service.sessions.tracer and server.service.sessions.tracer.close())
+        return server
 
     with contextlib.ExitStack() as stack:
         yield make
 
 
-def test_a_call_is_a_server_span_with_children(receiver, tmp_path):
+def test_call_is_a_server_span_with_children(receiver, tmp_path):
     with server_process.served(tmp_path, **receiver.variables()) as server:
         session = server.rpc("create_session", toolpacks=["ledger"])
         session_id = session["session_id"]
@@ -113,7 +113,7 @@ def test_a_call_is_a_server_span_with_children(receiver, tmp_path):
             assert path.rpartition("/")[2].encode() not in sent
 
 
-def test_refused_and_unknown_calls(receiver, bench):
+def test_rejected_and_unknown_calls_have_error_types(receiver, bench):
     server = bench()
     session_id = server.create()
     serving.refused(-32005, server.call, session_id, "add", {"expected_version": 9}, amount=1)
@@ -127,20 +127,20 @@ def test_refused_and_unknown_calls(receiver, bench):
 @pytest.mark.parametrize(
     ("asked", "exported"), [({}, False), ({CONTENT: "true"}, True), ({CONTENT: "no_content"}, False)]
 )
-def test_content_is_exported_only_if_a_variable_says_so(receiver, bench, asked, exported):
+def test_content_is_exported_only_if_a_variable_enables_it(receiver, bench, asked, exported):
     server = bench(variables=asked)
     session_id = server.create()
     server.call(session_id, "echo", value=SECRET)
     server.call(session_id, "add", amount=SECRET)
-    told, failed = receiver.wait_for("run_function echo", "run_function add")
+    succeeded, failed = receiver.wait_for("run_function echo", "run_function add")
     if exported:
-        assert json.loads(told.attributes["gen_ai.tool.call.arguments"]) == {"value": SECRET}
-        assert json.loads(told.attributes["gen_ai.tool.call.result"]) == SECRET
+        assert json.loads(succeeded.attributes["gen_ai.tool.call.arguments"]) == {"value": SECRET}
+        assert json.loads(succeeded.attributes["gen_ai.tool.call.result"]) == SECRET
         assert failed.attributes["gen_ai.tool.call.result"].startswith("ValidationError: ")
     assert (SECRET.encode() in b"".join(receiver.bodies)) == exported
 
 
-def test_what_the_client_does_not_sample_is_measured_only(receiver, bench):
+def test_unsampled_trace_is_only_measured(receiver, bench):
     server = bench()
     session_id = server.create()
 
@@ -155,25 +155,25 @@ def test_what_the_client_does_not_sample_is_measured_only(receiver, bench):
     assert not [span for span in receiver.spans if span.trace == TRACE]
 
 
-def test_an_evaluation_is_a_span_with_an_event(receiver, tmp_path):
+def test_evaluation_is_a_span_with_an_event(receiver, tmp_path):
     with server_process.served(tmp_path, **receiver.variables()) as server:
         task = server.rpc("list_tasks", toolpack="bank")["tasks"][0]["task"]
         session_id = server.rpc("create_session", toolpacks=["bank"], task=task)["session_id"]
         verdict = server.rpc("evaluate_session", session_id=session_id)
         (span,) = receiver.wait_for(f"evaluate_session {task}")
-        told = {
+        attributes = {
             "gen_ai.evaluation.name": task,
             "gen_ai.evaluation.score.value": verdict["reward"],
             "gen_ai.evaluation.score.label": "pass" if verdict["passed"] else "fail",
         }
-        assert (span.kind, span.events) == (SERVER, [("gen_ai.evaluation.result", told)])
+        assert (span.kind, span.events) == (SERVER, [("gen_ai.evaluation.result", attributes)])
         assert span.attributes["mcp.session.id"] == session_id
 
 
 @pytest.mark.parametrize(
     ("passed", "valid", "label"), [(True, True, "pass"), (False, True, "fail"), (True, False, "invalid")]
 )
-def test_the_label_of_an_evaluation_says_whether_it_counts(receiver, bench, passed, valid, label):
+def test_evaluation_label_is_pass_fail_or_invalid(receiver, bench, passed, valid, label):
     verdict = {"reward": 1.0, "passed": passed, "valid": valid}
     bench().service.sessions.tracer.evaluated("a" * 48, "bank/any", time.time_ns(), verdict, None)
     (span,) = serving.wait_until(lambda: [*receiver.spans], "the span")
@@ -181,7 +181,7 @@ def test_the_label_of_an_evaluation_says_whether_it_counts(receiver, bench, pass
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_the_spans_of_a_toolpack_hang_below_its_calls(receiver, tmp_path, isolation):
+def test_spans_of_a_toolpack_are_children_of_its_calls(receiver, tmp_path, isolation):
     if isolation == "process" and sys.platform != "linux":
         pytest.skip("only Linux has executors")
     variables = receiver.variables(TOOLPACK_ISOLATION=isolation)
@@ -194,13 +194,13 @@ def test_the_spans_of_a_toolpack_hang_below_its_calls(receiver, tmp_path, isolat
         assert [span.parent for span in (call, run, outer, inner)] == [SPAN, call.id, run.id, outer.id]
         assert {span.trace for span in (call, run, outer, inner)} == {TRACE}
         assert (outer.attributes, outer.events, outer.scope) == ({"depth": 1}, [("looked", {})], "a toolpack")
-        for _ in range(3):  # on a thread first, and then on a loop that calls share
+        for _ in range(3):  # first on a thread, then on an event loop that calls share
             trace = server.call(session_id, "wait")["result"]
             ran, waiting = receiver.wait_for("run", "waiting", trace=trace)
             assert waiting.parent == ran.id
 
 
-def test_what_an_executor_claims_is_checked():
+def test_spans_from_an_executor_are_validated():
     ids = {"span_id": "1" * 16, "parent_id": "2" * 16}
     good = {"name": "x", "scope": "s", **ids, "kind": 1, "began": 1, "ended": 2, "status": 2, "message": "no"}
     good |= {"attributes": {"a": [1], "b": 1.5, "c": 2**64}, "events": [["e", 1, {}]]}
@@ -222,8 +222,8 @@ def test_what_an_executor_claims_is_checked():
     assert read("not even a list") == []
 
 
-@pytest.mark.filterwarnings("default")  # of the client's
-def test_an_instrumented_client_of_mcp_is_above_its_calls(receiver, tmp_path):
+@pytest.mark.filterwarnings("default")  # The client emits warnings.
+def test_instrumented_mcp_client_is_the_parent_of_its_calls(receiver, tmp_path):
     client = mcp_clients.imported("mcp.client.client")
     ended = InMemorySpanExporter()
     if isinstance(otel.get_tracer_provider(), otel.ProxyTracerProvider):
@@ -243,10 +243,10 @@ def test_an_instrumented_client_of_mcp_is_above_its_calls(receiver, tmp_path):
     assert ours.attributes["mcp.protocol.version"] == "2026-07-28"
 
 
-# A receiver that isn't as it should be
+# Faulty receivers
 
 
-def test_a_receiver_that_never_answers_harms_nobody(receiver, tmp_path):
+def test_receiver_that_never_answers_delays_nothing(receiver, tmp_path):
     receiver.silent = True
     with server_process.served(tmp_path, **receiver.variables()) as server:
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
@@ -259,7 +259,7 @@ def test_a_receiver_that_never_answers_harms_nobody(receiver, tmp_path):
         assert server.process.wait(serving.PATIENCE) == 0
 
 
-def test_a_receiver_that_refuses_is_logged_once(receiver, bench, caplog):
+def test_rejecting_receiver_is_logged_once(receiver, bench, caplog):
     receiver.status = 400
     server = bench(variables={"OTEL_METRICS_EXPORTER": "none"})
     session_id = server.create()
@@ -272,7 +272,7 @@ def test_a_receiver_that_refuses_is_logged_once(receiver, bench, caplog):
     assert line.startswith("Telemetry can't be sent: 127.0.0.1 answers with status 400; ")
 
 
-def test_a_receiver_that_is_down_is_logged_without_its_url(bench, caplog):
+def test_unreachable_receiver_is_logged_without_its_url(bench, caplog):
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1/?key=secret", "OTEL_EXPORTER_OTLP_TIMEOUT": "0.1"}
     server = bench(variables=endpoint)
     server.call(server.create(), "total")
@@ -280,7 +280,7 @@ def test_a_receiver_that_is_down_is_logged_without_its_url(bench, caplog):
     assert "secret" not in caplog.text
 
 
-def test_spans_are_sent_again_when_the_receiver_wants_it(receiver, bench):
+def test_spans_are_sent_again_after_retry_after(receiver, bench):
     receiver.status, receiver.replies = 503, {"Retry-After": "0"}
     server = bench(variables={"OTEL_METRICS_EXPORTER": "none"})
     server.call(server.create(), "total")
@@ -291,7 +291,7 @@ def test_spans_are_sent_again_when_the_receiver_wants_it(receiver, bench):
 
 
 @pytest.mark.parametrize("status", [301, 308])
-def test_headers_go_to_the_receiver_and_not_to_a_redirect(receiver, bench, caplog, status):
+def test_headers_are_not_sent_to_a_redirect_target(receiver, bench, caplog, status):
     with otlp_receiver.receiving() as stranger:
         receiver.status, receiver.replies = status, {"Location": f"http://127.0.0.1:{stranger.port}/"}
         more = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret", "OTEL_METRICS_EXPORTER": "none"}
@@ -315,7 +315,7 @@ def test_every_lost_span_is_counted(receiver, bench, caplog):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_process_that_a_function_forks_sends_nothing(receiver, bench):
+def test_forked_process_exports_nothing(receiver, bench):
     server = bench()
     child = os.fork()
     if child == 0:
@@ -337,10 +337,10 @@ def test_headers_and_gzip_are_sent(receiver, bench):
     assert (headers["x-key"], headers["x-other"], headers["content-encoding"]) == ("a b", "c", "gzip")
 
 
-# The standard's variables
+# The standard environment variables
 
 
-def test_the_variables_say_what_is_exported():
+def test_variables_select_the_exported_signals():
     base = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318/"}
     assert exported_signals({}) == set()
     assert exported_signals(base) == {"TRACES", "METRICS"}
@@ -360,14 +360,14 @@ def test_the_variables_say_what_is_exported():
         ("OTEL_BSP_MAX_QUEUE_SIZE", "9" * 30, ""),
     ],
 )
-def test_wrong_variables_are_logged_and_calls_go_on(bench, caplog, name, value, why):
+def test_invalid_variables_are_logged_and_calls_continue(bench, caplog, name, value, why):
     server = bench(variables={name: value})
     assert server.service.sessions.tracer is None
     assert f"There is no telemetry: {why}" in caplog.text
     assert server.result(server.create(), "total") == 0
 
 
-def test_nothing_is_imported_when_it_is_off():
+def test_opentelemetry_is_not_imported_when_it_is_off():
     program = (
         "import sys; from toolpack_server.wiring.service import Service; "
         "from toolpack_server.base.settings import Settings; "

@@ -1,4 +1,7 @@
-"""What `toolpack-server conform` calls, as a plain class; the two servers beside it offer its methods."""
+"""The world that `toolpack-server conform` calls, as a plain class.
+
+The two servers in this folder serve its methods.
+"""
 
 import time
 from decimal import Decimal

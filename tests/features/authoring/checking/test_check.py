@@ -1,4 +1,4 @@
-"""`check` finds the mistakes in toolpacks, and says of each where it is, what it is and what to do."""
+"""`check` without trial calls: each mistake is reported with its location and its remedy."""
 
 import sys
 
@@ -16,13 +16,13 @@ from toolpack_server.packs.loading import load_catalog
 
 
 def check(*arguments):
-    """Check toolpacks as far as the server's own package does."""
+    """Run `check` without trial calls, which need the toolpack-author package."""
     return check_with("--no-calls", *arguments)
 
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch):
-    """Limits that a slow machine keeps, too, and no module that another test has loaded under the same name."""
+    """Raise the time limits for slow machines, and unload modules that an earlier test loaded under the same name."""
     monkeypatch.setattr(checks, "BUILD_SECONDS", serving.PATIENCE)
     monkeypatch.setattr(loading, "IMPORT_SECONDS", serving.PATIENCE)
     before = set(sys.modules)
@@ -33,11 +33,11 @@ def limits(monkeypatch):
 
 
 ENDLESS = {"endless_import": "import", "sleeping_import": "import", "factory_never_ends": "build"}
-"""What passes a limit, and which."""
+"""The packs that exceed a time limit, each with that limit."""
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
+def test_every_mistake_is_reported(tmp_path, name, monkeypatch):
     if ENDLESS.get(name) == "import":
         monkeypatch.setattr(loading, "IMPORT_SECONDS", 0.3)
     elif name in ENDLESS:
@@ -45,7 +45,7 @@ def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
     assert_findings(tmp_path, name, called=False)
 
 
-def test_null_bytes_are_found(tmp_path):
+def test_null_bytes_are_reported(tmp_path):
     file = tmp_path / "wrong_null_bytes.py"
     file.write_bytes(b"x = '\0'\n")
     assert check("--pack-dir", tmp_path)[:2] == (
@@ -55,9 +55,9 @@ def test_null_bytes_are_found(tmp_path):
 
 
 class TestSeveralFiles:
-    """Mistakes that one file alone doesn't have."""
+    """Mistakes that involve several files."""
 
-    def test_two_folders_have_a_file_of_one_name(self, tmp_path):
+    def test_files_with_the_same_name_in_two_folders_are_a_problem(self, tmp_path):
         one, two = write(tmp_path / "one", "crm", sound("one")), write(tmp_path / "two", "crm", sound("two"))
         status, lines, _ = check("--pack-dir", one, "--pack-dir", two)
         assert (status, lines) == (
@@ -69,11 +69,11 @@ class TestSeveralFiles:
         with pytest.raises(RegistrationError, match="would be ignored: rename one"):
             load_catalog((one, two))
 
-    def test_the_same_folder_twice_is_no_mistake(self, tmp_path):
+    def test_folder_that_is_passed_twice_is_no_problem(self, tmp_path):
         write(tmp_path, "twice", sound("twice"))
         assert check("--pack-dir", tmp_path, "--pack-dir", f"{tmp_path}/.")[:2] == (0, [])
 
-    def test_a_broken_file_beside_the_named_toolpack_is_a_note(self, tmp_path):
+    def test_broken_file_of_another_toolpack_is_only_a_note(self, tmp_path):
         write(tmp_path, "a_broken", "import a_module_nowhere\n")
         write(tmp_path, "b_bare", headed("bare", "\n\n@toolpack.function\ndef bare(): ...\n"))
         write(tmp_path, "c_sound", sound("other"))
@@ -88,35 +88,35 @@ class TestSeveralFiles:
         )
         assert list(load_catalog((tmp_path,), ["other"]).toolpacks) == ["other"]
 
-    def test_a_broken_file_is_a_problem_if_the_named_toolpack_may_be_in_it(self, tmp_path):
+    def test_broken_file_is_a_problem_if_a_named_toolpack_is_missing(self, tmp_path):
         write(tmp_path, "broken", "import a_module_nowhere\n")
         status, lines, _ = check("--pack-dir", tmp_path, "--packs", "other")
         assert status == 1
         assert "wrong_broken.py:1: ModuleNotFoundError" in lines[0]
         assert "no module has a toolpack 'other'" in lines[1]
 
-    def test_a_helper_is_imported_by_its_full_name(self, tmp_path):
+    def test_helper_must_be_imported_by_its_full_name(self, tmp_path):
         write(tmp_path, "user", "import wrong_helper\n")
         write(tmp_path, "helper", "VALUE = 1\n")
         _, lines, _ = check("--pack-dir", tmp_path)
         assert any(line.endswith("'wrong_helper': import it as toolpacks.wrong_helper.") for line in lines)
 
-    def test_a_folder_whose_name_ends_like_a_file_is_none_of_them(self, tmp_path):
+    def test_folder_with_a_file_suffix_is_ignored(self, tmp_path):
         (tmp_path / "wrong_folder.py").mkdir()
         write(tmp_path, "file", sound("wrong_file"))
         assert check("--pack-dir", tmp_path)[:2] == (0, [])
 
-    def test_a_folder_that_is_none(self, tmp_path):
+    def test_missing_folder_is_a_problem(self, tmp_path):
         assert check("--pack-dir", tmp_path / "nowhere")[1][0].endswith("nowhere is not a folder: correct --pack-dir.")
 
 
-def test_strict_fails_for_notes(tmp_path):
+def test_strict_fails_on_notes(tmp_path):
     write(tmp_path, "empty", headed("empty"))
     assert check("--pack-dir", tmp_path)[0] == 0
     assert check("--pack-dir", tmp_path, "--strict")[0] == 1
 
 
-def test_without_the_package_that_calls_functions_it_says_so(tmp_path, monkeypatch):
+def test_missing_toolpack_author_is_reported(tmp_path, monkeypatch):
     write(tmp_path, "sound", sound("sound"))
     monkeypatch.setattr(command, "entry_points", lambda **_: ())
     result = invoke("check", "--pack-dir", tmp_path)
@@ -124,8 +124,8 @@ def test_without_the_package_that_calls_functions_it_says_so(tmp_path, monkeypat
     assert result.stdout == "1 toolpack with 1 function: no problems.\n"
     assert result.stderr == f"{command.NOT_CALLED}\n"
     assert invoke("check", "--pack-dir", tmp_path, "--no-calls").stderr == ""
-    asked = invoke("check", "--pack-dir", tmp_path, "--calls")
-    assert (asked.exit_code, command.NOT_CALLED in asked.stderr) == (2, True)
+    required = invoke("check", "--pack-dir", tmp_path, "--calls")
+    assert (required.exit_code, command.NOT_CALLED in required.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_without_the_package_that_calls_functions_it_says_so(tmp_path, monkeypat
         ("TOOLPACK_NONSENSE", "docs/operate/operate.md lists them."),
     ],
 )
-def test_a_mistyped_variable_is_named(monkeypatch, tmp_path, name, said):
+def test_mistyped_environment_variable_is_reported(monkeypatch, tmp_path, name, said):
     monkeypatch.setenv(name, "x")
     write(tmp_path, "sound", sound("sound"))
     assert f"note: the environment variable {name} isn't a setting: {said}" in check("--pack-dir", tmp_path)[1]
@@ -152,6 +152,6 @@ def test_a_mistyped_variable_is_named(monkeypatch, tmp_path, name, said):
         *Settings.variables(),
     ],
 )
-def test_other_variables_are_not(monkeypatch, name):
+def test_known_and_foreign_environment_variables_are_accepted(monkeypatch, name):
     monkeypatch.setenv(name, "x")
     assert not [notice for notice in unknown_variables(()) if name in notice]

@@ -1,4 +1,4 @@
-"""Toolpacks made from classes that know nothing of the server: their functions, options, worlds and promises."""
+"""Toolpacks made from plain classes: their functions, options, environments, and read-only promises."""
 
 import copy
 import itertools
@@ -53,11 +53,11 @@ def environment(bench, session, **params):
 
 
 @pytest.mark.parametrize("pack", PACKS.values(), ids=PACKS)
-def test_the_first_environment_can_be_kept_exactly_and_shown(pack):
+def test_initial_environment_can_be_stored_exactly_and_shown(pack):
     assert initial_problem(pack, CATALOG) is None
 
 
-def test_the_functions_are_the_public_methods_with_a_docstring():
+def test_functions_are_the_public_methods_with_a_docstring():
     names = "pwd ls cd mkdir touch echo cat find wc sort grep tail rm mv cp du"
     assert list(FILES.functions) == names.split()
     assert [name for name, f in FILES.functions.items() if f.read_only] == ["pwd", "ls", "cat", "find"]
@@ -66,14 +66,14 @@ def test_the_functions_are_the_public_methods_with_a_docstring():
         "get_order": True,
         "calculate": True,
     }
-    # Properties, other constructors and what is undocumented are left out; what is inherited isn't.
+    # Properties, other constructors and undocumented methods are left out. Inherited methods are included.
     assert set(OFFICE.functions) == {
         *("describe", "add", "how_many", "wait", "open_ticket", "block", "roll", "meet", "copy", "clean"),
     }
     assert len(LARGE.functions) == 120
 
 
-def test_what_a_decorator_has_made_is_called_as_its_class_calls_it():
+def test_method_made_by_a_decorator_keeps_its_attribute_name():
     def offer(text):
         def call(self):
             return f"{text}, {type(self).__name__}"
@@ -89,7 +89,7 @@ def test_what_a_decorator_has_made_is_called_as_its_class_calls_it():
     assert function.run.__qualname__.endswith("Box.say")
 
 
-def test_functions_are_described_as_far_as_docstrings_and_hints_go(bench):
+def test_descriptions_come_from_docstrings_and_type_hints(bench):
     described = {f["name"]: f for f in bench.rpc("list_functions", session_id=bench.create("files"))["result"]}
     assert described["cat"]["description"] == "Display the contents of a file."
     assert list(described["cat"]["parameters"]["properties"]) == ["file_name"]
@@ -103,7 +103,7 @@ def test_functions_are_described_as_far_as_docstrings_and_hints_go(bench):
     assert office["clean"]["parameters"]["properties"]["thoroughly"]["description"].startswith("Whether")
 
 
-def test_a_file_system_whose_folders_know_their_parents(bench):
+def test_file_system_with_cyclic_references_is_stored_exactly(bench):
     session = bench.create("files", options={"files": {"scenario": SCENARIO}})
     assert bench.result(session, "ls") == {"current_directory_content": ["a.txt", "docs"]}
     assert bench.result(session, "sort", file_name="a.txt") == {"sorted_content": "a\nb"}
@@ -132,7 +132,7 @@ def test_a_file_system_whose_folders_know_their_parents(bench):
     }
     (change,) = bench.rpc("diff_environment", session_id=session, from_version=1)
     assert change["path"] == "/files/root/contents/docs/contents/new.txt"
-    # The current folder, a private attribute, is still the very folder of the tree, also in a fork.
+    # The current folder is a private attribute. It remains the same object as the folder in the tree, also in a fork.
     (fork,) = bench.rpc("fork_session", session_id=session)
     bench.result(fork["session_id"], "rm", file_name="new.txt")
     assert environment(bench, session)["files"] == shown
@@ -141,7 +141,7 @@ def test_a_file_system_whose_folders_know_their_parents(bench):
     assert bench.result(session, "pwd") == {"current_working_directory": "/home"}
 
 
-def test_a_method_that_prepares_is_not_called_without_the_options_that_it_needs(bench):
+def test_options_method_runs_only_if_its_options_are_passed(bench):
     session = bench.create("files")
     assert environment(bench, session, pointer="/files/root/name") == "workspace"
     refused = serving.refused(-32602, bench.create, "files", options={"files": {"nope": 1}})
@@ -160,7 +160,7 @@ def test_tools_over_a_database_of_models(bench):
     assert bench.rpc("get_session", session_id=session)["version"] == 1
 
 
-def test_documented_parameters_of_the_constructor_are_the_options(bench):
+def test_documented_constructor_parameters_are_the_options(bench):
     described = {name: field.description for name, field in OFFICE.options.model_fields.items()}
     assert described == {"seed": "Of the dice.", "people": "Who works there."}
     session = bench.create("office", options={"office": {"people": ["eve"]}})
@@ -169,7 +169,7 @@ def test_documented_parameters_of_the_constructor_are_the_options(bench):
     assert "people: Input should be a valid list" in refused.data["detail"]
 
 
-def test_what_can_be_kept_but_not_written_as_json_is_shown_by_its_type(bench):
+def test_values_without_a_json_form_are_shown_by_their_type(bench):
     session = bench.create("office")
     assert environment(bench, session)["office"] == {
         "dice": {"$type": "random.Random"},
@@ -187,7 +187,7 @@ def test_what_can_be_kept_but_not_written_as_json_is_shown_by_its_type(bench):
     assert [bench.result(session, "roll") for _ in range(5)] == rolls
 
 
-def test_all_sorts_of_methods(bench):
+def test_methods_of_all_kinds_can_be_called(bench):
     session = bench.create("office")
     assert bench.result(session, "add", a=1) == 2
     assert bench.result(session, "how_many") == 10
@@ -195,7 +195,7 @@ def test_all_sorts_of_methods(bench):
     assert environment(bench, session, pointer="/office/cleaned") == "waited"
     assert bench.result(session, "copy", json="a") == "a None"
     ticket = {"title": "t", "priority": 2, "tags": ["t"], "blocks": None}
-    for _ in range(2):  # a mutable default is copied for each call
+    for _ in range(2):  # A mutable default is copied for each call.
         assert bench.result(session, "open_ticket", title="t", priority=2) == ticket
     assert bench.result(session, "meet", person={"name": "eve"}) == {"friends": [], "name": "eve"}
     bench.result(session, "open_ticket", title="u")
@@ -203,7 +203,7 @@ def test_all_sorts_of_methods(bench):
     assert environment(bench, session, pointer="/office/tickets/t/blocks/blocks") == {"$ref": "/tickets/t"}
 
 
-def test_several_instances(bench):
+def test_several_instances_in_one_toolpack(bench):
     assert {"files_ls", "mail_ls", "pwd", "send"} <= set(BOTH.functions)
     assert "ls" not in BOTH.functions
     assert [name for name, f in BOTH.functions.items() if f.read_only] == ["pwd", "files_ls"]
@@ -215,32 +215,32 @@ def test_several_instances(bench):
     shown = environment(bench, session)["both"]
     assert shown["mail"] == {"owner": "eve", "inbox": [{"to": "bob", "text": "hi"}]}
     assert shown["files"]["root"]["contents"]["docs"].get("parent") == {"$ref": "/files/root"}
-    # Each instance is a part of its own, so a call costs what it uses.
+    # Each instance is its own part, so a call loads only the instance that it uses.
     assert environment(bench, bench.create("both"))["both"]["mail"]["owner"] == "ann"
 
 
-def test_a_world_of_a_plain_class_is_not_made_from_json(bench):
+def test_environment_of_a_plain_class_is_not_built_from_json(bench):
     refused = serving.refused(
         -32602, bench.rpc, "create_session", toolpacks=["files"], environment={"files": {"root": {}}}
     )
     assert "a FileSystem can't be made from JSON: use the toolpack's options" in refused.data["detail"]
 
 
-def test_a_call_that_fails_changes_nothing(bench):
+def test_failed_call_changes_nothing(bench):
     session = bench.create("files", options={"files": {"scenario": SCENARIO}})
     assert error(bench, session, "mv", source="a.txt", destination=5).startswith("ValidationError: ")
     assert error(bench, session, "cat", file_name="nope") == "KeyError: 'nope'"
     assert bench.rpc("get_session", session_id=session)["version"] == 0
 
 
-def test_nothing_touches_the_class():
-    def attributes_of(kind):  # since Python 3.14, to read annotations leaves them in the class
+def test_from_class_leaves_the_class_unchanged():
+    def attributes_of(kind):  # Since Python 3.14, reading annotations stores them in the class.
         return {name: value for name, value in vars(kind).items() if not name.startswith("__annot")}
 
     before = {kind: attributes_of(kind) for kind in vars(foreign).values() if isinstance(kind, type)}
     attributes = copy.copy(vars(foreign.FileSystem.ls))
     Catalog({"again": Toolpack.from_class("again", foreign.FileSystem)})
-    enums = {foreign.Priority, foreign.ToolType}  # whose members are protected: see `ClassTable`
+    enums = {foreign.Priority, foreign.ToolType}  # The members of enums are protected: see `ClassTable`.
     assert all(attributes_of(kind) == held for kind, held in before.items() if kind not in enums)
     assert vars(foreign.FileSystem.ls) == attributes
 
@@ -257,11 +257,11 @@ class Node:
         return self
 
 
-def test_a_dataclass_may_refer_to_itself(make_bench):
-    made = make_bench(Catalog({"ring": Toolpack.from_class("ring", Node)}))
-    session = made.create("ring", options={"ring": {}})
-    assert made.result(session, "close") == {"following": {"following": {"$ref": ""}}}
-    assert environment(made, session) == {"ring": {"following": {"following": {"$ref": ""}}}}
+def test_dataclass_may_refer_to_itself(make_bench):
+    bench = make_bench(Catalog({"ring": Toolpack.from_class("ring", Node)}))
+    session = bench.create("ring", options={"ring": {}})
+    assert bench.result(session, "close") == {"following": {"following": {"$ref": ""}}}
+    assert environment(bench, session) == {"ring": {"following": {"following": {"$ref": ""}}}}
 
 
 @dataclass
@@ -299,34 +299,34 @@ class Storable(Guarded):
     handlers = property(lambda self: {"go": self.go}, lambda self, handlers: None)  # noqa: ARG005
 
 
-def test_a_default_that_is_made_anew_is_left_to_the_class(make_bench):
-    made = make_bench(Catalog({"shelf": Toolpack.from_class("shelf", Shelf)}))
+def test_default_factory_is_left_to_the_class(make_bench):
+    bench = make_bench(Catalog({"shelf": Toolpack.from_class("shelf", Shelf)}))
     for books in ([], ["a"]):
-        session = made.create("shelf", options={"shelf": {"books": books} if books else {}})
-        assert [made.result(session, "add", title="b") for _ in range(2)] == [0, 1]
-        assert environment(made, session, pointer="/shelf/books") == [*books, "b", "b"]
+        session = bench.create("shelf", options={"shelf": {"books": books} if books else {}})
+        assert [bench.result(session, "add", title="b") for _ in range(2)] == [0, 1]
+        assert environment(bench, session, pointer="/shelf/books") == [*books, "b", "b"]
 
 
-def test_a_subclass_can_replace_what_cannot_be_stored_by_properties(make_bench):
+def test_subclass_may_replace_unstorable_attributes(make_bench):
     packs = {"guarded": Toolpack.from_class("guarded", Guarded), "storable": Toolpack.from_class("storable", Storable)}
-    made = make_bench(Catalog(packs))
-    assert "`_lock` can't be stored" in str(initial_problem(packs["guarded"], made.service.sessions.catalog))
-    session = made.create("storable")
-    assert made.result(session, "go") == ["go"]
-    assert environment(made, session) == {"storable": {"went": 1}}
+    bench = make_bench(Catalog(packs))
+    assert "`_lock` can't be stored" in str(initial_problem(packs["guarded"], bench.service.sessions.catalog))
+    session = bench.create("storable")
+    assert bench.result(session, "go") == ["go"]
+    assert environment(bench, session) == {"storable": {"went": 1}}
 
 
-def test_a_task_compares_plain_objects(make_bench):
+def test_task_compares_plain_objects(make_bench):
     files = Toolpack.from_class("files", foreign.FileSystem)
     files.add_task(Task("make", "Make a folder.", solution=[("mkdir", {"dir_name": "new"})]))
-    made = make_bench(Catalog({"files": files}))
+    bench = make_bench(Catalog({"files": files}))
     for name, reward in (("new", 1), ("other", 0)):
-        session = made.rpc("create_session", task="files/make")["session_id"]
-        made.result(session, "mkdir", dir_name=name)
-        assert made.rpc("evaluate_session", session_id=session)["reward"] == reward
+        session = bench.rpc("create_session", task="files/make")["session_id"]
+        bench.result(session, "mkdir", dir_name=name)
+        assert bench.rpc("evaluate_session", session_id=session)["reward"] == reward
 
 
-def test_an_evaluator_gets_the_instance():
+def test_evaluator_gets_the_instance():
     seen = []
 
     def evaluate(rollout):
@@ -337,11 +337,11 @@ def test_an_evaluator_gets_the_instance():
 
     files = Toolpack.from_class("files", foreign.FileSystem)
     files.add_task(Task("make", "Make a folder.", evaluate=evaluate))
-    made = serving.Bench(Catalog({"files": files}))
-    session = made.rpc("create_session", task="files/make")["session_id"]
-    made.result(session, "mkdir", dir_name="a")
-    assert made.rpc("evaluate_session", session_id=session)["reward"] == 1
-    made.close()
+    bench = serving.Bench(Catalog({"files": files}))
+    session = bench.rpc("create_session", task="files/make")["session_id"]
+    bench.result(session, "mkdir", dir_name="a")
+    assert bench.rpc("evaluate_session", session_id=session)["reward"] == 1
+    bench.close()
     assert [[*files.root.contents] for files in seen[0]] == [[], ["a"], [], ["b"]]
 
 
@@ -413,18 +413,18 @@ class Odd:
         (lambda: Toolpack.from_classes("p", {"a": foreign.MailBox}, exclude=["b.ls"]), "exclude names 'b.ls'"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_remedy(make, says):
+def test_unusable_class_is_rejected_with_the_remedy(make, says):
     with pytest.raises(RegistrationError) as refused:
         make()
     assert says in str(refused.value)
-    assert str(refused.value).count(".py:") <= 2, "the place is said once, and that of the method"
+    assert str(refused.value).count(".py:") <= 2, "the location of the class and of the method, each once"
 
 
-def test_a_world_that_cannot_be_kept_or_shown_is_refused_with_its_path():
-    made = {
+def test_unstorable_environment_is_rejected_with_its_path():
+    packs = {
         "p": Toolpack.from_class("p", Holds),
         "q": Toolpack.from_class("q", KeyedByObjects, state_types=[foreign.Person]),
     }
-    catalog = Catalog(made)
-    assert "`now['callback']` can't be stored" in str(initial_problem(made["p"], catalog))
-    assert "/fields has a key of type Person, which has no JSON form" in str(initial_problem(made["q"], catalog))
+    catalog = Catalog(packs)
+    assert "`now['callback']` can't be stored" in str(initial_problem(packs["p"], catalog))
+    assert "/fields has a key of type Person, which has no JSON form" in str(initial_problem(packs["q"], catalog))

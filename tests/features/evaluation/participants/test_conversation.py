@@ -1,4 +1,6 @@
-"""Participants say things to each other, and wait for what others say: in order, on the path, and nobody else's."""
+"""Messages between participants: they are ordered, belong to the path, reach only their recipients, and can be waited
+for.
+"""
 
 import asyncio
 import json
@@ -47,17 +49,17 @@ def waits(bench):
 
 
 def waiting(played, name, **params):
-    """Begin to listen, and get the future of the answer once it waits."""
+    """Begin to listen. Return the future of the answer once the request waits."""
     count = len(waits(played.bench))
     later = played.bench.later("listen", agent_key=played.key(name), wait_seconds=30, **params)
     wait_until(lambda: len(waits(played.bench)) > count, "the wait")
     return later
 
 
-# What is heard
+# Messages
 
 
-def test_each_hears_what_it_has_said_and_was_told_and_no_more(bench):
+def test_participant_sees_only_messages_from_and_to_it(bench):
     played = play(bench, THREE)
     assert played.send("buyer", "say", text="5?", to="seller") is True
     assert played.send("agent", "say", text="Hello.") is True
@@ -79,7 +81,7 @@ def test_each_hears_what_it_has_said_and_was_told_and_no_more(bench):
     ]
 
 
-def test_what_was_said_is_said_once(bench):
+def test_repeated_call_id_sends_a_message_once(bench):
     played = play(bench, THREE)
     for _ in range(2):
         assert played.send("buyer", "say", text="5?", call_id="x") is True
@@ -91,7 +93,7 @@ def test_what_was_said_is_said_once(bench):
     assert [each.get("call_id") for each in played.trace()] == ["buyer/x", "seller/x"]
 
 
-def test_what_cannot_be_said_or_heard(market):
+def test_invalid_messages_and_listen_requests_are_rejected(market):
     def detail(error):
         return error.data["detail"]
 
@@ -103,11 +105,11 @@ def test_what_cannot_be_said_or_heard(market):
         assert detail(refused(-32602, market.rpc, "say", agent_key=agent_key, text="Hi.")) == nobody
         assert detail(refused(-32602, market.rpc, "listen", agent_key=agent_key)) == nobody
     for to in ("x", "agent", "client"):
-        told = detail(refused(-32602, played.send, "agent", "say", text="Hi.", to=to))
-        assert told == f"There is no other participant {to!r}: choose from buyer, seller."
+        error = detail(refused(-32602, played.send, "agent", "say", text="Hi.", to=to))
+        assert error == f"There is no other participant {to!r}: choose from buyer, seller."
     played.send("agent", "say", text="Hi.")
-    told = detail(refused(-32602, listen, played, "buyer", after=7))
-    assert told == (
+    error = detail(refused(-32602, listen, played, "buyer", after=7))
+    assert error == (
         "There is no message 7: the number of your messages is 1. "
         "If the session was reset, listen again with after = -1."
     )
@@ -117,28 +119,28 @@ def test_what_cannot_be_said_or_heard(market):
     long = "x" * (market.settings.max_record_bytes + 1)
     assert "TOOLPACK_MAX_RESULT_BYTES" in refused(-32007, played.send, "buyer", "say", text=long).message
     played.send("buyer", "submit_answer", answer="sold")
-    told = refused(-32014, played.send, "seller", "say", text="Wait!").message
-    assert told == "The answer has been submitted, so no further message is accepted."
+    error = refused(-32014, played.send, "seller", "say", text="Wait!").message
+    assert error == "The answer has been submitted, so no further message is accepted."
     assert listen(played, "seller", after=0, wait_seconds=30) == {"messages": [], "done": True}
 
 
-def test_a_long_conversation_is_heard_in_pieces(make_bench):
+def test_long_conversation_is_returned_in_pieces(make_bench):
     bench = make_bench(CATALOG, max_list_bytes=1024)
     played = play(bench, THREE)
     for number in range(6):
         played.send("buyer", "say", text=f"{number}" * 400)
     played.send("buyer", "say", text="long " * 500)
     played.send("buyer", "submit_answer")
-    found, done, answers = [], False, 0
+    messages, done, answers = [], False, 0
     while not done:
-        told = listen(played, "seller", after=len(found) - 1, wait_seconds=30)
-        found, done, answers = found + told["messages"], told["done"], answers + 1
-    assert [each["index"] for each in found] == list(range(7))
-    assert found[-1]["content"] == "long " * 500
+        answer = listen(played, "seller", after=len(messages) - 1, wait_seconds=30)
+        messages, done, answers = messages + answer["messages"], answer["done"], answers + 1
+    assert [each["index"] for each in messages] == list(range(7))
+    assert messages[-1]["content"] == "long " * 500
     assert answers > 3
 
 
-def test_a_conversation_belongs_to_the_path(bench):
+def test_conversation_belongs_to_the_path(bench):
     played = play(bench, THREE)
     played.send("buyer", "say", text="one")
     played.call("buyer", "bid", amount=1)
@@ -161,7 +163,7 @@ def test_a_conversation_belongs_to_the_path(bench):
     assert heard(grandchild, "seller", after=2) == ["last"]
 
 
-def test_a_conversation_comes_with_bundles_and_replays(bench):
+def test_bundles_and_replays_include_the_conversation(bench):
     played = play(bench, THREE)
     played.send("buyer", "say", text="5?", to="seller", call_id="x")
     played.call("seller", "bid", amount=5)
@@ -182,14 +184,14 @@ def test_a_conversation_comes_with_bundles_and_replays(bench):
 # Waiting
 
 
-def test_who_waits_hears_what_is_said_to_it(bench):
+def test_waiting_participant_gets_messages_sent_to_it(bench):
     played = play(bench, THREE)
     seller, agent = waiting(played, "seller"), waiting(played, "agent")
     played.send("buyer", "say", text="5?", to="seller")
     assert [each["content"] for each in seller.result(serving.PATIENCE)["messages"]] == ["5?"]
     assert not agent.done()
     buyer = waiting(played, "buyer", after=0)
-    played.send("buyer", "say", text="Well?", to="seller")  # which is its own
+    played.send("buyer", "say", text="Well?", to="seller")  # its own message
     played.call("seller", "bid", amount=1)
     assert not buyer.done()
     played.send("seller", "say", text="No.")
@@ -198,22 +200,22 @@ def test_who_waits_hears_what_is_said_to_it(bench):
     assert not len(waits(bench))
 
 
-def test_a_wait_ends_with_its_time_and_tells_what_is_its_own(market):
+def test_wait_times_out_and_returns_the_callers_own_messages(market):
     played = play(market, THREE)
     played.send("buyer", "say", text="5?")
-    told = listen(played, "buyer", wait_seconds=0.01)
-    assert [each["content"] for each in told["messages"]] == ["5?"]
+    answer = listen(played, "buyer", wait_seconds=0.01)
+    assert [each["content"] for each in answer["messages"]] == ["5?"]
     assert listen(played, "buyer", after=0, wait_seconds=0.01) == {"messages": [], "done": False}
 
 
-def test_the_answer_ends_all_waits(market):
+def test_submitted_answer_ends_all_waits(market):
     played = play(market, THREE)
-    found = [waiting(played, name) for name in ("agent", "seller")]
+    waits_of_both = [waiting(played, name) for name in ("agent", "seller")]
     played.send("buyer", "submit_answer", answer="sold")
-    assert [each.result(serving.PATIENCE) for each in found] == [{"messages": [], "done": True}] * 2
+    assert [each.result(serving.PATIENCE) for each in waits_of_both] == [{"messages": [], "done": True}] * 2
 
 
-def test_a_second_listen_answers_the_first(market):
+def test_second_listen_ends_the_first(market):
     played = play(market, THREE)
     first = waiting(played, "agent")
     second = market.later("listen", agent_key=played.key("agent"), wait_seconds=30)
@@ -222,7 +224,7 @@ def test_a_second_listen_answers_the_first(market):
     assert len(second.result(serving.PATIENCE)["messages"]) == 1
 
 
-def test_a_reset_is_told_to_who_waits_for_what_it_has_undone(market):
+def test_reset_ends_a_wait_for_an_undone_message_with_an_error(market):
     played = play(market, THREE)
     played.call("buyer", "bid", amount=1)
     played.send("buyer", "say", text="5?")
@@ -235,7 +237,7 @@ def test_a_reset_is_told_to_who_waits_for_what_it_has_undone(market):
 
 
 @pytest.mark.parametrize("labels", [None, {"run": "closed"}])
-def test_whoever_waits_is_told_that_the_session_was_closed(market, labels):
+def test_closed_session_ends_waits_with_an_error(market, labels):
     played = play(market, THREE, labels=labels or {})
     later = waiting(played, "agent")
     if labels:
@@ -246,17 +248,17 @@ def test_whoever_waits_is_told_that_the_session_was_closed(market, labels):
     refused(-32001, listen, played, "agent")
 
 
-def test_whoever_waits_is_told_that_the_session_has_expired(make_bench):
+def test_expired_session_ends_waits_with_an_error(make_bench):
     bench = make_bench(CATALOG)
     played = play(bench, THREE)
     later = waiting(played, "agent")
     with bench.sweeping():
-        # Again and again: its first look may still renew the session.
+        # Repeated, because the first check of the wait may still renew the session.
         wait_until(lambda: bench.store.renew(played.id, 1.0) or later.done(), "the answer")
         refused(-32001, later.result, serving.PATIENCE)
 
 
-def test_who_listens_keeps_the_session_alive(make_bench, monkeypatch):
+def test_listening_keeps_the_session_alive(make_bench, monkeypatch):
     monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.01)
     bench = make_bench(CATALOG)
     played = play(bench, THREE, ttl_seconds=0.3)
@@ -269,20 +271,20 @@ def test_who_listens_keeps_the_session_alive(make_bench, monkeypatch):
         assert [each["content"] for each in later.result(serving.PATIENCE)["messages"]] == ["5?"]
 
 
-def test_waits_end_when_a_stop_begins(make_bench):
+def test_shutdown_ends_waits(make_bench):
     bench = make_bench(CATALOG)
     played = play(bench, THREE)
     later = waiting(played, "agent")
     bench._loop.call_soon_threadsafe(bench.sessions.begin_draining)
     assert later.result(serving.PATIENCE) == {"messages": [], "done": False}
     with waits(bench).waiter(played.id, "agent") as wait:
-        assert wait.is_over, "it is answered at once"
+        assert wait.is_over, "the wait must end at once"
     assert listen(played, "agent", wait_seconds=30) == {"messages": [], "done": False}
     played.send("buyer", "say", text="5?")
     assert heard(played, "agent", wait_seconds=30) == ["5?"]
 
 
-def test_a_client_that_has_left_waits_no_more(market):
+def test_disconnected_client_ends_its_wait(market):
     played = play(market, THREE)
     gone = threading.Event()
 
@@ -303,7 +305,7 @@ def test_a_client_that_has_left_waits_no_more(market):
     wait_until(lambda: not len(waits(market)), "the end of the wait")
 
 
-def test_a_thousand_waits_take_no_threads(make_bench):
+def test_thousand_waits_use_no_threads(make_bench):
     bench = make_bench(CATALOG)
     everybody = {f"p{number}": {} for number in range(15)}
     first = play(bench, everybody)
@@ -325,7 +327,7 @@ def test_a_thousand_waits_take_no_threads(make_bench):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis", pytest.param("postgres", marks=pytest.mark.heavy)])
-def test_workers_that_share_a_store_hear_each_other(store_url, kind):
+def test_workers_that_share_a_store_deliver_each_others_messages(store_url, kind):
     url = store_url(kind)
     stores = [open_store(url, exclusive=False) for _ in range(2)]
     with Bench(CATALOG, stores[0]) as one, Bench(CATALOG, stores[1]) as other:
@@ -346,15 +348,15 @@ def test_workers_that_share_a_store_hear_each_other(store_url, kind):
         store.close()
 
 
-def test_waits_of_one_session_are_forgotten_one_by_one():
+def test_waiters_are_removed_one_by_one():
     async def play_waits():
-        made = MessageWaiters()
-        with made.waiter("s", "a") as first:
-            with made.waiter("s", "a") as second:
-                assert (first.is_over, second.is_over, len(made)) == (True, False, 1)
-            with made.waiter("s", "b"), made.waiter("t", "a"):
-                assert len(made) == 2
-        assert len(made) == 0
+        waiters = MessageWaiters()
+        with waiters.waiter("s", "a") as first:
+            with waiters.waiter("s", "a") as second:
+                assert (first.is_over, second.is_over, len(waiters)) == (True, False, 1)
+            with waiters.waiter("s", "b"), waiters.waiter("t", "a"):
+                assert len(waiters) == 2
+        assert len(waiters) == 0
 
     asyncio.run(play_waits())
 
@@ -362,7 +364,7 @@ def test_waits_of_one_session_are_forgotten_one_by_one():
 # Evaluators
 
 
-def test_an_evaluator_sees_who_has_said_what_to_whom(market, monkeypatch):
+def test_evaluator_sees_sender_and_recipient_of_messages(market, monkeypatch):
     seen = []
     task = CATALOG.toolpacks["market"].task_list.all()["sale"]
     monkeypatch.setattr(type(task), "__setattr__", object.__setattr__)
@@ -383,7 +385,7 @@ def test_an_evaluator_sees_who_has_said_what_to_whom(market, monkeypatch):
 
 
 def mcp(played, who, method, **params):
-    """Send a message of MCP to a participant's address, and get its result."""
+    """Send an MCP request to a participant's address, and return its result."""
     bench, mcp = played.bench, played.bench.service.feature(Mcp)
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
 
@@ -396,11 +398,11 @@ def mcp(played, who, method, **params):
 
 def tool(played, name, tool_name, call_id=None, **arguments):
     meta = {} if call_id is None else {"_meta": {CALL_ID_KEY: call_id}}
-    found = mcp(played, name, "tools/call", name=tool_name, arguments=arguments, **meta)
-    return found.get("structuredContent", found["content"][0]["text"]), found["isError"]
+    result = mcp(played, name, "tools/call", name=tool_name, arguments=arguments, **meta)
+    return result.get("structuredContent", result["content"][0]["text"]), result["isError"]
 
 
-def test_participants_that_speak_mcp_talk_with_tools(market):
+def test_mcp_participants_talk_with_tools(market):
     played = play(market, {"buyer": {"functions": ["look"]}, "seller": {}})
     assert [each["name"] for each in mcp(played, "buyer", "tools/list")["tools"]] == ["look", "say", "listen"]
     for _ in range(2):
@@ -424,7 +426,7 @@ def test_participants_that_speak_mcp_talk_with_tools(market):
     assert "say" not in [each["name"] for each in mcp(alone, "agent", "tools/list")["tools"]]
 
 
-def test_a_function_of_the_name_of_a_tool_is_meant(make_bench):
+def test_function_takes_precedence_over_a_tool_of_its_name(make_bench):
     pack = Toolpack("loud")
 
     @pack.function(read_only=True)
@@ -438,7 +440,7 @@ def test_a_function_of_the_name_of_a_tool_is_meant(make_bench):
     assert played.send("buyer", "say", text="5?") is True
 
 
-def test_the_client_waits_longer_for_what_waits_and_says_nothing_twice():
+def test_client_extends_its_timeout_and_repeats_with_a_call_id():
     requests = []
 
     def answer(request):
@@ -462,19 +464,19 @@ def test_the_client_waits_longer_for_what_waits_and_says_nothing_twice():
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_server_that_is_stopped_answers_those_that_wait(tmp_path, workers):
+def test_stopped_server_answers_waiting_clients(tmp_path, workers):
     with server_process.served(tmp_path, "--workers", workers, drain_seconds="3600") as server:
         session = server.rpc("create_session", toolpacks=["ledger"], participants=THREE)
         paths = {name: each["agent_path"] for name, each in session.get("participants").items()}
-        told = []
+        statuses = []
 
         def wait():
             body = {"jsonrpc": "2.0", "id": 1, "method": "listen", "params": {}}
-            with httpx.Client(timeout=25) as client:  # it would wait for longer
+            with httpx.Client(timeout=25) as client:  # The server would wait longer.
                 client.post(server.url + paths["agent"], json=body)
                 begun.set()
                 body["params"] = {"wait_seconds": 30}
-                told.append(client.post(server.url + paths["agent"], json=body).status_code)
+                statuses.append(client.post(server.url + paths["agent"], json=body).status_code)
 
         begun, thread = threading.Event(), threading.Thread(target=wait)
         thread.start()
@@ -482,4 +484,4 @@ def test_a_server_that_is_stopped_answers_those_that_wait(tmp_path, workers):
         server.process.terminate()
         assert server.process.wait(serving.PATIENCE) == 0
         thread.join(serving.PATIENCE)
-        assert told in ([200], [503])  # or it came just after the stop had begun
+        assert statuses in ([200], [503])  # or the request came just after the stop began

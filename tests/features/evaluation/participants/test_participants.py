@@ -1,4 +1,6 @@
-"""Several participants in one session: each has an address, rights and counts of its own, and nothing of the others."""
+"""Several participants in one session: each has its own address, permissions and counts, and sees nothing of the
+others.
+"""
 
 import asyncio
 import json
@@ -35,8 +37,8 @@ def bench(request, store_url, make_bench):
 
 
 def other_bundle(bundle, change, key=KEY):
-    """Write a bundle anew, sealed with the same key, whose lines were changed."""
-    import base64  # noqa: PLC0415 - nobody else needs it
+    """Rewrite a bundle with changed lines, and seal it with the same key."""
+    import base64  # noqa: PLC0415 - only this function needs it
 
     keyed = KeyedHash(key, "bundle")
     raw = unpack(compressed_part(base64.b64decode(bundle), keyed), 10**8, 10**8, lambda _size: None, blobs=True)
@@ -46,10 +48,10 @@ def other_bundle(bundle, change, key=KEY):
     return base64.b64encode(written).decode()
 
 
-# Rights
+# Permissions
 
 
-def test_each_participant_has_an_address_of_its_own(bench):
+def test_each_participant_has_its_own_address(bench):
     played = play(bench)
     paths = played.session.get("participants")
     assert [*paths] == ["agent", "buyer", "seller"]
@@ -58,8 +60,8 @@ def test_each_participant_has_an_address_of_its_own(bench):
     assert played.session.get("participants") == bench.rpc("get_session", session_id=played.id).get("participants")
     (listed,) = bench.rpc("list_sessions")
     assert listed.get("participants") == paths
-    told = {name: played.send(name, "get_task") for name in paths}
-    assert told["buyer"] == {
+    tasks = {name: played.send(name, "get_task") for name in paths}
+    assert tasks["buyer"] == {
         "prompt": "Buy for 5.",
         "max_calls": 3,
         "calls": 0,
@@ -67,8 +69,8 @@ def test_each_participant_has_an_address_of_its_own(bench):
         "name": "buyer",
         "others": ["agent", "seller"],
     }
-    assert "prompt" not in told["seller"]
-    assert told["agent"]["others"] == ["buyer", "seller"]
+    assert "prompt" not in tasks["seller"]
+    assert tasks["agent"]["others"] == ["buyer", "seller"]
     functions = {name: [each["name"] for each in played.send(name, "list_functions")["result"]] for name in paths}
     assert functions == {
         "agent": ["look", "bid", "look_behind"],
@@ -83,7 +85,7 @@ def test_each_participant_has_an_address_of_its_own(bench):
     assert played.trace()[-1]["by"] == "client"
 
 
-def test_a_participant_is_told_nothing_of_the_functions_of_others(market):
+def test_participant_learns_nothing_of_other_functions(market):
     played = play(market, {"x": {"functions": ["look"]}, "y": {"functions": []}})
     hidden = played.call("x", "look_behind")["error"]
     assert hidden == "ToolNotFoundError: The requested function `look_behind` is not available."
@@ -95,23 +97,23 @@ def test_a_participant_is_told_nothing_of_the_functions_of_others(market):
     assert "look_behind` is not available" in played.call("x", "look", amount=nested)["error"]
 
 
-def test_what_is_given_lies_over_the_task(market):
+def test_request_overrides_the_participants_of_a_task(market):
     played = play(market, {}, task="market/sale")
-    told = {name: played.send(name, "get_task") for name in ("agent", "buyer")}
-    assert (told["agent"]["prompt"], told["agent"].get("max_calls")) == ("Sell it.", 4)
-    assert (told["buyer"]["prompt"], told["buyer"].get("max_calls")) == ("Buy it.", 1)
-    given = {"agent": {"max_calls": 2}, "buyer": {"prompt": "Pay 4.", "functions": None}, "judge": {}}
-    played = play(market, given, task="market/sale")
-    told = {name: played.send(name, "get_task") for name in ("agent", "buyer", "judge")}
-    assert (told["agent"]["prompt"], told["agent"].get("max_calls")) == ("Sell it.", 2)
-    assert (told["buyer"]["prompt"], told["buyer"].get("max_calls")) == ("Pay 4.", 1)
+    tasks = {name: played.send(name, "get_task") for name in ("agent", "buyer")}
+    assert (tasks["agent"]["prompt"], tasks["agent"].get("max_calls")) == ("Sell it.", 4)
+    assert (tasks["buyer"]["prompt"], tasks["buyer"].get("max_calls")) == ("Buy it.", 1)
+    overrides = {"agent": {"max_calls": 2}, "buyer": {"prompt": "Pay 4.", "functions": None}, "judge": {}}
+    played = play(market, overrides, task="market/sale")
+    tasks = {name: played.send(name, "get_task") for name in ("agent", "buyer", "judge")}
+    assert (tasks["agent"]["prompt"], tasks["agent"].get("max_calls")) == ("Sell it.", 2)
+    assert (tasks["buyer"]["prompt"], tasks["buyer"].get("max_calls")) == ("Pay 4.", 1)
     assert len(played.send("buyer", "list_functions")["result"]) == 3
     assert [each["name"] for each in played.send("agent", "list_functions")["result"]] == ["look"]
     shown = market.rpc("get_task", task="market/sale").get("participants")
     assert shown == {"buyer": {"functions": ["bid"], "prompt": "Buy it.", "max_calls": 1}}
 
 
-def test_edited_code_changes_no_rights_of_a_session_that_has_begun(make_bench):
+def test_edited_task_does_not_change_an_existing_session(make_bench):
     edited: Any = Toolpack("market", Market)
     edited.function(look)
     edited.add_task(Task("sale", "Sell it.", sold, participants={"buyer": {"max_calls": 1}}))
@@ -119,8 +121,8 @@ def test_edited_code_changes_no_rights_of_a_session_that_has_begun(make_bench):
     played = play(bench, {}, task="market/sale")
     loaded = edited.task_list.all()
     loaded["sale"] = Task("sale", "Wait.", sold, max_calls=0, participants={"buyer": {"max_calls": 9}})
-    told = {name: played.send(name, "get_task") for name in ("agent", "buyer")}
-    assert (told["agent"]["prompt"], told["agent"].get("max_calls"), told["buyer"].get("max_calls")) == (
+    tasks = {name: played.send(name, "get_task") for name in ("agent", "buyer")}
+    assert (tasks["agent"]["prompt"], tasks["agent"].get("max_calls"), tasks["buyer"].get("max_calls")) == (
         "Sell it.",
         None,
         1,
@@ -152,7 +154,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("participants", "problem"), WRONG, ids=range(len(WRONG)))
-def test_wrong_participants_are_refused_with_the_same_sentence_by_sessions_and_tasks(market, participants, problem):
+def test_invalid_participants_are_rejected_by_sessions_and_tasks(market, participants, problem):
     count = len(market.rpc("list_sessions"))
     said = refused(-32602, market.rpc, "create_session", participants=participants).data["detail"]
     assert said.startswith(problem)
@@ -162,17 +164,17 @@ def test_wrong_participants_are_refused_with_the_same_sentence_by_sessions_and_t
     assert len(market.rpc("list_sessions")) == count
 
 
-def test_functions_that_the_session_does_not_have_are_refused(market):
+def test_unknown_functions_of_participants_are_rejected(market):
     def said(functions):
-        given = {"x": {"functions": functions}}
-        return refused(-32602, market.rpc, "create_session", participants=given).data["detail"]
+        participants = {"x": {"functions": functions}}
+        return refused(-32602, market.rpc, "create_session", participants=participants).data["detail"]
 
     assert said(["lok"]) == "Participant 'x': the session has no function 'lok'. Did you mean look?"
     assert said(["look", "zzz"]) == "Participant 'x': the session has no function 'zzz'."
     play(market, {"x": {"functions": ["market.look"]}})
 
 
-def test_sixteen_participants_can_take_part(market):
+def test_sixteen_participants_are_allowed(market):
     played = play(market, {f"p{number}": {} for number in range(15)})
     assert [played.call(name, "look")["result"] for name in played.session.get("participants")] == [9] * 16
 
@@ -180,7 +182,7 @@ def test_sixteen_participants_can_take_part(market):
 # One participant against another
 
 
-def test_a_key_opens_its_own_address_and_cant_be_made_from_others(market):
+def test_key_opens_only_its_own_address_and_cannot_be_forged(market):
     played, other = play(market), play(market)
     keys = {name: played.key(name) for name in played.session.get("participants")}
     buyer, seller, stranger = keys["buyer"], keys["seller"], other.key("buyer")
@@ -199,7 +201,7 @@ def test_a_key_opens_its_own_address_and_cant_be_made_from_others(market):
     assert played.send("buyer", "get_task")["name"] == "buyer"
 
 
-def test_keys_end_with_their_session_and_forks_have_others(market):
+def test_keys_end_with_their_session_and_forks_get_new_ones(market):
     played = play(market)
     (fork,) = (Played(market, each) for each in market.rpc("fork_session", session_id=played.id))
     assert not {*map(played.key, PARTICIPANTS)} & {*map(fork.key, PARTICIPANTS)}
@@ -211,15 +213,15 @@ def test_keys_end_with_their_session_and_forks_have_others(market):
     assert fork.call("buyer", "look")["result"] == 9
 
 
-def test_call_ids_are_each_participants_own(market):
+def test_call_ids_are_separate_for_each_participant(market):
     played = play(market)
     assert played.call("buyer", "bid", "x", amount=1)["result"] == [1]
     assert played.call("seller", "bid", "x", amount=2)["result"] == [1, 2]
     assert played.call("buyer", "bid", "seller/x", amount=3)["result"] == [1, 2, 3]
     for call_id in ("x", "buyer/x", "agent:buyer/x"):
         call = {"call_id": call_id}
-        found = market.rpc("run_function", session_id=played.id, function="look", **call)
-        assert found == {"result": 9, "error": None}
+        answer = market.rpc("run_function", session_id=played.id, function="look", **call)
+        assert answer == {"result": 9, "error": None}
     assert played.call("buyer", "bid", "x", amount=1)["result"] == [1]
     assert played.call("buyer", "bid", "seller/x", amount=3)["result"] == [1, 2, 3]
     refused(-32009, played.call, "seller", "bid", "x", amount=1)
@@ -229,7 +231,7 @@ def test_call_ids_are_each_participants_own(market):
     assert market.version(played.id) == 3
 
 
-def test_methods_of_the_client_are_at_no_participants_address(market):
+def test_client_methods_are_not_at_a_participants_address(market):
     played = play(market)
     for method in ("get_trace", "fork_session", "reset_session", "get_environment", "close_session", "get_session"):
         refused(-32601, played.send, "seller", method)
@@ -238,7 +240,7 @@ def test_methods_of_the_client_are_at_no_participants_address(market):
 # Counts and the answer
 
 
-def test_calls_are_counted_for_each_participant(bench):
+def test_calls_are_counted_per_participant(bench):
     played = play(bench)
     played.call("buyer", "look", "first")
     played.call("buyer", "look", "first")
@@ -277,7 +279,7 @@ def test_counts_belong_to_the_path(market):
     assert third.send("buyer", "get_task")["prompt"] == "Buy for 5."
 
 
-def test_there_is_one_answer_for_all_and_only_who_may_submits_it(bench):
+def test_one_answer_ends_the_session_for_all_participants(bench):
     played = play(bench)
     played.call("agent", "bid", amount=1)
     problem = "You can't submit the answer of this session: another participant does that."
@@ -301,7 +303,7 @@ def test_there_is_one_answer_for_all_and_only_who_may_submits_it(bench):
 # Bundles and replays
 
 
-def test_rights_counts_and_records_come_with_a_bundle_and_a_replay(bench):
+def test_bundle_and_replay_keep_permissions_counts_and_records(bench):
     played = play(bench)
     played.call("buyer", "bid", "x", amount=1)
     played.call("seller", "look")
@@ -383,7 +385,7 @@ WHOLE = {"functions": None, "max_calls": None, "prompt": None, "answers": True}
     ],
     ids=range(13),
 )
-def test_a_bundle_is_checked_again_whoever_has_sealed_it(market, change, problem):
+def test_bundle_is_validated_even_if_sealed_with_our_key(market, change, problem):
     played = play(market)
     played.call("buyer", "bid", "x", amount=1)
     played.call("seller", "look")
@@ -393,7 +395,7 @@ def test_a_bundle_is_checked_again_whoever_has_sealed_it(market, change, problem
     assert len(market.rpc("list_sessions")) == count
 
 
-def test_a_bundle_of_a_fork_is_checked_too(market):
+def test_bundle_of_a_fork_is_validated_too(market):
     played = play(market)
     played.call("buyer", "bid", amount=1)
     (fork,) = (Played(market, each) for each in market.rpc("fork_session", session_id=played.id))
@@ -403,14 +405,14 @@ def test_a_bundle_of_a_fork_is_checked_too(market):
     refused(-32602, market.rpc, "import_bundle", bundle=wrong)
 
 
-def test_a_bundle_whose_rights_were_changed_afterwards_is_refused(market):
+def test_bundle_with_altered_permissions_is_rejected(market):
     bundle = other_bundle(play(market).bundle(), _rights(buyer=WHOLE), key=KEY)
     assert Played(market, market.rpc("import_bundle", bundle=bundle)).send("buyer", "get_task").get("max_calls") is None
     with Bench(CATALOG, key=b"another key, of another server!!") as other:
         refused(-32012, other.rpc, "import_bundle", bundle=bundle)
 
 
-def test_a_replay_of_a_strangers_bundle_gives_nobody_rights(market):
+def test_replayed_bundle_cannot_add_permissions(market):
     played = play(market)
     played.call("buyer", "bid", amount=1)
     stranger = other_bundle(played.bundle(), _first_record(shown={"by": "thief"}))
@@ -424,11 +426,12 @@ def test_a_replay_of_a_strangers_bundle_gives_nobody_rights(market):
 # Sessions without participants
 
 
-def test_a_session_without_participants_is_stored_as_ever(make_bench):
+def test_storage_is_unchanged_without_participants(make_bench):
     bench = make_bench(load_catalog((PACKS,), ("chores", "ledger")))
     assert "toolpacks.chores" in sys.modules
     session = bench.rpc("create_session", task="chores/dishes", call_id="mine")
-    assert "participants" not in bench.service.context.session_request().model_dump()  # from which the id follows
+    # The id is derived from this request.
+    assert "participants" not in bench.service.context.session_request().model_dump()
     assert session.get("participants") is None
     key = session["agent_path"].removeprefix("/agents/")
     bench.rpc("run_function", agent_key=key, function="do", kwargs={"chore": "dishes"}, call_id="x")
@@ -451,7 +454,7 @@ def test_a_session_without_participants_is_stored_as_ever(make_bench):
 # Tasks
 
 
-def test_the_solution_says_who_makes_each_call(market):
+def test_solution_names_the_participant_of_each_call(market):
     session_id = play(market, {}, task="market/sale").id
     assert market.rpc("get_solution", session_id=session_id)["calls"] == [
         {"function": "look", "kwargs": {}, "by": "agent"},
@@ -459,7 +462,7 @@ def test_the_solution_says_who_makes_each_call(market):
     ]
 
 
-def test_a_task_whose_solution_has_the_call_of_a_stranger_is_refused():
+def test_solution_with_an_unknown_participant_is_rejected():
     with pytest.raises(RegistrationError) as error:
         Task("wrong", "Do it.", participants={"buyer": {}}, solution=[("bid", {"amount": 5}, "byer")])
     assert str(error.value) == (
@@ -468,7 +471,7 @@ def test_a_task_whose_solution_has_the_call_of_a_stranger_is_refused():
     )
 
 
-def test_an_evaluator_sees_who_has_called(market):
+def test_evaluator_sees_the_participant_of_each_call(market):
     played = play(market, {}, task="market/sale")
     played.call("buyer", "bid", amount=5)
     assert market.rpc("evaluate_session", session_id=played.id)["passed"] is True
@@ -479,7 +482,7 @@ def test_an_evaluator_sees_who_has_called(market):
 
 
 def checked(task):
-    """What `check --tasks` says of a task."""
+    """Return the result of `check --tasks` for a task."""
     pack: Any = Toolpack("market", Market)
     for function in (look, bid, look_behind):
         pack.function(function)
@@ -487,35 +490,35 @@ def checked(task):
     return asyncio.run(check_tasks(memory_settings((), None), Catalog({"market": pack})))
 
 
-def test_check_runs_a_solution_with_the_rights_of_each():
+def test_check_runs_a_solution_with_the_participants_permissions():
     assert checked(TASK) == (1, [])
-    given: dict[str, Any] = {"participants": {"buyer": {"functions": ["bid"], "max_calls": 1}}}
+    options: dict[str, Any] = {"participants": {"buyer": {"functions": ["bid"], "max_calls": 1}}}
     by_agent = Task(
-        "sale", "Sell it.", sold, solution=[("look", {}), ("bid", {"amount": 5})], functions=["look"], **given
+        "sale", "Sell it.", sold, solution=[("look", {}), ("bid", {"amount": 5})], functions=["look"], **options
     )
     assert "the call of `bid` by agent in its solution fails: ToolNotFoundError" in checked(by_agent)[1][0]
     twice = [("bid", {"amount": 5}, "buyer")] * 2
     problem = "the call of `bid` by buyer in its solution fails: EpisodeOverError: all 1 of your calls are used"
-    assert problem in checked(Task("sale", "Sell it.", sold, solution=twice, **given))[1][0]
+    assert problem in checked(Task("sale", "Sell it.", sold, solution=twice, **options))[1][0]
     misspelt = Task("sale", "Sell it.", sold, solution=twice, participants={"buyer": {"functions": ["bit"]}})
     assert "Participant 'buyer': the session has no function 'bit'. Did you mean bid?" in checked(misspelt)[1][0]
-    made = Task("sale", "Sell it.", sold, solution=lambda _market: [("bid", {"amount": 5}, "byer")], **given)
-    assert "the call of `bid` in its solution is made by 'byer', which isn't a participant" in checked(made)[1][0]
+    computed = Task("sale", "Sell it.", sold, solution=lambda _market: [("bid", {"amount": 5}, "byer")], **options)
+    assert "the call of `bid` in its solution is made by 'byer', which isn't a participant" in checked(computed)[1][0]
 
 
-def test_a_thread_given_up_while_it_reads_makes_no_record_count_wrong(make_bench, monkeypatch):
-    """It reads how far the session was, which by the time that it has read goes on."""
+def test_abandoned_thread_does_not_corrupt_record_counts(make_bench, monkeypatch):
+    """The thread reads the record count of the session, and the session continues before it ends."""
     bench = make_bench(CATALOG, timeout_seconds=0.5)
     played = play(bench, {"buyer": {"answers": True}, "seller": {}})
-    bench.sessions.queues.cache.pop(played.id)  # as after another worker's call
+    bench.sessions.queues.cache.pop(played.id)  # as after a call in another worker
     stored, begun, gate = Episodes.stored, threading.Event(), threading.Event()
 
-    def stored_late(*asked):
-        found = stored(*asked)
+    def stored_late(*arguments):
+        count = stored(*arguments)
         if not begun.is_set():
             begun.set()
             gate.wait(serving.PATIENCE)
-        return found
+        return count
 
     monkeypatch.setattr(Episodes, "stored", stored_late)
     refused(-32010, bench.rpc, "add_message", session_id=played.id, role="user", content="Hello.")

@@ -1,4 +1,4 @@
-"""`toolpack-server evaluate --participant`: what each of several participants has seen."""
+"""`toolpack-server evaluate --participant`: the trajectory that one of several participants saw."""
 
 import json
 
@@ -17,7 +17,7 @@ def endpoint():
 
 
 class Bench:
-    """Sends requests to an endpoint, as a bench does."""
+    """A client that sends requests to an endpoint, with the interface of `serving.Bench`."""
 
     def __init__(self, endpoint):
         self._endpoint = endpoint
@@ -31,16 +31,16 @@ class Bench:
 def played(endpoint, label, participants=PARTICIPANTS):
     bench = Bench(endpoint)
     params = {"task": "market/sale", "labels": {"run": label}, "participants": participants}
-    made = Played(bench, bench.rpc("create_session", **params))
-    made.send("user", "say", text="Sell it.", to="agent")
-    made.send("agent", "say", text="For how much?")
-    made.call("user", "look", "x")
-    made.send("buyer", "say", text="5?", to="agent")
-    made.call("buyer", "bid", amount=5)
-    bench.rpc("add_message", session_id=made.id, role="system", content="note")
-    bench.rpc("run_function", session_id=made.id, function="look")
-    made.send("agent", "submit_answer", answer="sold")
-    return made
+    session = Played(bench, bench.rpc("create_session", **params))
+    session.send("user", "say", text="Sell it.", to="agent")
+    session.send("agent", "say", text="For how much?")
+    session.call("user", "look", "x")
+    session.send("buyer", "say", text="5?", to="agent")
+    session.call("buyer", "bid", amount=5)
+    bench.rpc("add_message", session_id=session.id, role="system", content="note")
+    bench.rpc("run_function", session_id=session.id, function="look")
+    session.send("agent", "submit_answer", answer="sold")
+    return session
 
 
 def evaluated(endpoint, label, tmp_path, *more):
@@ -51,8 +51,8 @@ def evaluated(endpoint, label, tmp_path, *more):
     return [json.loads(line) for line in file.read_text().splitlines()], done
 
 
-def test_a_trajectory_shows_what_a_participant_has_seen(endpoint, tmp_path):
-    made = played(endpoint, "seen")
+def test_trajectory_shows_what_a_participant_saw(endpoint, tmp_path):
+    session = played(endpoint, "seen")
     ((line,), _) = evaluated(endpoint, "seen", tmp_path, "--participant", "user")
     function = {"name": "look", "arguments": "{}"}
     assert line["messages"] == [
@@ -67,7 +67,7 @@ def test_a_trajectory_shows_what_a_participant_has_seen(endpoint, tmp_path):
         {"role": "tool", "tool_call_id": "user/x", "content": "9"},
     ]
     assert [tool["function"]["name"] for tool in line["tools"]] == ["look"]
-    assert (line["session_id"], line["passed"]) == (made.id, True)
+    assert (line["session_id"], line["passed"]) == (session.id, True)
     ((line,), done) = evaluated(endpoint, "seen", tmp_path)
     assert done.exit_code == 0
     assert line["messages"] == [
@@ -80,16 +80,16 @@ def test_a_trajectory_shows_what_a_participant_has_seen(endpoint, tmp_path):
     ]
 
 
-def test_of_two_nobody_needs_a_name(endpoint, tmp_path):
+def test_names_are_omitted_between_two_participants(endpoint, tmp_path):
     bench = Bench(endpoint)
-    made = Played(bench, bench.rpc("create_session", task="market/sale", labels={"run": "two"}))
-    made.send("buyer", "say", text="5?")
-    made.send("agent", "say", text="No.")
+    session = Played(bench, bench.rpc("create_session", task="market/sale", labels={"run": "two"}))
+    session.send("buyer", "say", text="5?")
+    session.send("agent", "say", text="No.")
     ((line,), _) = evaluated(endpoint, "two", tmp_path, "--participant", "buyer")
     assert line["messages"][1:] == [{"role": "assistant", "content": "5?"}, {"role": "user", "content": "No."}]
 
 
-def test_sessions_without_the_participant_have_no_line(endpoint, tmp_path):
+def test_sessions_without_the_participant_are_left_out(endpoint, tmp_path):
     for participants in (PARTICIPANTS, {**PARTICIPANTS, "judge": {}}):
         played(endpoint, "some", participants)
     lines, done = evaluated(endpoint, "some", tmp_path, "--participant", "judge")
@@ -98,7 +98,7 @@ def test_sessions_without_the_participant_have_no_line(endpoint, tmp_path):
     assert done.exit_code == 0
 
 
-def test_a_participant_without_trajectories_is_a_mistake():
+def test_participant_option_requires_trajectories():
     done = invoke("evaluate", "--participant", "user")
     assert done.exit_code == 2
     assert "--participant selects the trajectories to write: give --trajectories, too." in done.stderr

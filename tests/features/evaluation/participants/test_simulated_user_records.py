@@ -1,4 +1,4 @@
-"""What a program that plays a participant records: its model's turns, and a failure, which ends the session for all."""
+"""Records of a program that plays a participant: turns of its model, and a failure, which ends the session for all."""
 
 import pytest
 from market import CATALOG, Played, play
@@ -14,11 +14,11 @@ def bench():
 
 
 def fail(played, **more):
-    given = {"participant": "buyer", "reason": "timeout", "message": "No answer.", **more}
-    return played.bench.rpc("fail_participant", session_id=played.id, **given)
+    params = {"participant": "buyer", "reason": "timeout", "message": "No answer.", **more}
+    return played.bench.rpc("fail_participant", session_id=played.id, **params)
 
 
-def test_a_failure_ends_the_session_for_all_and_is_recorded_once(bench):
+def test_failure_ends_the_session_for_all_and_is_recorded_once(bench):
     played = play(bench, task="market/sale")
     for _ in range(2):
         assert fail(played, call_id="x") is True
@@ -37,7 +37,7 @@ def test_a_failure_ends_the_session_for_all_and_is_recorded_once(bench):
     assert (verdict["valid"], verdict["failure"]) == (False, failure)
 
 
-def test_a_reset_and_a_fork_go_on(bench):
+def test_reset_or_fork_to_before_a_failure_continues(bench):
     played = play(bench)
     played.call("buyer", "bid", amount=1)
     fail(played)
@@ -47,13 +47,13 @@ def test_a_reset_and_a_fork_go_on(bench):
     assert played.call("buyer", "bid", amount=2)["error"] is None
 
 
-def test_nobody_fails_after_the_answer(bench):
+def test_no_failure_is_recorded_after_the_answer(bench):
     played = play(bench)
     played.send("seller", "submit_answer", answer="sold")
     assert refused(-32014, fail, played).message == "The answer has been submitted, so no failure can be recorded."
 
 
-def test_a_turn_ends_nothing_and_goes_with_forks(bench):
+def test_turn_ends_nothing_and_is_inherited_by_forks(bench):
     played = play(bench)
     turn = {"participant": "buyer", "metadata": {"prompt_tokens": 7}, "problem": "It was empty."}
     assert bench.rpc("add_turn", session_id=played.id, **turn) is True
@@ -63,7 +63,7 @@ def test_a_turn_ends_nothing_and_goes_with_forks(bench):
     assert not played.send("buyer", "get_task")["done"]
 
 
-def test_no_participant_records_it_and_nobody_else_s(bench):
+def test_only_the_client_may_record_failures_and_turns(bench):
     played, alone = play(bench), Played(bench, bench.rpc("create_session"))
     for name in ("agent", "buyer"):
         refused(-32601, played.send, name, "fail_participant", participant="buyer", reason="x")

@@ -1,4 +1,4 @@
-"""Perturbations: what agents meet by rules, while the world stays true."""
+"""Perturbations: rules change what an agent sees, and the world stays true."""
 
 import itertools
 import json
@@ -37,8 +37,8 @@ class Agent:
 
     def __init__(self, bench, *rules, session=None, seed="", **more):
         if session is None:
-            given = {"toolpacks": ["shop"], "perturbations": {"rules": [*rules], "seed": seed}} | more
-            session = bench.rpc("create_session", **given)
+            params = {"toolpacks": ["shop"], "perturbations": {"rules": [*rules], "seed": seed}} | more
+            session = bench.rpc("create_session", **params)
         self.bench, self.session, self.id = bench, session, session["session_id"]
         self.key = session["agent_path"].removeprefix("/agents/")
 
@@ -59,7 +59,7 @@ class Agent:
         return self.listed()[0]["description"]
 
     def parameter(self):
-        """Get how the first parameter of the first function is described."""
+        """Return the description of the first parameter of the first function."""
         return self.listed()[0]["parameters"]["properties"]["to"]
 
     def trace(self, **more):
@@ -84,7 +84,7 @@ class Agent:
 
 
 @in_both
-def test_an_error_is_heard_and_the_call_is_not_run(bench):
+def test_error_effect_replaces_the_call(bench):
     agent = Agent(bench, {"functions": "pay", "calls": "1-2", "error": DOWN, "name": "down"})
     assert [agent.heard(**ANN) for _ in range(2)] == [DOWN, DOWN]
     assert agent.paid() == []
@@ -93,21 +93,21 @@ def test_an_error_is_heard_and_the_call_is_not_run(bench):
     first = agent.trace()[0]
     assert (first["error"], first["result"], first.get("failure"), first["version"]) == (DOWN, "", "raised", 0)
     assert agent.perturbed() == [{"rules": ["down"], "run": False, "agent": {}}] * 2 + [None]
-    assert bench.result(agent.id, "pay", to="Bob")["number"] == 2  # a client meets none
+    assert bench.result(agent.id, "pay", to="Bob")["number"] == 2  # Calls of a client aren't perturbed.
     assert agent.session.get("perturbations")["rules"][0]["name"] == "down"
 
 
 @in_both
-def test_a_lost_answer_is_heard_as_an_error_though_the_call_was_run(bench):
+def test_lost_effect_runs_the_call_and_answers_an_error(bench):
     agent = Agent(bench, p.loses_answer(functions="pay"))
     assert agent.heard(**ANN, _call={"call_id": "one"}) == LATE
     assert agent.paid() == [ANN]
-    assert agent.heard(**ANN, _call={"call_id": "one"}) == LATE  # the repeat of a call_id
+    assert agent.heard(**ANN, _call={"call_id": "one"}) == LATE  # a repeated call_id
     assert agent.paid() == [ANN]
     (record,) = agent.trace()
     assert (record["error"], record["result"]["number"], record["version"]) == (None, 1, 1)
     assert record["perturbed"] == {"rules": ["0"], "run": True, "agent": {"error": LATE, "result": ""}}
-    # A call that has failed by itself stays as it is.
+    # A call that fails by itself isn't changed.
     assert agent.heard(to="Ann", amount=-1) == "ValueError: nobody pays less than nothing"
     assert agent.perturbed()[1] is None
 
@@ -198,7 +198,7 @@ def test_a_phantom_call_keeps_the_digest_of_a_seeded_session(make_bench):
         ({"null": 1.0}, {"number": None, "note": None, "ok": None, "fee": None}),
     ],
 )
-def test_a_result_is_heard_otherwise(bench, effect, makes):
+def test_effect_changes_the_result_that_the_agent_sees(bench, effect, makes):
     agent = Agent(bench, {"functions": "pay", **effect})
     assert agent.heard(**ANN, _call={"call_id": "one"}) == makes
     assert agent.heard(**ANN, _call={"call_id": "one"}) == makes
@@ -207,15 +207,15 @@ def test_a_result_is_heard_otherwise(bench, effect, makes):
     assert record["perturbed"] == {"rules": ["0"], "run": True, "agent": {"result": makes}}
 
 
-def test_a_corrupted_result_has_wrong_values_of_the_same_types(bench):
+def test_corrupt_keeps_the_types_of_values(bench):
     agent = Agent(bench, {"functions": "pay", "corrupt": 1})
-    heard, told = agent.heard(**ANN), agent.trace()[0]["result"]
-    assert heard.keys() == told.keys()
+    heard, result = agent.heard(**ANN), agent.trace()[0]["result"]
+    assert heard.keys() == result.keys()
     for name, value in heard.items():
-        assert (type(value), value != told[name]) == (type(told[name]), True)
+        assert (type(value), value != result[name]) == (type(result[name]), True)
 
 
-def test_effects_on_a_result_add_up_in_their_order_and_those_without_effect_are_not_met(bench):
+def test_effects_add_up_in_order_and_unused_rules_do_not_count(bench):
     rules = [
         {"replace": {"10": "11"}},
         {"append": " 11", "name": "b"},
@@ -225,55 +225,55 @@ def test_effects_on_a_result_add_up_in_their_order_and_those_without_effect_are_
     agent = Agent(bench, *rules)
     assert agent.heard(**ANN)["note"] == "paid 12 to Ann 12"
     assert agent.perturbed()[0]["rules"] == ["0", "b", "3"]
-    assert Agent(bench, {"append": "x"}).heard("payments") == []  # which has no text
+    assert Agent(bench, {"append": "x"}).heard("payments") == []  # The result has no text.
 
 
 @in_both
-def test_an_answer_that_is_stale_is_heard_again_also_when_it_is_not_committed_yet(bench):
+def test_stale_effect_repeats_the_last_answer(bench):
     agent = Agent(bench, {"functions": "payments", "stale": True, "calls": "2-"})
     assert agent.heard("payments") == []
     agent.heard(**ANN)
     assert agent.heard("payments") == []
     (stale,) = agent.perturbed()[2:]
     assert stale == {"rules": ["0"], "run": False, "agent": {}}
-    assert agent.fork().heard("payments") == []  # which is read from the path
-    assert Agent(bench, {"functions": "payments", "stale": True}).heard("payments") == []  # the first one is run
+    assert agent.fork().heard("payments") == []  # This answer is read from the path.
+    assert Agent(bench, {"functions": "payments", "stale": True}).heard("payments") == []  # The first call runs.
 
 
-def test_of_calls_that_are_sent_at_once_the_last_hears_the_answer_of_the_first_again(bench):
+def test_stale_effect_works_for_simultaneous_calls(bench):
     agent = Agent(bench, {"functions": "payments", "stale": True, "calls": "2-"})
-    asked = [("pay", ANN), ("payments", {}), ("pay", ANN), ("payments", {})]  # after the first one, in one commit
-    sent = [bench.later("run_function", agent_key=agent.key, function=name, kwargs=given) for name, given in asked]
-    told = [each.result(PATIENCE)["result"] for each in sent]
-    assert (len(told[1]), told[3]) == (1, told[1])
+    calls = [("pay", ANN), ("payments", {}), ("pay", ANN), ("payments", {})]  # The last three are in one commit.
+    sent = [bench.later("run_function", agent_key=agent.key, function=name, kwargs=kwargs) for name, kwargs in calls]
+    results = [each.result(PATIENCE)["result"] for each in sent]
+    assert (len(results[1]), results[3]) == (1, results[1])
 
 
-def test_a_long_answer_is_as_stale_in_a_fork_as_in_its_session(make_bench):
+def test_stale_answer_in_a_fork_equals_its_parents(make_bench):
     bench = make_bench(CATALOG, packs=("shop", "ledger"), max_result_bytes=4096)
     agent = Agent(bench, {"functions": "payments", "stale": True, "calls": "3-"})
     assert agent.heard("payments") == []
     agent.heard(to="y" * 900)
-    assert len(agent.heard("payments")) == 1  # as long as the trace has whole
+    assert len(agent.heard("payments")) == 1  # short enough that the trace has all of it
     agent.heard(to="y" * 900)
     assert [len(each.heard("payments")) for each in (agent, agent.fork())] == [1, 1]
     agent = Agent(bench, {"functions": "payments", "stale": True, "calls": "2-"})
     agent.heard(to="y" * 2000)
-    assert len(agent.heard("payments")) == 1  # of which the trace has only a part
+    assert len(agent.heard("payments")) == 1  # The trace has only a part of this answer.
     agent.heard(**ANN)
     assert [len(each.heard("payments")) for each in (agent, agent.fork())] == [2, 2]
 
 
 @in_both
-def test_a_call_is_known_by_the_arguments_that_were_sent_though_its_function_changes_them(bench):
+def test_stale_calls_match_by_the_arguments_that_were_sent(bench):
     agent = Agent(bench, {"functions": "change_argument", "stale": True}, toolpacks=["shop", "ledger"])
     for value in ([1], [1, 2], [1]):
         agent.heard("change_argument", value=value, how="append")
     assert [each and each["run"] for each in agent.perturbed()] == [None, None, False]
 
 
-def test_stale_answers_are_found_without_reading_the_path_again(bench, monkeypatch):
+def test_stale_answers_are_found_without_rereading_the_path(bench, monkeypatch):
     agent = Agent(bench, {"functions": "read_note", "stale": True, "calls": "2-"})
-    for number in range(120):  # more than are remembered as they were heard
+    for number in range(120):  # more than the cache of answers holds
         agent.heard("read_note", name=str(number))
     fork, read = agent.fork(), []
     records_at = bench.store.records_at
@@ -283,14 +283,14 @@ def test_stale_answers_are_found_without_reading_the_path_again(bench, monkeypat
     for number in range(10):
         assert fork.heard("read_note", name=str(number)) == f"This is note {number} [[ref:1]]"
         fork.heard("read_note", name=f"new {number}")
-    assert sum(len(indices) for _, indices in read) <= 60  # what is new, the answer, and where the fork begins
+    assert sum(len(indices) for _, indices in read) <= 60  # the new records, the answer, and the start of the fork
     bench.rpc("reset_session", session_id=agent.id, version=0)
     fork.heard(**ANN)
     fork.heard("read_note", name="late")
     bench.rpc("reset_session", session_id=fork.id, version=0)
     assert fork.heard("read_note", name="3") == "This is note 3 [[ref:1]]"
     assert fork.trace()[-1]["perturbed"]["run"] is False
-    fork.heard("read_note", name="late")  # which is no longer on the path
+    fork.heard("read_note", name="late")  # This call is no longer on the path.
     assert "perturbed" not in fork.trace()[-1]
 
 
@@ -302,25 +302,25 @@ def test_stale_answers_are_found_without_reading_the_path_again(bench, monkeypat
         [{"append": "1" * 4090}],
     ],
 )
-def test_rules_make_a_result_no_longer_than_a_result_may_be(make_bench, rules):
+def test_perturbed_result_may_not_exceed_the_result_limit(make_bench, rules):
     bench = make_bench(CATALOG, packs=("shop", "ledger"), max_result_bytes=4096)
     agent = Agent(bench, *rules)
-    told = "TooLargeError: the result is too large: its JSON has more than 4096 bytes."
-    assert agent.heard(**ANN, _call={"call_id": "one"}) == told
-    assert agent.heard(**ANN, _call={"call_id": "one"}) == told
+    message = "TooLargeError: the result is too large: its JSON has more than 4096 bytes."
+    assert agent.heard(**ANN, _call={"call_id": "one"}) == message
+    assert agent.heard(**ANN, _call={"call_id": "one"}) == message
     assert agent.paid() == [ANN]
     (record,) = agent.trace()
     assert (record["error"], record["result"]["note"]) == (None, "paid 10 to Ann")
     assert record["perturbed"]["rules"] == (["0", "1"] if len(rules) > 1 else ["0"])
-    assert record["perturbed"]["agent"] == {"error": told, "result": ""}
-    found = bench.rpc("replay_session", session_id=agent.id)
-    assert (found["complete"], found.get("diverged")) == (True, None)
-    # What a function has made alone isn't made shorter, and nobody is refused what became no longer.
+    assert record["perturbed"]["agent"] == {"error": message, "result": ""}
+    replay = bench.rpc("replay_session", session_id=agent.id)
+    assert (replay["complete"], replay.get("diverged")) == (True, None)
+    # A result that only the function made isn't limited by the rules, and neither is one that became no longer.
     longest = Agent(bench, {"replace": {"y": "z"}, "functions": "read_note"})
     assert len(longest.heard("read_note", name="y" * 4000)) > 4000
 
 
-def test_what_would_be_too_long_is_not_made():
+def test_result_beyond_the_limit_is_not_built():
     (rule,) = read_rules([{"replace": {"a": "b" * 300}}])
     result = {"texts": ["a" * 500] * 2000}
     tracemalloc.start()
@@ -332,10 +332,10 @@ def test_what_would_be_too_long_is_not_made():
         tracemalloc.stop()
 
 
-def test_an_error_that_names_renamed_functions_again_and_again_is_cut(bench):
+def test_renamed_names_in_a_long_error_are_cut(bench):
     renamed = {"pay": f"x.{'x' * 60}", "payments": f"pay.{'y' * 58}"}
-    told = Agent(bench, {"rename": renamed}).heard(renamed["pay"], to="Ann", amount="much")
-    assert f"`{renamed['pay']}`" in told
+    message = Agent(bench, {"rename": renamed}).heard(renamed["pay"], to="Ann", amount="much")
+    assert f"`{renamed['pay']}`" in message
     names = ", ".join(["pay", "payments"] * 5000)
     appearance = Appearance(read_rules([{"rename": renamed}]), {"0": ["pay", "payments"]}, ["pay", "payments"])
     text, rules = appearance.rename_in(names)
@@ -347,17 +347,17 @@ def test_an_error_that_names_renamed_functions_again_and_again_is_cut(bench):
 
 
 @in_both
-def test_effects_are_given_up_at_the_deadline_of_the_call(bench):
+def test_effects_are_abandoned_at_the_deadline_of_the_call(bench):
     replace = {chr(0x4E00 + number): "" for number in range(1200)}
     paid = [{"to": f"Ann{number}", "amount": number} for number in range(10_000)]
     agent = Agent(bench, {"replace": replace}, environment={"shop": {"till": {"paid": paid}}})
-    told = agent.call("payments", {"timeout_seconds": 0.5})["error"]
-    assert told == "TimeoutError: `payments` took longer than 0.5 s and was given up; nothing has changed."
+    message = agent.call("payments", {"timeout_seconds": 0.5})["error"]
+    assert message == "TimeoutError: `payments` took longer than 0.5 s and was given up; nothing has changed."
     wait_until(lambda: not bench.sessions.queues.threads._stuck, "the end of the thread")
     assert (agent.trace()[0].get("failure"), agent.trace()[0].get("perturbed")) == ("deadline", None)
 
 
-def test_a_long_answer_is_heard_whole_by_the_repeat_of_its_call_id(make_bench):
+def test_repeated_call_id_returns_a_long_answer_in_full(make_bench):
     agent = Agent(make_bench(CATALOG, packs=("shop", "ledger"), max_result_bytes=4096), {"append": "y" * 2000})
     heard = agent.heard("read_note", _call={"call_id": "one"})
     assert (len(heard), heard) == (
@@ -368,24 +368,24 @@ def test_a_long_answer_is_heard_whole_by_the_repeat_of_its_call_id(make_bench):
 
 
 @in_both
-def test_a_delay_moves_the_clock_on_for_good(bench):
+def test_delay_advances_the_clock_permanently(bench):
     if bench.settings.isolation == "thread":
         pytest.skip("time is pinned in executors only")
     clock = {"clock": "2026-03-02T09:30:00Z", "clock_step_seconds": 0}
     agent = Agent(bench, {"delay": 100, "calls": "2", "functions": "now", "name": "slow"}, **clock)
     first, *later = [agent.heard("now") for _ in range(3)]
     assert [each - first for each in later] == [100, 100]
-    assert bench.result(agent.id, "now") - first == 100  # for clients, too
+    assert bench.result(agent.id, "now") - first == 100  # The clock is the same for clients.
     agent.heard(**ANN)
     bench.rpc("reset_session", session_id=agent.id, version=0)
     assert agent.fork().heard("now") - first == 100
     assert agent.perturbed()[1] == {"rules": ["slow"], "run": True, "agent": {}}
-    found = bench.rpc("replay_session", session_id=agent.id)
-    assert (found["complete"], found.get("diverged")) == (True, None)
+    replay = bench.rpc("replay_session", session_id=agent.id)
+    assert (replay["complete"], replay.get("diverged")) == (True, None)
 
 
 @in_both
-def test_time_goes_on_where_a_reset_goes_back_before_a_delay(bench):
+def test_clock_continues_after_a_reset_to_before_a_delay(bench):
     if bench.settings.isolation == "thread":
         pytest.skip("time is pinned in executors only")
     clock = {"clock": "2026-03-02T09:30:00Z", "clock_step_seconds": 0}
@@ -393,37 +393,37 @@ def test_time_goes_on_where_a_reset_goes_back_before_a_delay(bench):
     first = agent.heard("now")
     agent.heard(**ANN)
     assert agent.heard("now") - first == 100
-    bench.rpc("reset_session", session_id=agent.id, version=0)  # after which the delayed call is no longer on the path
+    bench.rpc("reset_session", session_id=agent.id, version=0)  # The delayed call is no longer on the path.
     assert bench.result(agent.id, "now") - first == 100
     assert agent.fork().heard("now") - first == 200
     assert agent.heard("now") - first == 200
 
 
-def test_an_mcp_client_hears_the_same_again_of_a_result_that_is_no_content_any_more(make_bench):
+def test_repeated_mcp_call_returns_the_same_perturbed_result(make_bench):
     bench = make_bench(load_catalog((PACKS,), ("conformance",)), packs=("conformance",))
     agent = Agent(bench, {"result": {"no": "content"}, "calls": "1"}, toolpacks=["conformance"])
     name, era = "test_multiple_content_types", "2025-11-25"
-    told = [
+    results = [
         mcp(agent, "tools/call", era, name=name, arguments={}, _meta={"toolpack-server/call_id": call_id})
         for call_id in ("one", "one", "two")
     ]
-    assert told[0]["structuredContent"] == {"no": "content"}
-    assert (told[1], len(agent.trace())) == (told[0], 2)
-    assert [each["type"] for each in told[2]["content"]][:2] == ["text", "image"]
+    assert results[0]["structuredContent"] == {"no": "content"}
+    assert (results[1], len(agent.trace())) == (results[0], 2)
+    assert [each["type"] for each in results[2]["content"]][:2] == ["text", "image"]
 
 
-def test_calls_that_an_agent_sends_at_once_are_counted_one_after_the_other(bench):
+def test_simultaneous_calls_are_counted_one_after_the_other(bench):
     agent = Agent(bench, {"functions": "pay", "calls": "3-5", "error": DOWN})
-    asked = {"agent_key": agent.key, "function": "pay", "kwargs": ANN}
-    told = [each.result(PATIENCE) for each in [bench.later("run_function", **asked) for _ in range(10)]]
-    assert sorted(each["error"] or "" for each in told) == [""] * 7 + [DOWN] * 3
+    params = {"agent_key": agent.key, "function": "pay", "kwargs": ANN}
+    answers = [each.result(PATIENCE) for each in [bench.later("run_function", **params) for _ in range(10)]]
+    assert sorted(each["error"] or "" for each in answers) == [""] * 7 + [DOWN] * 3
     assert [record["error"] for record in agent.trace()][2:5] == [DOWN] * 3
 
 
 # Lists of functions
 
 
-def test_a_hidden_function_is_in_no_list_and_no_error(bench):
+def test_hidden_function_is_in_no_list_and_no_error(bench):
     agent = Agent(
         bench, {"hide": True, "functions": "pay", "calls": "2-", "name": "gone"}, toolpacks=["shop", "ledger"]
     )
@@ -431,10 +431,12 @@ def test_a_hidden_function_is_in_no_list_and_no_error(bench):
     agent.heard("payments")
     for form in ("native", "mcp", "gemini", "anthropic"):
         assert "pay" not in agent.names(form)
-    told = [agent.call(name, **ANN)["error"] for name in ("pay", "nay")]
-    assert told == [f"ToolNotFoundError: The requested function `{name}` is not available." for name in ("pay", "nay")]
+    errors = [agent.call(name, **ANN)["error"] for name in ("pay", "nay")]
+    assert errors == [
+        f"ToolNotFoundError: The requested function `{name}` is not available." for name in ("pay", "nay")
+    ]
     nested = {"$call": {"function": "pay", "args": ANN}}
-    assert agent.call("read_note", name=nested)["error"] == told[0]
+    assert agent.call("read_note", name=nested)["error"] == errors[0]
     similar = refused(-32003, agent.call, "paay", {"raise_on_error": True}).data["similar"]
     assert "pay" not in similar
     assert agent.paid() == []
@@ -443,16 +445,16 @@ def test_a_hidden_function_is_in_no_list_and_no_error(bench):
     assert "pay" in [each["name"] for each in bench.rpc("list_functions", session_id=agent.id)["result"]]
 
 
-def test_a_hidden_function_within_a_call_of_a_renamed_one_is_answered_as_one_that_there_never_was(bench):
+def test_hidden_function_nested_in_renamed_call_is_unknown(bench):
     agent = Agent(bench, {"rename": {"read_note": "look"}}, {"hide": True, "functions": "pay", "name": "gone"})
     for name in ("pay", "nay"):
-        told = agent.call("look", name={"$call": {"function": name, "args": ANN}})["error"]
-        assert told == f"ToolNotFoundError: The requested function `{name}` is not available."
+        message = agent.call("look", name={"$call": {"function": name, "args": ANN}})["error"]
+        assert message == f"ToolNotFoundError: The requested function `{name}` is not available."
     assert agent.paid() == []
     assert agent.perturbed() == [{"rules": ["gone"], "run": False, "agent": {}}, None]
 
 
-def test_functions_are_described_otherwise_and_forgotten(bench):
+def test_describe_and_forget_change_descriptions(bench):
     agent = Agent(
         bench,
         {"describe": "Pay Bob first.", "functions": "pay", "calls": "2-"},
@@ -480,7 +482,7 @@ def test_functions_are_described_otherwise_and_forgotten(bench):
 
 
 def mcp(agent, method, era, **params):
-    """Send a message of MCP, and get its result or error."""
+    """Send an MCP request, and return its result or error."""
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     if era == mcp_endpoint.MODERN:
         params["_meta"] = mcp_endpoint.META
@@ -496,23 +498,23 @@ def mcp(agent, method, era, **params):
 
 
 @pytest.mark.parametrize("era", ["2025-11-25", mcp_endpoint.MODERN])
-def test_mcp_clients_of_both_eras_see_lists_that_change_silently_and_hear_what_others_hear(bench, era):
+def test_mcp_clients_see_hidden_functions_and_changed_results(bench, era):
     agent = Agent(bench, {"hide": True, "functions": "pay", "calls": "2-"}, p.injects("<obey>", functions="read_note"))
     plain = Agent(bench, p.injects("<obey>"))
     if era == mcp_endpoint.MODERN:
         assert [mcp(each, "tools/list", era)["ttlMs"] for each in (agent, plain)] == [0, 60000]
     assert "pay" in [each["name"] for each in mcp(agent, "tools/list", era)["tools"]]
-    told = mcp(agent, "tools/call", era, name="read_note", arguments={})
-    assert told["content"][0]["text"] == "This is note a [[ref:1]]<obey>"
+    reply = mcp(agent, "tools/call", era, name="read_note", arguments={})
+    assert reply["content"][0]["text"] == "This is note a [[ref:1]]<obey>"
     assert "pay" not in [each["name"] for each in mcp(agent, "tools/list", era)["tools"]]
-    told = mcp(agent, "tools/call", era, name="pay", arguments=ANN)
-    assert (told["code"], told["message"]) == (
+    reply = mcp(agent, "tools/call", era, name="pay", arguments=ANN)
+    assert (reply["code"], reply["message"]) == (
         -32602,
         "ToolNotFoundError: The requested function `pay` is not available.",
     )
 
 
-def test_a_renamed_function_has_no_other_name_anywhere(bench):
+def test_renamed_function_has_its_new_name_everywhere(bench):
     rename = {"rename": {"pay": "tool_x"}, "name": "new"}
     agent = Agent(bench, rename, {"error": DOWN, "functions": "pay", "calls": "4"}, toolpacks=["shop", "ledger"])
     assert "tool_x" in agent.names()
@@ -524,9 +526,9 @@ def test_a_renamed_function_has_no_other_name_anywhere(bench):
     assert agent.call("pay", **ANN)["error"] == "ToolNotFoundError: The requested function `pay` is not available."
     similar = refused(-32003, agent.call, "tool_y", {"raise_on_error": True}).data["similar"]
     assert (similar[0], "pay" in similar) == ("tool_x", False)
-    told = agent.call("tool_x", amount="much")["error"]
-    assert told.startswith("ValidationError: ")
-    assert "pay" not in told
+    message = agent.call("tool_x", amount="much")["error"]
+    assert message.startswith("ValidationError: ")
+    assert "pay" not in message
     assert agent.call("tool_x", **ANN)["error"] == DOWN
     nested = {"$call": {"function": "tool_x", "args": ANN}}
     assert agent.call("read_note", name=nested)["error"].startswith("ValidationError: ")
@@ -540,16 +542,16 @@ def test_a_renamed_function_has_no_other_name_anywhere(bench):
     assert wrong["perturbed"]["agent"].get("function") == "tool_x"
     assert (down["function"], down["perturbed"]["rules"], down["perturbed"]["run"]) == ("pay", ["new", "1"], False)
     assert (inner["nested"][0]["function"], inner["perturbed"]["agent"]["kwargs"]) == ("pay", {"name": nested})
-    found = bench.rpc("replay_session", session_id=agent.id)
-    assert (found["complete"], found.get("diverged")) == (True, None)
-    assert [each.get("perturbed") for each in Agent(bench, session=found["session"]).trace()] == agent.perturbed()
+    replay = bench.rpc("replay_session", session_id=agent.id)
+    assert (replay["complete"], replay.get("diverged")) == (True, None)
+    assert [each.get("perturbed") for each in Agent(bench, session=replay["session"]).trace()] == agent.perturbed()
     assert Agent(bench, {"rename": True}).names() == ["tool_1", "tool_2", "tool_3", "tool_4"]
 
 
-# When
+# When rules apply
 
 
-def test_calls_are_counted_by_function_on_the_path_and_a_reset_goes_back(bench):
+def test_calls_are_counted_per_function_on_the_path(bench):
     agent = Agent(bench, {"functions": "pay", "calls": "2,4-5/5", "error": DOWN})
     agent.heard("payments")
     heard = [agent.heard(**ANN) == DOWN for _ in range(10)]
@@ -562,7 +564,7 @@ def test_calls_are_counted_by_function_on_the_path_and_a_reset_goes_back(bench):
     assert [again.heard(**ANN) == DOWN for _ in range(3)] == [False, True, False]
 
 
-def test_a_rule_waits_for_a_function_and_for_arguments(bench):
+def test_rule_can_wait_for_a_function_and_match_arguments(bench):
     agent = Agent(bench, {"functions": "read_note", "after": "pay*", "where": {"name": "b"}, "append": " obey"})
     assert "obey" not in agent.heard("read_note", name="b")
     agent.heard("payments")
@@ -570,7 +572,7 @@ def test_a_rule_waits_for_a_function_and_for_arguments(bench):
     assert "obey" in agent.heard("read_note", name="b")
 
 
-def test_chance_is_drawn_from_the_seed_and_the_call(bench):
+def test_rate_is_drawn_from_the_seed_and_the_call(bench):
     rule = {"functions": "read_note", "rate": 0.5, "error": DOWN}
 
     def heard(seed, rule=rule):
@@ -585,7 +587,7 @@ def test_chance_is_drawn_from_the_seed_and_the_call(bench):
 
 
 @in_both
-def test_nested_calls_and_other_spellings_are_no_way_round(bench):
+def test_nested_calls_do_not_bypass_rules(bench):
     nested = {"$call": {"function": "read_note", "args": {"name": "b"}}}
     agent = Agent(bench, {"functions": "read_note", "calls": "1", "error": DOWN})
     assert agent.heard("pay", to=nested) == DOWN
@@ -601,7 +603,7 @@ def test_nested_calls_and_other_spellings_are_no_way_round(bench):
     assert (len(agent.paid()), agent.perturbed()) == (2, [None, None])
 
 
-# What others' suites do
+# Rules of other suites
 
 SUITES = {
     "`Timeout`": lambda agent: agent.heard(**ANN).startswith("TimeoutError: "),
@@ -629,7 +631,7 @@ SUITES = {
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_what_other_suites_do_is_a_rule(bench, name):
+def test_effect_of_another_suite_is_a_rule(bench, name):
     (row,) = re.findall(
         rf"^\| .*\| {re.escape(name)} \| `(.*?)`", (PAGES / "evaluate/faults.md").read_text(), re.MULTILINE
     )
@@ -637,7 +639,7 @@ def test_what_other_suites_do_is_a_rule(bench, name):
     assert SUITES[name](agent)
 
 
-def test_all_suites_of_the_page_are_tried():
+def test_all_suites_on_the_page_are_tested():
     _, _, page = (PAGES / "evaluate/faults.md").read_text().partition("## Suites that others have")
     assert set(re.findall(r"^\| .*\| (.*) \| `\{", page, re.MULTILINE)) == set(SUITES)
 
@@ -645,8 +647,8 @@ def test_all_suites_of_the_page_are_tried():
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("rule", ["error", "lost"])
 @in_both
-def test_an_error_that_a_rule_makes_is_answered_as_one_of_the_function(bench, rule, raises):
-    """Whatever an agent asks, in whatever protocol: it can't tell one from the other."""
+def test_error_of_a_rule_looks_like_an_error_of_the_function(bench, rule, raises):
+    """An agent can't distinguish the two, over any protocol."""
     text, wrong = "ValueError: nobody pays less than nothing", {"to": "Ann", "amount": -1}
     perturbed = Agent(bench, {"functions": "pay", rule: text}), {"to": "Ann", "amount": 1}
     answers = []
@@ -656,15 +658,15 @@ def test_an_error_that_a_rule_makes_is_answered_as_one_of_the_function(bench, ru
             answers.append((error.message, error.data))
         else:
             eras = ["2025-11-25", mcp_endpoint.MODERN]
-            told = [mcp(agent, "tools/call", era, name="pay", arguments=kwargs) for era in eras]
-            answers.append([agent.call(**kwargs), *told])
+            replies = [mcp(agent, "tools/call", era, name="pay", arguments=kwargs) for era in eras]
+            answers.append([agent.call(**kwargs), *replies])
     assert answers[0] == answers[1]
 
 
-# Everywhere the same
+# Equal in forks, replays and bundles
 
 
-def test_forks_go_on_counting_and_the_control_arm_meets_nothing(bench):
+def test_forks_continue_counting_and_may_drop_the_rules(bench):
     agent = Agent(bench, {"functions": "pay", "calls": "3", "error": DOWN, "name": "third"}, seed="s")
     agent.heard(**ANN)
     agent.heard(**ANN)
@@ -672,14 +674,14 @@ def test_forks_go_on_counting_and_the_control_arm_meets_nothing(bench):
     assert [fork.heard(**ANN) for fork in [*forks, agent]] == [DOWN] * 11
     assert forks[0].session.get("perturbations") == agent.session.get("perturbations")
     assert forks[0].fork().heard(**ANN)["number"] == 3
-    assert agent.fork(version=1).heard(**ANN) != DOWN  # its second call
+    assert agent.fork(version=1).heard(**ANN) != DOWN  # This is the second call in the fork.
     control = agent.fork(version=2, perturbations={"rules": []})
     assert (control.session.get("perturbations"), control.heard(**ANN)["number"]) == (None, 3)
     anew = control.fork(perturbations={"rules": [{"functions": "pay", "calls": "5", "error": DOWN}]})
-    assert anew.heard(**ANN) == DOWN  # those before count though they had no rules
+    assert anew.heard(**ANN) == DOWN  # Earlier calls count, though they had no rules.
 
 
-def test_a_session_without_rules_gets_them_in_a_fork_and_counts_what_was_before(bench):
+def test_fork_may_add_rules_that_count_earlier_calls(bench):
     plain = Agent(bench, perturbations=None)
     assert plain.session.get("perturbations") is None
     plain.heard(**ANN)
@@ -688,7 +690,7 @@ def test_a_session_without_rules_gets_them_in_a_fork_and_counts_what_was_before(
 
 
 def history(agent):
-    """Do something that meets rules of all kinds; get what was heard."""
+    """Make calls that meet rules of all kinds, and return the answers."""
     heard = []
     for number in range(3):
         heard += [agent.heard(**ANN), agent.heard("read_note", name=str(number)), agent.heard("payments")]
@@ -706,29 +708,29 @@ RULES = [
 
 
 @pytest.mark.parametrize("how", ["replay", "replay of a fork", "bundle", "bundle of a stranger"])
-def test_replays_and_bundles_meet_the_same(bench, how):
+def test_replays_and_bundles_meet_the_same_rules(bench, how):
     agent = Agent(bench, *RULES, seed="1")
     history(agent)
     if how.endswith("fork"):
         agent = agent.fork()
         history(agent)
     if how.startswith("replay"):
-        found = bench.rpc("replay_session", session_id=agent.id)
-        assert (found["complete"], found.get("diverged")) == (True, None)
-        other = Agent(bench, session=found["session"])
+        response = bench.rpc("replay_session", session_id=agent.id)
+        assert (response["complete"], response.get("diverged")) == (True, None)
+        other = Agent(bench, session=response["session"])
     else:
         bundle = bench.rpc("export_bundle", session_id=agent.id)["bundle"]
         mode = {"mode": "replay"} if how.endswith("stranger") else {}
-        found = bench.rpc("import_bundle", bundle=bundle, **mode)
-        assert not mode or found.get("diverged") is None
-        other = Agent(bench, session=found["session"] if mode else found)
+        response = bench.rpc("import_bundle", bundle=bundle, **mode)
+        assert not mode or response.get("diverged") is None
+        other = Agent(bench, session=response["session"] if mode else response)
     assert [each.get("perturbed") for each in other.trace()] == [each.get("perturbed") for each in agent.trace()]
     assert any(agent.perturbed())
     assert other.session.get("perturbations") == agent.session.get("perturbations")
     assert history(other) == history(agent)
 
 
-def test_a_bundle_of_a_fork_goes_on_counting(bench):
+def test_bundle_of_a_fork_continues_counting(bench):
     agent = Agent(bench, {"functions": "pay", "calls": "2", "error": DOWN})
     agent.heard(**ANN)
     bundle = bench.rpc("export_bundle", session_id=agent.fork().id)["bundle"]
@@ -736,7 +738,7 @@ def test_a_bundle_of_a_fork_goes_on_counting(bench):
 
 
 @in_both
-def test_the_world_is_that_of_a_twin_without_rules_but_for_calls_that_were_not_run(bench):
+def test_world_equals_that_of_a_twin_without_rules(bench):
     for seed in range(3):
         agent, twin = Agent(bench, *RULES, seed=str(seed)), Agent(bench, perturbations=None)
         history(agent)
@@ -757,7 +759,7 @@ def test_two_servers_on_one_redis_count_together(make_bench, store_url):
     assert [next(agents).heard(**ANN) == DOWN for _ in range(5)] == [False, False, True, True, False]
 
 
-def test_a_server_that_was_started_again_goes_on_counting(make_bench, store_url):
+def test_restarted_server_continues_counting(make_bench, store_url):
     url = store_url("sqlite")
     first = make_bench(CATALOG, url, packs=("shop", "ledger"))
     agent = Agent(first, {"functions": "pay", "calls": "2", "error": DOWN}, {"functions": "payments", "stale": True})
@@ -769,7 +771,7 @@ def test_a_server_that_was_started_again_goes_on_counting(make_bench, store_url)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_worlds_equal_a_twins_after_random_histories_of_calls_resets_and_forks(bench, seed):
+def test_world_equals_a_twins_after_random_histories(bench, seed):
     chance = random.Random(seed)
     rules = [*RULES, {"rename": {"pay": "tool_x"}, "calls": "5-8"}, {"stale": True, "functions": "read_note"}]
     agent, twin = Agent(bench, *rules, seed=str(seed)), Agent(bench, perturbations=None)
@@ -796,12 +798,12 @@ def test_worlds_equal_a_twins_after_random_histories_of_calls_resets_and_forks(b
 # Variants
 
 
-def test_a_variant_of_a_task_comes_before_the_rules_that_are_given(bench):
+def test_rules_of_a_variant_precede_the_rules_of_the_request(bench):
     assert bench.rpc("get_task", task="shop/pay-ann")["variants"] == [
         *("outage", "outage-permanent", "phantom", "phantom-permanent", "lost", "flaky", "rug-pull")
     ]
-    given = {"variant": "outage", "rules": [{"append": "!"}], "seed": "7"}
-    agent = Agent(bench, toolpacks=[], task="shop/pay-ann", perturbations=given)
+    perturbations = {"variant": "outage", "rules": [{"append": "!"}], "seed": "7"}
+    agent = Agent(bench, toolpacks=[], task="shop/pay-ann", perturbations=perturbations)
     assert [agent.heard(**ANN) for _ in range(2)] == [DOWN, DOWN]
     assert agent.heard(**ANN)["note"] == "paid 10 to Ann!"
     written = {"variant": "outage", "seed": "7"}
@@ -811,10 +813,10 @@ def test_a_variant_of_a_task_comes_before_the_rules_that_are_given(bench):
     assert (verdict["passed"], verdict["valid"], verdict["perturbed"]) == (True, True, {"0": 2, "1": 1})
     replayed = bench.rpc("replay_session", session_id=agent.id)["session"]
     assert replayed.get("perturbations") == agent.session.get("perturbations")
-    assert agent.fork(perturbations={"variant": "lost"}).heard(**ANN) != LATE  # its first call was before
+    assert agent.fork(perturbations={"variant": "lost"}).heard(**ANN) != LATE  # The first call was before the fork.
 
 
-def test_what_a_call_was_perturbed_by_is_seen_by_evaluators(bench):
+def test_evaluators_see_the_perturbations_of_calls(bench):
     agent = Agent(bench, toolpacks=[], task="shop/pay-ann", perturbations={"variant": "lost"})
     assert agent.heard(**ANN) == LATE
     from_shop = __import__("toolpacks.shop", fromlist=["seen"]).seen
@@ -829,7 +831,7 @@ def test_what_a_call_was_perturbed_by_is_seen_by_evaluators(bench):
     }
 
 
-# Bad input
+# Invalid input
 
 
 @pytest.mark.parametrize(
@@ -882,7 +884,7 @@ def test_what_a_call_was_perturbed_by_is_seen_by_evaluators(bench):
         ({"error": "y" * 20000}, "Perturbations can have at most 50 rules and 16384 bytes: give fewer rules."),
     ],
 )
-def test_a_rule_that_can_not_be_used_is_refused_before_anything_is_stored(bench, rule, says):
+def test_invalid_rule_is_rejected_before_anything_is_stored(bench, rule, says):
     before = len(bench.rpc("list_sessions"))
     assert says in refused(-32602, Agent, bench, rule).data["detail"]
     assert len(bench.rpc("list_sessions")) == before
@@ -890,7 +892,7 @@ def test_a_rule_that_can_not_be_used_is_refused_before_anything_is_stored(bench,
     assert says in refused(-32602, plain.fork, perturbations={"rules": [rule]}).data["detail"]
 
 
-def test_other_perturbations_that_can_not_be_used_are_refused(bench):
+def test_other_invalid_perturbations_are_rejected(bench):
     def detail(**given):
         return refused(-32602, Agent, bench, **given).data["detail"]
 
@@ -908,7 +910,7 @@ def test_other_perturbations_that_can_not_be_used_are_refused(bench):
     assert "perturbations" in detail(perturbations={"rule": []})
 
 
-# The table
+# The table of variants
 
 
 def naive(agent):
@@ -922,7 +924,7 @@ def retrying(agent):
 
 
 def careful(agent):
-    """Look whether it has happened before doing it again, whatever the answer was."""
+    """Check whether the payment happened before paying again, whatever the answer was."""
     for _ in range(3):
         agent.call(**ANN)
         if agent.call("payments")["result"]:
@@ -967,13 +969,13 @@ def careful(agent):
         ),
     ],
 )
-def test_agents_of_several_kinds_give_the_table_that_follows(bench, play, rows):
+def test_agents_of_three_kinds_give_the_documented_tables(bench, play, rows):
     for variant in (None, "lost", *p.outages("pay")):
         for _ in range(2):
-            given = variant and {"variant": variant}
-            play(Agent(bench, toolpacks=[], task="shop/pay-ann", perturbations=given, labels={"run": "1"}))
-    found = bench.rpc("summarize_sessions", labels={"run": "1"}, evaluate=True)
-    verdicts = [{**each, **each["verdict"]} for each in found["sessions"]]
+            perturbations = variant and {"variant": variant}
+            play(Agent(bench, toolpacks=[], task="shop/pay-ann", perturbations=perturbations, labels={"run": "1"}))
+    summary = bench.rpc("summarize_sessions", labels={"run": "1"}, evaluate=True)
+    verdicts = [{**each, **each["verdict"]} for each in summary["sessions"]]
     false = {each["session_id"]: count_false_answers(Agent.trace_of(bench, each["session_id"])) for each in verdicts}
     table = variants_table(verdicts, false).splitlines()
     assert table[0].split() == list(HEAD)
@@ -981,12 +983,12 @@ def test_agents_of_several_kinds_give_the_table_that_follows(bench, play, rows):
         page = (PAGES / "evaluate/faults.md").read_text()
         assert "```text\n" + "\n".join(table) + "\n```" in page
     assert [" ".join(line.split()) for line in table[1:]] == rows
-    assert {(each.get("variant"), each["rollouts"]) for each in found["rates"]} == {
+    assert {(each.get("variant"), each["rollouts"]) for each in summary["rates"]} == {
         (variant, 2) for variant in (None, "lost", *p.outages("pay"))
     }
 
 
-def test_after_a_lost_answer_only_what_changes_the_world_once_more_is_repeated():
+def test_lost_answers_count_as_repeated_if_the_world_changed():
     lost = {"rules": ["lost"], "run": True, "agent": {"result": "", "error": "TimeoutError: no answer"}}
     call = {"kind": "call", "by": "agent", "function": "pay", "kwargs": {"amount": 1}, "error": None}
     path = [{**call, "version": 1, "perturbed": lost}, {**call, "version": 1}, {**call, "version": 2}]

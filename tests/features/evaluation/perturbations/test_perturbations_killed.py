@@ -1,4 +1,4 @@
-"""Perturbations outlive their worker: killed amid perturbed calls, the same rules hit the same calls, each once."""
+"""Kills of workers during perturbed calls: the rules perturb the same calls as without kills, each once."""
 
 import contextlib
 import itertools
@@ -29,14 +29,14 @@ RULES = [
     {"functions": "payments", "corrupt": 0.3, "name": "wrong"},
     {"calls": "13-", "rename": {"read_note": "read_word"}, "name": "new"},
 ]
-CLOCK = {"clock": "2026-03-02T09:30:00Z", "clock_step_seconds": 0}  # which executors only can pin
+CLOCK = {"clock": "2026-03-02T09:30:00Z", "clock_step_seconds": 0}  # Only executors can pin time.
 SLOW = {"functions": "now", "calls": "2", "delay": 100, "name": "slow"}
 NOW = {"$call": {"function": "now", "args": {}}}
 NOTE = {"$call": {"function": "read_note", "args": {}}}
 
 
 def script(nested):
-    """Get the calls of an agent: each meets some rule in one of its turns, also as a nested call."""
+    """Return the calls of an agent. Each meets a rule in one of its turns, also as a nested call."""
     calls = [
         call
         for number in range(3)
@@ -52,7 +52,7 @@ def script(nested):
 
 
 class Kills:
-    """Kills a worker when so many calls have been answered, and all of them when as many more have."""
+    """Kills one worker after a number of answers, and all workers after twice that number."""
 
     def __init__(self, server, after):
         self._server, self._after = server, after
@@ -70,7 +70,7 @@ class Kills:
 
 
 def play(connection, session, calls, kills=None):
-    """Make the calls as an agent that sends each again until it is answered; get what it has heard."""
+    """Make the calls, and repeat each until it is answered. Return the answers."""
     heard = []
     for number, (function, kwargs) in calls:
         params = {"function": function, "kwargs": kwargs, "call_id": str(number)}
@@ -85,7 +85,7 @@ def asked_of(connection, method, **params):
 
 
 def happened(connection, session):
-    """Get what is recorded of a session's path, but for when it was and who it is."""
+    """Return the records of a session's path, without times and ids."""
     records = asked_of(connection, "get_trace", session_id=session["session_id"], path=True)
     own = {"started_at", "duration_ms", "session_id", "index", "version"}
     return [{name: value for name, value in each.items() if name not in own} for each in records]
@@ -93,7 +93,7 @@ def happened(connection, session):
 
 @pytest.mark.parametrize("isolation", [pytest.param("thread", marks=pytest.mark.long), "process"])
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.long)])
-def test_rules_hit_the_same_calls_whatever_is_killed(tmp_path, request, kind, isolation):
+def test_rules_perturb_the_same_calls_despite_kills(tmp_path, request, kind, isolation):
     store = request.getfixturevalue("redis_url") if kind == "redis" else None
     server = Server(tmp_path, store, 2, pack_dir=PACKS, packs="shop", isolation=isolation)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Trajectories in ATIF: steps, calls and their observations, what forks have inherited, and what clients have told."""
+"""Trajectories in ATIF: steps, calls and observations, inherited parts of forks, and metadata from clients."""
 
 import json
 
@@ -40,8 +40,8 @@ def record(kind, *, of="me", **members):
 
 
 def call(place, function="look", **more):
-    known = {"call_id": None, "place": place, "function": function, "kwargs": {"x": 1}, "result": 2, "error": None}
-    return record("call", **{**known, **more})
+    defaults = {"call_id": None, "place": place, "function": function, "kwargs": {"x": 1}, "result": 2, "error": None}
+    return record("call", **{**defaults, **more})
 
 
 def said(role, content, **more):
@@ -49,17 +49,19 @@ def said(role, content, **more):
 
 
 def told(*records, prompt=()):
-    found = Messages(prompt)
+    chat = Messages(prompt)
     for each in records:
-        found.add(KINDS, each)
-    made = atif(session(), found, [], {})
-    assert harbor.errors([made]) == []
-    return made
+        chat.add(KINDS, each)
+    trajectory = atif(session(), chat, [], {})
+    assert harbor.errors([trajectory]) == []
+    return trajectory
 
 
-def test_a_call_belongs_to_what_was_said_before_it():
-    made = told(said("assistant", "I look.", metadata=KNOWN), call(1), call(2, error="ValueError: no"), prompt="Do it.")
-    first, second, third = made["steps"]
+def test_calls_belong_to_the_preceding_message():
+    trajectory = told(
+        said("assistant", "I look.", metadata=KNOWN), call(1), call(2, error="ValueError: no"), prompt="Do it."
+    )
+    first, second, third = trajectory["steps"]
     assert first == {"step_id": 1, "source": "user", "message": "Do it."}
     assert second == {
         "step_id": 2,
@@ -74,29 +76,29 @@ def test_a_call_belongs_to_what_was_said_before_it():
         "observation": {"results": [{"source_call_id": "call_1", "content": "2"}]},
     }
     assert (third["message"], third["observation"]["results"][0]["content"]) == ("", "ValueError: no")
-    assert made["agent"]["model_name"] == "m-1"
-    assert made["final_metrics"] == {"total_steps": 3, "total_prompt_tokens": 7}
+    assert trajectory["agent"]["model_name"] == "m-1"
+    assert trajectory["final_metrics"] == {"total_steps": 3, "total_prompt_tokens": 7}
 
 
-def test_what_a_fork_has_inherited_is_copied():
-    made = told(said("assistant", "Now.", of="parent"), call(1), call(2, of="me"), said("user", "So?"))
-    assert [(step["message"], step.get("is_copied_context", False)) for step in made["steps"]] == [
+def test_inherited_steps_are_marked_as_copied_context():
+    trajectory = told(said("assistant", "Now.", of="parent"), call(1), call(2, of="me"), said("user", "So?"))
+    assert [(step["message"], step.get("is_copied_context", False)) for step in trajectory["steps"]] == [
         *(("Now.", True), ("", False), ("", False), ("So?", False))
     ]
-    assert "tool_calls" not in made["steps"][0]
+    assert "tool_calls" not in trajectory["steps"][0]
 
 
-def test_others_have_no_metrics_and_nothing_is_one_step():
+def test_user_messages_have_no_metrics_and_empty_paths_one_step():
     (step,) = told(said("user", "Hi.", metadata=KNOWN))["steps"]
     assert step["extra"] == KNOWN
     assert told()["steps"] == [{"step_id": 1, "source": "system", "message": EMPTY}]
 
 
-def test_the_commands_write_it(endpoint):
+def test_export_and_evaluate_write_atif(endpoint):
     created = endpoint.rpc("create_session", task="chores/dishes", labels={"run": "atif", "agent": "me"})
     session_id = created["session_id"]
-    told = {"session_id": session_id, "role": "assistant", "content": "I wash.", "metadata": KNOWN}
-    endpoint.rpc("add_message", **told)
+    message = {"session_id": session_id, "role": "assistant", "content": "I wash.", "metadata": KNOWN}
+    endpoint.rpc("add_message", **message)
     endpoint.rpc("run_function", session_id=session_id, function="do", kwargs={"chore": "dishes"})
     url = ("--url", f"http://127.0.0.1:{endpoint.port}")
     exported = json.loads(invoke("session", "export", *url, session_id[:9]).stdout)
@@ -121,13 +123,13 @@ def test_the_commands_write_it(endpoint):
         )
 
 
-def test_metadata_are_limited_as_the_text_is(endpoint):
+def test_metadata_and_text_have_the_same_limit(endpoint):
     session_id = endpoint.rpc("create_session", toolpacks=["chores"])["session_id"]
     long = {"session_id": session_id, "role": "user", "content": "", "metadata": {"x": "y" * 10**6}}
     with pytest.raises(Exception, match="allowed: shorten it"):
         endpoint.rpc("add_message", **long)
 
 
-def test_harbor_says_that_they_are_valid_where_it_is_installed():
+def test_harbors_validator_is_used_if_installed():
     harbor.required()
     assert harbor.errors([{"schema_version": "none"}])

@@ -1,4 +1,4 @@
-"""JSON shows two different worlds as different, or says why it can't."""
+"""Worlds that differ in a way that JSON hides: they are shown as different, or rejected."""
 
 import datetime as dt
 import enum
@@ -46,13 +46,13 @@ AMBIGUOUS = [
 
 @pytest.mark.parametrize("value", AMBIGUOUS)
 @pytest.mark.parametrize("comparable", [False, True])
-def test_two_keys_with_one_json_text_are_refused(value, comparable):
+def test_keys_with_the_same_json_text_are_rejected(value, comparable):
     with pytest.raises(ResultError, match=r"at /orders/0 has no JSON form: two of its keys are \"\S+\" in JSON"):
         to_json({"orders": [value], "others": {"x"}}, comparable=comparable)
 
 
 @pytest.mark.parametrize("value", [{7: 1, "8": 2}, {1: 1, 2: 2}, {None: 1, "null": 2}, Open(other=1), {}])
-def test_other_keys_are_shown(value):
+def test_keys_with_different_json_texts_are_shown(value):
     assert to_json([value])
 
 
@@ -123,7 +123,7 @@ def reward(bench, task, *calls):
     return verdict["reward"], verdict["checks"][0]["detail"]
 
 
-def test_a_key_of_another_type_is_another_world(bench):
+def test_key_of_another_type_makes_worlds_differ(bench):
     assert reward(bench, "text", ("rename", {"text": False})) == (1.0, "")
     assert reward(bench, "text", ("rename", {"text": True})) == (
         0.0,
@@ -132,7 +132,7 @@ def test_a_key_of_another_type_is_another_world(bench):
     assert reward(bench, "ignored", ("rename", {"text": True})) == (1.0, "")
 
 
-def test_a_world_with_two_keys_of_one_text_passes_nothing(bench):
+def test_world_with_ambiguous_keys_passes_nothing(bench):
     session = bench.create("shop")
     bench.result(session, "double")
     error = refused(-32002, bench.rpc, "get_environment", session_id=session)
@@ -142,6 +142,6 @@ def test_a_world_with_two_keys_of_one_text_passes_nothing(bench):
 
 
 @pytest.mark.parametrize(("task", "place", "right"), [("weight", "weight", "nan"), ("items", "items", "inf")])
-def test_a_number_that_is_not_finite_is_another_world_than_null(bench, task, place, right):
+def test_non_finite_number_differs_from_null(bench, task, place, right):
     for weight in ("nan", "inf", "-inf", "none"):
         assert reward(bench, task, ("weigh", {"weight": weight, "place": place}))[0] == float(weight == right)

@@ -1,4 +1,4 @@
-"""How many jobs on threads a request takes, one after the other, and how often it fetches its session."""
+"""The cost of requests: how many jobs on threads one takes, and how often it fetches its session."""
 
 import pytest
 from test_tasks import CATALOG, DO, begin
@@ -6,7 +6,7 @@ from test_tasks import CATALOG, DO, begin
 from toolpack_server.engine.jobs import Job
 
 TASK = "chores/dishes"
-TRIES = 5  # the server looks for expired sessions every second, which is a job, too
+TRIES = 5  # The server looks for expired sessions every second, which is a job too.
 USER = {"user": {"functions": ["look"], "prompt": "Ask for the dishes."}}
 
 
@@ -17,7 +17,7 @@ def bench(store_url, make_bench):
 
 @pytest.fixture
 def taken(bench, monkeypatch):
-    """Return the jobs and fetches that a request takes at least."""
+    """A function that sends a request several times, and returns the lowest numbers of jobs and fetches."""
     jobs, fetches, run, get = [], [], Job.run, bench.service.context.store.get
 
     def counted_run(job):
@@ -43,23 +43,23 @@ def taken(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("more", [{}, {"participants": USER}], ids=["a task", "a task and participants"])
-def test_a_session_is_created_in_one_hop(bench, taken, more):
-    begin(bench, TASK)  # its environment is built
+def test_session_is_created_in_one_job(bench, taken, more):
+    begin(bench, TASK)  # so that its environment is already built
     assert taken("create_session", task=TASK, **more) == (1, 0)
 
 
-def test_a_verdict_is_recorded_in_one_hop(bench, taken):
+def test_verdict_is_recorded_in_one_job(bench, taken):
     session_id, _ = begin(bench, TASK)
     bench.call(session_id, "do", **DO)
     jobs, fetches = taken("evaluate_session", session_id=session_id, record=True)
     assert (jobs, fetches <= 1) == (1, True)
 
 
-def test_an_evaluation_fetches_its_session_once(bench, taken):
+def test_evaluation_fetches_its_session_once(bench, taken):
     session_id, _ = begin(bench, TASK)
     assert taken("evaluate_session", session_id=session_id) == (2, 1)
 
 
-def test_a_small_session_is_forked_in_one_hop(bench, taken):
+def test_small_session_is_forked_in_one_job(bench, taken):
     session_id, _ = begin(bench, TASK)
     assert taken("fork_session", session_id=session_id) == (1, 1)

@@ -1,4 +1,4 @@
-"""A run is one question: all rollouts with the same labels are evaluated together, and verdicts can be kept."""
+"""Runs: all sessions with the same labels are evaluated by one request, and verdicts can be recorded."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -29,7 +29,7 @@ def evaluated(bench, **params):
 
 
 def judged(found):
-    """Get the sessions that were evaluated."""
+    """Return the sessions that were evaluated."""
     return [each for each in found["sessions"] if "verdict" in each]
 
 
@@ -37,14 +37,14 @@ def passed(bench, said):
     return {each["session_id"] for each in bench.rpc("list_sessions", labels=RUN, passed=said)}
 
 
-def test_a_run_is_evaluated_with_one_question(bench):
+def test_run_is_evaluated_by_one_request(bench):
     right, wrong = rollout(bench, "dishes"), rollout(bench)
     failing = rollout(bench, task="chores/raises")
     rollout(bench, labels={"run": "2"})
     without = bench.create("chores", labels=RUN)
-    found = evaluated(bench)
-    assert found["rates"] == [{"task": "chores/dishes", "rollouts": 2, "passed": 1, "mean_reward": 0.5}]
-    verdicts = {each["session_id"]: each.get("verdict") for each in found["sessions"]}
+    summary = evaluated(bench)
+    assert summary["rates"] == [{"task": "chores/dishes", "rollouts": 2, "passed": 1, "mean_reward": 0.5}]
+    verdicts = {each["session_id"]: each.get("verdict") for each in summary["sessions"]}
     assert verdicts == {
         right: verdict(bench, right),
         wrong: verdict(bench, wrong),
@@ -53,45 +53,45 @@ def test_a_run_is_evaluated_with_one_question(bench):
     }
     assert [verdicts[each]["passed"] for each in (right, wrong)] == [True, False]
     assert "The evaluator of 'chores/raises' failed" in verdicts[failing]["failure"]["message"]
-    assert not {"variant", "problem"} & {name for each in found["sessions"] for name in each}
-    assert "next" not in found
+    assert not {"variant", "problem"} & {name for each in summary["sessions"] for name in each}
+    assert "next" not in summary
     assert passed(bench, said=True) | passed(bench, said=False) == set(), (right, wrong)
 
 
-def test_a_run_is_evaluated_in_parts(bench):
+def test_run_is_evaluated_in_parts(bench):
     sessions = sorted(rollout(bench) for _ in range(5))
     parts = in_parts(partial(evaluated, bench), limit=2)
     assert [each["session_id"] for part in parts for each in part["sessions"]] == sessions
 
 
-def test_a_session_whose_task_is_gone_is_listed_with_its_problem_and_counts_nowhere(bench, monkeypatch):
+def test_session_without_its_task_is_listed_but_not_counted(bench, monkeypatch):
     session_id = rollout(bench, "dishes")
     tasks = bench.service.context.catalog.toolpacks["chores"].task_list
     left = {name: task for name, task in tasks.all().items() if name != "dishes"}
     monkeypatch.setattr(tasks, "all", lambda: left)
-    (found,) = evaluated(bench)["sessions"]
-    assert (found["session_id"], found["verdict"]["valid"]) == (session_id, False)
-    assert "failure" not in found["verdict"]
-    assert found["problem"].startswith("There is no task 'chores/dishes'")
+    (summary,) = evaluated(bench)["sessions"]
+    assert (summary["session_id"], summary["verdict"]["valid"]) == (session_id, False)
+    assert "failure" not in summary["verdict"]
+    assert summary["problem"].startswith("There is no task 'chores/dishes'")
 
 
-def test_verdicts_are_kept_only_where_some_are_asked_for(bench):
+def test_record_requires_evaluate(bench):
     error = refused(-32602, bench.rpc, "summarize_sessions", record=True)
     assert error.data["detail"] == "`record` stores the verdicts of `evaluate`: set both, or neither."
 
 
-def test_forks_count_but_for_those_of_the_console(bench):
+def test_forks_count_except_those_of_the_console(bench):
     session_id = rollout(bench, "dishes")
     bench.rpc("fork_session", session_id=session_id, count=2)
     bench.rpc("fork_session", session_id=session_id, labels={**RUN, "console": "fork"})
-    found = evaluated(bench)
-    assert (len(found["sessions"]), len(judged(found)), found["rates"][0]["rollouts"]) == (4, 3, 3)
-    assert sum("parent" in each for each in judged(found)) == 2
-    found = evaluated(bench, labels={"console": "fork"})
-    assert (len(judged(found)), found["rates"][0]["rollouts"]) == (1, 1)
+    summary = evaluated(bench)
+    assert (len(summary["sessions"]), len(judged(summary)), summary["rates"][0]["rollouts"]) == (4, 3, 3)
+    assert sum("parent" in each for each in judged(summary)) == 2
+    summary = evaluated(bench, labels={"console": "fork"})
+    assert (len(judged(summary)), summary["rates"][0]["rollouts"]) == (1, 1)
 
 
-def test_a_recorded_verdict_is_in_the_trace_and_lists_are_filtered_by_it(bench):
+def test_recorded_verdict_is_in_the_trace_and_filters_lists(bench):
     right, wrong, other = rollout(bench, "dishes"), rollout(bench), rollout(bench)
     verdict(bench, right, record=True)
     verdict(bench, wrong, record=True)
@@ -104,13 +104,14 @@ def test_a_recorded_verdict_is_in_the_trace_and_lists_are_filtered_by_it(bench):
     assert {name: record[name] for name in said} == said
     evaluated(bench, record=True)
     assert passed(bench, said=False) == {wrong, other}
-    assert [each["kind"] for each in bench.rpc("get_trace", session_id=right)] == ["call", "verdict"]  # not twice
+    # A second evaluation doesn't record it again.
+    assert [each["kind"] for each in bench.rpc("get_trace", session_id=right)] == ["call", "verdict"]
     (fork,) = bench.rpc("fork_session", session_id=right)
     assert fork["session_id"] not in passed(bench, said=True)
     assert [each["kind"] for each in bench.rpc("get_trace", session_id=fork["session_id"], path=True)] == ["call"]
 
 
-def test_a_recorded_verdict_holds_until_the_session_goes_on(bench):
+def test_recorded_verdict_expires_when_the_session_continues(bench):
     session_id = rollout(bench, "dishes")
     verdict(bench, session_id, record=True)
     bench.result(session_id, "do", **DO)
@@ -121,7 +122,7 @@ def test_a_recorded_verdict_holds_until_the_session_goes_on(bench):
     assert passed(bench, said=False) == set()
 
 
-def test_a_verdict_in_a_replay_is_copied_but_is_no_verdict_on_it(bench):
+def test_verdict_in_a_replay_is_copied_but_does_not_count(bench):
     session_id = rollout(bench, "dishes")
     verdict(bench, session_id, record=True)
     again = bench.rpc("replay_session", session_id=session_id, labels=RUN)["session"]["session_id"]
@@ -130,7 +131,7 @@ def test_a_verdict_in_a_replay_is_copied_but_is_no_verdict_on_it(bench):
 
 
 @pytest.mark.parametrize("other", [{"version": 0}, {"answer": "x"}, {"task": "chores/as-the-solution"}])
-def test_only_the_verdict_on_the_session_as_it_is_can_be_recorded(bench, other):
+def test_only_the_default_verdict_can_be_recorded(bench, other):
     session_id = rollout(bench, "dishes")
     detail = refused(-32602, verdict, bench, session_id, record=True, **other).data["detail"]
     assert detail.startswith("A verdict can be recorded only for the session's own task")
@@ -141,10 +142,10 @@ def test_calls_wait_while_a_verdict_is_recorded(bench, monkeypatch):
     session_id, pool = rollout(bench), ThreadPoolExecutor(1)
     evidence, sent = Tasks.evidence, []
 
-    def meanwhile(*given):
+    def meanwhile(*arguments):
         sent.append(pool.submit(bench.result, session_id, "do", **DO))
         wait_until(bench.service.sessions.queues.waiting)
-        return evidence(*given)
+        return evidence(*arguments)
 
     monkeypatch.setattr(Tasks, "evidence", meanwhile)
     with pool:

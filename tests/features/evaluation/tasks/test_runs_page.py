@@ -1,4 +1,4 @@
-"""Runs at a glance, in a real browser: in the console, and in the file that `evaluate --html` writes."""
+"""The page of runs in a real browser: in the console, and in the file that `evaluate --html` writes."""
 
 import re
 
@@ -10,7 +10,7 @@ from toolpack_server.features.evaluation.tasks.pass_rates import pass_all, pass_
 from toolpack_server.features.evaluation.tasks.report import ENTRY, one_script
 
 MARKUP = '<img src=x onerror="window.ran=1">'
-ENDS = "</script><!--<script>\u2028"  # what would end the element with the data, if it stood there as it is
+ENDS = "</script><!--<script>\u2028"  # This text would end the element with the data if it weren't escaped.
 LONG = "w" * 200
 CHECK = "the subject is the invoice's"
 SAVE, DENTIST, RAISES = "bank/save-300", "bank/pay-dentist", "chores/raises"
@@ -41,7 +41,7 @@ def play(server, task, run, number, *, passes, record=False):
 
 
 def states(page, task):
-    """The states of a task's cells, in order."""
+    """Return the states of a task's cells, in order."""
     row = page.find(".grid tbody tr", task)
     return [cell.get_attribute("class").split()[1] for cell in row.find_elements("css selector", "a.cell")]
 
@@ -53,30 +53,33 @@ def read(page):
     )
 
 
-def test_a_run_is_a_grid_of_tasks_and_rollouts_with_its_figures(page, server):
+def test_run_is_shown_as_a_grid_with_its_figures(page, server):
     page.open("#/runs?by=run&run=new")
     page.sees("9 rollouts of 3 tasks", "6/8 75%", "1 invalid", "Invalid ones aren't counted")
     read(page)
     assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
     assert states(page, RAISES) == ["invalid"]
     assert "0/0" in page.find(".grid tbody tr", RAISES).text
-    assert server.rpc("list_sessions", labels={"run": "new"}, passed=True) == []  # looking records nothing
+    assert server.rpc("list_sessions", labels={"run": "new"}, passed=True) == []  # Reading the page records nothing.
     run = server.rpc("summarize_sessions", labels={"run": "new"}, evaluate=True)["sessions"]
-    found = rates(each["verdict"] for each in run)
+    rates_of_tasks = rates(each["verdict"] for each in run)
     for chance, name in ((pass_all, "pass^k"), (pass_any, "pass@k")):
-        means = [f"k={k}: {round(100 * sum(chance(rate, k) for rate in found) / len(found))}%" for k in (1, 2, 3, 4)]
+        means = [
+            f"k={k}: {round(100 * sum(chance(rate, k) for rate in rates_of_tasks) / len(rates_of_tasks))}%"
+            for k in (1, 2, 3, 4)
+        ]
         assert f"{name} {', '.join(means)}" in page.run("return document.querySelector('svg title').textContent")
     page.find("a.cell", "✗").click()
     page.at("#/sessions/")
     page.sees("failed", "rollout=3")
 
 
-def test_rollouts_are_filtered_by_verdict_task_label_and_text_in_the_trace(page):
+def test_rollouts_are_filtered_by_verdict_task_label_and_text(page):
     page.open("#/runs?by=run&run=old")
     read(page)
     page.write("verdict", "failed")
     page.click("Filter")
-    page.sees("Rollouts that match: 6", "8 rollouts of 2 tasks")  # the figures are the run's
+    page.sees("Rollouts that match: 6", "8 rollouts of 2 tasks")  # The figures are still those of the whole run.
     page.write("task", "DENTIST")
     page.click("Filter")
     page.sees("Rollouts that match: 3", "4 rollouts of 1 task")
@@ -91,7 +94,7 @@ def test_rollouts_are_filtered_by_verdict_task_label_and_text_in_the_trace(page)
     page.sees("2 rollouts of 2 tasks")
 
 
-def test_what_was_wrong_is_counted_and_leads_to_its_rollouts(page):
+def test_failed_checks_are_counted_and_link_to_their_rollouts(page):
     page.open("#/runs?by=run&run=old")
     read(page)
     page.click(CHECK, ".faults a")
@@ -101,7 +104,7 @@ def test_what_was_wrong_is_counted_and_leads_to_its_rollouts(page):
     page.until(lambda: "that match" not in page.text(), "all of them")
 
 
-def test_a_session_leads_to_the_next_one_of_the_list_and_back(page):
+def test_session_links_to_its_neighbours_in_the_list(page):
     page.open("#/runs?by=run&run=old&verdict=failed&sort=rollout")
     read(page)
     page.find(".rollouts tbody a").click()
@@ -117,7 +120,7 @@ def test_a_session_leads_to_the_next_one_of_the_list_and_back(page):
     page.sees("Rollouts that match: 6")
 
 
-def test_what_an_evaluator_has_said_is_not_asked_for_twice(page):
+def test_verdicts_are_not_requested_twice(page):
     page.open("#/runs?by=run&run=new")
     read(page)
     count = "return performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/rpc')).length"
@@ -127,12 +130,12 @@ def test_what_an_evaluator_has_said_is_not_asked_for_twice(page):
     page.click("new", "tbody a")
     read(page)
     assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
-    assert page.run(count) - before == 1  # for the summaries
+    assert page.run(count) - before == 1  # one request for the summaries
     page.click("Read again")
     page.until(lambda: page.run(count) - before > 2, "evaluations")
 
 
-def test_a_server_that_is_away_for_a_while_is_read_on(page):
+def test_page_continues_after_a_lost_request(page):
     page.open("#/runs")
     page.sees("3 runs")
     page.run(
@@ -145,7 +148,7 @@ def test_a_server_that_is_away_for_a_while_is_read_on(page):
     page.sees("8 rollouts of 2 tasks")
 
 
-def test_a_run_against_another_says_what_changed(page):
+def test_comparison_with_another_run_shows_what_changed(page):
     page.open("#/runs?by=run&run=new&against=old&order=-change")
     read(page)
     page.sees("2 of 2 tasks better, 0 worse, 4 rollouts passed that had failed, 0 failed that had passed")
@@ -160,7 +163,7 @@ def test_a_run_against_another_says_what_changed(page):
     page.sees("Rollouts that match: 4")
 
 
-def test_all_runs_stand_side_by_side_for_any_label(page):
+def test_runs_are_compared_side_by_side_by_any_label(page):
     page.open("#/runs")
     page.sees("3 runs", "9 rollouts without a recorded verdict", "2/8 25%", "9 not evaluated")
     assert len(page.driver.find_elements("css selector", "figure.chart svg[role=img]")) == 4
@@ -173,7 +176,7 @@ def test_all_runs_stand_side_by_side_for_any_label(page):
     page.sees("4 runs", "rollout")
 
 
-def test_tables_are_sorted_by_their_heads(page):
+def test_tables_are_sorted_by_their_column_headers(page):
     page.open("#/runs?by=run&run=new")
     read(page)
 
@@ -189,7 +192,7 @@ def test_tables_are_sorted_by_their_heads(page):
 
 @pytest.fixture(scope="module")
 def long_words(server):
-    """A session with long words wherever a session can have some: its id."""
+    """The id of a session with long words in every text that a session can have."""
     labels = {"long": LONG, MARKUP + LONG[:20]: LONG}
     session_id = server.rpc("create_session", task=DENTIST, labels=labels)["session_id"]
     server.call(session_id, LONG[:60])
@@ -199,7 +202,7 @@ def long_words(server):
 
 
 @pytest.mark.parametrize(("width", "dark"), [pytest.param(1280, False, marks=pytest.mark.long), (400, True)])
-def test_nothing_is_wider_than_the_page(page, long_words, width, dark):
+def test_no_content_is_wider_than_the_page(page, long_words, width, dark):
     page.resize(width, dark=dark)
     long = f"#/runs?by=long&run={LONG}"
     for place in ("#/runs", "#/runs?by=run&run=new&against=old", "#/runs?by=long", long, f"{long}&against={LONG}"):
@@ -218,7 +221,7 @@ def test_nothing_is_wider_than_the_page(page, long_words, width, dark):
 def test_evaluate_writes_the_same_page_as_one_file(page, server, tmp_path):
     file = tmp_path / "runs.html"
     done = invoke("evaluate", "--url", server.url, "--html", str(file))
-    assert done.exit_code == 1, done.stderr  # as one is invalid
+    assert done.exit_code == 1, done.stderr  # The status is 1 because a rollout is invalid.
     text = file.read_text(encoding="utf-8")
     assert MARKUP not in text
     assert text.count("</script") == 2
@@ -243,16 +246,16 @@ def test_evaluate_writes_the_same_page_as_one_file(page, server, tmp_path):
     page.sees("3 runs", MARKUP)
 
 
-def test_the_one_script_has_all_that_its_modules_import():
-    """A name that isn't exported in the way that `one_script` knows would be undefined there."""
+def test_one_script_has_all_that_its_modules_import():
+    """A name whose export `one_script` doesn't recognize would be undefined in the script."""
     script = one_script(ENTRY)
     exported = {
         name: set(names.split(", "))
         for name, names in re.findall(r"^const \$(\w+) = .*?^return \{ (.*?) \};$", script, re.MULTILINE | re.DOTALL)
     }
-    wanted = re.findall(r"^const \{ (.*) \} = \$(\w+);$", script, re.MULTILINE)
-    assert wanted
-    for names, module in wanted:
+    imports = re.findall(r"^const \{ (.*) \} = \$(\w+);$", script, re.MULTILINE)
+    assert imports
+    for names, module in imports:
         assert {name.split(":")[0] for name in names.split(", ")} <= exported[module], module
     assert "</script" not in script
     assert not re.findall(r"^(?:import|export)\b", script, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Summaries: many sessions at a glance, without evaluating or renewing any."""
+"""Summaries: many sessions in one request, which neither evaluates nor renews them."""
 
 from functools import partial
 
@@ -22,12 +22,12 @@ def found(bench, text):
     return [each["session_id"] for each in summaries(bench, text=text)["sessions"]]
 
 
-def test_a_summary_says_what_has_happened_and_the_verdict_that_is_kept(bench):
+def test_summary_has_counts_and_the_recorded_verdict(bench):
     session_id, _ = begin(bench, "chores/dishes", labels=RUN)
     bench.call(session_id, "do", chore="dishes")
     bench.call(session_id, "do", chore="dishes", times="many")
     before = bench.rpc("list_sessions", labels=RUN)
-    (told,) = summaries(bench)["sessions"]
+    (summary,) = summaries(bench)["sessions"]
     expected = {name: before[0][name] for name in ("session_id", "task", "labels", "version", "expires_at")}
     expected |= {
         "records": 2,
@@ -36,19 +36,25 @@ def test_a_summary_says_what_has_happened_and_the_verdict_that_is_kept(bench):
         "last_function": "do",
         "done": False,
     }
-    assert {name: told[name] for name in expected} == expected
-    assert {"parent", "verdict", "variant", "problem"} & told.keys() == set()
-    assert told["duration_ms"] > 0
+    assert {name: summary[name] for name in expected} == expected
+    assert {"parent", "verdict", "variant", "problem"} & summary.keys() == set()
+    assert summary["duration_ms"] > 0
     bench.rpc("submit_answer", session_id=session_id, answer="Done.")
     said = verdict(bench, session_id, record=True)
-    (told,) = summaries(bench)["sessions"]
-    assert (told["done"], told.get("verdict"), told.get("problem"), told["records"]) == (True, said, None, 4)
+    (summary,) = summaries(bench)["sessions"]
+    assert (summary["done"], summary.get("verdict"), summary.get("problem"), summary["records"]) == (
+        True,
+        said,
+        None,
+        4,
+    )
     bench.rpc("reset_session", session_id=session_id)
-    (told,) = summaries(bench)["sessions"]
-    assert (told["done"], told.get("verdict"), told["calls"]) == (False, None, 2)  # it goes on, and what was called was
+    (summary,) = summaries(bench)["sessions"]
+    # The session continues, and undone calls still count.
+    assert (summary["done"], summary.get("verdict"), summary["calls"]) == (False, None, 2)
 
 
-def test_a_fork_has_what_was_called_in_it_alone(bench):
+def test_summary_of_a_fork_counts_only_its_own_calls(bench):
     session_id, _ = begin(bench, "chores/dishes", labels=RUN)
     bench.call(session_id, "do", chore="dishes")
     (fork,) = bench.rpc("fork_session", session_id=session_id)
@@ -57,7 +63,7 @@ def test_a_fork_has_what_was_called_in_it_alone(bench):
     assert [by_id[each]["calls"] for each in (session_id, fork["session_id"])] == [1, 0]
 
 
-def test_sessions_are_found_by_what_was_said_and_called_in_them(bench):
+def test_sessions_are_searched_by_the_text_of_their_records(bench):
     one, two = (begin(bench, "chores/dishes", labels={**RUN, "model": name})[0] for name in ("Zoe", "Tom"))
     bench.call(one, "do", chore='the "Äpfel"')
     bench.rpc("add_message", session_id=two, role="assistant", content="Nothing to DO here")
@@ -67,7 +73,7 @@ def test_sessions_are_found_by_what_was_said_and_called_in_them(bench):
     assert found(bench, "duration_ms") == found(bench, "nobody said this") == []
 
 
-def test_summaries_come_in_parts_which_together_are_all(bench, monkeypatch):
+def test_summaries_come_in_parts(bench, monkeypatch):
     sessions = sorted(begin(bench, "chores/dishes", labels=RUN)[0] for _ in range(5))
     parts = in_parts(partial(summaries, bench), limit=2)
     assert [each["session_id"] for part in parts for each in part["sessions"]] == sessions
@@ -76,11 +82,11 @@ def test_summaries_come_in_parts_which_together_are_all(bench, monkeypatch):
     monkeypatch.setattr("toolpack_server.features.evaluation.tasks.summaries._MAX_SECONDS", 0)
     part = summaries(bench)
     assert [len(part["sessions"]), part.get("next")] == [1, sessions[0]]
-    part = summaries(bench, text="nobody said this")  # which may find nothing for a while
+    part = summaries(bench, text="nobody said this")  # A part may be empty before the end of the search.
     assert part == {"sessions": [], "rates": [], "next": sessions[0]}
 
 
-def test_another_owner_and_an_agent_have_no_summaries(bench):
+def test_other_owners_and_agents_get_no_summaries(bench):
     _, key = begin(bench, "chores/dishes", labels=RUN)
     assert summaries(bench, labels={"run": "2"}) == {"sessions": [], "rates": []}
     assert refused(-32602, bench.rpc, "summarize_sessions", text="x" * 1001)
@@ -88,12 +94,12 @@ def test_another_owner_and_an_agent_have_no_summaries(bench):
 
 
 def test_sessions_are_sorted_and_counted_over_all_pages(bench):
-    made = [begin(bench, "chores/dishes", labels=RUN)[0] for _ in range(5)]
-    calls = dict(zip(made, (1, 3, 0, 3, 2), strict=True))
+    sessions = [begin(bench, "chores/dishes", labels=RUN)[0] for _ in range(5)]
+    calls = dict(zip(sessions, (1, 3, 0, 3, 2), strict=True))
     for session_id, number in calls.items():
         for _ in range(number):
             bench.call(session_id, "do", chore="dishes")
-    verdict(bench, made[2], record=True)
+    verdict(bench, sessions[2], record=True)
 
     def pages(order, **params):
         seen, after = [], ""
@@ -104,23 +110,23 @@ def test_sessions_are_sorted_and_counted_over_all_pages(bench):
             after = page.get("next")
         return seen
 
-    assert pages("-calls") == sorted(sorted(made), key=lambda each: -calls[each])
-    assert pages("calls") == sorted(sorted(made), key=calls.get)
-    others = sorted(set(made) - {made[2]})
-    assert pages("verdict") == pages("-verdict") == [made[2], *others]  # what has no verdict comes last
+    assert pages("-calls") == sorted(sorted(sessions), key=lambda each: -calls[each])
+    assert pages("calls") == sorted(sorted(sessions), key=calls.get)
+    others = sorted(set(sessions) - {sessions[2]})
+    assert pages("verdict") == pages("-verdict") == [sessions[2], *others]  # Sessions without a verdict come last.
     created = {each["session_id"]: each["created_at"] for each in summaries(bench)["sessions"]}
-    assert pages("created") == sorted(sorted(made), key=created.get)
-    assert sorted(pages("-created", total=True)) == sorted(made)
+    assert pages("created") == sorted(sorted(sessions), key=created.get)
+    assert sorted(pages("-created", total=True)) == sorted(sessions)
     assert "total" not in summaries(bench)
-    assert summaries(bench, text=made[1], order="task")["total"] == 1
-    assert summaries(bench, text=made[1], total=True)["total"] == 1
+    assert summaries(bench, text=sessions[1], order="task")["total"] == 1
+    assert summaries(bench, text=sessions[1], total=True)["total"] == 1
     error = refused(-32602, partial(summaries, bench), order="calls", after="0" * 48)
     assert "no matching session" in str(error)
     refused(-32602, partial(summaries, bench), order="calls", evaluate=True)
     refused(-32602, partial(summaries, bench), order="colour")
 
 
-def test_an_answer_that_is_known_is_not_sent_again(bench):
+def test_unchanged_answer_is_not_sent_again(bench):
     session_id, _ = begin(bench, "chores/dishes", labels=RUN)
     first = summaries(bench, known="")
     assert [each["session_id"] for each in first["sessions"]] == [session_id]

@@ -1,4 +1,4 @@
-"""In which order summaries stand: names as people count, and what is equal by its id."""
+"""The order of summaries: names sort naturally, and equal values sort by session id."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from toolpack_server.features.evaluation.tasks.summary_order import in_order
 from toolpack_server.jsonio.strict import loads
 
 
-def test_names_are_sorted_by_their_numbers_however_long_those_are():
+def test_names_sort_naturally_by_numbers_of_any_length():
     names = ["step 9", "step 010", "step 10", "step " + "1" * 5000, "step " + "2" * 5000]
     summaries = [{"session_id": str(at), "last_function": name} for at, name in enumerate(names)]
     texts, total = in_order(reversed(summaries), "last", "")
@@ -14,7 +14,7 @@ def test_names_are_sorted_by_their_numbers_however_long_those_are():
 
 
 @pytest.mark.parametrize("order", ["calls", "-calls"])
-def test_what_is_equal_is_sorted_by_id_whether_the_order_goes_up_or_down(order):
+def test_equal_values_sort_by_id_in_both_directions(order):
     summaries = [{"session_id": session_id, "calls": 3} for session_id in ("b", "a", "c")]
     texts, _ = in_order(summaries, order, "")
     assert [loads(text)["session_id"] for text in texts] == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""`toolpack-server check --tasks` and `evaluate`."""
+"""The commands `toolpack-server check --tasks` and `evaluate`."""
 
 import itertools
 import json
@@ -78,12 +78,12 @@ def check(tmp_path, source):
     return run("check", "--pack-dir", str(tmp_path), "--tasks", "--no-calls")
 
 
-def test_check_counts_tasks_without_a_problem(tmp_path):
+def test_check_counts_tasks_without_problems(tmp_path):
     done = check(tmp_path, RIGHT)
     assert (done.exit_code, done.stdout) == (0, "1 toolpack with 1 function and 1 task: no problems.\n"), done.stderr
 
 
-def test_check_has_no_problem_with_an_evaluator_that_uses_up_what_it_gets(tmp_path):
+def test_check_accepts_an_evaluator_that_consumes_its_data(tmp_path):
     task = 'solution=[("switch_on", {})], data=[1], metadata={"on": [1]}'
     source = RIGHT.replace('solution=[("switch_on", {})]', task)
     used_up = "rollout.environment.on and bool(rollout.task.data.pop() and rollout.task.metadata['on'].pop())"
@@ -96,7 +96,7 @@ def test_check_has_no_problem_with_an_evaluator_that_uses_up_what_it_gets(tmp_pa
     )
 
 
-def test_check_looks_at_the_tasks_that_are_named(tmp_path):
+def test_check_reads_only_the_named_tasks(tmp_path):
     check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("none", "Do it."))\n')
     named = ("check", "--pack-dir", str(tmp_path), "--no-calls", "--task")
     assert "and 1 task: no problems." in run(*named, "lamps/light").stdout
@@ -107,7 +107,7 @@ def test_check_looks_at_the_tasks_that_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("body", WRONG)
-def test_check_finds_evaluators_that_are_wrong(tmp_path, body):
+def test_check_reports_faulty_evaluators(tmp_path, body):
     source = RIGHT.replace("return rollout.environment.on", body) + GLOBALS
     done = check(tmp_path, source)
     assert done.exit_code == 1
@@ -150,18 +150,18 @@ def test_check_says_that_a_failing_solution_submits_no_answer(tmp_path):
         ('solution=[("switch_on", {})], max_calls=0', "its solution makes more calls than max_calls allows: 1, not 0."),
     ],
 )
-def test_check_finds_what_does_not_fit(tmp_path, given, message):
+def test_check_reports_task_definitions_that_do_not_fit(tmp_path, given, message):
     done = check(tmp_path, RIGHT.replace('solution=[("switch_on", {})]', given))
     assert done.exit_code == 1
     assert message in done.stderr
 
 
-def test_check_says_what_is_wrong_with_a_solution_by_which_its_task_is_judged(tmp_path):
+def test_check_reports_a_solution_with_an_unknown_function(tmp_path):
     done = check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("off", "Off.", solution=[("off", {})]))\n')
     assert "task 'lamps/off': the call of `off` in its solution fails: ToolNotFoundError" in done.stderr
 
 
-def test_check_finds_a_task_without_evaluator_and_solution_and_a_loader_that_fails(tmp_path):
+def test_check_reports_missing_evaluators_and_failing_loaders(tmp_path):
     done = check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("none", "Do it."))\n')
     assert "task 'lamps/none': it has neither an evaluator nor a solution: give one." in done.stderr
     done = check(tmp_path, RIGHT + "\n@toolpack.tasks\ndef many():\n    raise KeyError('x')\n")
@@ -179,7 +179,7 @@ def endpoint():
 
 @pytest.fixture
 def rollouts(endpoint):
-    """Three rollouts of a task, two of another, one whose evaluator fails, and a session without a task."""
+    """Three rollouts of a task, one and two rollouts of two others, and a session without a task."""
     labels = {"run": str(next(numbers))}
 
     def start(task, *calls):
@@ -198,7 +198,7 @@ def rollouts(endpoint):
 numbers = itertools.count()
 
 
-def test_evaluate_prints_rates_and_lists_apart_what_could_not_be_evaluated(endpoint, rollouts):
+def test_evaluate_prints_rates_and_lists_invalid_rollouts(endpoint, rollouts):
     label, start, _ = rollouts
     done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label)
     assert done.exit_code == 0, done.stderr
@@ -219,7 +219,7 @@ def test_evaluate_prints_rates_and_lists_apart_what_could_not_be_evaluated(endpo
     assert invalid in done.stderr
 
 
-def test_a_file_that_cant_be_written_makes_no_rollout_invalid(endpoint, rollouts):
+def test_unwritable_file_makes_no_rollout_invalid(endpoint, rollouts):
     label, _, _ = rollouts
     done = run_here(
         "evaluate", "--url", endpoint.http.base_url, "--label", label, "--trajectories", "/dev/null/trajectories"
@@ -271,7 +271,7 @@ def test_evaluate_writes_trajectories(endpoint, rollouts, tmp_path):
     assert (len(line["messages"]), line["labels"], piped.exit_code) == (3, {"run": label.removeprefix("run=")}, 1)
 
 
-def test_evaluate_says_how_many_forks_it_took_and_left_out_and_keeps_verdicts(endpoint, rollouts):
+def test_evaluate_reports_forks_and_records_verdicts(endpoint, rollouts):
     label, _, started = rollouts
     labels = {"run": label.removeprefix("run=")}
     endpoint.rpc("fork_session", session_id=started[0])
@@ -283,7 +283,7 @@ def test_evaluate_says_how_many_forks_it_took_and_left_out_and_keeps_verdicts(en
     assert len(endpoint.rpc("list_sessions", labels=labels, passed=True)) == 5
 
 
-def test_evaluate_looks_into_a_data_directory(tmp_path):
+def test_evaluate_reads_a_data_directory(tmp_path):
     bench = serving.Bench(CATALOG, store=f"sqlite:///{tmp_path}/sessions.db", key=b"k" * 32)
     session_id, key = begin(bench)
     agent(bench, key, function="do", kwargs=DO)
@@ -294,7 +294,7 @@ def test_evaluate_looks_into_a_data_directory(tmp_path):
     assert "chores/dishes  1       1        1.000" in done.stdout
 
 
-def test_the_prompt_comes_first_unless_the_path_begins_with_a_message():
+def test_prompt_comes_first_unless_the_path_has_a_message_first():
     said = {"kind": "message", "role": "system", "content": "Be kind."}
     call = {
         "kind": "call",
@@ -320,7 +320,7 @@ def test_the_prompt_comes_first_unless_the_path_begins_with_a_message():
 
 
 @given(st.integers(1, 7), st.data())
-def test_the_chances_of_k_rollouts_are_those_of_all_choices_of_k(count, data):
+def test_pass_rates_for_k_equal_those_over_all_choices(count, data):
     passed = data.draw(st.integers(0, count))
     k = data.draw(st.integers(1, count))
     rollouts = [True] * passed + [False] * (count - passed)

@@ -1,4 +1,4 @@
-"""Tasks: what a session is worth, judged from where its family began, and never by the agent itself."""
+"""Tasks: the reward of a session follows from its whole path since the root session, and agents can't evaluate."""
 
 import contextlib
 import json
@@ -54,12 +54,12 @@ def isolated():
 
 @pytest.fixture(params=["quick", "isolated"])
 def anywhere(request):
-    """A server whose toolpacks' code runs in its own threads, and one where it runs in other processes."""
+    """A server that runs toolpacks' code in threads, and one that runs it in other processes."""
     return request.getfixturevalue(request.param)
 
 
 def begin(bench, task="chores/dishes", **more):
-    """Create a session with a task, and get its id and its agent's key."""
+    """Create a session with a task. Return its id and its agent's key."""
     session = bench.rpc("create_session", task=task, **more)
     assert session["task"] == task
     return session["session_id"], session["agent_path"].removeprefix("/agents/")
@@ -73,19 +73,19 @@ def verdict(bench, session_id, **more):
     return bench.rpc("evaluate_session", session_id=session_id, **more)
 
 
-# What there is to do
+# The list of tasks
 
 
-def test_tasks_are_listed_in_their_order_by_toolpack_split_and_tags(bench):
+def test_tasks_are_listed_in_order_by_toolpack_split_and_tags(bench):
     first = bench.rpc("list_tasks", toolpack="chores", limit=2)
     assert [task["task"] for task in first["tasks"]] == ["chores/dishes", "chores/as-the-solution"]
     assert (first["total"], first["splits"]["train"], first["splits"]["made"]) == (first["total"], 1, 250)
     assert first["total"] == sum(first["splits"].values())
-    found, after = [], -1
+    tasks, after = [], -1
     while page := bench.rpc("list_tasks", split="made", after=after, limit=100)["tasks"]:
-        found += page
+        tasks += page
         after = page[-1]["index"]
-    assert [task["task"] for task in found] == [f"chores/made-{number}" for number in range(250)]
+    assert [task["task"] for task in tasks] == [f"chores/made-{number}" for number in range(250)]
     names = [task["task"] for task in bench.rpc("list_tasks", tags=["wet"])["tasks"]]
     assert names == ["chores/dishes", "chores/ignoring"]
     assert [task["task"] for task in bench.rpc("list_tasks", tags=["easy", "wet"])["tasks"]] == ["chores/ignoring"]
@@ -96,9 +96,9 @@ def test_tasks_are_listed_in_their_order_by_toolpack_split_and_tags(bench):
     assert described["tasks"] == first["total"]
 
 
-def test_a_task_tells_all_but_its_evaluator_its_data_and_its_solution(quick):
-    told = quick.rpc("get_task", task="chores/as-the-solution")
-    assert told == {
+def test_get_task_omits_evaluator_data_and_solution(quick):
+    task = quick.rpc("get_task", task="chores/as-the-solution")
+    assert task == {
         "task": "chores/as-the-solution",
         "index": 1,
         "prompt": [{"role": "user", "content": "Do the dishes, then say how often."}],
@@ -111,13 +111,13 @@ def test_a_task_tells_all_but_its_evaluator_its_data_and_its_solution(quick):
         "has_solution": True,
         "variants": [],
     }
-    assert quick.rpc("list_tasks", after=0, limit=1)["tasks"] == [told]
+    assert quick.rpc("list_tasks", after=0, limit=1)["tasks"] == [task]
     assert quick.rpc("get_task", task="chores/looks")["has_solution"] is False
     for unknown in ("chores/none", "none/dishes", "dishes", ""):
         assert "There is no task" in refused(-32602, quick.rpc, "get_task", task=unknown).data["detail"]
 
 
-def test_a_loader_runs_once_and_only_when_it_is_asked_for():
+def test_loader_runs_once_and_only_when_needed():
     loads: list[int] = []
     pack = Toolpack("lazy")
 
@@ -131,7 +131,7 @@ def test_a_loader_runs_once_and_only_when_it_is_asked_for():
     assert loads == [1]
 
 
-def test_a_loader_that_fails_is_an_error_that_names_it(quick, monkeypatch):
+def test_failing_loader_is_an_error_with_its_name(quick, monkeypatch):
     def missing():
         raise KeyError("prompt")
         yield
@@ -149,7 +149,7 @@ def test_a_loader_that_fails_is_an_error_that_names_it(quick, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"name": "a/b"}, "'a/b' isn't a valid task name"),
         ({"name": ""}, "isn't a valid task name"),
@@ -171,18 +171,18 @@ def test_a_loader_that_fails_is_an_error_that_names_it(quick, monkeypatch):
         ({"metadata": [1]}, "its metadata is a list"),
     ],
 )
-def test_a_task_that_can_not_be_used_is_refused(given, message):
+def test_invalid_task_is_rejected(arguments, message):
     with pytest.raises(RegistrationError) as error:
-        Task(**{"name": "a", "prompt": "Do it.", **given})
+        Task(**{"name": "a", "prompt": "Do it.", **arguments})
     assert message in str(error.value)
 
 
-def test_what_may_differ_is_named_by_json_pointers():
+def test_ignored_paths_must_be_json_pointers():
     with pytest.raises(RegistrationError, match="give JSON Pointers, such as '/bank/log'"):
         reached_solution("bank/log")
 
 
-def test_a_name_is_used_once():
+def test_task_name_must_be_unique():
     pack = Toolpack("twice")
     pack.add_task(Task("a", "Do it.", solution=[]))
     with pytest.raises(RegistrationError, match=r"test_tasks\.py:\d+: .*has a task 'a' already: rename one"):
@@ -192,7 +192,7 @@ def test_a_name_is_used_once():
         pack.task_list.all()
 
 
-def test_a_bundle_says_of_no_fork_that_it_has_inherited_fewer_calls_than_none():
+def test_bundle_of_a_fork_has_consistent_progress():
     shown = {"kind": "call", "function": "look", "by": "agent", "index": 0, "version": 0, "nested": [{}]}
     with pytest.raises(InvalidParamsError, match="Record 0 of the bundle has a progress that disagrees"):
         ProgressChecker(began_as_fork=True).add(CallKind(), shown, {"progress": [1, None]})
@@ -202,7 +202,7 @@ def test_a_bundle_says_of_no_fork_that_it_has_inherited_fewer_calls_than_none():
 # Sessions with a task
 
 
-def test_a_session_gets_the_toolpacks_and_options_of_its_task_and_those_that_are_given_count_more(bench):
+def test_session_options_override_those_of_the_task(bench):
     session_id, _ = begin(bench, "chores/as-the-solution")
     assert bench.rpc("get_session", session_id=session_id)["toolpacks"] == ["chores", "ledger"]
     assert bench.rpc("get_environment", session_id=session_id, pointer="/chores/money") == 20
@@ -210,8 +210,8 @@ def test_a_session_gets_the_toolpacks_and_options_of_its_task_and_those_that_are
     assert bench.rpc("get_environment", session_id=richer, pointer="/chores/money") == 70
     with_more, _ = begin(bench, "chores/dishes", toolpacks=["ledger"])
     assert bench.rpc("get_session", session_id=with_more)["toolpacks"] == ["chores", "ledger"]
-    given, _ = begin(bench, "chores/as-the-solution", environment={"chores": {"money": 3}})
-    assert bench.rpc("get_environment", session_id=given, pointer="/chores/money") == 3
+    with_environment, _ = begin(bench, "chores/as-the-solution", environment={"chores": {"money": 3}})
+    assert bench.rpc("get_environment", session_id=with_environment, pointer="/chores/money") == 3
     (fork,) = bench.rpc("fork_session", session_id=session_id)
     assert fork["task"] == "chores/as-the-solution"
     assert bench.rpc("get_session", session_id=bench.create("ledger")).get("task") is None
@@ -223,16 +223,16 @@ def test_a_session_gets_the_toolpacks_and_options_of_its_task_and_those_that_are
     )
 
 
-def test_the_agent_sees_its_prompt_and_how_far_it_is_and_nothing_else(bench):
+def test_agent_sees_only_its_prompt_and_progress(bench):
     session_id, key = begin(bench)
-    told = agent(bench, key, "get_task")
-    assert told == {"prompt": "Do the dishes, once.", "max_calls": 3, "calls": 0, "done": False}
+    task = agent(bench, key, "get_task")
+    assert task == {"prompt": "Do the dishes, once.", "max_calls": 3, "calls": 0, "done": False}
     assert [each["name"] for each in agent(bench, key, "list_functions")["result"]] == ["do", "look"]
     assert len(bench.rpc("list_functions", session_id=session_id)["result"]) == 3
     assert agent(bench, key, function="rest")["error"].startswith("ToolNotFoundError: The requested function `rest`")
-    bench.result(session_id, "rest")  # the client has all
+    bench.result(session_id, "rest")  # The client may call all functions.
     agent(bench, key, function="do", kwargs=DO)
-    assert agent(bench, key, "get_task") == told | {"calls": 2}
+    assert agent(bench, key, "get_task") == task | {"calls": 2}
     for method in ("evaluate_session", "get_solution", "list_tasks", "add_message", "get_session"):
         refused(-32601, agent, bench, key, method)
     refused(-32602, agent, bench, key, "get_task", task="chores/dishes")
@@ -242,9 +242,9 @@ def test_the_agent_sees_its_prompt_and_how_far_it_is_and_nothing_else(bench):
     assert "takes no answer" in refused(-32602, agent, bench, key, "submit_answer", answer="x").data["detail"]
 
 
-def test_after_its_last_call_the_agent_is_told_so_and_the_client_goes_on(bench):
+def test_max_calls_stop_the_agent_but_not_the_client(bench):
     session_id, key = begin(bench)
-    for chore in ("dishes", "nothing", "laundry"):  # a failed call counts, too
+    for chore in ("dishes", "nothing", "laundry"):  # A failed call counts too.
         agent(bench, key, function="do", kwargs={"chore": chore}, call_id=chore)
     why = "all 3 calls of the task are used, so no further one is run: submit an answer."
     over = {"result": "", "error": f"EpisodeOverError: {why}"}
@@ -254,7 +254,8 @@ def test_after_its_last_call_the_agent_is_told_so_and_the_client_goes_on(bench):
     assert error.data["type"] == "EpisodeOverError"
     assert bench.rpc("get_trace", session_id=session_id) == before
     assert [record["by"] for record in before] == ["agent"] * 3
-    assert agent(bench, key, function="do", kwargs={"chore": "dishes"}, call_id="dishes")["error"] is None  # a repeat
+    # A repeated call_id.
+    assert agent(bench, key, function="do", kwargs={"chore": "dishes"}, call_id="dishes")["error"] is None
     assert agent(bench, key, "get_task") == {"prompt": "Do the dishes, once.", "max_calls": 3, "calls": 3, "done": True}
     bench.result(session_id, "do", **DO)
     assert bench.rpc("get_trace", session_id=session_id)[-1]["by"] == "client"
@@ -264,25 +265,25 @@ def nested(function, **args):
     return {"$call": {"function": function, "args": args}}
 
 
-def test_nested_calls_of_an_agent_count_and_none_runs_beyond_the_last_one(anywhere):
+def test_nested_calls_of_an_agent_count_towards_max_calls(anywhere):
     session_id, key = begin(anywhere)
     two = {"chore": nested("look"), "more": nested("look"), "most": nested("look")}
     error = agent(anywhere, key, function="do", kwargs=two)["error"]
     assert error == (
         "ValidationError: With its nested calls this counts as 4 calls; 3 of the task's 3 are left: nest fewer."
     )
-    assert agent(anywhere, key, "get_task")["calls"] == 1  # it was a call, and has failed
+    assert agent(anywhere, key, "get_task")["calls"] == 1  # The rejected call itself counts.
     assert agent(anywhere, key, function="do", kwargs={"chore": nested("look")})["error"].startswith("ValidationError")
-    told = {"prompt": "Do the dishes, once.", "max_calls": 3, "calls": 3, "done": True}
-    assert agent(anywhere, key, "get_task") == told
+    task = {"prompt": "Do the dishes, once.", "max_calls": 3, "calls": 3, "done": True}
+    assert agent(anywhere, key, "get_task") == task
     assert agent(anywhere, key, function="do", kwargs=DO)["error"].startswith("EpisodeOverError: all 3 calls")
     (fork,) = anywhere.rpc("fork_session", session_id=session_id)
-    assert agent(anywhere, fork["agent_path"].removeprefix("/agents/"), "get_task") == told
+    assert agent(anywhere, fork["agent_path"].removeprefix("/agents/"), "get_task") == task
     assert anywhere.call(session_id, "do", chore=nested("look"))["error"].startswith("ValidationError: 1 validation")
-    assert agent(anywhere, key, "get_task") == told  # a client's count for nobody
+    assert agent(anywhere, key, "get_task") == task  # Calls of a client don't count.
 
 
-def test_an_evaluator_sees_nested_calls_whoever_sends_them(quick):
+def test_evaluator_sees_nested_calls_of_agents_and_clients(quick):
     session_id, key = begin(quick, "chores/looks")
     agent(quick, key, function="do", kwargs={"chore": nested("do", chore=nested("do", chore="dishes"))})
     quick.call(session_id, "look", unknown=nested("look"))
@@ -298,13 +299,13 @@ def test_an_evaluator_sees_nested_calls_whoever_sends_them(quick):
     assert (calls[3].result, calls[4].error.partition(":")[0]) == ({}, "ValidationError")
 
 
-def test_a_nested_call_is_seen_wherever_an_evaluator_runs(anywhere):
+def test_evaluator_sees_nested_calls_in_any_process(anywhere):
     session_id, key = begin(anywhere, "chores/async")
     agent(anywhere, key, function="look", kwargs={"unknown": nested("look")})
     assert verdict(anywhere, session_id)["reward"] == 2
 
 
-def test_the_call_ids_of_an_agent_and_of_a_client_are_kept_apart(bench):
+def test_call_ids_of_agents_and_clients_are_separate(bench):
     session_id, key = begin(bench, ttl_seconds=60)
     rest, do = {"function": "rest", "call_id": "c"}, {"function": "do", "kwargs": DO, "call_id": "d"}
     assert bench.rpc("run_function", session_id=session_id, **rest)["error"] is None
@@ -315,8 +316,8 @@ def test_the_call_ids_of_an_agent_and_of_a_client_are_kept_apart(bench):
     assert bench.rpc("run_function", session_id=session_id, **other)["error"] is None
     for call_id in ("agent:d", "client:d", "client:agent:d"):
         assert bench.rpc("run_function", session_id=session_id, **other | {"call_id": call_id})["result"] > 1
-    told = [(record.get("call_id"), record["by"]) for record in bench.rpc("get_trace", session_id=session_id)]
-    assert told == [("c", "client"), ("c", "agent"), ("d", "agent"), ("d", "client")] + [
+    recorded = [(record.get("call_id"), record["by"]) for record in bench.rpc("get_trace", session_id=session_id)]
+    assert recorded == [("c", "client"), ("c", "agent"), ("d", "agent"), ("d", "client")] + [
         (call_id, "client") for call_id in ("agent:d", "client:d", "client:agent:d")
     ]
     moved = bench.rpc("import_bundle", bundle=bench.rpc("export_bundle", session_id=session_id)["bundle"])
@@ -327,7 +328,7 @@ def test_the_call_ids_of_an_agent_and_of_a_client_are_kept_apart(bench):
     assert bench.rpc("get_trace", session_id=moved["session_id"]) == before
 
 
-def test_an_answer_ends_the_agents_part_once_on_a_path(bench):
+def test_answer_ends_the_agents_part_once_per_path(bench):
     session_id, key = begin(bench)
     agent(bench, key, function="do", kwargs=DO)
     assert agent(bench, key, "submit_answer", answer="Done.") is True
@@ -342,7 +343,7 @@ def test_an_answer_ends_the_agents_part_once_on_a_path(bench):
     assert trace[1]["answer"] == "Done."
     assert bench.result(session_id, "look") == {"dishes": 1}
     assert verdict(bench, session_id)["passed"]
-    bench.rpc("reset_session", session_id=session_id, version=1)  # at which the answer was given
+    bench.rpc("reset_session", session_id=session_id, version=1)  # The answer was submitted at this version.
     assert agent(bench, key, "get_task")["done"] is True
     bench.rpc("reset_session", session_id=session_id, version=0)
     assert agent(bench, key, "get_task") == {
@@ -352,12 +353,12 @@ def test_an_answer_ends_the_agents_part_once_on_a_path(bench):
         "done": False,
     }
     assert agent(bench, key, "submit_answer", answer="Another.") is True
-    bench.rpc("reset_session", session_id=session_id, version=1)  # after which the first answer was given
+    bench.rpc("reset_session", session_id=session_id, version=1)  # The first answer was submitted after this version.
     assert agent(bench, key, "get_task")["calls"] == 1
     refused(-32014, agent, bench, key, "submit_answer", answer="A third.")
 
 
-def test_messages_are_recorded_once_for_each_call_id(bench):
+def test_message_is_recorded_once_per_call_id(bench):
     session_id, _ = begin(bench)
     said = {"session_id": session_id, "role": "assistant", "content": "I begin.", "call_id": "m"}
     assert bench.rpc("add_message", **said) is bench.rpc("add_message", **said) is True
@@ -379,7 +380,7 @@ def endpoint():
 
 
 @pytest.mark.parametrize("era", ["2025-06-18", mcp_endpoint.MODERN])
-def test_an_agent_that_speaks_mcp_has_the_same_limits_and_a_tool_to_answer_with(endpoint, era):
+def test_mcp_agent_has_the_same_limits_and_an_answer_tool(endpoint, era):
     mcp = mcp_endpoint.Mcp(endpoint)
     mcp.session = endpoint.rpc("create_session", task="chores/dishes")
     mcp.path = mcp.session["mcp_path"]
@@ -391,18 +392,18 @@ def test_an_agent_that_speaks_mcp_has_the_same_limits_and_a_tool_to_answer_with(
     assert mcp.call(era, "do", chore="dishes")["isError"] is False
     assert [record["by"] for record in mcp.rpc("get_trace")] == ["agent", "agent"]
     for wrong in ({"answer": 1}, {"answer": "x", "more": 1}):
-        told = mcp.call(era, "submit_answer", **wrong)
-        assert told["isError"], told
-        assert told["content"][0]["text"].startswith("ValidationError: ")
+        result = mcp.call(era, "submit_answer", **wrong)
+        assert result["isError"], result
+        assert result["content"][0]["text"].startswith("ValidationError: ")
     for _ in range(2):
-        told = mcp.call(era, "submit_answer", answer="Done.")
-        assert (told["isError"], told["content"][0]["text"]) == (False, "The answer has been submitted.")
-    told = mcp.call(era, "submit_answer", answer="Not done.")
-    assert told["isError"]
-    assert told["content"][0]["text"].startswith("AnsweredError: ")
-    told = mcp.call(era, "look")
-    assert told["isError"]
-    assert told["content"][0]["text"].startswith("EpisodeOverError: ")
+        result = mcp.call(era, "submit_answer", answer="Done.")
+        assert (result["isError"], result["content"][0]["text"]) == (False, "The answer has been submitted.")
+    result = mcp.call(era, "submit_answer", answer="Not done.")
+    assert result["isError"]
+    assert result["content"][0]["text"].startswith("AnsweredError: ")
+    result = mcp.call(era, "look")
+    assert result["isError"]
+    assert result["content"][0]["text"].startswith("EpisodeOverError: ")
     assert mcp.rpc("evaluate_session")["passed"]
     without = mcp_endpoint.Mcp(endpoint)
     assert "submit_answer" not in [tool["name"] for tool in without.send(era, "tools/list").json()["result"]["tools"]]
@@ -420,18 +421,18 @@ PROMPTS = [{"name": "task", "title": "Task", "description": "Your task in this s
 
 
 @pytest.mark.parametrize("era", ["2025-06-18", mcp_endpoint.MODERN])
-def test_an_agent_that_speaks_mcp_gets_its_prompt_as_one_of_mcps_and_as_instructions(endpoint, era):
+def test_mcp_agent_gets_its_prompt_as_prompt_and_instructions(endpoint, era):
     begin_with = "server/discover" if era == mcp_endpoint.MODERN else "initialize"
-    asked = "Do the dishes, then say how often."
+    prompt = "Do the dishes, then say how often."
     mcp = at_task(endpoint, "chores/as-the-solution")
-    told = mcp.send(era, begin_with).json()["result"]
-    assert (told["instructions"], told["capabilities"]) == (asked, {"tools": {}, "prompts": {}})
+    greeting = mcp.send(era, begin_with).json()["result"]
+    assert (greeting["instructions"], greeting["capabilities"]) == (prompt, {"tools": {}, "prompts": {}})
     listed = mcp.send(era, "prompts/list").json()["result"]
     assert listed["prompts"] == PROMPTS
     assert ("ttlMs" in listed) is (era == mcp_endpoint.MODERN)
     got = mcp.send(era, "prompts/get", name="task").json()["result"]
     assert got["description"] == PROMPTS[0]["description"]
-    assert got["messages"] == [{"role": "user", "content": {"type": "text", "text": asked}}]
+    assert got["messages"] == [{"role": "user", "content": {"type": "text", "text": prompt}}]
     wrong = mcp_endpoint.refusal(mcp.send(era, "prompts/get", name="other"), 200, -32602)
     assert wrong["message"] == "Invalid params: There is no such prompt: the only one is 'task'."
     mcp_endpoint.refusal(mcp.send(era, "prompts/list", cursor="2"), 200, -32602)
@@ -441,11 +442,11 @@ def test_an_agent_that_speaks_mcp_gets_its_prompt_as_one_of_mcps_and_as_instruct
 
 
 @pytest.mark.parametrize("era", ["2025-06-18", mcp_endpoint.MODERN])
-def test_a_session_that_asks_for_nothing_has_no_prompts(endpoint, era):
+def test_session_without_a_prompt_has_no_mcp_prompts(endpoint, era):
     mcp = mcp_endpoint.Mcp(endpoint)
     begin_with = "server/discover" if era == mcp_endpoint.MODERN else "initialize"
-    told = mcp.send(era, begin_with).json()["result"]
-    assert (told["capabilities"], "instructions" in told) == ({"tools": {}}, False)
+    greeting = mcp.send(era, begin_with).json()["result"]
+    assert (greeting["capabilities"], "instructions" in greeting) == ({"tools": {}}, False)
     for method in ("prompts/list", "prompts/get"):
         reply = mcp.send(era, method, name="task")
         mcp_endpoint.refusal(reply, 404 if era == mcp_endpoint.MODERN else 200, -32601)
@@ -455,11 +456,11 @@ def test_a_session_that_asks_for_nothing_has_no_prompts(endpoint, era):
 
 
 @pytest.mark.parametrize("bundled", [False, True])
-def test_a_session_that_is_run_again_is_at_the_same_point_of_its_task(bench, bundled):
+def test_replayed_session_is_at_the_same_point_of_its_task(bench, bundled):
     session_id, key = begin(bench)
     bench.rpc("add_message", session_id=session_id, role="user", content="Go.")
     agent(bench, key, function="do", kwargs=DO)
-    agent(bench, key, function="rest")  # which it doesn't have
+    agent(bench, key, function="rest")  # The agent doesn't have this function.
     bench.result(session_id, "rest")
     agent(bench, key, "submit_answer", answer="Done.")
     if bundled:
@@ -473,8 +474,8 @@ def test_a_session_that_is_run_again_is_at_the_same_point_of_its_task(bench, bun
     assert (replay["replayed"], replay["complete"], replay.get("diverged")) == (5, True, None)
     again = replay["session"]
     assert again["task"] == "chores/dishes"
-    told = agent(bench, again["agent_path"].removeprefix("/agents/"), "get_task")
-    assert told == agent(bench, key, "get_task") == told | {"calls": 2, "done": True}
+    task = agent(bench, again["agent_path"].removeprefix("/agents/"), "get_task")
+    assert task == agent(bench, key, "get_task") == task | {"calls": 2, "done": True}
     assert verdict(bench, again["session_id"]) == verdict(bench, session_id)
     paths = [bench.rpc("get_trace", session_id=each, path=True) for each in (session_id, again["session_id"])]
     kinds = [[(record["kind"], record.get("by"), record["version"]) for record in path] for path in paths]
@@ -489,20 +490,20 @@ def test_a_session_that_is_run_again_is_at_the_same_point_of_its_task(bench, bun
     ("task", "reward", "passed"),
     [("true", 1, True), ("false", 0, False), ("number", 0.25, False), ("more", 2, True), ("evaluation", 0.5, True)],
 )
-def test_an_evaluator_may_return_a_bool_a_number_or_an_evaluation(anywhere, task, reward, passed):
+def test_evaluator_may_return_bool_number_or_evaluation(anywhere, task, reward, passed):
     session_id, _ = begin(anywhere, f"chores/returns-{task}")
-    told = verdict(anywhere, session_id)
-    assert (told["task"], told["version"], told["reward"], told["passed"]) == (
+    outcome = verdict(anywhere, session_id)
+    assert (outcome["task"], outcome["version"], outcome["reward"], outcome["passed"]) == (
         *(f"chores/returns-{task}", 0, reward, passed),
     )
     if task == "evaluation":
-        assert told["checks"] == [{"name": "half", "passed": True, "detail": "of it"}]
-        assert told["metrics"] == {"steps": [1, None]}
+        assert outcome["checks"] == [{"name": "half", "passed": True, "detail": "of it"}]
+        assert outcome["metrics"] == {"steps": [1, None]}
     else:
-        assert (told["checks"], told["metrics"]) == ([], {})
+        assert (outcome["checks"], outcome["metrics"]) == ([], {})
 
 
-def test_checks_make_the_reward_where_nothing_is_returned(anywhere):
+def test_checks_determine_the_reward_if_nothing_is_returned(anywhere):
     session_id, _ = begin(anywhere)
     assert verdict(anywhere, session_id) == {
         "task": "chores/dishes",
@@ -521,17 +522,17 @@ def test_checks_make_the_reward_where_nothing_is_returned(anywhere):
     assert verdict(anywhere, session_id)["reward"] == 1
 
 
-def test_a_check_may_have_text_that_utf_8_cannot_hold():
-    told = judge("chores/dishes", 0, None, [Check("\ud800", passed=True, detail="a\ud800")])
-    assert told["checks"] == [{"name": "?", "passed": True, "detail": "a?"}]
+def test_check_may_contain_text_that_utf_8_cannot_encode():
+    outcome = judge("chores/dishes", 0, None, [Check("\ud800", passed=True, detail="a\ud800")])
+    assert outcome["checks"] == [{"name": "?", "passed": True, "detail": "a?"}]
 
 
-def test_a_failed_assertion_is_a_failed_check(anywhere):
+def test_failed_assertion_is_a_failed_check(anywhere):
     session_id, _ = begin(anywhere, "chores/asserts")
-    told = verdict(anywhere, session_id)
-    assert (told["reward"], told["passed"]) == (0, False)
+    outcome = verdict(anywhere, session_id)
+    assert (outcome["reward"], outcome["passed"]) == (0, False)
     check = {"name": "assert", "passed": False, "detail": 'assert rollout.environment.done == {"dishes": 1}'}
-    assert told["checks"] == [check]
+    assert outcome["checks"] == [check]
     anywhere.result(session_id, "do", **DO)
     assert verdict(anywhere, session_id)["reward"] == 1
 
@@ -551,23 +552,23 @@ def test_a_failed_assertion_is_a_failed_check(anywhere):
         ("replays-a-fault", "ValueError"),
     ],
 )
-def test_an_evaluators_fault_is_an_error_and_never_a_reward(anywhere, task, kind):
+def test_fault_of_an_evaluator_is_an_error_instead_of_a_reward(anywhere, task, kind):
     session_id, _ = begin(anywhere, f"chores/{task}")
     error = refused(-32013, verdict, anywhere, session_id)
     assert error.data == {"type": kind}
     assert error.message.startswith(f"The evaluator of 'chores/{task}' failed: ")
     assert anywhere.version(session_id) == 0
-    assert anywhere.result(session_id, "do", **DO) == 1  # the session goes on
+    assert anywhere.result(session_id, "do", **DO) == 1  # The session continues.
 
 
-def test_an_evaluator_may_be_async(anywhere):
+def test_evaluator_may_be_async(anywhere):
     session_id, _ = begin(anywhere, "chores/async")
     for _ in range(2):
         anywhere.result(session_id, "look")
     assert verdict(anywhere, session_id)["reward"] == 2
 
 
-def test_an_evaluator_that_takes_too_long_is_given_up_and_ended_and_not_blamed_for_that(anywhere, caplog):
+def test_slow_evaluator_is_ended_at_its_deadline_without_a_log(anywhere, caplog):
     session_id, _ = begin(anywhere, "chores/slow")
     error = refused(-32010, verdict, anywhere, session_id)
     assert (
@@ -578,7 +579,7 @@ def test_an_evaluator_that_takes_too_long_is_given_up_and_ended_and_not_blamed_f
     assert "failed" not in caplog.text
 
 
-def test_data_whose_copy_for_an_evaluation_takes_too_long_is_given_up_and_ended(quick, monkeypatch):
+def test_slow_copy_of_task_data_is_ended_at_the_deadline(quick, monkeypatch):
     is_over, ended = threading.Event(), []
 
     class Endless:
@@ -601,15 +602,15 @@ def test_data_whose_copy_for_an_evaluation_takes_too_long_is_given_up_and_ended(
         is_over.set()
 
 
-def test_an_evaluator_sees_all_that_was_done_and_changes_nothing(bench):
+def test_evaluator_sees_the_whole_path_and_changes_nothing(bench):
     session_id, key = begin(bench, "chores/looks", options={"chores": {"money": 4}})
     bench.rpc("add_message", session_id=session_id, role="user", content="Go.")
     agent(bench, key, function="do", kwargs=DO, call_id="one")
     bench.call(session_id, "do", chore="nothing")
     bench.rpc("add_message", session_id=session_id, role="assistant", content="Gone.")
     before = bench.store.get(session_id)[1], bench.rpc("get_trace", session_id=session_id)
-    told = verdict(bench, session_id)
-    assert verdict(bench, session_id) == told
+    outcome = verdict(bench, session_id)
+    assert verdict(bench, session_id) == outcome
     assert (bench.store.get(session_id)[1], bench.rpc("get_trace", session_id=session_id)) == before
     assert bench.result(session_id, "look") == {"dishes": 1}
     first, second = chores.seen["calls"]
@@ -638,16 +639,16 @@ def test_an_evaluator_sees_all_that_was_done_and_changes_nothing(bench):
     assert (chores.seen["replayed"], chores.seen["failed"]) == ({"dishes": 2}, {"dishes": 1})
 
 
-def test_what_an_evaluator_does_to_its_task_options_and_calls_reaches_no_other_one(anywhere):
+def test_evaluators_cannot_affect_each_other(anywhere):
     session_id, key = begin(anywhere, "chores/greedy")
     agent(anywhere, key, function="do", kwargs=DO)
     for _ in range(3):
-        told = verdict(anywhere, session_id)
-        assert (told["passed"], told["checks"]) == (True, [])
+        outcome = verdict(anywhere, session_id)
+        assert (outcome["passed"], outcome["checks"]) == (True, [])
     assert anywhere.rpc("get_task", task="chores/greedy")["metadata"] == {"of": ["client"]}
 
 
-def test_an_answer_is_the_submitted_one_or_the_last_message_or_the_given_one(bench):
+def test_answer_is_the_passed_submitted_or_last_message(bench):
     session_id, _ = begin(bench, "chores/looks")
     verdict(bench, session_id)
     assert chores.seen["answer"] == ""
@@ -666,7 +667,7 @@ def test_an_answer_is_the_submitted_one_or_the_last_message_or_the_given_one(ben
     assert chores.seen["answer"] == "Submitted."
 
 
-def test_any_kept_version_can_be_evaluated_and_looked_at(make_bench):
+def test_any_retained_version_can_be_evaluated(make_bench):
     bench = make_bench(CATALOG, keep_versions=1)
     session_id, _ = begin(bench, "chores/looks-back")
     bench.result(session_id, "do", **DO)
@@ -679,7 +680,7 @@ def test_any_kept_version_can_be_evaluated_and_looked_at(make_bench):
     refused(-32011, verdict, bench, session_id, version=1, task="chores/dishes")
 
 
-def test_the_functions_that_a_task_leaves_to_its_agent_are_all_that_it_can_run(anywhere):
+def test_agent_can_run_only_the_functions_of_its_task(anywhere):
     session_id, key = begin(anywhere)
     assert agent(anywhere, key, function="rest")["error"].startswith("ToolNotFoundError")
     assert anywhere.rpc("get_environment", session_id=session_id, pointer="/chores/log/lines") == []
@@ -691,7 +692,7 @@ def test_the_functions_that_a_task_leaves_to_its_agent_are_all_that_it_can_run(a
     assert anywhere.rpc("get_environment", session_id=session_id, pointer="/chores/log/lines") == []
 
 
-def test_an_evaluator_looks_back_wherever_it_runs(anywhere):
+def test_evaluator_can_read_older_versions_in_any_process(anywhere):
     session_id, _ = begin(anywhere, "chores/looks-back")
     error = refused(-32011, verdict, anywhere, session_id)
     assert error.data["type"] == "VersionNotRetainedError"
@@ -701,36 +702,36 @@ def test_an_evaluator_looks_back_wherever_it_runs(anywhere):
     assert anywhere.rpc("get_solution", session_id=begin(anywhere)[0])["calls"] == [call]
 
 
-def test_any_task_of_its_toolpacks_may_judge_a_session_and_no_other(anywhere):
+def test_session_may_be_evaluated_by_any_task_of_its_toolpacks(anywhere):
     session_id = anywhere.create("chores")
     assert verdict(anywhere, session_id, task="chores/dishes")["passed"] is False
     assert "has no task" in refused(-32602, verdict, anywhere, session_id).data["detail"]
     ledger = anywhere.create("ledger")
-    told = refused(-32602, verdict, anywhere, ledger, task="chores/dishes").data["detail"]
-    assert "needs the toolpack 'chores'; the session has ledger" in told
+    error = refused(-32602, verdict, anywhere, ledger, task="chores/dishes").data["detail"]
+    assert "needs the toolpack 'chores'; the session has ledger" in error
     refused(-32602, verdict, anywhere, session_id, task="chores/none")
     refused(-32001, verdict, anywhere, session_id, owner="bob", task="chores/dishes")
 
 
-def test_a_session_that_reached_the_solution_has_its_environment_and_says_what_it_should(bench):
+def test_reached_solution_compares_environment_and_answer(bench):
     session_id, _ = begin(bench, "chores/as-the-solution")
     solution = bench.rpc("get_solution", session_id=session_id)
     call = {"function": "do", "kwargs": DO}
     assert solution == {"calls": [{**call, "by": "agent"}] * 2, "answer": "1,000 times\nDISHES"}
-    told = verdict(bench, session_id)
-    assert [check["passed"] for check in told["checks"]] == [False, False, False]
-    assert told["checks"][0]["detail"] == "/chores/done/dishes is missing"
+    outcome = verdict(bench, session_id)
+    assert [check["passed"] for check in outcome["checks"]] == [False, False, False]
+    assert outcome["checks"][0]["detail"] == "/chores/done/dishes is missing"
     for _ in solution["calls"]:
         bench.rpc("run_function", session_id=session_id, **call)
     assert [check["passed"] for check in verdict(bench, session_id)["checks"]] == [True, False, False]
     assert verdict(bench, session_id, answer="The Dishes? 1000 TIMES!")["passed"]
     bench.result(session_id, "do", **DO)
-    told = verdict(bench, session_id, answer=solution["answer"])
-    assert told["checks"][0]["detail"] == "/chores/done/dishes is 3, not 2"
+    outcome = verdict(bench, session_id, answer=solution["answer"])
+    assert outcome["checks"][0]["detail"] == "/chores/done/dishes is 3, not 2"
     assert refused(-32602, bench.rpc, "get_solution", session_id=begin(bench, "chores/looks")[0])
 
 
-def test_what_is_ignored_may_differ_and_a_patient_solution_may_fail(anywhere):
+def test_ignored_paths_may_differ_and_answers_are_required(anywhere):
     session_id, _ = begin(anywhere, "chores/ignoring")
     anywhere.result(session_id, "rest")
     anywhere.result(session_id, "do", **DO)
@@ -745,7 +746,7 @@ def test_what_is_ignored_may_differ_and_a_patient_solution_may_fail(anywhere):
 # Forks
 
 
-def test_forks_are_judged_from_where_their_family_began(bench):
+def test_forks_are_evaluated_from_the_start_of_the_root_session(bench):
     session_id, key = begin(bench)
     agent(bench, key, function="do", kwargs=DO)
     bench.rpc("add_message", session_id=session_id, role="assistant", content="One.")
@@ -753,8 +754,8 @@ def test_forks_are_judged_from_where_their_family_began(bench):
     forks = bench.rpc("fork_session", session_id=session_id, count=3)
     keys = [fork["agent_path"].removeprefix("/agents/") for fork in forks]
     bench.rpc("close_session", session_id=session_id)
-    told = {"prompt": "Do the dishes, once.", "max_calls": 3, "calls": 1, "done": False}
-    assert agent(bench, keys[0], "get_task") == told  # the answer stays with the parent
+    task = {"prompt": "Do the dishes, once.", "max_calls": 3, "calls": 1, "done": False}
+    assert agent(bench, keys[0], "get_task") == task  # The answer belongs only to the parent.
     agent(bench, keys[0], function="do", kwargs=DO)
     agent(bench, keys[1], "submit_answer", answer="I leave it at that.")
     rewards = [verdict(bench, fork["session_id"])["reward"] for fork in forks]
@@ -772,7 +773,7 @@ def test_forks_are_judged_from_where_their_family_began(bench):
     ]
 
 
-def test_forks_of_forks_from_any_step_are_judged_alike_when_all_before_are_closed(bench):
+def test_nested_forks_are_evaluated_after_their_parents_closed(bench):
     session_id, key = begin(bench)
     agent(bench, key, function="do", kwargs={"chore": "laundry"})
     agent(bench, key, function="do", kwargs={"chore": "windows"})
@@ -790,7 +791,7 @@ def test_forks_of_forks_from_any_step_are_judged_alike_when_all_before_are_close
     assert (chores.seen["calls"], chores.seen["done"]) == ([], {})
 
 
-def test_a_fork_costs_no_more_for_a_long_past_than_that_past_takes(quick):
+def test_stored_size_of_a_fork_does_not_grow_with_its_past(quick):
     session_id, _ = begin(quick)
     for _ in range(20):
         quick.result(session_id, "do", **DO)
@@ -802,7 +803,7 @@ def test_a_fork_costs_no_more_for_a_long_past_than_that_past_takes(quick):
 @settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_calls_and_answer_always_follow_from_the_path(data):
-    """Whatever is done, by whom, in which fork, however often the session is reset, and whatever is closed."""
+    """This holds for any agent, client, fork, reset and closed session."""
     bench = Bench(CATALOG)
     session_id, key = begin(bench, "chores/looks")
     sessions = [(session_id, key)]
@@ -832,11 +833,11 @@ def test_calls_and_answer_always_follow_from_the_path(data):
                 bench.rpc("close_session", session_id=session_id)
     for session_id, key in sessions:
         path = bench.rpc("get_trace", session_id=session_id, path=True, limit=1000)
-        told = agent(bench, key, "get_task")
-        assert told["calls"] == sum(record.get("by") == "agent" for record in path)
+        task = agent(bench, key, "get_task")
+        assert task["calls"] == sum(record.get("by") == "agent" for record in path)
         answers = [record["answer"] for record in path if record["kind"] == "answer"]
         assert len(answers) <= 1
-        assert told["done"] == bool(answers)
+        assert task["done"] == bool(answers)
         verdict(bench, session_id)
         assert chores.seen["answer"] == "".join(answers)
         assert chores.seen["done"] == bench.result(session_id, "look")
@@ -848,7 +849,7 @@ def test_calls_and_answer_always_follow_from_the_path(data):
 # Restarts and damage
 
 
-def test_another_server_judges_as_the_first_did(tmp_path, make_bench):
+def test_another_server_returns_the_same_verdict(tmp_path, make_bench):
     url = f"sqlite:///{tmp_path}/sessions.db"
     bench = make_bench(CATALOG, store=url)
     session_id, key = begin(bench)
@@ -865,7 +866,7 @@ def test_another_server_judges_as_the_first_did(tmp_path, make_bench):
     assert agent(bench, fork_key, "get_task")["calls"] == 1
 
 
-def test_a_past_that_was_changed_in_the_store_judges_nobody(tmp_path, make_bench):
+def test_tampered_past_in_the_store_is_rejected(tmp_path, make_bench):
     bench = make_bench(CATALOG, store=f"sqlite:///{tmp_path}/sessions.db")
     families = []
     for chore in ("dishes", "laundry"):
@@ -885,7 +886,7 @@ def test_a_past_that_was_changed_in_the_store_judges_nobody(tmp_path, make_bench
     assert "are missing from the store" in refused(-32012, verdict, bench, good).message
 
 
-def test_a_task_that_is_no_longer_loaded_stops_the_agent_and_not_the_client(quick, monkeypatch):
+def test_missing_task_stops_the_agent_but_not_the_client(quick, monkeypatch):
     session_id, key = begin(quick)
     monkeypatch.setitem(CATALOG.toolpacks, "chores", Toolpack("chores", chores.chores, [chores.do, chores.look]))
     assert "is no longer loaded" in refused(-32008, agent, quick, key, function="look").message
@@ -893,7 +894,7 @@ def test_a_task_that_is_no_longer_loaded_stops_the_agent_and_not_the_client(quic
     assert quick.result(session_id, "do", **DO) == 1
 
 
-def test_what_a_loader_has_raised_reaches_the_log_and_the_client_and_no_agent(quick, monkeypatch, caplog):
+def test_loader_error_reaches_log_and_client_but_not_the_agent(quick, monkeypatch, caplog):
     session_id, key = begin(quick)
 
     def leaks():
@@ -903,7 +904,7 @@ def test_what_a_loader_has_raised_reaches_the_log_and_the_client_and_no_agent(qu
     broken = Toolpack("chores", chores.chores, [chores.do, chores.look])
     broken.tasks(leaks)
     monkeypatch.setitem(CATALOG.toolpacks, "chores", broken)
-    told = "The session's task can't be loaded; the server's log says why."
+    message_text = "The session's task can't be loaded; the server's log says why."
     for method, params in (
         ("get_task", {}),
         ("list_functions", {}),
@@ -911,13 +912,13 @@ def test_what_a_loader_has_raised_reaches_the_log_and_the_client_and_no_agent(qu
         ("run_function", {"function": "none", "raise_on_error": True}),
     ):
         error = refused(-32013, agent, quick, key, method, **params)
-        assert (error.message, error.data) == (told, {"type": "EvaluationError"})
+        assert (error.message, error.data) == (message_text, {"type": "EvaluationError"})
     mcp = quick.service.feature(Mcp)
     for method, params in (("tools/list", {}), ("tools/call", {"name": "look"})):
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
         message = quick._run(mcp.read(body.encode(), ""))
         reply = json.loads(quick._run(mcp.answer(Caller("", session_id), message)).body)
-        assert reply["error"] == {"code": -33013, "message": told, "data": {"type": "EvaluationError"}}
+        assert reply["error"] == {"code": -33013, "message": message_text, "data": {"type": "EvaluationError"}}
     assert "solution=42" in caplog.text
     assert "in leaks" in caplog.text
     assert "solution=42" in refused(-32013, verdict, quick, session_id).message
@@ -937,20 +938,20 @@ class RetryKind(CallKind):
 class GivingUpKind(RecordKind):
     name = "giving_up"
 
-    def answer(self, shown):  # noqa: ARG002 - a kind's signature
+    def answer(self, shown):  # noqa: ARG002 - the signature of RecordKind
         return "I give up."
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_an_evaluator_sees_of_a_record_what_its_kind_says(own):
+def test_record_kind_determines_what_an_evaluator_sees(own):
     kinds = RecordKinds({kind.name: kind() for kind in (HintKind, RetryKind, GivingUpKind)})
     call = {"function": "add", "kwargs": {"amount": 1}, "result": 1, "error": None, "by": "agent"}
     path = [{"kind": "hint", "hint": "look"}, {"kind": "retry", **call}, {"kind": "giving_up"}, {"kind": "unknown"}]
-    found = [seen(PathRecord({**shown, "version": 3}, own=own), kinds) for shown in path]
-    assert [each.version for each in found] == [3 if own else None] * 4
-    assert [each.message for each in found] == [{"role": "user", "content": "Hint: look"}, None, None, None]
-    assert [each.call for each in found] == [None, call, None, None]
-    assert [each.answer for each in found] == [None, None, "I give up." if own else None, None]
+    records = [seen(PathRecord({**shown, "version": 3}, own=own), kinds) for shown in path]
+    assert [each.version for each in records] == [3 if own else None] * 4
+    assert [each.message for each in records] == [{"role": "user", "content": "Hint: look"}, None, None, None]
+    assert [each.call for each in records] == [None, call, None, None]
+    assert [each.answer for each in records] == [None, None, "I give up." if own else None, None]
 
 
 # Equal worlds, and checks
@@ -1030,14 +1031,14 @@ def shop(tmp_path_factory):
         ("add", {"numbers": [0.1, 0.2, 0.3, -0.59999], "free": 7}, False),
     ],
 )
-def test_equal_numbers_and_times_make_the_same_world(shop, function, kwargs, passed):
+def test_equal_numbers_and_times_make_equal_worlds(shop, function, kwargs, passed):
     session_id, key = begin(shop, f"shop/{function}")
     assert agent(shop, key, function=function, kwargs=kwargs)["error"] is None
-    told = verdict(shop, session_id)
-    assert told["passed"] is passed, told
+    outcome = verdict(shop, session_id)
+    assert outcome["passed"] is passed, outcome
 
 
-def test_true_is_no_number():
+def test_boolean_differs_from_a_number():
     assert not equal(1, True)
     assert not equal(0, False)
     assert not equal(2**53, 2**53 + 1)
@@ -1045,7 +1046,7 @@ def test_true_is_no_number():
     assert equal(1, 1.0)
 
 
-def test_an_argument_may_be_written_as_a_text():
+def test_numbers_in_arguments_may_be_written_as_text():
     assert equal_arguments({"lines": [{"amount": "955.00"}]}, {"lines": [{"amount": 955}]})
     assert equal_arguments("87.4", "87.40")
     assert not equal_arguments("007", "7")
@@ -1078,7 +1079,7 @@ def _rollout():
         (lambda: 1, "compare it"),
     ],
 )
-def test_a_check_is_true_false_or_none(passed, advice):
+def test_check_must_be_true_false_or_none(passed, advice):
     with pytest.raises(TypeError, match=f"the check 'sent' got a .* instead of True or False: {advice}"):
         _rollout().check("sent", passed())
     with pytest.raises(TypeError, match="the check 'sent' got a"):
@@ -1087,14 +1088,14 @@ def test_a_check_is_true_false_or_none(passed, advice):
         judge("chores/dishes", 0, Evaluation(0, passed=passed()), [])
 
 
-def test_a_check_takes_the_truth_of_numpy():
+def test_check_accepts_numpy_booleans():
     numpy = pytest.importorskip("numpy")
     assert _rollout().check("near", numpy.float64(1) > 0) is True
     assert _rollout().check("far", numpy.bool_(False)) is False
     assert _rollout().check("nothing", None) is False
 
 
-def test_a_check_of_anything_else_is_the_evaluators_fault(quick, monkeypatch):
+def test_invalid_check_value_is_the_evaluators_fault(quick, monkeypatch):
     pack = Toolpack("chores", chores.chores)
     pack.add_task(Task("uncalled", "Anything.", lambda rollout: rollout.check("sent", _Mail().was_sent)))
     monkeypatch.setitem(CATALOG.toolpacks, "chores", pack)

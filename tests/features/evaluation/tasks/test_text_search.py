@@ -1,4 +1,4 @@
-"""`says`: a number is a whole one with its sign, a word a whole word, however they are written."""
+"""The function `says`: it finds whole numbers with their sign and whole words, in any spelling."""
 
 import datetime as dt
 from decimal import Decimal
@@ -33,7 +33,7 @@ from toolpack_server import says
         ("C++", "C++"),
     ],
 )
-def test_a_text_says_it_in_another_spelling(text, spelling):
+def test_says_accepts_other_spellings(text, spelling):
     assert says(text, spelling)
 
 
@@ -53,11 +53,11 @@ def test_a_text_says_it_in_another_spelling(text, spelling):
         ("C", "C++"),
     ],
 )
-def test_a_text_that_contains_it_doesnt_say_it(text, spelling):
+def test_says_rejects_words_and_numbers_inside_others(text, spelling):
     assert not says(text, spelling)
 
 
-def test_numbers_and_dates_are_given_as_such():
+def test_numbers_and_dates_may_be_passed_as_objects():
     assert says("5,200.00 on 5 March at 2:45 pm", 5200)
     assert says("64.50", Decimal("64.5"), "none")
     assert says("5 March", dt.date(2026, 3, 5))
@@ -65,7 +65,7 @@ def test_numbers_and_dates_are_given_as_such():
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-(10**9), max_value=10**9))
-def test_a_number_is_said_by_its_own_spellings_only(number):
+def test_number_is_matched_only_by_its_own_spellings(number):
     assert says(f"It is {number:,} euros.", number)
     assert says(f"{number}", f"{number:,}")
     assert says(f"9{abs(number)}", number) == (number >= 0 and f"9{number}" == f"{number}")
@@ -73,6 +73,6 @@ def test_a_number_is_said_by_its_own_spellings_only(number):
 
 
 @given(st.text(alphabet="15 ,.:-'_aZé$€一"), st.text(alphabet="15 ,.:-'a%"))
-def test_any_text_can_be_searched_for_any_other(text, spelling):
+def test_says_accepts_any_text_and_any_spelling(text, spelling):
     assert says(text, spelling) in (True, False)
     assert says(text, text) == bool(text.strip())

@@ -1,4 +1,4 @@
-"""A verdict that says nothing of the agent says so, and is never a reward of 0."""
+"""Invalid verdicts: a verdict without evidence about the agent is marked as invalid, instead of a reward of 0."""
 
 import time
 
@@ -53,7 +53,7 @@ def judged(bench, session_id, **more):
     return bench.rpc("evaluate_session", session_id=session_id, raise_on_error=False, **more)
 
 
-def test_a_reward_of_a_sound_rollout_is_valid(bench):
+def test_reward_of_a_valid_rollout_is_valid(bench):
     session_id, _ = begin(bench, "calls")
     verdict = judged(bench, session_id)
     assert (verdict["reward"], verdict["passed"], verdict["valid"], verdict.get("failure")) == (0, False, True, None)
@@ -67,7 +67,7 @@ def test_a_reward_of_a_sound_rollout_is_valid(bench):
         ("calls", 7, -32011, "world", "VersionNotRetainedError", "There is no version 7"),
     ],
 )
-def test_without_a_reward_a_verdict_is_invalid_and_says_why(bench, task, version, code, kind, error, says):
+def test_verdict_without_a_reward_is_invalid_with_a_reason(bench, task, version, code, kind, error, says):
     session_id, _ = begin(bench, task)
     refused(code, bench.rpc, "evaluate_session", session_id=session_id, version=version)
     verdict = judged(bench, session_id, version=version, record=version is None)
@@ -87,22 +87,22 @@ def test_without_a_reward_a_verdict_is_invalid_and_says_why(bench, task, version
     assert bench.rpc("get_trace", session_id=session_id) == []
 
 
-def test_what_is_not_known_stays_an_error(bench):
+def test_unknown_session_or_task_stays_an_error(bench):
     session_id, _ = begin(bench, "calls")
     refused(-32001, judged, bench, "0" * 32)
     refused(-32602, judged, bench, session_id, task="shaky/none")
 
 
-def test_a_call_that_the_machine_has_ended_makes_a_verdict_invalid_but_no_other_call_does(bench):
+def test_call_ended_by_the_host_makes_a_verdict_invalid(bench):
     session_id, key = begin(bench, "calls", run="machine")
-    bench.call(session_id, "spin", seconds=60)  # a client's
+    bench.call(session_id, "spin", seconds=60)  # a call of the client
     spun = {"function": "spin", "kwargs": {"seconds": 60}}
-    bench.rpc("run_function", agent_key=key, **spun, timeout_seconds=0.05)  # of its own accord
+    bench.rpc("run_function", agent_key=key, **spun, timeout_seconds=0.05)  # The agent set this timeout itself.
     assert judged(bench, session_id)["valid"]
-    told = bench.rpc("run_function", agent_key=key, **spun)["error"]
+    message = bench.rpc("run_function", agent_key=key, **spun)["error"]
     verdict = judged(bench, session_id, record=True)
     assert (verdict["reward"], verdict["passed"], verdict["valid"]) == (1, True, False)
-    assert verdict.get("failure") == {"kind": "infrastructure", "type": "TimeoutError", "message": told}
+    assert verdict.get("failure") == {"kind": "infrastructure", "type": "TimeoutError", "message": message}
     assert bench.rpc("get_trace", session_id=session_id)[-1].get("failure") == verdict.get("failure")
-    found = bench.rpc("summarize_sessions", labels={"run": "machine"})
-    assert (found["rates"], found["sessions"][0]["verdict"]) == ([], verdict)
+    summary = bench.rpc("summarize_sessions", labels={"run": "machine"})
+    assert (summary["rates"], summary["sessions"][0]["verdict"]) == ([], verdict)

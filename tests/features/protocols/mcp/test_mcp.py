@@ -1,4 +1,6 @@
-"""MCP at a session's `mcp_path`: scripted clients of both eras, byte by byte where a byte matters."""
+"""MCP at a session's `mcp_path`: scripted clients of the legacy and the modern era, compared byte by byte where it
+matters.
+"""
 
 import base64
 import json
@@ -26,7 +28,7 @@ def server():
 
 
 @pytest.mark.parametrize("asked", LEGACY)
-def test_initialize_answers_the_version_that_a_client_of_the_legacy_era_asks_for(mcp, asked):
+def test_initialize_answers_the_requested_legacy_version(mcp, asked):
     reply = mcp.legacy("initialize", protocolVersion=asked, capabilities={}, clientInfo={"name": "x", "version": "1"})
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "application/json"
@@ -39,12 +41,12 @@ def test_initialize_answers_the_version_that_a_client_of_the_legacy_era_asks_for
 
 
 @pytest.mark.parametrize("asked", [MODERN, "2031-01-01", None, 5, ["2025-06-18"]])
-def test_initialize_answers_the_newest_version_of_its_era_to_any_other(mcp, asked):
+def test_initialize_answers_the_newest_legacy_version_otherwise(mcp, asked):
     reply = mcp.legacy("initialize", protocolVersion=asked)
     assert reply.json()["result"]["protocolVersion"] == "2025-11-25"
 
 
-def test_discover_tells_all_versions(mcp):
+def test_discover_lists_all_versions(mcp):
     reply = mcp.modern("server/discover")
     assert reply.status_code == 200
     assert reply.json()["result"] == {
@@ -57,7 +59,7 @@ def test_discover_tells_all_versions(mcp):
     }
 
 
-def test_ping_belongs_to_the_legacy_era_and_needs_the_key_of_a_session(mcp):
+def test_ping_is_legacy_only_and_needs_the_key_of_a_session(mcp):
     assert mcp.legacy("ping").text == '{"jsonrpc":"2.0","id":7,"result":{}}'
     body = '{"jsonrpc":"2.0","id":"a","method":"ping"}'
     reply = mcp.post(body, path="/mcp/nobody")
@@ -73,7 +75,7 @@ def test_ping_belongs_to_the_legacy_era_and_needs_the_key_of_a_session(mcp):
         *("logging/setLevel", "subscriptions/listen", "tasks/get", "list_functions", "create_session", ""),
     ],
 )
-def test_a_method_that_an_era_lacks_is_not_found(mcp, era, method):
+def test_method_of_the_other_era_is_not_found(mcp, era, method):
     if (era == MODERN) != (method in {"initialize", "ping"}) and method in {"initialize", "ping", "server/discover"}:
         return
     error = refusal(mcp.send(era, method), 404 if era == MODERN else 200, -32601)
@@ -83,7 +85,7 @@ def test_a_method_that_an_era_lacks_is_not_found(mcp, era, method):
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("method", ["notifications/initialized", "notifications/cancelled", "tools/call", "nonsense"])
-def test_a_notification_is_accepted_and_does_nothing(mcp, era, method):
+def test_notification_is_accepted_and_ignored(mcp, era, method):
     meta = {"_meta": META} if era == MODERN else {}
     params = {"name": "count", "arguments": {"number": 1}, "requestId": 7, **meta}
     reply = mcp.post({"jsonrpc": "2.0", "method": method, "params": params})
@@ -93,14 +95,14 @@ def test_a_notification_is_accepted_and_does_nothing(mcp, era, method):
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_tools_are_the_functions_in_the_format_mcp(mcp, era):
+def test_tools_equal_the_functions_in_mcp_format(mcp, era):
     result = mcp.send(era, "tools/list").json()["result"]
     assert result.pop("tools") == mcp.rpc("list_functions", format="mcp")["result"]
     hints = {"ttlMs": 60000, "cacheScope": "private", "resultType": "complete"}
     assert result == (hints | {"_meta": {"io.modelcontextprotocol/serverInfo": INFO}} if era == MODERN else {})
 
 
-def test_there_is_one_page_of_tools(mcp):
+def test_tools_list_has_one_page(mcp):
     error = refusal(mcp.legacy("tools/list", cursor="2"), 200, -32602)
     assert error["message"] == "Invalid params: There is one page of tools: omit the cursor."
     assert mcp.legacy("tools/list", cursor=None).json()["result"]["tools"]
@@ -121,16 +123,16 @@ def test_results_of_all_kinds(mcp, era):
     end = {"resultType": "complete", "_meta": {"io.modelcontextprotocol/serverInfo": INFO}} if era == MODERN else {}
 
     def result(name, **arguments):
-        told = mcp.call(era, name, **arguments)
+        result_body = mcp.call(era, name, **arguments)
         for key, value in end.items():
-            assert told.pop(key) == value
-        return told
+            assert result_body.pop(key) == value
+        return result_body
 
-    def text(told):
-        return [{"type": "text", "text": told}]
+    def text(result_body):
+        return [{"type": "text", "text": result_body}]
 
-    told = "This is a simple text response for testing."
-    assert result("test_simple_text") == {"content": text(told), "isError": False}
+    result_body = "This is a simple text response for testing."
+    assert result("test_simple_text") == {"content": text(result_body), "isError": False}
     counted = {"counts": [3]}
     assert result("count", number=3) == {
         "content": text('{"counts":[3]}'),
@@ -149,7 +151,7 @@ def test_results_of_all_kinds(mcp, era):
 
 
 @pytest.mark.parametrize("given", [None, 17, 1.5, True, [1, "two"], "", 'say "hi"\n', {"a": None}, {}])
-def test_any_value_arrives_as_text_and_an_object_also_as_itself(mcp, given):
+def test_any_value_is_sent_as_text_and_objects_also_as_structure(mcp, given):
     result = mcp.call("2025-11-25", "echo", value=given)
     expected = given if isinstance(given, str) else json.dumps(given, separators=(",", ":"))
     assert result["content"] == [{"type": "text", "text": expected}]
@@ -165,14 +167,14 @@ def test_any_value_arrives_as_text_and_an_object_also_as_itself(mcp, given):
         ('\\": 12345678901234567890, "', True),
     ],
 )
-def test_an_integer_that_javascript_rounds_is_in_the_text_alone(mcp, era, value, exact):
+def test_integer_beyond_javascripts_range_is_only_in_the_text(mcp, era, value, exact):
     for echoed in ({"a": value}, {"a": [{"b": value}, 1]}):
         result = mcp.call(era, "echo", value=echoed)
         assert json.loads(result["content"][0]["text"]) == echoed
         assert result.get("structuredContent") == (echoed if exact else None)
 
 
-def test_over_json_rpc_content_is_the_list_of_blocks(mcp):
+def test_json_rpc_returns_the_list_of_content_blocks(mcp):
     blocks = mcp.rpc("run_function", function="test_image_content")["result"]
     assert blocks == mcp.call(MODERN, "test_image_content")["content"]
 
@@ -199,12 +201,12 @@ BAD = [
 
 
 @pytest.mark.parametrize("block", GOOD, ids=json.dumps)
-def test_content_blocks_come_as_they_are(mcp, block):
+def test_content_blocks_are_returned_unchanged(mcp, block):
     assert mcp.call(MODERN, "note_content", blocks=[block])["content"] == [block]
 
 
 @pytest.mark.parametrize(("block", "place"), BAD, ids=lambda value: json.dumps(value)[:60])
-def test_what_is_no_content_block_fails_and_changes_nothing(mcp, block, place):
+def test_invalid_content_block_fails_and_changes_nothing(mcp, block, place):
     result = mcp.call(MODERN, "note_content", blocks=[block])
     assert result["isError"] is True
     assert result["content"][0]["text"].startswith(
@@ -213,19 +215,19 @@ def test_what_is_no_content_block_fails_and_changes_nothing(mcp, block, place):
     assert mcp.counts() == []
 
 
-def test_no_blocks_are_content_too(mcp):
+def test_empty_list_of_blocks_is_content(mcp):
     assert mcp.call(MODERN, "note_content", blocks=[])["content"] == []
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_an_unknown_tool_is_an_error_of_the_protocol_and_recorded(mcp, era):
+def test_unknown_tool_is_a_protocol_error_and_recorded(mcp, era):
     error = refusal(mcp.send(era, "tools/call", name="nothing", arguments={}), 200, -32602)
     assert error["message"] == "ToolNotFoundError: The requested function `nothing` is not available."
     assert [record["function"] for record in mcp.rpc("get_trace")] == ["nothing"]
 
 
 @pytest.mark.parametrize("value", [{"$call": {"function": "count", "args": {"number": 1}}}, {"$call": 1}])
-def test_a_nested_call_is_not_taken(mcp, value):
+def test_nested_call_is_rejected(mcp, value):
     result = mcp.call(MODERN, "count", number=value)
     assert result["isError"] is True
     assert result["content"][0]["text"].startswith("ValidationError: argument `number` is a nested call")
@@ -234,7 +236,7 @@ def test_a_nested_call_is_not_taken(mcp, value):
 
 
 @pytest.mark.parametrize("arguments", [None, {}, "", "{}"])
-def test_arguments_may_be_left_out(mcp, arguments):
+def test_arguments_may_be_omitted(mcp, arguments):
     assert mcp.legacy("tools/call", name="test_simple_text", arguments=arguments).json()["result"]["isError"] is False
     assert mcp.legacy("tools/call", name="test_simple_text").json()["result"]["isError"] is False
 
@@ -244,15 +246,15 @@ def test_arguments_may_be_left_out(mcp, arguments):
     [{}, {"name": 5}]
     + [{"name": "count", "_meta": {"toolpack-server/call_id": wrong}} for wrong in ("", "x" * 129, 5, [])],
 )
-def test_wrong_parameters(mcp, params):
+def test_invalid_parameters_of_a_tool_call_are_rejected(mcp, params):
     error = refusal(mcp.legacy("tools/call", **params), 200, -32602)
     assert error["message"] == f"Invalid params: {error['data']['detail']}"
 
 
-# One world with the agents' address
+# One world for mcp_path and agent_path
 
 
-def test_both_doors_lead_to_one_world_with_one_trace(mcp):
+def test_mcp_and_agent_path_share_one_world_and_trace(mcp):
     mcp.call(MODERN, "count", number=1)
     agents = mcp.session["agent_path"]
     body = {
@@ -269,7 +271,7 @@ def test_both_doors_lead_to_one_world_with_one_trace(mcp):
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_a_call_id_makes_a_call_happen_once_at_both_doors(mcp, era):
+def test_call_id_is_shared_by_mcp_and_agent_path(mcp, era):
     meta = {"toolpack-server/call_id": "c1"}
     first = mcp.call(era, "count", _meta=meta, number=1)
     assert mcp.call(era, "count", _meta=meta, number=1) == first
@@ -278,29 +280,29 @@ def test_a_call_id_makes_a_call_happen_once_at_both_doors(mcp, era):
     repeated = mcp.post(request, path=mcp.session["agent_path"]).json()["result"]
     assert repeated["result"] == first["structuredContent"]
     assert mcp.counts() == [1]
-    mcp.rpc("run_function", **params)  # a client's id is another one
+    mcp.rpc("run_function", **params)  # The client's call_ids are separate.
     assert mcp.counts() == [1, 1]
     reused = mcp.legacy("tools/call", name="count", arguments={"number": 2}, _meta=meta)
     assert refusal(reused, 200, -33009)["data"] == {"type": "CallIdReusedError"}
 
 
-def test_a_repeated_call_of_a_function_with_content_gives_its_blocks_again(mcp):
+def test_repeated_call_returns_its_content_blocks_again(mcp):
     meta = {"toolpack-server/call_id": "c2"}
     first = mcp.call(MODERN, "note_content", _meta=meta, blocks=GOOD)
     assert mcp.call(MODERN, "note_content", _meta=meta, blocks=GOOD) == first
     assert mcp.counts() == [len(GOOD)]
 
 
-def test_the_id_of_a_request_is_no_call_id(mcp):
+def test_request_id_is_not_a_call_id(mcp):
     for _ in range(2):
-        mcp.call("2025-11-25", "count", number=1)  # clients count from 0 anew
+        mcp.call("2025-11-25", "count", number=1)  # Clients restart their ids at 0.
     assert mcp.counts() == [1, 1]
     assert {record.get("call_id") for record in mcp.rpc("get_trace")} == {None}
 
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("method", ["tools/list", "tools/call"])
-def test_whoever_has_no_session_is_told_so(mcp, era, method):
+def test_closed_session_is_an_error(mcp, era, method):
     mcp.rpc("close_session")
     error = refusal(mcp.send(era, method, name="count", arguments={"number": 1}), 200, -33001)
     assert error["message"].startswith(
@@ -309,15 +311,15 @@ def test_whoever_has_no_session_is_told_so(mcp, era, method):
     assert error["data"] == {"type": "SessionNotFoundError"}
 
 
-def test_handshakes_with_a_session_that_is_gone_fail_too(mcp):
+def test_handshake_with_a_closed_session_fails(mcp):
     mcp.rpc("close_session")
     refusal(mcp.legacy("initialize", protocolVersion="2025-11-25"), 200, -33001)
     refusal(mcp.modern("server/discover"), 200, -33001)
     large = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"x": "y" * 100_000}})
-    assert mcp.post(large).json()["id"] is None  # more isn't read for whoever has no session
+    assert mcp.post(large).json()["id"] is None  # For an unknown session a large body isn't read.
 
 
-# What is no message
+# Invalid messages
 
 
 @pytest.mark.parametrize(
@@ -349,11 +351,11 @@ def test_handshakes_with_a_session_that_is_gone_fail_too(mcp):
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_is_no_message_is_refused(mcp, body, code):
+def test_invalid_message_is_rejected(mcp, body, code):
     refusal(mcp.post(body), 400, code)
 
 
-def test_a_body_of_another_type_or_size_does_not_reach_json_rpc(mcp):
+def test_body_of_wrong_type_or_size_is_rejected_by_http(mcp):
     for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
         refusal(mcp.post(b"{}", {"Content-Type": content_type}), 415, -32000)
     assert mcp.post(
@@ -362,17 +364,17 @@ def test_a_body_of_another_type_or_size_does_not_reach_json_rpc(mcp):
     refusal(mcp.post(b" " * (2**20 + 1)), 413, -32000)
 
 
-def test_what_a_client_says_of_sessions_is_ignored(mcp):
+def test_session_headers_of_a_client_are_ignored(mcp):
     headers = {"Mcp-Session-Id": "other", "Last-Event-ID": "3", "Authorization": "Bearer x", "Cookie": "a=b"}
     reply = mcp.legacy("tools/call", headers, name="count", arguments={"number": 1})
     assert reply.json()["result"]["isError"] is False
     assert not {"mcp-session-id", "set-cookie", "www-authenticate"} & set(reply.headers)
 
 
-# What a modern message repeats in headers
+# Headers that repeat parts of a modern message
 
 
-def test_the_headers_of_a_modern_request_say_the_same_as_its_body(mcp):
+def test_headers_of_a_modern_request_must_match_its_body(mcp):
     for name, wrong in [
         ("MCP-Protocol-Version", "2025-11-25"),
         ("MCP-Protocol-Version", None),
@@ -384,7 +386,7 @@ def test_the_headers_of_a_modern_request_say_the_same_as_its_body(mcp):
         ("Mcp-Name", ""),
         ("Mcp-Name", "=?base64?Y291bnQ?="),
         ("Mcp-Name", "=?base64?!!!!?="),
-        ("Mcp-Name", "=?base64?Y291bnR=?="),  # another decoder may read another name
+        ("Mcp-Name", "=?base64?Y291bnR=?="),  # Decoders may disagree on this encoding.
         ("Mcp-Name", "=?base64?/w==?="),
     ]:
         reply = mcp.modern("tools/call", {name: wrong}, name="count", arguments={"number": 1})
@@ -397,7 +399,7 @@ def test_the_headers_of_a_modern_request_say_the_same_as_its_body(mcp):
     assert mcp.modern("tools/list", {"Mcp-Name": "anything"}).status_code == 200
 
 
-def test_a_header_that_stands_twice_is_refused(mcp):
+def test_duplicate_header_is_rejected(mcp):
     for name, value in {"MCP-Protocol-Version": MODERN, "mcp-method": "tools/list", "Mcp-Name": "count"}.items():
         twice = [("Content-Type", "application/json"), (name, value), (name, value)]
         reply = mcp.http.post(mcp.path, content=b"{}", headers=twice)
@@ -409,55 +411,55 @@ def test_a_header_that_stands_twice_is_refused(mcp):
     [{key: wrong} for key in ("io.modelcontextprotocol/protocolVersion",) for wrong in (None, 5, [MODERN])]
     + [{"io.modelcontextprotocol/clientCapabilities": wrong} for wrong in (None, [], "x")],
 )
-def test_a_modern_request_needs_its_version_and_the_capabilities(mcp, meta):
+def test_modern_request_requires_version_and_capabilities(mcp, meta):
     refusal(mcp.modern("tools/list", {"Mcp-Method": "wrong, but looked at later"}, meta), 400, -32602)
 
 
-def test_the_header_alone_makes_a_request_modern(mcp):
+def test_version_header_alone_makes_a_request_modern(mcp):
     error = refusal(mcp.legacy("tools/list", {"MCP-Protocol-Version": MODERN}), 400, -32602)
     assert "io.modelcontextprotocol/protocolVersion" in error["message"]
 
 
 @pytest.mark.parametrize("asked", ["1999-01-01", "", *LEGACY])
-def test_a_modern_request_of_another_version_is_told_which_there_are(mcp, asked):
+def test_modern_request_of_an_unknown_version_gets_a_list(mcp, asked):
     meta = {"io.modelcontextprotocol/protocolVersion": asked}
     error = refusal(mcp.modern("nonsense", {"MCP-Protocol-Version": asked}, meta), 400, -32022)
     assert error["data"] == {"supported": VERSIONS, "requested": asked}
 
 
-def test_a_legacy_request_of_another_version_is_told_which_there_are(mcp):
+def test_legacy_request_of_an_unknown_version_gets_a_list(mcp):
     error = refusal(mcp.legacy("tools/list", {"MCP-Protocol-Version": "2024-01-01"}), 400, -32022)
     assert error["data"] == {"supported": VERSIONS, "requested": "2024-01-01"}
-    for known in LEGACY:
-        assert mcp.legacy("tools/list", {"MCP-Protocol-Version": known}).status_code == 200
+    for legacy_version in LEGACY:
+        assert mcp.legacy("tools/list", {"MCP-Protocol-Version": legacy_version}).status_code == 200
 
 
 @pytest.mark.parametrize("header", ["2099-01-01", MODERN, "nonsense", ""])
-def test_initialize_negotiates_whatever_its_header_says(mcp, header):
+def test_initialize_ignores_the_version_header(mcp, header):
     reply = mcp.legacy("initialize", {"MCP-Protocol-Version": header}, protocolVersion="2025-06-18")
     assert reply.status_code == 200
     assert reply.json()["result"]["protocolVersion"] == "2025-06-18"
 
 
-# Which addresses there are, and who comes in
+# Addresses and access
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "PATCH", "HEAD"])
 @pytest.mark.parametrize("key", ["", "nobody"])
-def test_only_posts_are_taken(mcp, method, key):
+def test_only_post_is_accepted(mcp, method, key):
     reply = mcp.http.request(method, f"/mcp/{key}" if key else mcp.path, headers={"Accept": "text/event-stream"})
     assert reply.status_code == 405
     assert reply.headers["allow"] == "POST, OPTIONS"
-    assert mcp.call(MODERN, "test_simple_text")  # an agent can't end its session
+    assert mcp.call(MODERN, "test_simple_text")  # An agent can't end its session.
 
 
 @pytest.mark.parametrize("path", ["/mcp//", "/register", "/authorize", "/token"])
-def test_there_is_nothing_else(mcp, path):
+def test_other_paths_are_not_found(mcp, path):
     for reply in (mcp.http.get(path), mcp.http.post(path, json={})):
         refusal(reply, 404, -32000)
 
 
-def test_nobody_is_sent_to_sign_in(mcp):
+def test_oauth_discovery_is_not_found(mcp):
     for probe in ("oauth-protected-resource", "oauth-authorization-server", "openid-configuration"):
         for path in (f"/.well-known/{probe}{mcp.path}", f"/.well-known/{probe}", f"{mcp.path}/.well-known/{probe}"):
             refusal(mcp.http.get(path), 404, -32000)
@@ -466,7 +468,7 @@ def test_nobody_is_sent_to_sign_in(mcp):
 @pytest.mark.parametrize(
     "origin", ["http://localhost:6274", "https://127.0.0.1", "http://[::1]:5173", "vscode://localhost"]
 )
-def test_pages_of_this_machine_may_read_the_answers(mcp, origin):
+def test_pages_of_this_machine_may_read_answers(mcp, origin):
     reply = mcp.legacy("tools/list", {"Origin": origin})
     assert reply.status_code == 200
     assert reply.headers["access-control-allow-origin"] == origin
@@ -477,32 +479,32 @@ def test_pages_of_this_machine_may_read_the_answers(mcp, origin):
 
 
 @pytest.mark.parametrize("origin", ["https://example.org", "null", "", "localhost", "http://localhost.example.org"])
-def test_pages_of_other_machines_may_not(mcp, origin):
+def test_pages_of_other_machines_are_rejected(mcp, origin):
     for reply in (mcp.legacy("tools/list", {"Origin": origin}), mcp.http.options(mcp.path, headers={"Origin": origin})):
         refusal(reply, 403, -32000)
         assert "access-control-allow-origin" not in reply.headers
 
 
-def test_a_browser_may_ask_first(mcp):
-    asked = {
+def test_browser_may_send_a_preflight_request(mcp):
+    headers = {
         "Origin": "http://localhost:6274",
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "content-type,mcp-protocol-version,mcp-param-region",
     }
     for path in (mcp.path, "/mcp/nobody"):
-        reply = mcp.http.options(path, headers=asked)
+        reply = mcp.http.options(path, headers=headers)
         assert (reply.status_code, reply.content) == (204, b"")
         assert reply.headers["access-control-allow-origin"] == "http://localhost:6274"
         assert reply.headers["access-control-allow-methods"] == "POST"
-        assert reply.headers["access-control-allow-headers"] == asked["Access-Control-Request-Headers"]
+        assert reply.headers["access-control-allow-headers"] == headers["Access-Control-Request-Headers"]
         assert reply.headers["access-control-max-age"] == "600"
 
 
-def test_on_loopback_only_this_machine_is_served(mcp):
+def test_loopback_server_rejects_other_hosts(mcp):
     refusal(mcp.legacy("tools/list", {"Host": "evil.example.org"}), 403, -32000)
 
 
-def test_with_tokens_the_key_alone_is_the_permission():
+def test_key_alone_grants_access_on_a_server_with_tokens():
     token = "a-token-of-some-length"
     with http_endpoint.served("h11", catalog=mcp_endpoint.CATALOG, log_calls="off", tokens={"ann": token}) as endpoint:
         endpoint.http.headers["Authorization"] = f"Bearer {token}"
@@ -515,7 +517,7 @@ def test_with_tokens_the_key_alone_is_the_permission():
         refusal(mcp.legacy("tools/list", {**own, "Origin": "https://other.example.org"}), 403, -32000)
 
 
-# Whatever comes
+# Any input
 
 
 JSON = st.recursive(
@@ -537,7 +539,7 @@ HEADER = st.sampled_from([None, MODERN, *LEGACY, "x", "tools/call", "count", "=?
 
 
 @given(message=NEARLY | JSON, version=HEADER, method=HEADER, name=HEADER)
-def test_whatever_comes_is_answered_in_json_and_by_a_known_status(server, message, version, method, name):
+def test_any_message_gets_json_and_a_known_status(server, message, version, method, name):
     headers = {"MCP-Protocol-Version": version, "Mcp-Method": method, "Mcp-Name": name}
     reply = server.post(message, {key: value for key, value in headers.items() if value is not None})
     assert reply.status_code in {200, 202, 400, 404}

@@ -1,6 +1,6 @@
-"""Real clients of MCP keep one world: across calls, connections, a killed server and two workers.
+"""Real MCP clients keep one world: across calls, connections, a killed server and two workers.
 
-Each client is a context manager that connects to a URL and gives a function which calls a tool and returns its text.
+Each client is a context manager that connects to a URL. It yields a function that calls a tool and returns its text.
 """
 
 import asyncio
@@ -100,9 +100,9 @@ CLIENTS = [
 ]
 
 
-@pytest.mark.filterwarnings("default")  # of the clients'
+@pytest.mark.filterwarnings("default")  # warnings of the clients
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.__name__)
-def test_a_client_keeps_its_world(tmp_path, client):
+def test_client_keeps_its_world(tmp_path, client):
     async def use(url, amounts, between=None):
         sums = []
         async with client(url) as call:
@@ -124,7 +124,7 @@ def test_a_client_keeps_its_world(tmp_path, client):
 
         assert asyncio.run(use(url, [1, 2])) == ["1", "3"]
         assert asyncio.run(use(url, [3])) == ["6"]  # another connection
-        assert asyncio.run(use(url, [4, 5], restart)) == ["10", "15"]  # a server that was killed under it
+        assert asyncio.run(use(url, [4, 5], restart)) == ["10", "15"]  # The server restarts after each call.
         again = restart()
         records = again.rpc("get_trace", session_id=session["session_id"])
     assert [(record["function"], record["kwargs"]["amount"]) for record in records] == [
@@ -138,11 +138,11 @@ BY_ADDRESS = [
 ]
 
 
-@pytest.mark.filterwarnings("default")  # of the clients'
+@pytest.mark.filterwarnings("default")  # warnings of the clients
 @pytest.mark.parametrize(
     ("client", "query"), BY_ADDRESS, ids=lambda given: given if isinstance(given, str) else given.__name__
 )
-def test_a_client_plays_a_task_by_the_address_alone(tmp_path, client, query):
+def test_client_plays_a_task_by_its_address_alone(tmp_path, client, query):
     async def play(url, between):
         async with client(url) as call:
             assert await call("get_balance", {}) == "1840.25"
@@ -167,7 +167,7 @@ def test_a_client_plays_a_task_by_the_address_alone(tmp_path, client, query):
 
 @contextlib.asynccontextmanager
 async def knows_calls(address, name):
-    """Connect the SDK as a client of this name, and get what calls a tool, with an id of the call."""
+    """Connect the SDK under this client name. Yield a function that calls a tool with a call_id."""
     client = mcp_clients.imported("mcp.client.client")
     streamable_http = mcp_clients.imported("mcp.client.streamable_http")
     about = mcp_clients.imported("mcp.types").Implementation(name=name, version="1")
@@ -184,17 +184,20 @@ async def knows_calls(address, name):
 
 
 def steps(episode):
-    """Get the number of each call of an episode and the call, with its answer as the last one."""
+    """Return the numbered calls of an episode. The last one submits its answer."""
     return list(enumerate([*episode["calls"], ["submit_answer", {"answer": episode["answer"]}]]))
 
 
 def is_amid(episode, number):
-    # Never before the first call: the SDK ends if what it says of itself after `initialize` isn't answered.
+    # Never before the first call: the SDK exits if the notification after `initialize` isn't answered.
     return episode["pause"] and number == max(len(episode["calls"]) // 2, 1)
 
 
 async def in_a_session_of_its_own(address, name, episode, kill, start):
-    """Play in the session that `initialize` has made: the client stays, and is idle while there is no server."""
+    """Play in the session that `initialize` created.
+
+    The client stays connected, and is idle while the server is down.
+    """
     async with knows_calls(address, name) as call:
         for number, (function, kwargs) in steps(episode):
             if is_amid(episode, number):
@@ -203,11 +206,11 @@ async def in_a_session_of_its_own(address, name, episode, kill, start):
 
 
 async def in_a_session_of_a_name(address, name, episode, kill, start):
-    """Play in the session that the address names, with another client whenever one breaks, which may be amid a call."""
+    """Play in the session that the address names. If a client fails, maybe during a call, another one continues."""
     restarts, left, deadline = [], steps(episode), time.monotonic() + PATIENCE
     while left:
         assert time.monotonic() < deadline, left
-        with contextlib.suppress(Exception):  # whatever the client makes of a server that isn't there
+        with contextlib.suppress(Exception):  # any error of a client whose server is down
             async with knows_calls(f"{address}&session={name}", name) as call:
                 while left:
                     number, (function, kwargs) = left[0]
@@ -221,10 +224,10 @@ async def in_a_session_of_a_name(address, name, episode, kill, start):
 
 
 @pytest.mark.heavy
-@pytest.mark.filterwarnings("default")  # of the clients'
+@pytest.mark.filterwarnings("default")  # warnings of the clients
 @pytest.mark.parametrize("played", [in_a_session_of_its_own, in_a_session_of_a_name])
 @pytest.mark.parametrize("store", killed_episodes.STORES)
-def test_a_client_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, played, request):
+def test_client_continues_after_kills_of_the_server(tmp_path, store, played, request):
     def play(url, episodes, kill, start):
         for episode in episodes:
             name = f"played-{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""The conformance suite of MCP, for both eras, and the TypeScript SDK; they need Node.js and npm's packages."""
+"""MCP's conformance suite for both eras, and the TypeScript SDK. They need Node.js and packages from npm."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 FOLDER = Path(__file__).parent / "mcp_conformance"
 REVISIONS = [path.stem for path in sorted(FOLDER.glob("*.yml"))]
 
-# A client that connects twice, lists the tools, and calls one each time.
+# A client that connects twice, lists the tools, and calls each tool once per connection.
 SCRIPT = """
 import { Client } from "@modelcontextprotocol/sdk/client/index.js";
 import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
@@ -45,26 +45,26 @@ def run(command, folder):
     return ended.stdout
 
 
-def test_there_is_a_list_for_each_era():
+def test_each_era_has_a_list_of_expected_failures():
     assert REVISIONS == ["2025-11-25", mcp_endpoint.MODERN]
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_what_does_not_apply_is_listed_and_all_else_passes(packages, mcp, tmp_path, revision):
+def test_conformance_suite_passes_except_listed_failures(packages, mcp, tmp_path, revision):
     node, modules = packages
     suite = modules / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
     url = f"http://127.0.0.1:{mcp.endpoint.port}{mcp.path}"
     listed = FOLDER / f"{revision}.yml"
-    told = run(
+    output = run(
         [node, suite, "server", "--url", url, "--requirements", revision, "--expected-failures", listed], tmp_path
     )
-    passed = re.findall(r"✓ ([\w-]+): [1-9]\d* passed, 0 failed", told)
+    passed = re.findall(r"✓ ([\w-]+): [1-9]\d* passed, 0 failed", output)
     assert {"tools-list", "tools-call-simple-text", "tools-call-with-progress", "dns-rebinding-protection"} <= set(
         passed
     )
 
 
-def test_the_typescript_sdk_keeps_its_world(packages, mcp):
+def test_typescript_sdk_keeps_its_world(packages, mcp):
     node, modules = packages
     script = modules.parent / "client.mjs"
     script.write_text(SCRIPT)

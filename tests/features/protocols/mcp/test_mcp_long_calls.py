@@ -1,4 +1,4 @@
-"""MCP's calls that last: signs of life in an event stream, and clients that leave."""
+"""Long MCP calls: keep-alive signs in an event stream, and clients that disconnect."""
 
 import contextlib
 import json
@@ -28,14 +28,14 @@ ERAS = ("2025-06-18", MODERN)
 
 
 def call(mcp, era, headers=(), meta=(), name="test_tool_with_progress", **arguments):
-    """Call a tool, and get the whole HTTP response."""
+    """Call a tool, and return the whole HTTP response."""
     if era == MODERN:
         return mcp.modern("tools/call", headers, meta, name=name, arguments=arguments)
     return mcp.legacy("tools/call", headers, name=name, arguments=arguments, _meta=dict(meta))
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_an_answer_that_takes_long_becomes_an_event_stream(mcp, era):
+def test_slow_answer_becomes_an_event_stream(mcp, era):
     reply = call(mcp, era, STREAM, seconds=0.3)
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "text/event-stream"
@@ -59,7 +59,7 @@ def test_only_line_feeds_end_a_line_of_an_event_stream(mcp, era):
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("token", ["a token", 0])
-def test_whoever_gives_a_token_is_told_the_progress(mcp, era, token):
+def test_progress_token_gets_progress_notifications(mcp, era, token):
     *signs, answer = events(call(mcp, era, STREAM, {"progressToken": token}, seconds=0.4).text)
     assert answer["result"]["isError"] is False
     assert len(signs) > 1
@@ -76,27 +76,27 @@ def test_whoever_gives_a_token_is_told_the_progress(mcp, era, token):
 
 
 @pytest.mark.parametrize("token", [True, 1.5, {}, None])
-def test_what_is_no_token_is_ignored(mcp, token):
+def test_invalid_progress_token_is_ignored(mcp, token):
     *signs, _ = events(call(mcp, MODERN, STREAM, {"progressToken": token}, seconds=0.2).text)
     assert set(signs) == {None}
 
 
 @pytest.mark.parametrize("accept", [None, "application/json", "*/*"])
-def test_whoever_takes_no_stream_gets_json(mcp, accept):
+def test_client_that_does_not_accept_streams_gets_json(mcp, accept):
     headers = {} if accept is None else {"Accept": accept}
     reply = call(mcp, MODERN, headers, {"progressToken": 1}, seconds=0.2)
     assert reply.headers["content-type"] == "application/json"
     assert reply.json()["result"]["content"][0]["text"] == "waited 0.2 s"
 
 
-def test_an_answer_before_the_first_sign_of_life_is_no_stream_and_keeps_its_status(mcp, monkeypatch):
+def test_fast_answer_is_not_a_stream_and_keeps_its_status(mcp, monkeypatch):
     monkeypatch.setattr(event_stream, "SIGN_SECONDS", PATIENCE)
     reply = mcp.legacy("tools/list", STREAM)
     assert reply.headers["content-type"] == "application/json"
     assert mcp.modern("resources/list", STREAM).status_code == 404
 
 
-def test_an_error_that_takes_long_is_an_event_too(mcp):
+def test_slow_error_is_an_event_too(mcp):
     meta = {"toolpack-server/call_id": "c"}
     mcp.call("2025-06-18", "count", _meta=meta, number=1)
     params = {"name": "count", "arguments": {"number": 2}, "_meta": meta}
@@ -109,18 +109,18 @@ def test_an_error_that_takes_long_is_an_event_too(mcp):
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:6274"])
-def test_a_page_may_read_the_stream(mcp, origin):
+def test_page_of_this_machine_may_read_the_stream(mcp, origin):
     reply = call(mcp, MODERN, {**STREAM, "Origin": origin}, seconds=0.2)
     assert reply.headers["access-control-allow-origin"] == origin
     assert reply.headers["content-type"] == "text/event-stream"
 
 
-# Clients that leave
+# Clients that disconnect
 
 
 @contextlib.contextmanager
 def client(mcp, method, /, era="2025-06-18", **params):
-    """A client that sends a request, and reads what it wants of the answer."""
+    """Send a request, and yield the connection to read the answer from."""
     headers = {"Content-Type": "application/json", **STREAM}
     if era == MODERN:
         headers |= {"MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": params["name"]}
@@ -143,7 +143,7 @@ def read_to_end(connection):
 
 @contextlib.contextmanager
 def holding(mcp, gate, era="2025-06-18", number=1, **meta):
-    """A client that waits for a call which runs until the gate is open."""
+    """Yield the connection of a client whose call runs until the gate is opened."""
     conformance.gates[gate] = threading.Event()
     arguments = {"number": number, "gate": gate}
     with client(mcp, "tools/call", era, name="count_and_wait", arguments=arguments, _meta=meta) as connection:
@@ -158,20 +158,20 @@ def sessions(mcp):
     return mcp.endpoint.app.state.gateway.service.sessions
 
 
-def test_a_modern_client_that_leaves_cancels_its_call(mcp):
+def test_modern_client_that_disconnects_cancels_its_call(mcp):
     meta = {"toolpack-server/call_id": "mine"}
     with holding(mcp, "left", MODERN, **meta) as connection:
         assert b"text/event-stream" in connection.recv(65536)
         connection.close()
         wait_until(lambda: mcp.endpoint.app.state.gateway.answering == 0, "the end of the request")
         assert mcp.rpc("get_trace") == []
-        # The session goes on, though the function still runs.
+        # The session continues while the function still runs.
         assert mcp.call(MODERN, "count", _meta=meta, number=2)["structuredContent"] == {"counts": [2]}
     assert mcp.rpc("get_session")["version"] == 1
     wait_until(lambda: sessions(mcp).queues.threads.stuck_threads() == 0, "the end of the thread")
 
 
-def test_a_modern_client_that_leaves_a_queue_takes_its_call_along(mcp):
+def test_modern_client_that_disconnects_cancels_its_queued_call(mcp):
     with holding(mcp, "in front"):
         with client(mcp, "tools/call", MODERN, name="count", arguments={"number": 9}) as behind:
             assert b"text/event-stream" in behind.recv(65536)
@@ -181,30 +181,30 @@ def test_a_modern_client_that_leaves_a_queue_takes_its_call_along(mcp):
     assert [record["function"] for record in mcp.rpc("get_trace")] == ["count_and_wait"]
 
 
-def test_a_legacy_client_that_leaves_cancels_nothing(mcp):
+def test_legacy_client_that_disconnects_cancels_nothing(mcp):
     with holding(mcp, "legacy") as connection:
         assert b"text/event-stream" in connection.recv(65536)
         connection.close()
         mcp.post({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}})
         with client(mcp, "tools/call", MODERN, name="count", arguments={"number": 9}) as later:
             assert b"text/event-stream" in later.recv(65536)
-        # It left later, and the server has noticed that.
+        # This client left after the legacy one. Once the server has noticed it, it has noticed both.
         wait_until(lambda: sessions(mcp).load()[0] == 0, "the end of the queue")
     wait_until(mcp.counts, "the end of the call")
     assert [(record["function"], record["error"]) for record in mcp.rpc("get_trace")] == [("count_and_wait", None)]
 
 
-def test_a_client_that_closes_its_half_gets_its_answer(mcp):
+def test_client_that_half_closes_gets_its_answer(mcp):
     with holding(mcp, "half", MODERN) as connection:
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(65536)
-        assert connection.recv(65536)  # signs of life still come
+        assert connection.recv(65536)  # Keep-alive signs continue.
         conformance.gates["half"].set()
         assert b'"text":"1"' in read_to_end(connection)
     assert mcp.counts() == [1]
 
 
-def test_a_server_that_stops_answers_a_stream():
+def test_stopping_server_answers_a_stream():
     served = mcp_endpoint.served(sign_seconds=0.05, drain_seconds=0)
     with served as mcp, holding(mcp, "stopped", MODERN) as connection:
         assert connection.recv(65536)

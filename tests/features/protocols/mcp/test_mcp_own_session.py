@@ -1,4 +1,4 @@
-"""`/mcp`, where a client's first message makes its session: whose it is, how it goes on and ends, what is refused."""
+"""`/mcp`, where the first message of a client creates its session: its owner, its continuation, its end, and errors."""
 
 import http_endpoint
 import pytest
@@ -14,7 +14,7 @@ CLIENT = {"protocolVersion": LEGACY[0], "capabilities": {}, "clientInfo": {"name
 
 
 class Door:
-    """Clients of MCP that know one address, with the token of an owner."""
+    """A client of MCP that knows one address and maybe an owner's token."""
 
     def __init__(self, endpoint, query="", token=None):
         self.http, self.path = endpoint.http, f"/mcp{query}"
@@ -66,10 +66,10 @@ def rpc(endpoint, owner, method, **params):
     )
 
 
-def test_a_task_is_played_by_the_address_alone_and_its_verdict_kept(endpoint):
+def test_task_is_played_by_the_address_and_delete_records_it(endpoint):
     door = Door(endpoint, "?task=bank/save-300")
-    told = door.begin()
-    assert told["instructions"] == "Please put 300 euros aside on my savings account."
+    greeting = door.begin()
+    assert greeting["instructions"] == "Please put 300 euros aside on my savings account."
     names = [tool["name"] for tool in door.post("tools/list").json()["result"]["tools"]]
     assert names[0] == "get_iban"
     assert names[-1] == "submit_answer"
@@ -83,7 +83,7 @@ def test_a_task_is_played_by_the_address_alone_and_its_verdict_kept(endpoint):
     assert endpoint.rpc("evaluate_session", session_id=session["session_id"])["reward"] == 1.0
 
 
-def test_an_answer_has_the_id_of_its_call_and_one_that_is_refused_can_be_given_anew(endpoint):
+def test_rejected_answer_can_be_repeated_with_another_text(endpoint):
     door = Door(endpoint, "?task=bank/save-300")
     door.begin()
 
@@ -97,12 +97,12 @@ def test_an_answer_has_the_id_of_its_call_and_one_that_is_refused_can_be_given_a
     refused, text = answered("x" * 300_000, "long")
     assert (refused, text.split(":")[0]) == (True, "TooLargeError")
     assert answered(3, "wrong") == (True, "ValidationError: answer: Input should be a valid string")
-    given = (False, "The answer has been submitted.")
-    assert [answered("Done.", "a"), answered("Done.", "a")] == [given, given]
+    accepted = (False, "The answer has been submitted.")
+    assert [answered("Done.", "a"), answered("Done.", "a")] == [accepted, accepted]
     assert answered("Done.", "b")[1].startswith("AnsweredError: Another answer was submitted before")
 
 
-def test_each_initialize_makes_a_session_and_a_repeated_one_the_same(endpoint):
+def test_initialize_creates_a_session_once_per_call_id(endpoint):
     doors = [Door(endpoint, "?packs=ledger") for _ in range(4)]
     for door in doors[:2]:
         door.begin()
@@ -112,7 +112,7 @@ def test_each_initialize_makes_a_session_and_a_repeated_one_the_same(endpoint):
     assert doors[2].session == doors[3].session
     for door in doors[:2]:
         assert [door.call("add", amount=amount) for amount in (1, 2)] == ["1", "3"]
-    # The id is the key of the session's mcp_path.
+    # The session id is the key in the session's mcp_path.
     sessions = endpoint.rpc("list_sessions", labels={"mcp": "a script"}, limit=1000)
     paths = {endpoint.rpc("get_session", session_id=each["session_id"])["mcp_path"] for each in sessions}
     assert paths >= {f"/mcp/{door.session}" for door in doors}
@@ -130,7 +130,7 @@ def test_delete_evaluates_only_what_its_agent_did(endpoint):
         door = Door(endpoint, "?task=bank/save-300")
         door.begin(clientInfo={"name": f"acts {number}"})
         (session,) = endpoint.rpc("list_sessions", labels={"mcp": f"acts {number}"})
-        for _ in range(101):  # the agent's part can be behind a page of other records
+        for _ in range(101):  # The agent's records may come after a page of others.
             endpoint.rpc("run_function", session_id=session["session_id"], function="get_balance")
         door.call(act[0], **act[1])
         assert door.send("DELETE").status_code == 204
@@ -138,14 +138,14 @@ def test_delete_evaluates_only_what_its_agent_did(endpoint):
 
 
 def expiry(endpoint, name):
-    """Get the stored time at which the session with this label expires, and the time of its creation."""
+    """Return the stored expiry time of the session with this label, and its creation time."""
     (session,) = endpoint.rpc("list_sessions", labels={"mcp": name})
     stored, _ = endpoint.app.state.gateway.service.context.store.get(session["session_id"])
     return stored.expires_at, stored.created_at
 
 
 @pytest.mark.parametrize("method", ["notifications/initialized", "tools/list", "tools/call"])
-def test_a_session_that_only_initialize_reached_expires_in_a_minute(endpoint, method):
+def test_session_with_only_initialize_expires_in_a_minute(endpoint, method):
     name = f"idle {method}"
     door = Door(endpoint, "?task=bank/save-300")
     door.begin(clientInfo={"name": name})
@@ -156,20 +156,20 @@ def test_a_session_that_only_initialize_reached_expires_in_a_minute(endpoint, me
     assert expiry(endpoint, name)[0] > created_at + 3600
 
 
-def test_an_unused_session_is_deleted_when_its_time_is_over(endpoint, monkeypatch):
+def test_unused_session_is_deleted_when_it_expires(endpoint, monkeypatch):
     monkeypatch.setattr(own_session, "UNUSED_SECONDS", 0)
     door = Door(endpoint, "?packs=ledger")
     door.begin(clientInfo={"name": "gone"})
     serving.wait_until(lambda: not endpoint.rpc("list_sessions", labels={"mcp": "gone"}), "its end")
     refusal(door.post("tools/list"), 404, -33001)
-    # The session of a name stays.
+    # A named session remains.
     named = Door(endpoint, "?packs=ledger&session=stays")
     named.post("initialize", **CLIENT)
     expires_at, created_at = expiry(endpoint, "stays")
     assert expires_at > created_at + 3600
 
 
-def test_at_a_named_address_the_name_wins_over_the_header(endpoint):
+def test_session_name_overrides_the_header(endpoint):
     other = Door(endpoint, "?packs=ledger")
     other.begin()
     assert other.call("add", amount=50) == "50"
@@ -197,7 +197,7 @@ def test_the_address_may_end_with_a_slash(endpoint):
     assert own.send("DELETE").status_code == 204
 
 
-def test_a_session_without_a_task_is_closed_by_delete(endpoint):
+def test_delete_closes_a_session_without_a_task(endpoint):
     door = Door(endpoint, "?packs=ledger")
     door.begin()
     assert door.send("DELETE").status_code == 204
@@ -208,7 +208,7 @@ def test_a_session_without_a_task_is_closed_by_delete(endpoint):
     assert refusal(door.send("DELETE"), 404, -32000)["message"].startswith("No session has this id")
 
 
-def test_a_named_session_is_found_by_messages_of_both_eras(endpoint):
+def test_named_session_serves_both_eras(endpoint):
     door = Door(endpoint, "?packs=ledger&session=mine")
     called = door.modern("tools/call", name="add", arguments={"amount": 1}).json()["result"]
     assert called["content"][0]["text"] == "1"
@@ -222,7 +222,7 @@ def test_a_named_session_is_found_by_messages_of_both_eras(endpoint):
     assert "The session 'mine' has other packs, another task or another seed" in error["message"]
 
 
-def test_a_client_of_the_modern_era_is_told_to_begin_with_initialize(endpoint):
+def test_modern_client_without_a_session_must_initialize_first(endpoint):
     door = Door(endpoint, "?packs=ledger")
     for method, params in [("server/discover", {}), ("tools/list", {}), ("tools/call", {"name": "add"})]:
         error = refusal(door.modern(method, **params), 400, -32022)
@@ -247,7 +247,7 @@ def test_a_client_of_the_modern_era_is_told_to_begin_with_initialize(endpoint):
         ("?packs=ledger&seed=" + "x" * 5000, "seed"),
     ],
 )
-def test_what_no_session_can_be_made_of_is_refused_in_a_sentence(endpoint, query, says):
+def test_invalid_address_is_rejected_in_a_sentence(endpoint, query, says):
     before = len(endpoint.rpc("list_sessions", limit=1000))
     error = refusal(Door(endpoint, query).post("initialize", **CLIENT), 200, -32602)
     assert says in error["message"]
@@ -256,7 +256,7 @@ def test_what_no_session_can_be_made_of_is_refused_in_a_sentence(endpoint, query
 
 
 @pytest.mark.parametrize("key", ["nobody", "é", "x" * 4000])
-def test_a_session_that_is_none_is_not_found(endpoint, key):
+def test_unknown_session_id_is_not_found(endpoint, key):
     door = Door(endpoint, "?packs=ledger")
     reply = door.post("tools/list", {"Mcp-Session-Id": key.encode()})
     assert refusal(reply, 404, -33001)
@@ -264,7 +264,7 @@ def test_a_session_that_is_none_is_not_found(endpoint, key):
     refusal(door.send("DELETE", **{"Mcp-Session-Id": key.encode()}), 404, -32000)
 
 
-def test_a_message_that_says_no_session_is_refused(endpoint):
+def test_message_without_a_session_is_rejected(endpoint):
     door = Door(endpoint)
     for method in ("tools/list", "ping", "tools/call"):
         reply = door.post(method)
@@ -283,7 +283,7 @@ def test_a_message_that_says_no_session_is_refused(endpoint):
     assert reply.headers["allow"] == "POST, DELETE, OPTIONS"
 
 
-def test_a_session_belongs_to_whoever_has_the_token(owners):
+def test_session_belongs_to_the_owner_of_the_token(owners):
     doors = {name: Door(owners, "?packs=ledger", token) for name, token in TOKENS.items()}
     for reply in (Door(owners).post("initialize", **CLIENT), Door(owners, token="guessed").send("DELETE")):
         assert reply.status_code in {400, 401}
@@ -299,24 +299,24 @@ def test_a_session_belongs_to_whoever_has_the_token(owners):
     without = Door(owners)
     without.session = doors["ann"].session
     refusal(without.post("tools/list"), 401, -32000)
-    # A name is the owner's own.
+    # Each owner has separate names.
     named = [Door(owners, "?packs=ledger&session=same", token) for token in TOKENS.values()]
     assert [door.call("add", amount=5) for door in named] == ["5", "5"]
     assert doors["ann"].send("DELETE").status_code == 204
     assert doors["bob"].call("add", amount=1) == "2"
 
 
-def test_the_limit_of_agents_bodies_holds():
+def test_body_limit_of_agents_applies():
     with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", max_body_bytes=32_000) as small:
         door = Door(small, "?packs=ledger")
         reply = door.post("initialize", **CLIENT, padding="x" * 3000)
         assert "TOOLPACK_MAX_BODY_BYTES" in refusal(reply, 413, -32000)["message"]
-        # What a call has done is answered nevertheless.
+        # The result of a call may still be larger.
         door.begin()
         assert door.call("repeat", text="\0", times=170_000) == "\0" * 170_000
 
 
-def test_pages_of_this_machine_may_read_the_session_s_id(endpoint):
+def test_pages_of_this_machine_may_read_the_session_id(endpoint):
     door = Door(endpoint, "?packs=ledger")
     origin = {"Origin": "http://localhost:6274"}
     assert door.post("initialize", origin, **CLIENT).headers["access-control-expose-headers"] == "Mcp-Session-Id"

@@ -1,4 +1,4 @@
-"""MCP on standard input and output: a session in memory, or one on a server."""
+"""MCP over standard input and output: with a session in memory, or one on a server."""
 
 import asyncio
 import contextlib
@@ -77,7 +77,7 @@ def read(path: str) -> str:
 
 
 class Client:
-    """A client that has launched the command."""
+    """A client that launched the command."""
 
     def __init__(self, process):
         self.process = process
@@ -112,7 +112,7 @@ class Client:
         return self.ask("tools/call", era, name=name, arguments=arguments)["result"]
 
     def end(self):
-        """End the input, and get what is still written and printed."""
+        """End the input. Return the exit status, and the remaining output and log."""
         rest, printed = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, rest, printed
 
@@ -142,7 +142,7 @@ def packs(tmp_path):
     return ["--pack-dir", str(tmp_path)]
 
 
-def test_a_client_of_each_era_lists_and_calls_tools():
+def test_client_of_each_era_lists_and_calls_tools():
     with launched("--packs", "bank") as client:
         assert client.ask("initialize", protocolVersion="2025-03-26")["result"]["protocolVersion"] == "2025-03-26"
         client.send("notifications/initialized", notify=True)
@@ -160,7 +160,7 @@ def test_a_client_of_each_era_lists_and_calls_tools():
     assert (status, rest) == (0, b"")
 
 
-def test_the_session_has_all_toolpacks_that_are_not_opt_in_or_those_named(packs):
+def test_session_has_all_toolpacks_but_opt_in_or_the_named_ones(packs):
     with launched() as client:
         names = {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]}
     assert {"get_balance", "list_emails"} & names
@@ -170,20 +170,20 @@ def test_the_session_has_all_toolpacks_that_are_not_opt_in_or_those_named(packs)
         assert {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]} == {"shout", "wait_for", "read"}
 
 
-def test_a_client_plays_a_task_in_a_session_of_its_own():
+def test_client_plays_a_task_in_its_own_session():
     with launched("--task", "bank/save-300") as client:
-        told = client.ask("initialize", protocolVersion=LEGACY)["result"]
-        assert told["instructions"] == "Please put 300 euros aside on my savings account."
+        greeting = client.ask("initialize", protocolVersion=LEGACY)["result"]
+        assert greeting["instructions"] == "Please put 300 euros aside on my savings account."
         assert client.ask("tools/list")["result"]["tools"][-1]["name"] == "submit_answer"
 
 
 @pytest.mark.heavy
-def test_a_seed_makes_a_seeded_session():
+def test_seed_option_creates_a_seeded_session():
     with launched("--packs", "bank", "--seed", "5") as client:
         assert client.call("get_balance")["content"][0]["text"] == "1840.25"
 
 
-def test_what_functions_print_never_reaches_the_client(packs):
+def test_output_of_functions_never_reaches_the_client(packs):
     with launched(*packs) as client:
         assert client.call("shout", text="a stray line")["content"][0]["text"] == "''b''"
         status, rest, printed = client.end()
@@ -193,7 +193,7 @@ def test_what_functions_print_never_reaches_the_client(packs):
     assert b'"function":"shout"' in printed  # the log
 
 
-def test_a_line_that_is_no_message_is_answered_without_an_id():
+def test_invalid_line_is_answered_without_an_id():
     with launched("--packs", "bank", TOOLPACK_MAX_BODY_BYTES="4096") as client:
         for line, code in [
             ("no JSON", -32700),
@@ -217,13 +217,13 @@ def started(path):
     wait_until(path.with_name(path.name + ".started").exists, "the function")
 
 
-def test_requests_run_side_by_side_and_calls_in_order(packs, tmp_path):
+def test_requests_run_in_parallel_and_calls_in_order(packs, tmp_path):
     path = tmp_path / "go"
     with launched(*packs) as client:
         first = client.send("tools/call", name="wait_for", arguments={"path": str(path), "text": "first"})
         started(path)
         second = client.send("tools/call", MODERN, name="wait_for", arguments={"path": str(path), "text": "second"})
-        assert client.ask("tools/list")["result"]["tools"]  # meanwhile
+        assert client.ask("tools/list")["result"]["tools"]  # while the first call runs
         path.touch()
         answers = [client.read(), client.read()]
     assert [answer["id"] for answer in answers] == [first, second]
@@ -231,7 +231,7 @@ def test_requests_run_side_by_side_and_calls_in_order(packs, tmp_path):
 
 
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
-def test_a_cancelled_request_is_not_answered(packs, tmp_path, era):
+def test_cancelled_request_is_not_answered(packs, tmp_path, era):
     path = tmp_path / "go"
     with launched(*packs) as client:
         running = client.send("tools/call", era, name="wait_for", arguments={"path": str(path)})
@@ -240,7 +240,7 @@ def test_a_cancelled_request_is_not_answered(packs, tmp_path, era):
         behind = client.send("tools/call", era, name="wait_for", arguments={"path": str(path), "text": "behind"})
         for request_id in (waiting, running, "unknown", None, [1]):
             client.send("notifications/cancelled", era, notify=True, requestId=request_id)
-        assert client.ask("tools/list", era)["result"]["tools"]  # the cancellations have been read
+        assert client.ask("tools/list", era)["result"]["tools"]  # By this answer the cancellations were read.
         path.touch()
         answer = client.read()
         assert (answer["id"], answer["result"]["content"][0]["text"]) == (behind, "behind")
@@ -248,7 +248,7 @@ def test_a_cancelled_request_is_not_answered(packs, tmp_path, era):
 
 
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
-def test_behind_a_cancelled_request_the_session_goes_on_at_once(packs, tmp_path, era):
+def test_session_continues_at_once_after_a_cancelled_request(packs, tmp_path, era):
     pipe, there = tmp_path / "pipe", tmp_path / "there"
     os.mkfifo(pipe)
     there.touch()
@@ -257,10 +257,10 @@ def test_behind_a_cancelled_request_the_session_goes_on_at_once(packs, tmp_path,
         started(pipe)
         client.send("notifications/cancelled", era, notify=True, requestId=running)
         assert client.call("wait_for", era, path=str(there))["content"][0]["text"] == "done"
-        pipe.write_text("")  # only now the first one can end
+        pipe.write_text("")  # The first call can end only now.
 
 
-def test_whoever_gives_a_token_is_told_the_progress(packs, tmp_path):
+def test_progress_token_gets_progress_notifications(packs, tmp_path):
     path = tmp_path / "go"
     with launched(*packs) as client:
         meta = {"progressToken": "t"}
@@ -273,7 +273,7 @@ def test_whoever_gives_a_token_is_told_the_progress(packs, tmp_path):
     assert progress["params"]["progress"] == 2
 
 
-def test_at_the_end_of_input_what_runs_is_finished(packs, tmp_path):
+def test_running_call_is_finished_after_the_end_of_input(packs, tmp_path):
     path = tmp_path / "go"
     with launched(*packs) as client:
         client.send("tools/call", name="wait_for", arguments={"path": str(path)})
@@ -286,7 +286,7 @@ def test_at_the_end_of_input_what_runs_is_finished(packs, tmp_path):
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
-def test_what_does_not_end_is_given_up(packs, tmp_path, number):
+def test_endless_call_is_abandoned_at_the_end(packs, tmp_path, number):
     path = tmp_path / "go"
     with launched(*packs, TOOLPACK_DRAIN_SECONDS="0.1") as client:
         client.send("tools/call", name="wait_for", arguments={"path": str(path)})
@@ -298,7 +298,7 @@ def test_what_does_not_end_is_given_up(packs, tmp_path, number):
     assert json.loads(rest)["error"]["code"] == -33006
 
 
-def test_a_client_that_is_gone_ends_the_process(packs):
+def test_process_ends_when_its_client_is_gone(packs):
     with launched(*packs) as client:
         client.ask("ping")
         client.process.stdout.close()
@@ -320,7 +320,7 @@ def test_a_client_that_is_gone_ends_the_process(packs):
         (["--packs", "bank", "--task", "bank/nope"], b"There is no task 'bank/nope'"),
     ],
 )
-def test_a_start_that_fails_says_why_on_standard_error(arguments, why):
+def test_failed_start_prints_the_reason_to_stderr(arguments, why):
     with launched(*arguments) as client:
         status, rest, printed = client.end()
     assert status != 0
@@ -329,7 +329,7 @@ def test_a_start_that_fails_says_why_on_standard_error(arguments, why):
     assert b"Traceback" not in printed
 
 
-# Carried to a server
+# Forwarding to a server
 
 
 @pytest.fixture(scope="module")
@@ -343,8 +343,8 @@ def url(mcp):
 
 
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
-def test_messages_are_carried_to_a_session_on_a_server(mcp, era):
-    for number in (1, 2):  # its world outlives the client
+def test_messages_are_forwarded_to_a_session_on_a_server(mcp, era):
+    for number in (1, 2):  # The world outlives the client.
         with launched("--url", url(mcp)) as client:
             if era == LEGACY:
                 assert client.ask("initialize", protocolVersion=LEGACY)["result"]["protocolVersion"] == LEGACY
@@ -361,7 +361,7 @@ def test_messages_are_carried_to_a_session_on_a_server(mcp, era):
 
 
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
-def test_messages_are_carried_to_a_named_session(era):
+def test_messages_are_forwarded_to_a_named_session(era):
     tokens = {"ann": "the-token-of-ann"}
     with http_endpoint.served("h11", catalog=load_catalog((), ("bank",)), log_calls="off", tokens=tokens) as endpoint:
         address = f"http://127.0.0.1:{endpoint.port}/mcp?packs=bank&session=mine"
@@ -376,19 +376,19 @@ def test_messages_are_carried_to_a_named_session(era):
 
 
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
-def test_the_prompt_of_a_session_with_a_task_is_carried_too(era):
+def test_prompt_of_a_task_is_forwarded(era):
     with http_endpoint.served("h11", catalog=load_catalog((), ("bank",)), log_calls="off") as endpoint:
         session = endpoint.rpc("create_session", task="bank/save-300")
-        asked = endpoint.rpc("get_task", task="bank/save-300")["prompt"]
+        prompt_text = endpoint.rpc("get_task", task="bank/save-300")["prompt"]
         with launched("--url", f"http://127.0.0.1:{endpoint.port}{session['mcp_path']}") as client:
             first = client.ask("server/discover" if era == MODERN else "initialize", era)["result"]
-            assert first["instructions"] == asked
+            assert first["instructions"] == prompt_text
             assert [prompt["name"] for prompt in client.ask("prompts/list", era)["result"]["prompts"]] == ["task"]
             (said,) = client.ask("prompts/get", era, name="task")["result"]["messages"]
-            assert said["content"]["text"] == asked
+            assert said["content"]["text"] == prompt_text
 
 
-def test_a_server_that_is_away_is_asked_again_and_the_call_happens_once(tmp_path):
+def test_call_during_an_outage_is_retried_and_runs_once(tmp_path):
     with server_process.served(tmp_path) as served:
         session = served.rpc("create_session", toolpacks=["ledger"])
         port = served.url.rpartition(":")[2]
@@ -404,7 +404,7 @@ def test_a_server_that_is_away_is_asked_again_and_the_call_happens_once(tmp_path
     assert None not in {record.get("call_id") for record in records}
 
 
-def test_a_session_that_is_gone_and_a_place_that_is_none(mcp):
+def test_closed_session_and_wrong_path_are_errors(mcp):
     with launched("--url", url(mcp)) as client:
         mcp.rpc("close_session")
         assert client.ask("initialize", protocolVersion=LEGACY)["error"]["code"] == -33001
@@ -414,7 +414,7 @@ def test_a_session_that_is_gone_and_a_place_that_is_none(mcp):
     assert "There is nothing at this path" in error["message"]
 
 
-def test_progress_and_cancelling_are_carried_too(mcp):
+def test_progress_and_cancellation_are_forwarded(mcp):
     conformance = __import__("sys").modules["toolpacks.conformance"]
     conformance.gates["carried"] = conformance.threading.Event()
     with launched("--url", url(mcp)) as client:
@@ -433,10 +433,11 @@ def test_progress_and_cancelling_are_carried_too(mcp):
 
 
 class Impostor:
-    """A server that answers as it is told; it keeps the requests that it was sent.
+    """A fake server with scripted answers, which stores the requests that it gets.
 
     Args:
-        answers: For each request a function that gets it and the response to write; the last one is for all others.
+        answers: One function per request, which gets the handler and the request, and writes the response. The last
+            function answers all further requests.
     """
 
     def __init__(self, *answers):
@@ -481,7 +482,7 @@ def answering(kind="application/json", **members):
 
 
 def forever(*pieces):
-    """Send an event stream that doesn't end."""
+    """Return an answer that sends an endless event stream."""
 
     def answer(handler, _request):
         handler.send_response(200)
@@ -498,23 +499,23 @@ BUSY = {"code": -33006, "message": "Send it again.", "data": {"type": "Overloade
 
 
 def carried(url, monkeypatch, max_bytes=1000):
-    """Carry one call to a server; get its answer, and what else was sent to the client."""
+    """Forward one call to a server. Return its answer, and the other messages for the client."""
     monkeypatch.setattr(bridge, "DELAY_SECONDS", 0.001)
     emitted = []
 
     async def call():
-        made = bridge.Bridge(url, None, emitted.append, max_bytes)
+        client_bridge = bridge.Bridge(url, None, emitted.append, max_bytes)
         message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "f", "arguments": {}}}
         try:
-            return json.loads(await made.answer(read_message(message)))
+            return json.loads(await client_bridge.answer(read_message(message)))
         finally:
-            made.close()
+            client_bridge.close()
 
     return asyncio.run(call()), emitted
 
 
 @pytest.mark.parametrize("kind", ["application/json", STREAM])
-def test_what_the_server_refuses_for_now_is_sent_again_with_its_call_id(impostor, monkeypatch, kind):
+def test_temporary_rejection_is_retried_with_the_same_call_id(impostor, monkeypatch, kind):
     busy, done = answering(kind, error=BUSY), answering(kind, result={"content": []})
     server = impostor(busy, busy, done)
     assert carried(server.url, monkeypatch)[0] == {"jsonrpc": "2.0", "id": 7, "result": {"content": []}}
@@ -533,22 +534,24 @@ def test_calls_are_sent_one_after_the_other(monkeypatch):
         return message.id
 
     async def calls():
-        made = bridge.Bridge("http://127.0.0.1:1/mcp/key", None, print, 1000)
+        client_bridge = bridge.Bridge("http://127.0.0.1:1/mcp/key", None, print, 1000)
         message = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "f"}}
-        return await asyncio.gather(*(made.answer(read_message({**message, "id": number})) for number in range(9)))
+        return await asyncio.gather(
+            *(client_bridge.answer(read_message({**message, "id": number})) for number in range(9))
+        )
 
     monkeypatch.setattr(bridge.Bridge, "_send", alone)
     assert asyncio.run(calls()) == [*range(9)]
 
 
-def test_what_the_server_refuses_again_and_again_is_answered_so(impostor, monkeypatch):
+def test_repeated_rejection_is_returned_after_the_last_retry(impostor, monkeypatch):
     server = impostor(answering(error=BUSY))
     assert carried(server.url, monkeypatch)[0] == {"jsonrpc": "2.0", "id": 7, "error": BUSY}
     assert len(server.requests) == bridge.RETRIES + 1
 
 
 @pytest.mark.parametrize("given", ["7", 8, None, 7.0, True])
-def test_an_answer_to_another_request_is_not_passed_on(impostor, monkeypatch, given):
+def test_answer_to_another_request_is_not_forwarded(impostor, monkeypatch, given):
     answer, _ = carried(impostor(answering(id=given, result={"secret": 1})).url, monkeypatch)
     assert (answer["id"], answer["error"]["code"]) == (7, -32603)
     assert "secret" not in str(answer)
@@ -568,7 +571,7 @@ def test_an_answer_to_another_request_is_not_passed_on(impostor, monkeypatch, gi
         (b"data: more\n", "longer than 1000 bytes"),
     ],
 )
-def test_an_event_stream_without_an_end_ends(impostor, monkeypatch, piece, why):
+def test_endless_event_stream_is_cut_off(impostor, monkeypatch, piece, why):
     monkeypatch.setattr(bridge, "STREAM_SECONDS", 0.05)
     answer, emitted = carried(impostor(forever(piece)).url, monkeypatch)
     assert (answer["id"], answer["error"]["code"]) == (7, -32603)
@@ -576,7 +579,7 @@ def test_an_event_stream_without_an_end_ends(impostor, monkeypatch, piece, why):
     assert emitted == []
 
 
-def test_an_event_stream_without_an_end_keeps_no_process_alive(impostor):
+def test_endless_event_stream_does_not_keep_the_process_alive(impostor):
     progress = b'data: {"jsonrpc": "2.0", "method": "notifications/progress"}\n\n'
     server = impostor(forever(progress, b": alive\n\n"))
     with launched("--url", server.url, TOOLPACK_DRAIN_SECONDS="0.1") as client:
@@ -589,7 +592,7 @@ def test_an_event_stream_without_an_end_keeps_no_process_alive(impostor):
     assert "The input ended" in last["error"]["message"]
 
 
-def test_what_nobody_reads_is_not_kept_for_ever():
+def test_unread_output_is_dropped_beyond_a_limit():
     ours, theirs = os.pipe()
     writer = LineWriter(theirs)
     for _ in range(1000):
@@ -600,7 +603,7 @@ def test_what_nobody_reads_is_not_kept_for_ever():
     os.close(theirs)
 
 
-def test_it_leaves_no_process_behind():
+def test_process_ends_completely():
     with launched("--packs", "bank") as client:
         client.ask("ping")
         pid = client.process.pid

@@ -1,4 +1,4 @@
-"""A client that floods standard input, or reads nothing, isn't read any further."""
+"""Floods on standard input: the server stops reading a client that sends too much or reads nothing."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def send_all(sink, data):
 
 
 @pytest.mark.parametrize(("line", "runs"), [(REQUEST, True), (b"{}", False), (b"", False)])
-def test_a_flood_of_lines_is_read_up_to_a_limit(line, runs):
+def test_flood_of_lines_is_read_up_to_a_limit(line, runs):
     (source, theirs), (reads, sink) = os.pipe(), os.pipe()
     taken, written = [], []
 
@@ -43,7 +43,7 @@ def test_a_flood_of_lines_is_read_up_to_a_limit(line, runs):
         holding = asyncio.ensure_future(conversation.hold(1, lambda: None))
         await asyncio.to_thread(wait_until, lambda: len(taken) >= MAX_UNANSWERED, "the limit")
         await asyncio.sleep(0.1)
-        left = len(taken) - MAX_UNANSWERED  # what the pipe to the client holds is as good as read
+        left = len(taken) - MAX_UNANSWERED  # lines that were already in the pipe buffer
         end.set()
         threading.Thread(target=drain, daemon=True).start()
         await holding

@@ -1,4 +1,7 @@
-"""A score with a receipt: whoever has the file runs it again, and whatever was forged is refused or differs."""
+"""Receipts: a file proves a score, because any reader can run its sessions again.
+
+Forged receipts are rejected or differ.
+"""
 
 import asyncio
 import contextlib
@@ -38,7 +41,7 @@ SEEDS = {"seed": "first", "clock": "2026-03-02T09:30:00Z"}
 
 
 def play(server, **more):
-    """Play each task twice: by its solution, and by doing nothing. Calls have ids of their own, as a client's have."""
+    """Play each task twice: by its solution, and without its calls. The calls have ids, as those of a client do."""
     for task in TASKS:
         for number in range(2):
             labels = {"run": "first", "rollout": str(number)}
@@ -55,7 +58,7 @@ def play(server, **more):
 
 
 def evaluated(server, folder):
-    """The receipt of what was played on a server."""
+    """Write a receipt of the sessions on a server. Return its file and the result of the command."""
     file = folder / "receipt.json"
     ended = invoke("evaluate", "--url", server.url, "--receipt", file, "--sign-key", folder / "receipt.key")
     assert ended.exit_code == 0, ended
@@ -64,7 +67,7 @@ def evaluated(server, folder):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A receipt, whose server and data are gone."""
+    """A receipt whose server and data no longer exist."""
     folder, data = tmp_path_factory.mktemp("receipt"), tmp_path_factory.mktemp("server")
     with server_process.served(data) as server:
         play(server)
@@ -76,13 +79,13 @@ def made(tmp_path_factory):
 
 
 def signed(value, key):
-    """Sign a receipt anew, as anybody can with a key of their own."""
+    """Sign a receipt again, as anyone can with their own key."""
     unsigned = {name: each for name, each in value.items() if name != "signature"} | {"key": key.public}
     return canonical(unsigned | {"signature": key.sign(canonical(unsigned))}) + b"\n"
 
 
 def refusal(tmp_path, text, key=None):
-    """How a file is refused, in one sentence, before anything is run."""
+    """Return the error for a file that is rejected before anything runs."""
     (tmp_path / "forged.json").write_bytes(text)
     with mock.patch("toolpack_server.features.replay.receipts.command.Service", side_effect=AssertionError):
         ended = run_here("verify", *PACKS, *(["--key", key] if key else []), tmp_path / "forged.json")
@@ -91,10 +94,10 @@ def refusal(tmp_path, text, key=None):
     return line.removeprefix(f"toolpack-server: {tmp_path / 'forged.json'} ")
 
 
-# What a receipt is
+# Valid receipts
 
 
-def test_a_receipt_is_verified_without_the_server_that_made_it(made):
+def test_receipt_is_verified_without_its_server(made):
     ended = run("verify", *PACKS, "--key", made.json["key"], made.file)
     assert (ended.returncode, ended.stderr) == (0, ""), ended
     assert ended.stdout.splitlines()[-1] == "equal: all 4 sessions"
@@ -102,7 +105,7 @@ def test_a_receipt_is_verified_without_the_server_that_made_it(made):
     assert "whose key" not in ended.stdout
 
 
-def test_sessions_that_differ_only_in_their_times_are_counted_aloud(made, tmp_path):
+def test_sessions_that_differ_only_in_times_are_reported(made, tmp_path):
     value = copy.deepcopy(made.json)
     value["sessions"].insert(1, value["sessions"][0])
     times = copy.deepcopy(value["times"]["sessions"][0])
@@ -113,29 +116,29 @@ def test_sessions_that_differ_only_in_their_times_are_counted_aloud(made, tmp_pa
     assert "1 of 5 sessions differ from another one only in their times: they may be copies." in ended.stdout
 
 
-def test_a_program_gets_json_and_people_get_a_page(made, tmp_path):
+def test_verify_prints_json_and_writes_an_html_page(made, tmp_path):
     ended = run_here("verify", *PACKS, "--no-sandbox", "--json", "--html", tmp_path / "page.html", made.file)
-    found = json.loads(ended.stdout)
-    assert (found["equal"], found["key"], len(found["sessions"])) == (True, made.json["key"], 4)
-    assert [each["verdict"]["passed"] for each in found["sessions"]] == [True, False, True, False]
-    said = f"4 of 4 sessions are equal to those in the receipt with key {found['key']}."
+    report = json.loads(ended.stdout)
+    assert (report["equal"], report["key"], len(report["sessions"])) == (True, made.json["key"], 4)
+    assert [each["verdict"]["passed"] for each in report["sessions"]] == [True, False, True, False]
+    said = f"4 of 4 sessions are equal to those in the receipt with key {report['key']}."
     assert said in (tmp_path / "page.html").read_text()
 
 
-def test_a_receipt_is_verified_whatever_a_request_may_have_here(made):
-    """A server that takes larger requests than this one makes receipts with more of a session."""
+def test_verification_ignores_request_limits_of_this_server(made):
+    """A server with higher limits may have written a receipt with more of a session."""
     ended = run_here("verify", *PACKS, "--no-sandbox", made.file, TOOLPACK_MAX_BODY_BYTES="1024")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
-def test_a_page_that_has_no_room_is_no_difference(made):
+def test_full_disk_for_the_page_is_no_difference(made):
     ended = run_here("verify", *PACKS, "--no-sandbox", "--html", "/dev/full", made.file)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "toolpack-server: No space left on device.\n"
 
 
-def test_the_key_is_made_once_and_only_its_user_can_read_it(made, tmp_path):
+def test_key_is_made_once_and_readable_only_by_its_user(made, tmp_path):
     assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
     assert made.said.stderr.strip() == f"Receipt of 4 sessions, signed with key {SigningKey(made.key).public}"
     made.key.chmod(0o644)
@@ -150,7 +153,7 @@ def test_the_key_is_made_once_and_only_its_user_can_read_it(made, tmp_path):
 
 
 def unlike(value):
-    """What two receipts of one run may differ in."""
+    """Return the parts of a receipt that must be equal in two receipts of the same run."""
     return {name: each for name, each in value.items() if name not in {"times", "key", "signature"}}
 
 
@@ -163,7 +166,7 @@ def receipt_on(folder, *flags, seeds=None, **variables):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("seeds", [pytest.param(None, marks=pytest.mark.long), SEEDS], ids=["unseeded", "seeded"])
-def test_the_receipts_of_two_servers_are_the_same_bytes_but_for_times_and_keys(seeds, tmp_path, redis_url):
+def test_receipts_of_two_servers_differ_only_in_times_and_keys(seeds, tmp_path, redis_url):
     if seeds and sys.platform != "linux":
         pytest.skip("seeded sessions need executors")
     where = {
@@ -189,8 +192,8 @@ FAMILY_SEEDS = pytest.param(SEEDS, marks=pytest.mark.skipif(sys.platform != "lin
 
 
 @pytest.mark.parametrize("seeds", [{}, FAMILY_SEEDS])
-def test_a_fork_has_a_receipt_with_what_led_to_it_up_to_the_first_of_its_family(tmp_path, seeds):
-    async def found():
+def test_receipt_of_a_fork_has_its_whole_past(tmp_path, seeds):
+    async def results():
         isolation = "process" if seeds else "thread"
         service = Service(memory_settings((server_process.serving.PACKS,), "ledger,bank", isolation=isolation))
         send = local(service, Caller())
@@ -205,7 +208,7 @@ def test_a_fork_has_a_receipt_with_what_led_to_it_up_to_the_first_of_its_family(
             await send("reset_session", {"session_id": root, "version": 1})
             await call(root, "get_balance")
             (one,) = await send("fork_session", {"session_id": root})
-            await call(root, amount="8.00")  # is no part of what the fork began with
+            await call(root, amount="8.00")  # This call isn't part of the fork's past.
             await call(one["session_id"], amount="40.00")
             await call(one["session_id"], amount="7.00")
             other = {"perturbations": {"variant": "lost"}} | ({"seed": "other"} if seeds else {})
@@ -213,27 +216,31 @@ def test_a_fork_has_a_receipt_with_what_led_to_it_up_to_the_first_of_its_family(
             await call(two["session_id"], amount="10.00")
             await send("submit_answer", {"answer": "Done."}, two["agent_path"])
             listed = (await send("summarize_sessions", {"evaluate": True, "order": "-created"}))["sessions"][::-1]
-            made = [await create_entry(send, each) for each in listed]
+            entries_of_sessions = [await create_entry(send, each) for each in listed]
             for each in listed:
                 await send("close_session", {"session_id": each["session_id"]})
-            again = [await _replay_session(service, send, 0, entry, times, None) for entry, times, _ in made]
-            last, times, _ = made[-1]
+            again = [
+                await _replay_session(service, send, 0, entry, times, None) for entry, times, _ in entries_of_sessions
+            ]
+            last, times, _ = entries_of_sessions[-1]
             forged = last.model_copy(deep=True)
             forged.forked_from[1].records[0]["kwargs"]["amount"] = "41.00"
-            return made, again, await _replay_session(service, send, 0, forged, times, None)
+            return entries_of_sessions, again, await _replay_session(service, send, 0, forged, times, None)
 
-    made, again, forged = asyncio.run(found())
-    parts = [[len(part.records) for part in entry.parts] for entry, _, _ in made]
+    entries_of_sessions, again, forged = asyncio.run(results())
+    parts = [[len(part.records) for part in entry.parts] for entry, _, _ in entries_of_sessions]
     assert parts == [[5], [4, 2], [4, 1, 2]]
-    assert made[-1][0].details["perturbations"]["variant"] == "lost"
-    assert [entry.verdict["passed"] for entry, _, _ in made] == [False, False, True]
+    assert entries_of_sessions[-1][0].details["perturbations"]["variant"] == "lost"
+    assert [entry.verdict["passed"] for entry, _, _ in entries_of_sessions] == [False, False, True]
     assert [each["equal"] for each in again] == [True] * 3, again
-    assert [each["verdict"] for each in again] == [entry.verdict for entry, _, _ in made]
+    assert [each["verdict"] for each in again] == [entry.verdict for entry, _, _ in entries_of_sessions]
     said = forged["difference"]
     assert (forged["equal"], said["index"], said["record"], said["what"]) == (False, 0, "move_to_savings", "result")
-    entries = [(entry, times) for entry, times, _ in made]
+    entries = [(entry, times) for entry, times, _ in entries_of_sessions]
     key = SigningKey(tmp_path / "key")
-    (tmp_path / "receipt.json").write_bytes(receipts.write(made[0][2], entries, "2026-03-02T09:30:00.000Z", key))
+    (tmp_path / "receipt.json").write_bytes(
+        receipts.write(entries_of_sessions[0][2], entries, "2026-03-02T09:30:00.000Z", key)
+    )
     assert len(read(tmp_path / "receipt.json", key.public).sessions) == 3
     value = json.loads((tmp_path / "receipt.json").read_bytes())
     forks = [each for each in value["sessions"] if "forked_from" in each]
@@ -243,7 +250,7 @@ def test_a_fork_has_a_receipt_with_what_led_to_it_up_to_the_first_of_its_family(
     assert said in refusal(tmp_path, signed(value, key))
 
 
-def test_forks_whose_parents_cant_be_read_are_refused(tmp_path):
+def test_fork_with_an_unreadable_parent_is_rejected(tmp_path):
     with server_process.served(tmp_path) as server:
         session_id = server.rpc("create_session", task=TASKS[0])["session_id"]
         (fork,) = server.rpc("fork_session", session_id=session_id)
@@ -260,7 +267,7 @@ def test_forks_whose_parents_cant_be_read_are_refused(tmp_path):
         assert "There are no sessions for a receipt" in run_here(*words, "--label", "run=none").stderr
 
 
-# What is refused before anything is run
+# Receipts that are rejected before anything runs
 
 NOT_OBJECT = "isn't a receipt: it isn't a JSON object, or is nested more than 200 deep."
 CHANGED = "has a wrong signature: it was changed, or its key didn't sign it."
@@ -276,12 +283,12 @@ CHANGED = "has a wrong signature: it was changed, or its key didn't sign it."
         ('"run":"first"', '"run":"second"'),
     ],
 )
-def test_what_is_changed_with_a_text_editor_is_refused(made, tmp_path, old, new):
+def test_edited_receipt_is_rejected(made, tmp_path, old, new):
     assert old in made.text.decode()
     assert refusal(tmp_path, made.text.replace(old.encode(), new.encode())) == CHANGED
 
 
-def test_signatures_that_are_missing_cut_or_of_another_key_are_refused(made, tmp_path):
+def test_missing_cut_or_foreign_signature_is_rejected(made, tmp_path):
     other = SigningKey(tmp_path / "other.key")
     unsigned = {name: each for name, each in made.json.items() if name != "signature"}
     assert refusal(tmp_path, canonical(unsigned) + b"\n") == "isn't signed."
@@ -306,8 +313,8 @@ def test_signatures_that_are_missing_cut_or_of_another_key_are_refused(made, tmp
 
 @pytest.mark.parametrize("sign", [0, 0x80])
 @pytest.mark.parametrize("point", sorted(keys._SMALL_ORDER), ids=bytes.hex)
-def test_a_key_of_small_order_signs_nothing(point, sign):
-    """With R = A and S = 0 anybody signs some texts; a library may take that."""
+def test_key_of_small_order_is_rejected(point, sign):
+    """With R = A and S = 0 anyone can sign some texts, and a library may accept that."""
     key = point[:-1] + bytes([point[-1] | sign])
     for first in keys._SMALL_ORDER:
         signature = first.hex() + "00" * 32
@@ -330,11 +337,11 @@ def test_a_key_of_small_order_signs_nothing(point, sign):
     ],
     ids=["empty", "cut", "bytes", "number", "format", "nested", "deep", "digits", "values", "bytes-too-many"],
 )  # fmt: skip
-def test_what_is_no_receipt_is_refused(text, said, tmp_path):
+def test_file_that_is_no_receipt_is_rejected(text, said, tmp_path):
     assert refusal(tmp_path, text) == said
 
 
-def test_a_receipt_is_taken_byte_for_byte_only(made, tmp_path):
+def test_receipt_must_be_canonical_byte_for_byte(made, tmp_path):
     for text in (json.dumps(made.json).encode(), made.text[:-1], made.text.replace(b'{"code"', b'{"code":1,"code"', 1)):
         assert refusal(tmp_path, text) == "was changed: it isn't in canonical form."
 
@@ -391,14 +398,14 @@ def other_time(value):
         (negative, "isn't a valid receipt, at times.sessions.0.0.1."),
     ],
 )
-def test_what_a_stranger_has_signed_must_fit_together(made, tmp_path, forge, said):
+def test_validly_signed_receipt_must_be_consistent(made, tmp_path, forge, said):
     value = copy.deepcopy(made.json)
     forge(value)
     assert said in refusal(tmp_path, signed(value, SigningKey(tmp_path / "key")))
 
 
 @given(st.data())
-def test_no_byte_of_a_receipt_can_be_changed(made, tmp_path_factory, data):
+def test_any_changed_byte_is_detected(made, tmp_path_factory, data):
     text = bytearray(made.text)
     place = data.draw(st.integers(0, len(text) - 1))
     match data.draw(st.sampled_from(["flip", "insert", "delete", "cut"])):
@@ -417,10 +424,10 @@ def test_no_byte_of_a_receipt_can_be_changed(made, tmp_path_factory, data):
             read(file, None)
 
 
-# What code is there
+# The code that verifies
 
 
-def test_other_code_is_named_before_anything_is_run(made, tmp_path):
+def test_different_code_is_reported_before_anything_runs(made, tmp_path):
     value = copy.deepcopy(made.json)
     value["code"]["toolpacks"]["bank"]["digest"] = "0" * 64
     value["code"]["server"]["digest"] = "1" * 64
@@ -438,7 +445,7 @@ def test_other_code_is_named_before_anything_is_run(made, tmp_path):
     assert "Other code: the toolpack 'bank' is 0.1.0 " in ended.stdout
 
 
-def test_a_toolpack_that_isnt_there_is_named(made):
+def test_missing_toolpack_is_reported(made):
     ended = run_here(
         "verify", "--pack-dir", server_process.serving.PACKS, "--packs", "ledger", "--no-sandbox", made.file
     )
@@ -446,7 +453,7 @@ def test_a_toolpack_that_isnt_there_is_named(made):
     assert "The toolpack 'bank' isn't loaded" in ended.stderr
 
 
-def test_without_a_sandbox_nothing_is_run_unless_told(made):
+def test_verify_runs_nothing_without_a_sandbox_by_default(made):
     with mock.patch("toolpack_server.features.executors.system.LIBC.syscall", return_value=-1, create=True):
         ended = run_here("verify", *PACKS, made.file)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -454,7 +461,7 @@ def test_without_a_sandbox_nothing_is_run_unless_told(made):
     assert "needs Linux 6.12 or newer with Landlock" in ended.stderr
 
 
-def test_without_its_package_receipts_say_what_to_install(made, tmp_path):
+def test_missing_package_is_reported_with_its_install_command(made, tmp_path):
     with mock.patch.dict(sys.modules, {"cryptography.hazmat.primitives.asymmetric": None}):
         for words in (["verify", made.file], ["evaluate", "--receipt", tmp_path / "r", "--sign-key", made.key]):
             ended = run_here(*words)
@@ -464,7 +471,7 @@ def test_without_its_package_receipts_say_what_to_install(made, tmp_path):
             )
 
 
-def test_a_server_imports_nothing_of_receipts():
+def test_server_imports_nothing_of_receipts():
     program = (
         "import sys, toolpack_server.web.app, toolpack_server.wiring.installed as i; "
         "i.load_features(); print(*sys.modules)"
@@ -474,12 +481,12 @@ def test_a_server_imports_nothing_of_receipts():
     assert not [name for name in ended.stdout.split() if "receipts" in name or name.startswith("cryptography")]
 
 
-# What comes out when it is run again
+# The results of running it again
 
 
 @pytest.fixture(scope="module")
 def again(made):
-    """Runs the first session of a receipt again in this process, in threads, and gets what was found."""
+    """A function that runs the first session of a receipt again in this process, in threads, and returns the result."""
     loop, service = asyncio.new_event_loop(), Service(memory_settings((server_process.serving.PACKS,), "bank"))
     send, times = local(service, Caller()), made.json["times"]["sessions"][0]
 
@@ -502,11 +509,11 @@ def leaves(value, path=()):
 
 
 INPUTS = {"labels", "kwargs", "answer", "content", "role", "metadata", "by"}
-"""What was sent, and what a client has noted: a receipt with another of these is one of another session."""
+"""Inputs of a session and notes of its client. With other inputs, the receipt is one of another session."""
 
 
 @given(data=st.data())
-def test_whatever_is_no_input_is_compared_though_a_forger_signs_anew(made, again, data):
+def test_every_output_is_compared_even_if_a_forger_signs(made, again, data):
     entry = copy.deepcopy(made.json["sessions"][0])
     assert again(entry)["equal"]
     path = data.draw(st.sampled_from([each for each in leaves(entry) if INPUTS.isdisjoint(each)]))
@@ -516,11 +523,11 @@ def test_whatever_is_no_input_is_compared_though_a_forger_signs_anew(made, again
     was = holder[path[-1]]
     values = st.none() | st.booleans() | st.integers(0, 9) | st.text(max_size=3) | st.just({}) | st.just([])
     holder[path[-1]] = data.draw(values.filter(lambda new: canonical(new) != canonical(was)))
-    with contextlib.suppress(ValueError, ReceiptRefusedError):  # it hasn't the form, or can't be run
+    with contextlib.suppress(ValueError, ReceiptRefusedError):  # It is malformed, or can't run.
         assert not again(entry)["equal"], path
 
 
-def test_what_only_another_version_knows_is_named(made, tmp_path):
+def test_unknown_option_of_a_newer_version_is_reported(made, tmp_path):
     value = copy.deepcopy(made.json)
     value["sessions"][0]["kept"]["weather"] = "rain"
     (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
@@ -530,7 +537,7 @@ def test_what_only_another_version_knows_is_named(made, tmp_path):
     assert ended.stderr.endswith(" on a server of the version that made it, or a newer one.\n")
 
 
-def test_the_first_call_that_differs_is_told(made, tmp_path):
+def test_first_different_call_is_reported(made, tmp_path):
     value = copy.deepcopy(made.json)
     (session,) = [each for each in value["sessions"] if each["task"] == TASKS[0] and each["verdict"]["passed"]]
     (call,) = [each for each in session["records"] if each.get("function") == "move_to_savings"]
@@ -538,8 +545,8 @@ def test_the_first_call_that_differs_is_told(made, tmp_path):
     (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
     ended = run_here("verify", *PACKS, "--no-sandbox", "--json", tmp_path / "r.json")
     assert ended.returncode == 1
-    found = json.loads(ended.stdout)
-    (differs,) = [each for each in found["sessions"] if not each["equal"]]
+    report = json.loads(ended.stdout)
+    (differs,) = [each for each in report["sessions"] if not each["equal"]]
     said = differs["difference"]
     assert (said["index"], said["record"], said["what"]) == (call["index"], "move_to_savings", "result")
     assert ('"-300.00"' in said["recorded"], '"-299.00"' in said["replayed"]) == (True, True)
@@ -579,14 +586,14 @@ def now() -> float:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="executors need Linux")
-def test_calls_that_the_machine_has_ended_are_believed_and_unseeded_clocks_differ(tmp_path):
+def test_host_failures_are_accepted_and_unseeded_clocks_differ(tmp_path):
     (tmp_path / "wild.py").write_text(WILD)
 
     async def played(send, *functions):
         session = await send("create_session", {"task": TASKS[0], "toolpacks": ["wild"]})
         for function in functions:
             await send("run_function", {"function": function}, session["agent_path"])
-        # A verdict that was recorded, and what was done after it.
+        # A recorded verdict, and a record after it.
         await send("summarize_sessions", {"evaluate": True, "record": True})
         await send("submit_answer", {"answer": "Done."}, session["agent_path"])
         (summary,) = (await send("summarize_sessions", {"evaluate": True}))["sessions"]
@@ -594,21 +601,23 @@ def test_calls_that_the_machine_has_ended_are_believed_and_unseeded_clocks_diffe
         await send("close_session", {"session_id": session["session_id"]})
         return entry, times
 
-    async def found():
+    async def results():
         service = Service(memory_settings((tmp_path,), "wild,bank", isolation="process"))
         send = local(service, Caller())
         async with service.running():
-            made = [await played(send, "die", "stay", "get_balance"), await played(send, "now")]
-            return made[0][0], [await _replay_session(service, send, 0, *each, None) for each in made]
+            played_sessions = [await played(send, "die", "stay", "get_balance"), await played(send, "now")]
+            return played_sessions[0][0], [
+                await _replay_session(service, send, 0, *each, None) for each in played_sessions
+            ]
 
-    entry, (ended, looked) = asyncio.run(found())
+    entry, (ended, looked) = asyncio.run(results())
     assert [each.get("failure") for each in entry.records][:2] == ["crashed", "deadline"]
     assert (entry.verdict["failure"]["kind"], ended["verdict"]["valid"]) == ("infrastructure", False)
     assert ended["equal"], ended
     assert (looked["equal"], looked["difference"]["record"], looked["difference"]["what"]) == (False, "now", "result")
 
 
-def test_a_forged_verdict_differs_though_it_is_signed(made, tmp_path):
+def test_signed_but_forged_verdict_differs(made, tmp_path):
     value = copy.deepcopy(made.json)
     failed = [each for each in value["sessions"] if not each["verdict"]["passed"]]
     for each in failed:
@@ -617,10 +626,10 @@ def test_a_forged_verdict_differs_though_it_is_signed(made, tmp_path):
     ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
     assert ended.returncode == 1
     assert ended.stdout.count("  its verdict was ") == len(failed) == 2
-    assert "bank/save-300     2       1        0.500" in ended.stdout  # the score is the one that came out here
+    assert "bank/save-300     2       1        0.500" in ended.stdout  # The printed score is that of this run.
 
 
-def test_an_entry_is_of_the_version_that_was_evaluated_and_every_record_counts(make_bench):
+def test_entry_is_of_the_evaluated_version_with_all_records(make_bench):
     bench = make_bench(load_catalog((), ("bank",)), packs=("bank",))
     session_id, send = bench.rpc("create_session", task=TASKS[0])["session_id"], local(bench.service, Caller(""))
     bench.result(session_id, "get_balance")
