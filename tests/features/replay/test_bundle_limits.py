@@ -1,4 +1,4 @@
-"""Limits of bundles: an import takes no more memory than a request, and a replay ends at its limit or with its client."""
+"""Limits of bundles: an import takes no more memory than a request, and a replay ends with its limit or its client."""
 
 import base64
 import contextlib

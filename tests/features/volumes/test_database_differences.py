@@ -1,4 +1,4 @@
-"""A comparison of two databases by their pages finds what one of all rows finds, whatever has changed."""
+"""Comparison of two databases by their pages: it finds the same differences as a comparison of all rows."""
 
 import copy
 import random
@@ -29,7 +29,7 @@ CHANGES = [
     "INSERT OR REPLACE INTO plain SELECT id + {number}, text, NULL FROM plain WHERE id % 400 = 3",
     "INSERT INTO far (text) SELECT text FROM plain WHERE {number} = 1",
     "INSERT INTO keyed SELECT a + 0.5, b, c FROM keyed WHERE a % 500 = {number} % 500",
-    "UPDATE wide SET body = replace(body, '0', '1') WHERE rowid = {number} % 300",  # in the place where it was
+    "UPDATE wide SET body = replace(body, '0', '1') WHERE rowid = {number} % 300",  # replaced in the same pages
     "UPDATE wide SET body = hex(randomblob({number})) WHERE rowid % 100 = {number} % 100",
     "INSERT INTO wide SELECT name || {number}, body FROM wide WHERE rowid % 50 = 1",
     "UPDATE plain SET id = id + 10000 WHERE id = {number}",
@@ -49,12 +49,12 @@ def everything(before, after):
 
 
 def closed(database):
-    """Get a database whose changes are in its file, as those that are compared."""
+    """Return a copy whose changes are all in its file, as the comparison requires."""
     return copy.deepcopy(database)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_pages_show_the_same_changes_as_rows(seed):
+def test_comparing_pages_finds_the_same_changes_as_rows(seed):
     rng = random.Random(seed)
     before = closed(Database(SCHEMA))
     for _ in range(6):
@@ -77,21 +77,21 @@ def test_pages_show_the_same_changes_as_rows(seed):
         "DELETE FROM plain WHERE id BETWEEN 500 AND 2500",
         "DELETE FROM plain",
         "DELETE FROM far WHERE id < 0",
-        # In the pages that a value overflows to, in the place where it was: the row's own page stays as it is.
+        # This changes only an overflow page of the value. The page of the row stays unchanged.
         "UPDATE wide SET body = substr(body, 1, 9000) || 'x' || substr(body, 9002) WHERE rowid = 49",
     ],
 )
-def test_one_change_is_found(sql):
+def test_single_change_is_detected(sql):
     before = closed(Database(SCHEMA))
     after = closed(before)
     after.connect().execute(sql)
     after = closed(after)
-    found = before.patch(after, "", text_diffs=False)
-    assert found
-    assert found == everything(before, after)
+    operations = before.patch(after, "", text_diffs=False)
+    assert operations
+    assert operations == everything(before, after)
 
 
-def test_rows_in_the_inner_pages_of_a_table_without_rowids_are_compared():
+def test_rows_in_inner_pages_without_rowids_are_compared():
     before = closed(
         Database(
             "CREATE TABLE t (id PRIMARY KEY, text) WITHOUT ROWID; WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL "
@@ -105,25 +105,27 @@ def test_rows_in_the_inner_pages_of_a_table_without_rowids_are_compared():
         assert op["path"] == f"/t/{number}/text"
 
 
-def test_another_default_is_another_value_in_the_same_pages():
+def test_changed_default_changes_values_in_unchanged_pages():
     base = Database("CREATE TABLE t (id INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)")
     one, other = closed(base), closed(base)
     one.connect().execute("ALTER TABLE t ADD COLUMN c DEFAULT 5")
     other.connect().execute("ALTER TABLE t ADD COLUMN c DEFAULT 6")
-    found = closed(one).patch(closed(other), "", text_diffs=False)
-    assert found == [{"op": "replace", "path": "/t/1/c", "value": 6}]
+    operations = closed(one).patch(closed(other), "", text_diffs=False)
+    assert operations == [{"op": "replace", "path": "/t/1/c", "value": 6}]
 
 
-def test_rows_beside_those_that_changed_are_not_read(monkeypatch):
-    found = []
+def test_unchanged_rows_are_not_read(monkeypatch):
+    ranges_per_table = []
     ranges = module.changed_ranges
-    monkeypatch.setattr(module, "changed_ranges", lambda *given: found.append(ranges(*given)) or found[-1])
+    monkeypatch.setattr(
+        module, "changed_ranges", lambda *arguments: ranges_per_table.append(ranges(*arguments)) or ranges_per_table[-1]
+    )
     before = closed(Database(SCHEMA))
     after = closed(before)
     after.connect().execute("UPDATE plain SET number = 0 WHERE id = 1500")
     patched = before.patch(closed(after), "", text_diffs=False)
     assert patched == [{"op": "replace", "path": "/plain/1500/number", "value": 0}]
-    by_name = {name: spans for (kind, name, _), spans in found[0].items() if kind == "table"}
+    by_name = {name: spans for (kind, name, _), spans in ranges_per_table[0].items() if kind == "table"}
     ((first, last),) = by_name.pop("plain")
     assert first <= 1500 <= last < first + 300
     assert not any(by_name.values())

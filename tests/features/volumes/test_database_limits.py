@@ -1,4 +1,4 @@
-"""What an agent leaves in a database, or asks it for, takes a bounded part of the machine, and keeps nobody out."""
+"""Limits of databases: what an agent stores or computes is bounded, and doesn't block other owners."""
 
 import threading
 
@@ -47,13 +47,13 @@ TOO_MUCH = {
     f"SELECT {'hex(zeroblob(2000000)),' * 200} 1": NO_MEMORY,
     f"SELECT count(*) FROM ({BLOBS} ORDER BY b)": NO_MEMORY,
     f"CREATE TEMP TABLE t AS {BLOBS}": NO_MEMORY,
-    # Over three quarters of what SQLite may hold, for as long as the call may take: others would find nothing left.
+    # This holds more than three quarters of SQLite's memory for as long as the call may take, so others would get none.
     f"WITH m AS MATERIALIZED ({BLOBS} LIMIT 200) SELECT count(*) FROM m a, m b, m c, m d WHERE a.b = 1": HELD,
 }
 
 
 @pytest.mark.parametrize(("sql", "seeded"), [*((sql, False) for sql in TOO_MUCH), (max(TOO_MUCH, key=len), True)])
-def test_what_sql_may_hold_has_limits(bench, isolation, sql, seeded):
+def test_memory_and_sizes_of_sql_are_limited(bench, isolation, sql, seeded):
     if seeded and isolation == "thread":
         pytest.skip("a seeded session needs a process")
     session = bench.create("schemas", **({"seed": "x"} if seeded else {}))
@@ -84,7 +84,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_sqlite_cant_read_is_refused_with_its_reason(bench, case):
+def test_unreadable_table_is_an_error_with_its_reason(bench, case):
     statements, text = BROKEN[case]
     session = bench.create("schemas")
     assert run(bench, session, "CREATE TABLE good (x)", "INSERT INTO good VALUES (1)") is None
@@ -93,9 +93,9 @@ def test_what_sqlite_cant_read_is_refused_with_its_reason(bench, case):
         "get_environment": [{}, *({"pointer": f"/schemas/db{rest}"} for rest in ("", "/t", "/t/1"))],
         "diff_environment": [{}, {"from_version": 1}],
     }.items():
-        for given in params:
+        for more_params in params:
             with pytest.raises(RpcError) as raised:
-                bench.rpc(method, session_id=session, **given)
+                bench.rpc(method, session_id=session, **more_params)
             assert (raised.value.code, raised.value.data["type"]) == (-32002, "ResultError")
             assert raised.value.message.startswith("The database 'schemas/db'")
             assert text in raised.value.message
@@ -105,31 +105,33 @@ def test_what_sqlite_cant_read_is_refused_with_its_reason(bench, case):
     assert run(bench, session, "DROP TABLE IF EXISTS t") is None or "shadow" in case
 
 
-def test_what_is_computed_for_a_reader_has_a_limit(isolation):
+def test_computed_columns_have_a_size_limit_for_readers(isolation):
     with make(isolation, max_volume_bytes=2**20) as bench:
         session = bench.create("schemas")
         rows = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 100) SELECT x FROM c"
         assert run(bench, session, "CREATE TABLE t (x, y AS (hex(zeroblob(100000))))") is None
         assert run(bench, session, f"INSERT INTO t {rows}") is None
         text = "The database 'schemas/db', table 't' can't be shown: its computed columns have more than"
-        for method, given in (("get_environment", {}), ("diff_environment", {"from_version": 0})):
+        for method, params in (("get_environment", {}), ("diff_environment", {"from_version": 0})):
             with pytest.raises(RpcError) as raised:
-                bench.rpc(method, session_id=session, **given)
+                bench.rpc(method, session_id=session, **params)
             assert raised.value.message == f"{text} 1048576 bytes."
         page = bench.rpc("get_environment", session_id=session, pointer="/schemas/db/t", limit=2)
         assert [len(row["y"]) for row in page.values()] == [200_000] * 2
 
 
 @pytest.mark.parametrize("table", ["t", "new"])
-def test_a_difference_of_too_many_rows_is_refused(monkeypatch, table):
+def test_diff_of_too_many_rows_is_rejected(monkeypatch, table):
     monkeypatch.setattr("toolpack_server.features.volumes.databases.database_views.MAX_CHANGES", 100)
     with make("thread") as bench:
         session = bench.create("schemas")
         assert run(bench, session, "CREATE TABLE t (x)") is None
         before = bench.version(session)
         for rows, refused in ((100, False), (1, True)):
-            made = f"WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT {rows}) SELECT x FROM c"
-            assert run(bench, session, f"CREATE TABLE IF NOT EXISTS {table} (x)", f"INSERT INTO {table} {made}") is None
+            select = f"WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT {rows}) SELECT x FROM c"
+            assert (
+                run(bench, session, f"CREATE TABLE IF NOT EXISTS {table} (x)", f"INSERT INTO {table} {select}") is None
+            )
             ask = {"session_id": session, "from_version": before}
             if not refused:
                 assert len(bench.rpc("diff_environment", **ask)) in (1, 100)
@@ -141,7 +143,7 @@ def test_a_difference_of_too_many_rows_is_refused(monkeypatch, table):
             )
 
 
-def test_a_database_of_its_full_size_is_shown(isolation):
+def test_database_of_the_maximum_size_is_shown(isolation):
     with make(isolation, max_volume_bytes=2**22) as bench:
         session = bench.create("schemas")
         assert run(bench, session, "CREATE TABLE t (x)", *["INSERT INTO t VALUES (zeroblob(1000000))"] * 4) is None
@@ -150,7 +152,7 @@ def test_a_database_of_its_full_size_is_shown(isolation):
         assert len(bench.rpc("diff_environment", session_id=session)[0]["value"]) == 4
 
 
-def test_a_reader_stops_what_never_ends_and_keeps_nobody_else_out(isolation):
+def test_endless_read_is_stopped_and_blocks_no_other_owner(isolation):
     with make(isolation, timeout_seconds=1) as bench:
         sessions = {owner: bench.create("schemas", owner=owner) for owner in ("ann", "bob", "eve")}
         for owner in ("ann", "bob"):
@@ -160,12 +162,12 @@ def test_a_reader_stops_what_never_ends_and_keeps_nobody_else_out(isolation):
             ]
             call = {"session_id": sessions[owner], "function": "run", "kwargs": {"statements": endless}}
             assert bench.rpc("run_function", owner=owner, **call)["error"] is None
-        asked = [
+        requests = [
             bench.later(method, owner=owner, session_id=sessions[owner])
             for owner in ("ann", "bob")
             for method in ("get_environment", "diff_environment")
         ]
-        for each in asked:
+        for each in requests:
             with pytest.raises(RpcError) as raised:
                 each.result(60)
             assert raised.value.code in (-32002, -32006, -32010)
@@ -174,7 +176,7 @@ def test_a_reader_stops_what_never_ends_and_keeps_nobody_else_out(isolation):
         assert bench.rpc("get_environment", owner="ann", session_id=sessions["ann"], version=0)["schemas"] == {"db": {}}
 
 
-def test_threads_of_readers_that_never_end_keep_no_other_owner_out():
+def test_stuck_reader_threads_block_no_other_owner():
     gate = threading.Event()
     with make("thread", timeout_seconds=0.2) as bench:
         threads = bench.sessions.queues.threads
@@ -193,5 +195,5 @@ def test_threads_of_readers_that_never_end_keep_no_other_owner_out():
 async def _caught(work):
     try:
         return await work
-    except Exception as error:  # noqa: BLE001 - the test looks at it
+    except Exception as error:  # noqa: BLE001 - the test inspects it
         return error

@@ -1,4 +1,4 @@
-"""Whatever SQLite can put into a schema works, on each version of it: in calls, by path, in views, for evaluators."""
+"""Database schemas: any SQLite function may be used in a schema, in calls, by path, in views and for evaluators."""
 
 import contextlib
 import sqlite3
@@ -43,12 +43,12 @@ def bench(isolation):
 @pytest.mark.parametrize("seeded", [False, True], ids=["plain", "seeded"])
 @pytest.mark.parametrize("how", ["run", "by_path"])
 @pytest.mark.parametrize("place", PLACES)
-def test_sqlites_functions_work_everywhere_in_a_schema(bench, isolation, place, how, seeded):
+def test_sqlite_functions_work_everywhere_in_a_schema(bench, isolation, place, how, seeded):
     if seeded and isolation == "thread":
         pytest.skip("a seeded session needs a process")
-    given = {"seed": "x", "clock": "2026-03-02T09:30:00Z"} if seeded else {}
+    pins = {"seed": "x", "clock": "2026-03-02T09:30:00Z"} if seeded else {}
     task = f"schemas/{place.replace(' ', '-')}"
-    session = bench.rpc("create_session", task=task, **given)["session_id"]
+    session = bench.rpc("create_session", task=task, **pins)["session_id"]
     bench.result(session, how, statements=[*PLACES[place], FILL])
     sql, expected = USES.get(place, ("SELECT id FROM t", [["1"]]))
     assert bench.result(session, "run", statements=[sql])[0] == expected
@@ -63,7 +63,7 @@ def test_sqlites_functions_work_everywhere_in_a_schema(bench, isolation, place, 
         "diff_environment", session_id=session, from_version=1
     )
     assert bench.result(session, "run", statements=["PRAGMA integrity_check"]) == [[["'ok'"]]]
-    by_rows = bench.rpc("create_session", task=f"{task}-by-rows", **given)["session_id"]
+    by_rows = bench.rpc("create_session", task=f"{task}-by-rows", **pins)["session_id"]
     bench.result(by_rows, how, statements=[*PLACES[place], FILL])
     assert bench.rpc("evaluate_session", session_id=by_rows)["passed"]
 
@@ -73,7 +73,7 @@ REFUSALS = ("unsafe use of", "not authorized", "user-defined function raised exc
 
 @pytest.mark.parametrize("call", ["load_extension('x')", "fts3_tokenizer('simple')", "fts3_tokenizer('a', x'00')"])
 @pytest.mark.parametrize("how", ["run", "by_path"])
-def test_no_schema_reaches_what_sql_may_not_call(bench, how, call):
+def test_schema_cannot_call_forbidden_functions(bench, how, call):
     schemas = [
         [f"CREATE VIEW v AS SELECT {call}", "SELECT * FROM v"],
         [f"CREATE TABLE t (a, b DEFAULT ({call}))", "INSERT INTO t (a) VALUES (1)"],
@@ -85,8 +85,8 @@ def test_no_schema_reaches_what_sql_may_not_call(bench, how, call):
             "INSERT INTO t VALUES (1)",
         ],
     ]
-    for *made, used in schemas:
+    for *setup, used in schemas:
         session = bench.create("schemas")
-        if not bench.call(session, how, statements=made)["error"]:
+        if not bench.call(session, how, statements=setup)["error"]:
             error = bench.call(session, "run", statements=[used])["error"] or ""
-            assert any(refusal in error for refusal in REFUSALS), (made, error)
+            assert any(refusal in error for refusal in REFUSALS), (setup, error)

@@ -1,4 +1,6 @@
-"""A database in an environment: atomic with all else, forked, reset, shown and judged, wherever functions run."""
+"""Databases in an environment: atomic with other fields, forked, reset, shown and evaluated, with and without
+executors.
+"""
 
 import base64
 import contextlib
@@ -80,7 +82,7 @@ def pieces(bench, session):
     return {part: blob for part, blob in bench.store.get(session)[1].parts.items() if ":" in part}
 
 
-def test_what_a_function_does_is_kept_committed_or_not(bench, session):
+def test_changes_are_stored_with_and_without_a_commit(bench, session):
     assert bench.result(session, "place_order", product=1, quantity=3) == 1
     assert bench.result(session, "run_sql", sql="BEGIN; UPDATE product SET stock = 5", script=True) == []
     assert bench.result(session, "run_sql", sql="SAVEPOINT a; DELETE FROM orders; ROLLBACK TO a", script=True) == []
@@ -93,7 +95,7 @@ def test_what_a_function_does_is_kept_committed_or_not(bench, session):
 
 
 @pytest.mark.parametrize("how", ["fail", "sleep", "spin"])
-def test_nothing_of_a_failed_call_is_kept_not_even_its_commits(bench, session, how):
+def test_failed_call_undoes_its_commits_too(bench, session, how):
     bench.result(session, "place_order", product=1, quantity=3)
     call = {"timeout_seconds": 0.3} if how != "fail" else {}
     failed = bench.call(session, "commit_and", call, sql="DELETE FROM orders", how=how)["error"]
@@ -102,7 +104,7 @@ def test_nothing_of_a_failed_call_is_kept_not_even_its_commits(bench, session, h
     assert bench.version(session) == 1
 
 
-def test_a_lost_process_leaves_nothing(bench, session, isolation):
+def test_crashed_process_changes_nothing(bench, session, isolation):
     if isolation == "thread":
         pytest.skip("it would end the tests")
     bench.result(session, "place_order", product=1, quantity=3)
@@ -111,14 +113,14 @@ def test_a_lost_process_leaves_nothing(bench, session, isolation):
     assert bench.result(session, "count_orders") == 1
 
 
-def test_database_and_other_fields_are_kept_together_or_not_at_all(bench, session):
+def test_database_and_other_fields_change_together(bench, session):
     assert error(bench, session, "add_note", text="a", fails=True) == "ValueError: on purpose"
     assert (bench.result(session, "get_notes"), bench.result(session, "count_orders")) == ([], 0)
     assert bench.result(session, "add_note", text="a") == 1
     assert (bench.result(session, "get_notes"), bench.result(session, "count_orders")) == (["a"], 1)
 
 
-def test_a_call_that_takes_the_database_alone_stores_nothing_else(bench, session):
+def test_call_that_only_uses_the_database_stores_only_its_pieces(bench, session):
     before = bench.store.get(session)[1].parts
     bench.result(session, "place_order", product=1, quantity=1)
     after = bench.store.get(session)[1].parts
@@ -154,7 +156,7 @@ DENIED = {
 
 
 @pytest.mark.parametrize(("sql", "text"), DENIED.items(), ids=DENIED)
-def test_what_sql_cant_do(bench, session, sql, text):
+def test_forbidden_sql_is_rejected(bench, session, sql, text):
     assert error(bench, session, "run_sql", sql=sql) == text
     assert error(bench, session, "run_sql", sql=f"CREATE TABLE x (y); {sql}", script=True) == text
     assert rows(bench, session, "SELECT name FROM sqlite_schema WHERE name = 'x'") == []
@@ -167,14 +169,14 @@ def test_what_sql_cant_do(bench, session, sql, text):
         assert error(bench, session, "run_sql", sql=view, script=True).endswith(text.rpartition(": ")[2])
 
 
-def test_long_sql_is_looked_at_once(bench, session):
+def test_long_sql_is_checked_in_time(bench, session):
     text = f"DatabaseError: not authorized: {ALONE}"
     for before in ("/* */" * 20_000, "--\n" * 20_000, ";" * 20_000, "/* " * 20_000 + "*/"):
         assert error(bench, session, "run_sql", sql=f"{before}ATTACH '' AS x", script=True) == text
         assert error(bench, session, "run_sql", sql=f"{before}VACUUM", script=True) is None
 
 
-def test_durability_is_the_servers(bench, session):
+def test_server_controls_durability_settings(bench, session):
     for name in ("journal_mode", "synchronous", "locking_mode", "wal_checkpoint", "mmap_size", "temp_store"):
         assert bench.result(session, "run_sql", sql=f"PRAGMA {name}") == []
         assert bench.result(session, "run_sql", sql=f"PRAGMA {name} = 1") == []
@@ -182,12 +184,12 @@ def test_durability_is_the_servers(bench, session):
     bench.result(session, "run_sql", sql="DELETE FROM orders; VACUUM; -- attached", script=True)
     both = "SQL with the word ATTACH can't run VACUUM: run VACUUM by itself"
     for word in ("attach", "/**/ATTACH''AS x;"):
-        found = error(bench, session, "run_sql", sql=f"VACUUM; -- {word}", script=True)
-        assert found == f"DatabaseError: not authorized: {both}"
+        message = error(bench, session, "run_sql", sql=f"VACUUM; -- {word}", script=True)
+        assert message == f"DatabaseError: not authorized: {both}"
     assert rows(bench, session, "PRAGMA integrity_check") == [["'ok'"]]
 
 
-def test_a_database_has_a_limit(isolation):
+def test_database_has_a_size_limit(isolation):
     with make(isolation, max_volume_bytes=2**17) as bench:
         session = bench.create("stall")
         full = "OperationalError: database or disk is full: the database may have at most 131072 bytes "
@@ -199,7 +201,7 @@ def test_a_database_has_a_limit(isolation):
         assert full in detail(-32602, bench.create, "stall", options={"stall": {"rows": 2000}})
 
 
-def test_a_read_only_function_gets_a_connection_that_cant_write(bench, session):
+def test_read_only_function_gets_a_read_only_connection(bench, session):
     text = "OperationalError: attempt to write a readonly database: the function is registered with read_only=True"
     assert error(bench, session, "query", sql="DELETE FROM product") == text
     assert error(bench, session, "query", sql="CREATE TABLE x (y)") == text
@@ -207,13 +209,13 @@ def test_a_read_only_function_gets_a_connection_that_cant_write(bench, session):
     assert bench.version(session) == 0
 
 
-def test_a_connection_ends_with_its_call(bench, session):
+def test_connection_is_closed_at_the_end_of_its_call(bench, session):
     assert bench.result(session, "keep") == "kept"
     closed = error(bench, session, "keep")
-    assert closed in (f"ProgrammingError: {CLOSED}", None)  # None: in another process
+    assert closed in (f"ProgrammingError: {CLOSED}", None)  # None means that another process ran the call.
 
 
-def test_the_file_of_a_database(bench, session):
+def test_function_may_open_the_file_of_a_database(bench, session):
     assert bench.result(
         session, "by_path", sql="INSERT INTO orders (product, quantity) VALUES (2, 7) RETURNING id"
     ) == [[1]]
@@ -224,7 +226,7 @@ def test_the_file_of_a_database(bench, session):
     assert [bool(each) for each in changed] == [True, False, False, False]
 
 
-def test_the_worker_opens_no_database_where_there_are_executors(monkeypatch, tmp_path):
+def test_worker_with_executors_opens_no_database(monkeypatch, tmp_path):
     def opened(*_arguments, **_more):
         raise AssertionError("the worker has opened a database")
 
@@ -232,22 +234,24 @@ def test_the_worker_opens_no_database_where_there_are_executors(monkeypatch, tmp
     with make("process", scratch_dir=tmp_path) as bench:
         session = bench.create("stall")
         bench.result(session, "place_order", product=1, quantity=1)
-        assert list(tmp_path.rglob("copy-*"))  # where an executor keeps it
+        assert list(tmp_path.rglob("copy-*"))  # the working copy of an executor
         assert bench.rpc("get_environment", session_id=session)["stall"]["db"]["orders"]
         assert bench.rpc("diff_environment", session_id=session)
         assert bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]
 
 
-def test_each_executor_keeps_its_share_of_the_scratch_folder(monkeypatch):
+def test_executors_share_the_scratch_folder_equally(monkeypatch):
     seen = []
     begin = runner.Zygote
-    monkeypatch.setattr(runner, "Zygote", lambda given, *more: (seen.append(given), begin(given, *more))[1])
+    monkeypatch.setattr(
+        runner, "Zygote", lambda configuration, *more: (seen.append(configuration), begin(configuration, *more))[1]
+    )
     with make("process", scratch_bytes=64 * 2**20, of_features=[ExecutorsSettings(max=4)]):
         assert [configuration.scratch_bytes for configuration in seen] == [16 * 2**20]
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
-def test_workers_that_take_turns_see_what_the_others_have_done(isolation, count):
+def test_workers_that_take_turns_see_each_others_changes(isolation, count):
     store = SharedMemory()
     with make(isolation, store=store) as first, make(isolation, store=store) as second:
         session = first.create("stall")
@@ -258,7 +262,7 @@ def test_workers_that_take_turns_see_what_the_others_have_done(isolation, count)
             assert worker.result(session, "count_orders") == (turn + 1) * count
 
 
-def test_forks_and_resets(bench, session):
+def test_forks_and_resets_have_their_own_databases(bench, session):
     for quantity in (1, 2, 3):
         bench.result(session, "place_order", product=1, quantity=quantity)
     one, two = bench.rpc("fork_session", session_id=session, version=1, count=2)
@@ -273,7 +277,7 @@ def test_forks_and_resets(bench, session):
     assert bench.rpc("diff_environment", session_id=session, from_version=0) == []
 
 
-def test_a_chain_has_at_most_eight_parts(bench, session):
+def test_database_has_at_most_eight_pieces(bench, session):
     for _ in range(40):
         bench.result(session, "place_order", product=1, quantity=1)
         assert len(pieces(bench, session)) <= 8
@@ -284,18 +288,18 @@ def test_a_chain_has_at_most_eight_parts(bench, session):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_history_is_that_of_plain_sqlite(bench, seed):
+def test_random_history_equals_plain_sqlite(bench, seed):
     bench.service.settings.__dict__["max_result_bytes"] = 2**26
     database_histories.history(bench, seed, steps=15)
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_a_history_is_the_same_in_each_store(store, store_url):
+def test_random_history_is_equal_in_each_store(store, store_url):
     with Bench(CATALOG, store_url(store), max_result_bytes=2**26, keep_versions=1000) as bench:
         database_histories.history(bench, 7, steps=40)
 
 
-def test_views(bench):
+def test_database_is_shown_as_json(bench):
     sql = """
         CREATE TABLE one (name TEXT PRIMARY KEY, value); CREATE TABLE two (a, b, PRIMARY KEY (a, b)) WITHOUT ROWID;
         CREATE TABLE "o/~'""r" (x); CREATE INDEX i ON one (value); CREATE VIEW v AS SELECT 1;
@@ -304,8 +308,8 @@ def test_views(bench):
         INSERT INTO "o/~'""r" VALUES (9007199254740993);
     """
     session = bench.create("stall", environment={"stall": {"db": sql, "notes": []}})
-    found = bench.rpc("get_environment", session_id=session)["stall"]["db"]
-    assert found == {
+    db = bench.rpc("get_environment", session_id=session)["stall"]["db"]
+    assert db == {
         "one": {
             '{"$rowid":4}': {"name": None, "value": "lost"},
             '{"$rowid":5}': {"name": None, "value": "lost, too"},
@@ -327,7 +331,7 @@ def test_views(bench):
     assert [*get(pointer="/stall/db/one", limit=2, after='{"$rowid":5}')] == ["17", "a/b"]
     assert [*get(pointer="/stall/db/one", limit=1)] == ['{"$rowid":4}']
     assert get(pointer="/stall/db/two", after='["1","x"]') == {
-        '[{"$base64":"AQ=="},2.0]': found["two"]['[{"$base64":"AQ=="},2.0]']
+        '[{"$base64":"AQ=="},2.0]': db["two"]['[{"$base64":"AQ=="},2.0]']
     }
     text = "The pointer '/stall/db/one/b' names nothing in this environment."
     assert text in detail(-32602, get, pointer="/stall/db/one/b")
@@ -337,7 +341,7 @@ def test_views(bench):
     assert base64.b64decode(exported["stall/db"]).startswith(b"SQLite format 3\0\x08\0\1\1")
 
 
-def test_a_large_table_is_counted(isolation):
+def test_large_table_is_shown_as_a_count(isolation):
     with make(isolation, max_view_rows=10) as bench:
         session = bench.create("stall", options={"stall": {"rows": 11}})
         assert bench.rpc("get_environment", session_id=session, pointer="/stall/db/filler") == {"$rows": 11}
@@ -354,11 +358,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("sql", "text"), WRONG.items(), ids=WRONG)
-def test_a_client_gives_sql(bench, sql, text):
+def test_wrong_sql_of_a_client_is_rejected(bench, sql, text):
     assert text in detail(-32602, bench.create, "stall", environment={"stall": {"db": sql}})
 
 
-def test_a_client_gives_no_bytes(bench):
+def test_database_of_a_client_must_be_sql(bench):
     text = "db: Value error, a database must be a string with SQL that creates it."
     assert text in detail(-32602, bench.create, "stall", environment={"stall": {"db": {"$base64": ""}}})
     endless = "CREATE TABLE x AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
@@ -373,19 +377,19 @@ def calling():
     return {thread for thread in threading.enumerate() if thread.name == "calls"}
 
 
-def test_a_toolpack_shows_its_tables(bench):
+def test_list_toolpacks_shows_the_tables_of_a_database(bench):
     (stall,) = bench.rpc("list_toolpacks")
     schema = stall["environment"]["properties"]["db"] if stall["environment"].get("properties") else {}
     assert (schema["type"], schema["x-toolpack"]) == ("object", "database")
     assert [sql.split()[2] for sql in schema["sql"]] == ["product", "orders", "by_product"]
 
 
-# Stored
+# Databases in a store
 
 
 @pytest.fixture
 def stored(tmp_path):
-    """Give a function that changes the store of a stopped server, and then starts the server again."""
+    """A function that changes the store of a stopped server, and starts the server again."""
     path, benches = tmp_path / "sessions.db", []
 
     def start(*statements):
@@ -402,7 +406,7 @@ def stored(tmp_path):
         benches.pop().close()
 
 
-def test_a_restart_changes_nothing(stored):
+def test_restart_changes_nothing(stored):
     bench = stored()
     session = bench.create("stall")
     for _ in range(11):
@@ -429,7 +433,7 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize("how", TAMPERED)
-def test_pieces_that_dont_belong_together_are_refused(stored, how):
+def test_inconsistent_pieces_are_rejected(stored, how):
     bench = stored()
     session, other = bench.create("stall"), bench.create("stall", options={"stall": {"rows": 5}})
     for _ in range(3):
@@ -439,7 +443,7 @@ def test_pieces_that_dont_belong_together_are_refused(stored, how):
     for _ in range(2):
         bench.result(session, "place_order", product=2, quantity=1)
     bench = stored((TAMPERED[how],))
-    if how in ("exchanged", "of another session"):  # of a version that isn't the current one
+    if how in ("exchanged", "of another session"):  # This piece belongs to an older version.
         refused(-32012, bench.rpc, "get_environment", session_id=session, version=3)
         return
     refused(-32012, bench.call, session, "count_orders")
@@ -455,7 +459,7 @@ def test_leftovers_of_dead_processes_are_removed(tmp_path):
     for scratch in (dead, alive):
         (scratch.folder / "copy").write_text("x")
     gone = dead.folder
-    os.close(dead._finalize.peek()[2][1])  # as the end of its process does
+    os.close(dead._finalize.peek()[2][1])  # as the end of the process does
     (tmp_path / f"{PREFIX}nobody's").mkdir()
     remove_leftovers(tmp_path)
     assert not gone.exists()
@@ -465,7 +469,7 @@ def test_leftovers_of_dead_processes_are_removed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}nobody's"]
 
 
-def test_a_memory_that_is_too_small_is_not_used(caplog, monkeypatch, tmp_path):
+def test_too_small_memory_file_system_is_not_used(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     scratch = Scratch(None, 2**60)
     assert scratch.folder.parent == tmp_path
@@ -474,14 +478,14 @@ def test_a_memory_that_is_too_small_is_not_used(caplog, monkeypatch, tmp_path):
     scratch.close()
 
 
-def test_a_server_doesnt_start_with_a_scratch_folder_that_is_none(tmp_path):
+def test_missing_scratch_folder_stops_the_start(tmp_path):
     words = ("serve", "--port", 0, "--data-dir", tmp_path, "--packs", "bank")
     ended = run(*words, TOOLPACK_SCRATCH_DIR=str(tmp_path / "none"))
     said = f"TOOLPACK_SCRATCH_DIR: {tmp_path}/none isn't a folder that the server can write to: create it."
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", f"toolpack-server: {said}\n")
 
 
-def test_a_scratch_folder_that_cant_be_used_refuses_calls(tmp_path):
+def test_unusable_scratch_folder_rejects_calls(tmp_path):
     (tmp_path / "file").write_text("")
     with Bench(CATALOG, scratch_dir=tmp_path / "file" / "folder") as bench:
         session = bench.create("stall")
@@ -490,7 +494,7 @@ def test_a_scratch_folder_that_cant_be_used_refuses_calls(tmp_path):
         assert "set TOOLPACK_SCRATCH_DIR" in text
 
 
-def test_a_thousand_forks_that_only_read_have_one_copy(tmp_path):
+def test_thousand_forks_that_only_read_share_one_copy(tmp_path):
     with Bench(CATALOG, scratch_dir=tmp_path) as bench:
         session = bench.create("stall", options={"stall": {"rows": 1000}})
         assert bench.result(session, "count_orders") == 0
@@ -505,7 +509,7 @@ def test_a_thousand_forks_that_only_read_have_one_copy(tmp_path):
         assert len(copies(tmp_path)) == 6
 
 
-def test_a_call_that_could_write_and_does_not_leaves_its_copy_to_the_next(tmp_path, monkeypatch):
+def test_call_without_changes_leaves_its_copy_to_the_next_call(tmp_path, monkeypatch):
     clones = []
     clone = DatabaseFile.clone
     monkeypatch.setattr(DatabaseFile, "clone", lambda self: (clones.append(self), clone(self))[1])
@@ -521,7 +525,7 @@ def copies(folder):
     return [path for path in folder.glob("*/*") if path.name.startswith("copy-")]
 
 
-def test_those_used_longest_ago_go_and_come_back(tmp_path):
+def test_least_recently_used_copies_are_removed_and_rebuilt(tmp_path):
     with Bench(CATALOG, scratch_dir=tmp_path, scratch_bytes=3 * 6 * PAGE_SIZE) as bench:
         sessions = [bench.create("stall") for _ in range(6)]
         for _ in range(3):
@@ -532,7 +536,7 @@ def test_those_used_longest_ago_go_and_come_back(tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_whoever_keeps_a_connection_keeps_nothing_else(tmp_path):
+def test_leaked_connection_keeps_no_copy_alive(tmp_path):
     kept = []
     toolpack = Toolpack("keeper", ShopOfOne)
 
@@ -556,7 +560,7 @@ def test_whoever_keeps_a_connection_keeps_nothing_else(tmp_path):
         gc.collect()
         assert len(copies(tmp_path)) <= 2
         used = [each for each in gc.get_objects() if isinstance(each, Database) and each.mount is not None]
-        assert len(used) <= 1  # the thread that made the last call may still know it
+        assert len(used) <= 1  # The thread of the last call may still refer to one.
     for each in kept:
         with pytest.raises(sqlite3.ProgrammingError):
             each.execute("SELECT 1")
@@ -567,10 +571,10 @@ class ShopOfOne(TaskEnvironment):
     db: Database = Database("CREATE TABLE one (x)")
 
 
-# For authors
+# For authors of toolpacks
 
 
-def test_it_works_without_a_server():
+def test_database_works_without_a_server():
     database = Database("CREATE TABLE t (x)", fill=lambda connection: connection.execute("INSERT INTO t VALUES (1)"))
     connection = database.connect()
     assert connection is database.connect()
@@ -582,23 +586,23 @@ def test_it_works_without_a_server():
 
 
 @pytest.mark.parametrize("name", ["backup", "serialize", "deserialize", "set_authorizer", "enable_load_extension"])
-def test_what_a_connection_cant_do(name):
+def test_forbidden_methods_of_a_connection_are_rejected(name):
     with pytest.raises(sqlite3.NotSupportedError, match=f"{name} isn't allowed in a session's database"):
         getattr(Database().connect(), name)(None)
 
 
 @pytest.mark.parametrize("wal", [False, True])
-def test_a_file_is_copied_exactly(tmp_path, wal):
+def test_database_file_is_copied_exactly(tmp_path, wal):
     path = tmp_path / "given.sqlite"
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA journal_mode={'WAL' if wal else 'DELETE'}")
     connection.executescript("CREATE TABLE t (x); INSERT INTO t VALUES (1), (2); DELETE FROM t WHERE x = 1")
-    found = Database(path).connect().execute("SELECT rowid, x FROM t").fetchall()
+    table_rows = Database(path).connect().execute("SELECT rowid, x FROM t").fetchall()
     connection.close()
-    assert found == [(2, 2)]
+    assert table_rows == [(2, 2)]
 
 
-def test_a_function_may_close_its_connection_and_connect_again():
+def test_function_may_close_its_connection_and_reconnect():
     pack = Toolpack("closing", ShopOfOne)
 
     @pack.function
@@ -619,7 +623,7 @@ def test_a_function_may_close_its_connection_and_connect_again():
         assert error(bench, session, "go_on") == f"ProgrammingError: {CLOSED}"
 
 
-def test_a_full_scratch_folder_is_never_the_functions_failure(monkeypatch):
+def test_full_scratch_folder_is_not_a_failure_of_the_function(monkeypatch):
     pack = Toolpack("closing", ShopOfOne)
 
     @pack.function
@@ -641,7 +645,7 @@ def test_a_full_scratch_folder_is_never_the_functions_failure(monkeypatch):
 
 
 @pytest.mark.parametrize("trouble", [MemoryError(), OSError(errno.EMFILE, os.strerror(errno.EMFILE))])
-def test_a_read_at_a_limit_of_the_machine_is_refused(monkeypatch, trouble):
+def test_read_without_host_resources_is_rejected(monkeypatch, trouble):
     def fail(*_):
         raise trouble
 
@@ -652,7 +656,7 @@ def test_a_read_at_a_limit_of_the_machine_is_refused(monkeypatch, trouble):
         refused(-32006, bench.rpc, "get_environment", session_id=session)
 
 
-def test_what_was_committed_to_a_connection_that_its_function_closes_is_kept():
+def test_commits_on_a_closed_connection_are_stored():
     pack = Toolpack("closing", ShopOfOne)
 
     @pack.function
@@ -678,7 +682,7 @@ def test_what_was_committed_to_a_connection_that_its_function_closes_is_kept():
         assert bench.result(fork["session_id"], "enter") == 2
 
 
-def test_blocks_of_path_say_what_they_cannot_keep():
+def test_misuse_of_path_is_an_error_with_its_reason():
     database = Database("CREATE TABLE t (x)")
 
     def use(what):
@@ -701,7 +705,7 @@ def test_blocks_of_path_say_what_they_cannot_keep():
     assert database.connect().execute("SELECT x FROM t").fetchall() == [(1,)]
 
 
-def test_a_connection_to_path_that_is_still_in_use_is_said():
+def test_open_connection_to_the_path_is_an_error():
     database, kept = Database("CREATE TABLE t (x)"), []
 
     def use():
@@ -714,23 +718,25 @@ def test_a_connection_to_path_that_is_still_in_use_is_said():
     kept[0].close()
 
 
-def test_what_was_not_committed_to_a_file_when_its_program_ended_is_not_copied(tmp_path):
+def test_uncommitted_changes_in_a_file_are_not_copied(tmp_path):
     connection = sqlite3.connect(tmp_path / "given.db")
     connection.execute("CREATE TABLE t (x)")
     connection.executemany("INSERT INTO t VALUES (?)", [("a" * 500,)] * 1000)
     connection.commit()
     connection.execute("PRAGMA cache_size=2")
-    connection.execute("UPDATE t SET x = replace(x, 'a', 'b')")  # moves most of it into the file, and a journal
+    connection.execute("UPDATE t SET x = replace(x, 'a', 'b')")  # This writes most changes to the file, with a journal.
     for name in ("given.db", "given.db-journal"):
         (tmp_path / f"left-{name}").write_bytes((tmp_path / name).read_bytes())
     connection.close()
     before = {path.name: path.read_bytes() for path in tmp_path.glob("left-*")}
-    found = Database(tmp_path / "left-given.db").connect().execute("SELECT DISTINCT substr(x, 1, 1) FROM t").fetchall()
-    assert found == [("a",)]
+    initials = (
+        Database(tmp_path / "left-given.db").connect().execute("SELECT DISTINCT substr(x, 1, 1) FROM t").fetchall()
+    )
+    assert initials == [("a",)]
     assert {path.name: path.read_bytes() for path in tmp_path.glob("left-*")} == before
 
 
-def test_a_relative_path_begins_at_the_module_or_where_there_is_none_at_the_working_folder(tmp_path, monkeypatch):
+def test_relative_path_starts_at_the_module_or_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "given.sql").write_text("CREATE TABLE here (x)")
     (tmp_path / "sub").mkdir()
@@ -759,7 +765,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("text", "schema"), MISTAKES.items(), ids=MISTAKES.values())
-def test_what_isnt_a_schema(text, schema, tmp_path):
+def test_invalid_schema_of_a_database_is_rejected(text, schema, tmp_path):
     if schema == "test_databases.db":
         (tmp_path / schema).write_bytes(b"no database" * 100)
         schema = tmp_path / schema
@@ -773,9 +779,9 @@ class Elsewhere(TaskEnvironment):
     branches: list[Any] = []  # noqa: RUF012 - pydantic copies it
 
 
-def test_a_database_elsewhere_is_refused():
+def test_database_must_be_a_field_of_the_environment():
     class Hidden(TaskEnvironment):
-        branches: list[Database] = []  # noqa: RUF012 - as above
+        branches: list[Database] = []  # noqa: RUF012 - pydantic copies it
 
     with pytest.raises(RegistrationError, match=r"`Hidden.branches` holds a Database: make it a field of the"):
         Toolpack("hidden", Hidden)
@@ -789,15 +795,15 @@ def test_a_database_elsewhere_is_refused():
     assert "make it a field of the environment itself, so that calls, views and diffs can name it" in str(problem)
 
 
-def test_an_authors_test_sees_the_database():
+def test_authors_test_can_read_the_database():
     with Session(CATALOG.toolpacks["stall"]) as session:
         assert session.run("place_order", product=1, quantity=2) == 1
         with pytest.raises(sqlite3.IntegrityError):
             session.run("place_order", product=1, quantity=1000)
         assert session.run("count_orders") == 1
         mine = session.environment
-        found = mine.db.connect().execute("SELECT quantity FROM orders").fetchall()
-        assert (found, mine.notes) == ([(2,)], [])
+        orders = mine.db.connect().execute("SELECT quantity FROM orders").fetchall()
+        assert (orders, mine.notes) == ([(2,)], [])
         with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
             mine.db.connect().execute("INSERT INTO orders (product, quantity) VALUES (99, 1)")
         mine.db.connect().execute("DELETE FROM orders")
@@ -828,7 +834,7 @@ class Register:
         return self.db.connect().execute("SELECT count(*) FROM entry").fetchone()[0]
 
 
-def test_an_instance_of_a_class_may_have_one():
+def test_instance_of_a_plain_class_may_have_a_database():
     one = Toolpack.from_class("register", Register, read_only=["count"])
     two = Toolpack.from_classes("two", {"a": Register, "b": Register})
     with Bench(Catalog({"register": one, "two": two})) as bench:
@@ -845,7 +851,7 @@ def test_an_instance_of_a_class_may_have_one():
         assert {each["path"] for each in bench.rpc("diff_environment", session_id=session)} >= {"/two/a/db/entry/1"}
 
 
-def test_another_one_cant_take_its_place():
+def test_database_cannot_be_replaced_by_another():
     pack = Toolpack("replacing", ShopOfOne)
 
     @pack.function
@@ -877,7 +883,7 @@ def judged(evaluate=None):
     return Catalog({"judged": pack})
 
 
-def test_evaluators_read_databases():
+def test_evaluators_can_read_databases():
     leaked = []
 
     def evaluate(rollout):
@@ -900,7 +906,7 @@ def test_evaluators_read_databases():
             leaked[0].execute("SELECT 1")
 
 
-def test_a_solution_is_compared_by_rows():
+def test_solution_is_compared_by_rows():
     with Bench(judged(), max_view_rows=1) as bench:
         session = bench.rpc("create_session", task="judged/one")["session_id"]
         bench.result(session, "put", x=1)
@@ -913,7 +919,7 @@ def test_a_solution_is_compared_by_rows():
         assert check["detail"] == "/judged/db/one/3 should not be there"
 
 
-def test_a_bundle_has_the_pieces():
+def test_bundle_contains_the_pieces_of_a_database():
     with Bench(CATALOG) as bench:
         session = bench.create("stall")
         for _ in range(12):
@@ -928,7 +934,7 @@ def test_a_bundle_has_the_pieces():
         assert (replayed["complete"], replayed.get("diverged")) == (True, None)
 
 
-def test_a_progress_handler_leaves_the_look_at_the_deadline():
+def test_progress_handler_does_not_disable_the_deadline():
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
     pack = Toolpack("watching", ShopOfOne)
 
@@ -958,7 +964,7 @@ SEEDED = """
 """
 
 
-def test_a_seeded_session_does_the_same_again():
+def test_seeded_session_repeats_sql_functions():
     with make("process") as bench:
         seeded = [bench.create("stall", seed="x", clock="2026-03-02T09:30:00Z") for _ in range(2)]
         for session in seeded:
@@ -992,16 +998,16 @@ NOWS = {
 
 
 @pytest.mark.parametrize("sql", NOWS)
-def test_all_words_for_the_time_now_are_pinned(seeding, sql):
+def test_all_spellings_of_the_current_time_are_pinned(seeding, sql):
     if "timediff" in sql and sqlite3.sqlite_version_info < (3, 43):
         pytest.skip("this SQLite has no timediff()")
     sessions = [seeding.create("stall", seed="x", clock="2026-03-02T09:30:00Z") for _ in range(2)]
-    found = [rows(seeding, session, f"SELECT CAST({sql} AS TEXT)")[0][0].strip("'") for session in sessions]
-    assert found[0] == found[1]
+    values = [rows(seeding, session, f"SELECT CAST({sql} AS TEXT)")[0][0].strip("'") for session in sessions]
+    assert values[0] == values[1]
     if NOWS[sql]:
-        assert found[0] == NOWS[sql]
+        assert values[0] == NOWS[sql]
     else:
-        assert any(part in found[0] for part in ("2026-03-0", "09:30:01", "1772443801")), found
+        assert any(part in values[0] for part in ("2026-03-0", "09:30:01", "1772443801")), values
 
 
 @pytest.fixture(scope="module")
@@ -1010,7 +1016,7 @@ def seeding():
         yield made
 
 
-def test_the_state_is_compared_under_the_same_version_of_sqlite_only(monkeypatch):
+def test_states_are_compared_only_under_one_sqlite_version(monkeypatch):
     def replays(bench, session):
         bundle = bench.rpc("export_bundle", session_id=session)["bundle"]
         imported = bench.rpc("import_bundle", bundle=bundle)["session_id"]
@@ -1022,7 +1028,7 @@ def test_the_state_is_compared_under_the_same_version_of_sqlite_only(monkeypatch
 
     changing = "INSERT INTO orders (product, quantity, at) VALUES (1, 1, strftime('%f', 'now'))"
     with make("process", of_features=[ExecutorsSettings(max=1)]) as bench:
-        session = bench.create("stall", seed="x")  # without a clock, so it does something else each time
+        session = bench.create("stall", seed="x")  # Without a clock each call writes another time.
         assert bench.result(session, "run_sql", sql=changing) == []
         assert replays(bench, session) == [(0, "state")] * 3
         monkeypatch.setattr(Database, "written_by", "SQLite 2.8.17")
@@ -1036,13 +1042,13 @@ def test_the_state_is_compared_under_the_same_version_of_sqlite_only(monkeypatch
         assert again.get("diverged")["what"] == "state"
 
 
-def test_the_state_of_files_is_compared_under_any_version_of_sqlite():
+def test_states_of_files_do_not_depend_on_the_sqlite_version():
     assert not has_kind(["printer", "printer/papers:files:0"], {"database"})
     assert has_kind(["stall/notes", "stall/db:database:0"], {"database"})
 
 
-def test_a_function_in_the_sandbox_reaches_its_own_folder_and_no_other():
-    from test_sandbox import problem_here  # noqa: PLC0415 - which imports what only Linux has
+def test_sandboxed_function_reaches_only_its_own_folder():
+    from test_sandbox import problem_here  # noqa: PLC0415 - it imports modules that only Linux has
 
     if problem_here():
         pytest.skip(problem_here())

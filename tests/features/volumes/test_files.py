@@ -1,4 +1,4 @@
-"""Files on their own, as the author of a toolpack uses them in his tests, without a server."""
+"""`Files` without a server, as an author uses them in tests of a toolpack."""
 
 import copy
 import errno
@@ -49,7 +49,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-def test_what_cannot_be_done_is_said_and_changes_nothing(name):
+def test_invalid_operation_is_an_error_and_changes_nothing(name):
     files = Files({"a.txt": "a", "d/b": "b"})
     act, sentence = SENTENCES[name]
     with pytest.raises((OSError, ValueError, TypeError)) as raised:
@@ -58,7 +58,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(name):
     assert files == Files({"a.txt": "a", "d/b": "b"})
 
 
-def test_a_pattern_costs_no_more_than_its_steps_and_the_paths_that_there_are(monkeypatch):
+def test_cost_of_a_pattern_is_bounded_by_steps_and_paths(monkeypatch):
     looks, joined = [], files_glob._join
 
     def count(path, name):
@@ -73,17 +73,17 @@ def test_a_pattern_costs_no_more_than_its_steps_and_the_paths_that_there_are(mon
     assert files.glob("/".join(["**"] * 30)) == files.glob("**")
 
 
-def test_a_pattern_that_leads_to_too_many_places_is_refused(monkeypatch):
+def test_pattern_with_too_many_states_is_rejected(monkeypatch):
     monkeypatch.setattr(files_glob, "MAX_STATES", 1000)
     root = FolderNode({"a.txt": FileNode(b""), "one": LinkNode("."), "two": LinkNode(".")})
-    found = ["one/one/a.txt", "one/two/a.txt", "two/one/a.txt", "two/two/a.txt"]
-    assert files_glob.matching(root, "*/*/a.txt") == found
+    paths = ["one/one/a.txt", "one/two/a.txt", "two/one/a.txt", "two/two/a.txt"]
+    assert files_glob.matching(root, "*/*/a.txt") == paths
     with pytest.raises(OSError, match="the pattern matches over 1000 paths") as raised:
         files_glob.matching(root, "*/" * 30 + "*.txt")
     assert raised.value.errno == errno.E2BIG
 
 
-def test_paths_that_methods_return_are_texts_from_the_root():
+def test_returned_paths_are_texts_relative_to_the_root():
     files = Files({"/d/b": "", "d/a/c.txt": ""})
     assert files.iterdir() == ["d"]
     assert files.iterdir("/d/") == ["d/a", "d/b"]
@@ -97,7 +97,7 @@ def test_text_is_read_as_pathlib_reads_it(arguments, tmp_path):
     content = b"\xff\xfea\x00\r\x00\n\x00"
     (tmp_path / "t").write_bytes(content)
     ours, theirs = Files({"t": content}), tmp_path / "t"
-    if not arguments:  # theirs has the encoding of the locale
+    if not arguments:  # pathlib uses the encoding of the locale
         with pytest.raises(UnicodeDecodeError):
             ours.read_text("t")
     else:
@@ -122,13 +122,13 @@ def test_text_is_read_as_pathlib_reads_it(arguments, tmp_path):
         (3, "Files can't start with 3: "),
     ],
 )
-def test_what_files_cannot_begin_with_is_said(start, sentence):
+def test_invalid_initial_content_is_rejected(start, sentence):
     with pytest.raises(RegistrationError) as raised:
         Files(start)
     assert sentence in str(raised.value)
 
 
-def test_a_folder_to_begin_with_is_looked_for_beside_the_module(tmp_path, monkeypatch):
+def test_initial_folder_is_relative_to_the_module(tmp_path, monkeypatch):
     seed = tmp_path / "seed"
     (seed / "empty").mkdir(parents=True)
     (seed / "empty").chmod(0o750)
@@ -151,7 +151,7 @@ def test_a_folder_to_begin_with_is_looked_for_beside_the_module(tmp_path, monkey
         Files(seed)
 
 
-def test_limits_hold_for_bytes_and_for_files_folders_and_links():
+def test_limits_apply_to_bytes_and_to_numbers_of_entries():
     files = Files({"a": "12345678"})
     files.mount = SimpleNamespace(
         read_only="", pinned=False, ended=False, context=SimpleNamespace(limits=Limits(max_bytes=10, max_entries=3))
@@ -173,7 +173,7 @@ def test_limits_hold_for_bytes_and_for_files_folders_and_links():
         files.build(Limits(max_bytes=9))
 
 
-def test_files_of_a_read_only_function_are_read_and_not_written():
+def test_read_only_function_can_read_but_not_write():
     files = Files({"a": "1"})
     read_only = "the function is registered with read_only=True"
     files.mount = SimpleNamespace(
@@ -193,10 +193,10 @@ def test_files_of_a_read_only_function_are_read_and_not_written():
     assert files.read_text("a") == "1"
 
 
-# A real directory
+# In a real directory
 
 
-def test_a_directory_is_laid_out_and_what_has_changed_is_taken_over():
+def test_changes_in_a_materialized_directory_are_stored():
     files = Files({"a.txt": "1", "d/b": "2", "gone": "3"})
     with files.materialize() as folder:
         assert (folder / "d" / "b").read_text() == "2"
@@ -235,7 +235,7 @@ def test_a_directory_is_laid_out_and_what_has_changed_is_taken_over():
         (f"mkdir -p {'n/' * 520}", "[Errno 36] File name too long: 'n/n/"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_at_the_end_of_the_block(script, sentence):
+def test_unstorable_entries_are_rejected_at_the_end_of_the_block(script, sentence):
     files = Files({"a": "1"})
     with pytest.raises(OSError, match="Errno") as raised, files.materialize() as folder:
         subprocess.run(script, shell=True, check=True, cwd=folder)
@@ -243,14 +243,14 @@ def test_what_cannot_be_kept_is_refused_at_the_end_of_the_block(script, sentence
     assert files == Files({"a": "1"})
 
 
-def test_what_a_block_has_done_before_it_raises_is_kept_as_in_any_directory():
+def test_changes_before_an_error_in_the_block_are_stored():
     files = Files()
     with pytest.raises(subprocess.CalledProcessError), files.materialize() as folder:
         subprocess.run("echo 1 > a; exit 3", shell=True, check=True, cwd=folder)
     assert files.read_text("a") == "1\n"
 
 
-def test_files_that_are_laid_out_can_only_be_used_there():
+def test_materialized_files_can_be_used_only_in_the_directory():
     files = Files({"a": "1"})
     with files.materialize():
         for use in (
@@ -265,7 +265,7 @@ def test_files_that_are_laid_out_can_only_be_used_there():
     assert files.read_text("a") == "1"
 
 
-def test_a_large_file_in_the_directory_is_refused_without_reading_it():
+def test_large_file_in_the_directory_is_rejected_without_a_read():
     files = Files()
     with pytest.raises(OSError, match="TOOLPACK_MAX_VOLUME_BYTES"), files.materialize() as folder:
         os.truncate(os.open(folder / "sparse", os.O_CREAT | os.O_RDWR), 2**40)
@@ -278,19 +278,19 @@ def directory_of(tmp_path, **tree):
     return directory, root
 
 
-def test_a_directory_that_has_not_changed_gives_the_same_tree(tmp_path):
+def test_unchanged_directory_gives_the_same_tree(tmp_path):
     directory, root = directory_of(tmp_path, a="1", b="2")
     assert directory.read() is root
 
 
-def test_a_change_of_the_same_size_within_one_step_of_the_clock_is_seen(tmp_path):
+def test_change_of_equal_size_within_a_clock_step_is_detected(tmp_path):
     directory, _ = directory_of(tmp_path, a="0")
     for number in range(300):
         (directory.folder / "a").write_text(str(number % 10))
         assert directory.read().entries["a"].content == b"%d" % (number % 10)
 
 
-def test_a_directory_that_was_used_between_two_blocks_is_set_back(tmp_path):
+def test_directory_is_restored_before_its_next_use(tmp_path):
     directory, root = directory_of(tmp_path, a="1", b="2", c="3")
     (directory.folder / "a").write_text("x")
     (directory.folder / "b").unlink()
@@ -307,14 +307,14 @@ def test_a_directory_that_was_used_between_two_blocks_is_set_back(tmp_path):
     assert directory.read() is root
 
 
-def test_times_are_set_where_they_are_given(tmp_path):
+def test_times_of_files_can_be_set(tmp_path):
     directory, root = directory_of(tmp_path, a="1")
     directory.lay_out(root, 10**18)
     assert (directory.folder / "a").stat().st_mtime_ns == directory.folder.stat().st_mtime_ns == 10**18
     assert directory.read() is root
 
 
-def test_a_name_that_is_not_utf_8_is_kept():
+def test_name_that_is_not_utf_8_is_kept():
     files = Files()
     with files.materialize() as folder:
         (folder / os.fsdecode(b"caf\xe9")).write_text("1")
@@ -335,7 +335,7 @@ SHOWN = {
 }
 
 
-def test_json_shows_files_and_is_read_again():
+def test_json_of_files_can_be_read_again():
     files = Files.parse(SHOWN)
     assert files.view() == SHOWN
     assert files.at(["orders/17.txt"], None, None) == "2 of 1\n"
@@ -359,12 +359,12 @@ def test_json_shows_files_and_is_read_again():
         ({"a": {"$dir": True, "x": 1}}, "the value of 'a' must be"),
     ],
 )
-def test_json_that_is_no_files_is_refused(given, sentence):
+def test_invalid_json_of_files_is_rejected(given, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         Files.parse(given)
 
 
-def test_contents_are_shown_up_to_1_mib_in_all():
+def test_contents_are_shown_up_to_1_mib_in_total():
     files = Files({"a": "a" * 700_000, "b": "b" * 700_000, "c": "c"})
     assert files.view() == {"a": "a" * 700_000, "b": {"$size": 700_000}, "c": "c"}
     assert files.at(["b"], None, None) == "b" * 700_000
@@ -376,7 +376,7 @@ def test_contents_are_shown_up_to_1_mib_in_all():
     assert copy.deepcopy(files).patch(after, "", text_diffs=False)[-1]["path"] == "/b"
 
 
-def test_a_patch_names_what_has_changed_and_nothing_else():
+def test_patch_names_only_changed_paths():
     before = Files.parse(SHOWN)
     after = copy.deepcopy(before)
     after.write_text("orders/~18.txt", "3\n")
@@ -396,7 +396,7 @@ def test_a_patch_names_what_has_changed_and_nothing_else():
     assert before.patch(copy.deepcopy(before), "", text_diffs=False) == []
 
 
-def test_a_changed_text_is_shown_as_a_diff():
+def test_changed_text_is_shown_as_a_diff():
     before = Files({"a": "1\n2\n3\n4\n5\n6\n7\n8\n9\n", "b": b"\xff", "c": "old"})
     after = Files({"a": "1\n2\n3\n4\nfive\n6\n7\n8\n9\n", "b": "text", "c": "new"})
     assert before.patch(after, "", text_diffs=True) == [
@@ -415,7 +415,7 @@ def test_a_changed_text_is_shown_as_a_diff():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_diff_leads_from_one_text_to_the_other(seed, tmp_path):
+def test_diff_transforms_one_text_into_the_other(seed, tmp_path):
     random = __import__("random").Random(seed)
     old = [f"{random.randrange(6)}\n" for _ in range(random.randrange(30))]
     new = [line for line in old if random.random() > 0.2] + [f"{random.randrange(6)}\n"] * random.randrange(3)
@@ -427,7 +427,7 @@ def test_a_diff_leads_from_one_text_to_the_other(seed, tmp_path):
     assert not new or (tmp_path / "t").read_text() == "".join(new)
 
 
-def test_many_lines_that_all_differ_are_not_compared_one_by_one():
+def test_texts_with_many_different_lines_are_compared_in_time():
     old, new = "\n".join(map(str, range(3000))), "\n".join(map(str, range(5000, 8000)))
     assert unified_diff(f"same\n{old}", f"same\n{new}").startswith("@@ -1,3001 +1,3001 @@\n same\n-0\n-1\n")
 
@@ -444,7 +444,7 @@ def test_files_are_exported_as_a_tar_file():
 # Pieces
 
 
-def test_a_piece_holds_what_has_changed():
+def test_piece_contains_only_the_changes():
     files = Files({"a": "1" * 1000, "d/b": "2", "d/c": "3"})
     first = files.build(Limits())
     files.mount = SimpleNamespace(
@@ -462,7 +462,7 @@ def test_a_piece_holds_what_has_changed():
     assert Files.load([first, files.body(changed)], None).root.entries["d"].entries.keys() == {"b"}
 
 
-def test_a_write_of_the_same_content_is_no_change():
+def test_write_of_the_same_content_is_no_change():
     files = Files({"a": "1"})
     files.mount = SimpleNamespace(
         copy=lambda: working, read_only="", pinned=False, ended=False, context=SimpleNamespace(limits=Limits())
@@ -474,7 +474,7 @@ def test_a_write_of_the_same_content_is_no_change():
 
 
 @pytest.mark.parametrize("damage", ["cut", "unknown", "misplaced", "form"])
-def test_a_damaged_piece_is_refused(damage):
+def test_damaged_piece_is_rejected(damage):
     body = Files({"a/b": "12345"}).build(Limits())
     entries = [list(entry) for entry in body.head["entries"]]
     data = body.data
@@ -490,7 +490,7 @@ def test_a_damaged_piece_is_refused(damage):
         Files.load([body._replace(head={"entries": entries}, data=data)], None)
 
 
-def test_two_threads_lose_nothing():
+def test_concurrent_threads_lose_no_write():
     files = Files()
 
     def write(name):
@@ -505,7 +505,7 @@ def test_two_threads_lose_nothing():
     assert len(files.iterdir()) == 800
 
 
-def test_copies_share_nothing_that_changes():
+def test_copies_are_independent():
     files = Files({"a": "1"})
     other = copy.deepcopy(files)
     other.write_text("a", "2")
@@ -515,7 +515,7 @@ def test_copies_share_nothing_that_changes():
     assert files != 3
 
 
-def test_a_program_that_fills_the_folder_is_stopped_at_the_limit(monkeypatch):
+def test_program_that_fills_the_folder_is_stopped_at_the_limit(monkeypatch):
     files = Files({"kept": "x"})
     monkeypatch.setattr(Files, "_limits", Limits(max_bytes=2**20))
 

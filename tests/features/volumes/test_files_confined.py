@@ -1,4 +1,4 @@
-"""Files in seeded sessions, in bundles and in the sandbox."""
+"""Files in seeded sessions, in bundles, and in the sandbox."""
 
 import sys
 
@@ -31,7 +31,7 @@ def confined():
         yield confined
 
 
-def test_in_the_sandbox_files_can_be_used_in_their_directory_and_nothing_around_it(confined):
+def test_sandboxed_function_can_use_only_its_own_directory(confined):
     session = confined.create("papers")
     assert confined.result(session, "run", words=["new/one=1", "rm=logo.png", "link=new"])
     assert confined.result(session, "run", words=["new/two=2"]) == "['./new/one', './new/two', './orders/17.txt']\n"
@@ -40,7 +40,7 @@ def test_in_the_sandbox_files_can_be_used_in_their_directory_and_nothing_around_
     assert confined.call(session, "run", words=["/dev/shm/x=1"])["error"].startswith("CalledProcessError: ")
 
 
-def test_in_a_seeded_session_times_of_files_are_the_calls_clock(monkeypatch):
+def test_times_of_files_follow_the_clock_of_a_seeded_session(monkeypatch):
     monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "shared by both of us")
     with bench() as here, bench() as there:
         session = here.create("papers", **PINNED)

@@ -1,7 +1,7 @@
-"""Whatever is done with files, they are what a real directory is after the same: results, errors and all.
+"""Random histories of `Files`: results, errors and content equal those of a real directory.
 
-`FILES_HISTORIES=1000 pytest -n 0 tests/features/volumes/test_files_histories.py` runs more histories of files
-alone than the suite does; `python -m tools.files_histories` those of files in sessions.
+`FILES_HISTORIES=1000 pytest -n 0 tests/features/volumes/test_files_histories.py` runs more histories without sessions
+than the suite does. `python -m tools.files_histories` runs histories of files in sessions.
 """
 
 import itertools
@@ -18,20 +18,20 @@ from tools.files_histories import Histories, history
 HISTORIES = int(os.environ.get("FILES_HISTORIES", "30"))
 
 
-def test_files_are_what_a_real_directory_is():
+def test_files_behave_like_a_real_directory():
     run_state_machine_as_test(
         Histories, settings=settings(max_examples=HISTORIES, stateful_step_count=30, deadline=None)
     )
 
 
-def test_files_in_sessions_are_what_real_directories_are():
+def test_files_in_sessions_behave_like_a_real_directory():
     with database_histories.unkilled("papers", "memory", "thread") as bench:
-        for seed in (5, 6, 89):  # the last one changes a fork of a session with several pieces, and forks that
+        for seed in (5, 6, 89):  # Seed 89 changes a fork of a session with several pieces, and forks that again.
             history(bench, seed)
 
 
 @pytest.mark.heavy
-def test_histories_are_the_same_where_workers_are_killed_and_nothing_is_left_of_them():
+def test_histories_are_equal_despite_kills_and_leave_nothing():
     bench = killed_server.KilledServer("sqlite", "thread", "papers,stall", pause=0.7)
     try:
         for seed in itertools.count():
@@ -39,7 +39,7 @@ def test_histories_are_the_same_where_workers_are_killed_and_nothing_is_left_of_
             database_histories.history(bench, seed, steps=10)
             if bench.kills > 1:
                 break
-        # Those who start in their place remove what they have left in the scratch folder.
+        # The next workers remove the leftovers of the killed ones from the scratch folder.
         serving.wait_until(lambda: not bench.leftovers(), "the end of leftovers")
     finally:
         bench.close()

@@ -1,4 +1,4 @@
-"""Files as a field of an environment: in calls, forks, views and bundles, wherever functions run."""
+"""Files as a field of an environment: in calls, forks, views and bundles, with and without executors."""
 
 import base64
 import errno
@@ -32,7 +32,7 @@ def files_of(bench, session, **where):
     return bench.rpc("get_environment", session_id=session, **where)["papers"]["files"]
 
 
-def test_an_authors_test_sees_the_files():
+def test_authors_test_can_read_the_files():
     with Session(CATALOG.toolpacks["papers"]) as session:
         session.run("write", path="orders/18.txt", text="3")
         mine = session.environment.files
@@ -41,18 +41,18 @@ def test_an_authors_test_sees_the_files():
         assert session.run("read", path="orders/18.txt") == "3"
 
 
-def test_each_version_of_more_calls_than_a_chain_has_pieces_is_read_from_its_pieces(bench):
+def test_every_version_of_a_long_session_is_read_from_its_pieces(bench):
     session = bench.create("papers")
     for number in range(20):
         bench.result(session, "write", path=f"file {number}", text=f"{number}" * 100 * (1 + number % 3))
     bundle = bench.rpc("export_bundle", session_id=session)["bundle"]
-    copy = bench.rpc("import_bundle", bundle=bundle)["session_id"]  # of which no working copy is here
+    copy = bench.rpc("import_bundle", bundle=bundle)["session_id"]  # This session has no working copy.
     for version in range(21):
         written = {f"file {number}": f"{number}" * 100 * (1 + number % 3) for number in range(version)}
         assert files_of(bench, copy, version=version) == {**START, **written}
 
 
-def test_a_call_keeps_files_and_other_fields_together_or_not_at_all(bench):
+def test_files_and_other_fields_change_together(bench):
     session = bench.create("papers")
     assert bench.result(session, "write", path="orders/18.txt", text="3") == 1
     bench.result(session, "write_and_note", path="noted", fail=False)
@@ -68,7 +68,7 @@ def test_a_call_keeps_files_and_other_fields_together_or_not_at_all(bench):
     ]
 
 
-def test_a_read_only_function_reads_and_cannot_write(bench):
+def test_read_only_function_can_read_but_not_write(bench):
     session = bench.create("papers")
     assert bench.result(session, "read", path="orders/17.txt") == "2 of 1\n"
     assert bench.call(session, "write_secretly")["error"] == f"{PROMISED}: 'secret'"
@@ -78,7 +78,7 @@ def test_a_read_only_function_reads_and_cannot_write(bench):
     assert files_of(bench, session) == START
 
 
-def test_programs_work_in_a_real_directory_and_what_they_change_is_kept(bench):
+def test_programs_run_in_a_real_directory_and_changes_are_stored(bench):
     session = bench.create("papers")
     bench.result(session, "run", words=["new/one=1", "rm=logo.png", "link=orders/17.txt"])
     assert files_of(bench, session) == {
@@ -103,9 +103,9 @@ def test_programs_work_in_a_real_directory_and_what_they_change_is_kept(bench):
     assert bench.rpc("get_environment", session_id=session, pointer="/papers/files/new~1one") == "2"
 
 
-def test_forks_and_resets_have_files_of_their_own(bench):
+def test_forks_and_resets_have_their_own_files(bench):
     session = bench.create("papers")
-    for number in range(12):  # more than a chain has pieces
+    for number in range(12):  # more than the maximum number of pieces
         bench.result(session, "write", path=f"{number % 5}", text=str(number))
         bench.result(session, "run", words=[f"p{number % 3}={number}"])
     [fork] = bench.rpc("fork_session", session_id=session, count=1, version=7)
@@ -120,7 +120,7 @@ def test_forks_and_resets_have_files_of_their_own(bench):
     assert files_of(bench, session)["p2"] == "11"
 
 
-def test_views_pointers_and_pages(bench):
+def test_files_are_read_by_pointer_and_in_pages(bench):
     session = bench.create("papers", options={"papers": {"count": 30}})
     read = lambda **where: bench.rpc("get_environment", session_id=session, **where)  # noqa: E731
     assert read(pointer="/papers/files/many~13.txt") == "3\n" * 20
@@ -128,7 +128,7 @@ def test_views_pointers_and_pages(bench):
     serving.refused(-32602, read, pointer="/papers/files/many")
 
 
-def test_a_diff_names_the_files_that_have_changed(bench):
+def test_diff_names_the_changed_files(bench):
     session = bench.create("papers")
     bench.result(session, "run", words=["new=1", "rm=logo.png", "orders/17.txt=3 of 1\n"])
     diff = bench.rpc("diff_environment", session_id=session)
@@ -139,10 +139,10 @@ def test_a_diff_names_the_files_that_have_changed(bench):
     }
 
 
-def test_files_are_given_by_a_client_as_they_are_shown(bench):
-    given = {"a/b.txt": "text", "l": {"$link": "a"}, "e": {"$dir": True}, "x": {"$base64": "/w=="}}
-    session = bench.create("papers", environment={"papers": {"files": given, "notes": ["n"]}})
-    assert files_of(bench, session) == given
+def test_client_may_set_files_in_the_shown_form(bench):
+    files = {"a/b.txt": "text", "l": {"$link": "a"}, "e": {"$dir": True}, "x": {"$base64": "/w=="}}
+    session = bench.create("papers", environment={"papers": {"files": files, "notes": ["n"]}})
+    assert files_of(bench, session) == files
     for wrong in ({"../a": ""}, {"a": {"$link": "/etc"}}, {"a": 3}, [], {"a": {"$size": 4}}):
         error = serving.refused(-32602, bench.create, "papers", environment={"papers": {"files": wrong}})
         assert "papers" in error.data["detail"]
@@ -155,13 +155,13 @@ def test_files_are_exported_as_a_tar_file(bench):
         assert tar.getnames() == ["logo.png", "orders", "orders/17.txt"]
 
 
-def test_the_schema_says_that_it_is_files(bench):
+def test_schema_marks_the_field_as_files(bench):
     [listed] = bench.rpc("list_toolpacks")
     schema = listed["environment"]["properties"]["files"]
     assert (schema["type"], schema["x-toolpack"]) == ("object", "files")
 
 
-def test_a_full_scratch_folder_refuses_the_call_and_leaves_nothing_there(tmp_path, monkeypatch):
+def test_full_scratch_folder_rejects_the_call_and_leaves_nothing(tmp_path, monkeypatch):
     def no_room(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -174,6 +174,6 @@ def test_a_full_scratch_folder_refuses_the_call_and_leaves_nothing_there(tmp_pat
             assert [path for path in tmp_path.glob("*/*/*") if path.name != "lock"] == []
         with monkeypatch.context() as full:
             full.setattr("toolpack_server.features.volumes.files.files.is_full", lambda _: True)
-            full.setattr("subprocess.run", no_room)  # what writes in the folder, while the function waits
+            full.setattr("subprocess.run", no_room)  # a program that writes in the folder
             assert serving.refused(-32006, bench.call, session, "run", words=[]).message == FULL_TEXT
         assert bench.result(session, "run", words=["new=1"]) == "['./logo.png', './new', './orders/17.txt']\n"

@@ -1,4 +1,4 @@
-"""Blobs outside the store: whatever fails between an object's writing and its commit, no version is lost or wrong."""
+"""Blobs in an object store: no fault between the write of an object and its commit loses or damages a version."""
 
 import contextlib
 import os
@@ -74,18 +74,18 @@ def test_sizes_are_those_of_the_blobs(store, one):
         store.blobs(["b2"])
 
 
-def test_a_small_blob_that_looks_like_a_stub_is_read_as_it_was(store, one):
+def test_small_blob_that_looks_like_a_stub_is_read_unchanged(store, one):
     forged = MARK + b"%016d:b0/b0.00" % LARGE
     store.commit([commit(one, 0, parts={"mail": "forged"}, blobs={"forged": forged})])
     assert store.blobs(["forged"]) == {"forged": forged}
 
 
-def test_an_object_goes_after_the_commit_that_drops_its_last_name(store, one):
+def test_object_is_deleted_after_its_last_reference(store, one):
     store.commit([large(one, 0, "b1"), large(one, 1, "b2")])
     fork = fork_of(one, 2, 1)
     store.create([fork], store.parts_at(one.id, 2), {})
     store.trim(one.id, 0, 0)
-    wait_until(lambda: store.clean_up() or len(store.listed()) == 2)  # b0 and b2
+    wait_until(lambda: store.clean_up() or len(store.listed()) == 2)  # b0 and b2 remain
     store.delete([one.id])
     store.clean_up()
     assert store.blobs(["b2"])
@@ -94,14 +94,14 @@ def test_an_object_goes_after_the_commit_that_drops_its_last_name(store, one):
 
 
 @pytest.mark.usefixtures("one")
-def test_a_blob_that_is_there_already_is_not_written_again(store):
+def test_existing_blob_is_not_written_again(store):
     other = session()
     store.create([other], {"bank": "b0"}, {"b0": b"b" * LARGE})
     assert store.commit([commit(other, 0, parts={"bank": "b0"}, blobs={"b0": b"b" * LARGE})]) == [True]
     assert len(store.listed()) == 1
 
 
-def test_a_commit_uses_what_was_written_ahead(store, one, monkeypatch):
+def test_commit_uses_an_object_that_was_uploaded_before(store, one, monkeypatch):
     store.upload_before_commit({"b1": b"b1" * LARGE, "s1": b"small"})
     monkeypatch.setattr(Bucket, "put", None)
     assert store.commit([large(one, 0, "b1")]) == [True]
@@ -112,17 +112,17 @@ def fail(*_, **__):
     raise OverloadedError("as told")
 
 
-def test_if_the_object_cannot_be_written_nothing_is_committed(store, one, monkeypatch):
+def test_failed_upload_commits_nothing(store, one, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Bucket, "put", fail)
         with pytest.raises(OverloadedError):
             store.commit([large(one, 0, "b1")])
-        assert store.commit([change(one, 0, "m1", part="mail")]) == [True]  # small ones need no object
+        assert store.commit([change(one, 0, "m1", part="mail")]) == [True]  # A small blob needs no object.
     assert store.commit([large(one, 1, "b1")]) == [True]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_if_the_commit_fails_the_same_commit_may_come_again(store, inner, one, when, monkeypatch):
+def test_failed_commit_may_be_repeated(store, inner, one, when, monkeypatch):
     def commit_and_fail(commits):
         if when == "after":
             assert MemoryStore.commit(inner, commits) == [True]
@@ -137,16 +137,16 @@ def test_if_the_commit_fails_the_same_commit_may_come_again(store, inner, one, w
 
 
 @pytest.mark.parametrize("step", ["commit", "create"])
-def test_a_blob_that_goes_between_looking_and_writing_is_written_after_all(store, inner, one, step, monkeypatch):
+def test_blob_deleted_before_its_reuse_is_written_again(store, inner, one, step, monkeypatch):
     other = session()
     store.create([other], {"bank": "x0"}, {"x0": b"x" * LARGE})
     do = getattr(MemoryStore, step)
     lost = []
 
-    def lose(*given):
+    def lose(*arguments):
         if not lost:
             lost.append(MemoryStore.delete(inner, [one.id]))
-        return do(inner, *given)
+        return do(inner, *arguments)
 
     monkeypatch.setattr(inner, step, lose)
     body = {"b0": b"b" * LARGE}
@@ -160,16 +160,16 @@ def test_a_blob_that_goes_between_looking_and_writing_is_written_after_all(store
     assert store.blobs(["b0"]) == body
 
 
-def test_the_object_of_a_dropped_name_goes_though_others_write_the_same_content_again(store, one):
+def test_object_is_deleted_though_its_content_was_written_again(store, one):
     store.delete([one.id])
     again = session()
-    store.create([again], {"bank": "b0"}, {"b0": b"b" * LARGE})  # before the first one's object was deleted
+    store.create([again], {"bank": "b0"}, {"b0": b"b" * LARGE})  # before the object of the first session was deleted
     wait_until(lambda: store.clean_up() or len(store.listed()) == 1)
     store._cache.pop("b0")
     assert store.blobs(["b0"]) == {"b0": b"b" * LARGE}
 
 
-def test_a_reader_between_deletion_and_return_gets_the_new_object(store, one, monkeypatch):
+def test_reader_between_deletion_and_rewrite_gets_the_new_object(store, one, monkeypatch):
     store._cache.pop("b0")
     get, seen = Bucket.get, []
 
@@ -187,8 +187,8 @@ def test_a_reader_between_deletion_and_return_gets_the_new_object(store, one, mo
 
 
 @pytest.mark.usefixtures("one")
-def test_what_a_crash_left_is_swept_by_its_age(store, tmp_path):
-    store.upload_before_commit({"b1": b"b1" * LARGE})  # and its commit never comes
+def test_objects_left_by_a_crash_are_swept_by_age(store, tmp_path):
+    store.upload_before_commit({"b1": b"b1" * LARGE})  # without a commit
     assert len(store.listed()) == 2
     assert store.sweep() == 0
     long_ago = time.time() - UNNAMED_SECONDS - 1
@@ -200,7 +200,7 @@ def test_what_a_crash_left_is_swept_by_its_age(store, tmp_path):
 
 
 @pytest.mark.usefixtures("one")
-def test_two_servers_sweep_at_once(store, inner, tmp_path):
+def test_two_servers_may_sweep_at_once(store, inner, tmp_path):
     store.upload_before_commit({f"b{number}": b"b" * LARGE for number in range(1, 60)})
     with (
         contextlib.closing(opened(inner, f"file://{tmp_path}/blobs", LARGE)) as other,
@@ -212,14 +212,14 @@ def test_two_servers_sweep_at_once(store, inner, tmp_path):
 
 
 @pytest.mark.usefixtures("one")
-def test_stores_share_a_folder_without_sweeping_each_others_objects(store, tmp_path):
+def test_stores_in_one_folder_sweep_only_their_own_objects(store, tmp_path):
     with contextlib.closing(opened(MemoryStore(), f"file://{tmp_path}/blobs", LARGE)) as other:
         assert other.sweep(-1) == 0
         assert other.listed() == []
     assert len(store.listed()) == 1
 
 
-def test_a_deletion_that_fails_is_done_by_the_next_round(store, one, monkeypatch):
+def test_failed_deletion_is_repeated_in_the_next_round(store, one, monkeypatch):
     store.delete([one.id])
     with monkeypatch.context() as patched:
         patched.setattr(Bucket, "delete", fail)
@@ -229,7 +229,7 @@ def test_a_deletion_that_fails_is_done_by_the_next_round(store, one, monkeypatch
     wait_until(lambda: store.clean_up() or store.listed() == [])
 
 
-def test_without_its_setting_a_store_with_blobs_outside_is_refused(tmp_path):
+def test_store_with_outside_blobs_requires_its_setting(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db"
     plain = Settings(store=url).give(BlobsSettings())
     with contextlib.closing(outside(open_store(url), plain)) as store:
@@ -240,8 +240,11 @@ def test_without_its_setting_a_store_with_blobs_outside_is_refused(tmp_path):
         outside(open_store(url), plain)
 
 
-def test_a_place_without_the_stores_blobs_is_refused_and_nothing_is_written_to_it(tmp_path):
-    """It would take new blobs, and call all others lost: a folder that isn't mounted, or another bucket."""
+def test_location_without_the_stores_blobs_is_rejected(tmp_path):
+    """For example, a folder that isn't mounted, or another bucket.
+
+    The server would write new blobs there, and count all others as lost.
+    """
     url, place = f"sqlite:///{tmp_path}/s.db", tmp_path / "blobs"
     with contextlib.closing(opened(open_store(url), f"file://{place}", LARGE)) as store:
         name = store.outside_name("")
@@ -257,7 +260,7 @@ def test_a_place_without_the_stores_blobs_is_refused_and_nothing_is_written_to_i
 
 @pytest.fixture
 def unmounted(tmp_path):
-    """Replace the folder by the empty one below its mount; the context manager brings it back."""
+    """A context manager that replaces the folder by an empty one, as without its mount."""
     place, away = tmp_path / "blobs", tmp_path / "away"
 
     @contextlib.contextmanager
@@ -272,26 +275,26 @@ def unmounted(tmp_path):
     return unmount
 
 
-def test_an_unmounted_folder_takes_and_loses_nothing(store, one, unmounted):
+def test_unmounted_folder_rejects_writes_and_loses_nothing(store, one, unmounted):
     store._cache.pop("b0")
     with unmounted():
         for step in (lambda: store.commit([large(one, 0, "b1")]), lambda: store.blobs(["b0"]), store.ping):
             with pytest.raises(OverloadedError, match="aren't where TOOLPACK_BLOBS_URL says"):
                 step()
-        assert store.commit([change(one, 0, "m1", part="mail")]) == [True]  # small ones need no object
+        assert store.commit([change(one, 0, "m1", part="mail")]) == [True]  # A small blob needs no object.
     assert store.ping() is None
     assert store.commit([large(one, 1, "b1")]) == [True]
     store._cache.pop("b1")
     assert store.blobs(["b0", "b1"]) == {"b0": b"b" * LARGE, "b1": b"b1" * LARGE}
 
 
-def test_a_folder_unmounted_while_an_object_is_written_is_noticed(store, one, tmp_path, monkeypatch):
+def test_folder_unmounted_during_a_write_is_detected(store, one, tmp_path, monkeypatch):
     put = bucket.obstore.put
 
-    def put_late(*given, **more):
+    def put_late(*arguments, **more):
         (tmp_path / "blobs").rename(tmp_path / "away")
         (tmp_path / "blobs").mkdir()
-        return put(*given, **more)
+        return put(*arguments, **more)
 
     monkeypatch.setattr(bucket.obstore, "put", put_late)
     with pytest.raises(OverloadedError, match="aren't where"):
@@ -299,7 +302,7 @@ def test_a_folder_unmounted_while_an_object_is_written_is_noticed(store, one, tm
     assert store.get(one.id)[1].version == 0
 
 
-def test_while_a_folder_is_unmounted_nothing_counts_as_deleted_or_swept(store, one, unmounted):
+def test_nothing_is_swept_while_a_folder_is_unmounted(store, one, unmounted):
     store.delete([one.id])
     with unmounted():
         store._next_check = 0
@@ -312,7 +315,7 @@ def test_while_a_folder_is_unmounted_nothing_counts_as_deleted_or_swept(store, o
 
 @pytest.mark.usefixtures("one")
 @pytest.mark.parametrize("days", [-2, 2])
-def test_a_server_with_a_wrong_clock_deletes_nothing_young(store, days, monkeypatch):
+def test_server_with_a_wrong_clock_deletes_no_young_object(store, days, monkeypatch):
     store.upload_before_commit({"b1": b"b1" * LARGE})
     now = time.time() + days * 24 * 3600
     monkeypatch.setattr(time, "time", lambda: now)
@@ -334,7 +337,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_what_stands_in_the_place_of_an_object_is_never_read(store, one, tmp_path, damage):
+def test_only_regular_files_are_read_as_objects(store, one, tmp_path, damage):
     store.commit([large(one, 0, "b1")])
     store._cache.pop("b0")
     path = next(Path(tmp_path, "blobs").rglob("b0.*"))
@@ -342,11 +345,11 @@ def test_what_stands_in_the_place_of_an_object_is_never_read(store, one, tmp_pat
     damage(path)
     with pytest.raises(MissingBlobError):
         store.blobs(["b0"])
-    store.delete([one.id])  # and it keeps no others from being deleted
+    store.delete([one.id])  # The wrong file doesn't prevent the deletion of others.
     wait_until(lambda: store.clean_up() or not [each for each in store.listed() if "b1." in each])
 
 
-def test_a_marker_that_is_no_file_is_none(store, one, tmp_path):
+def test_marker_must_be_a_regular_file(store, one, tmp_path):
     marker = next(Path(tmp_path, "blobs").rglob("swept"))
     marker.unlink()
     os.mkfifo(marker)
@@ -375,7 +378,7 @@ def test_only_a_new_store_needs_its_object_store_to_open(inner, monkeypatch, cap
 @pytest.mark.parametrize(
     "wrong", ["x", "file://relative", "http://host/x?k=hidden", "s3://", "az://x?k=hidden", "file:///dev/null/x"]
 )
-def test_a_wrong_place_is_refused_in_one_sentence_without_its_keys(wrong):
+def test_invalid_url_is_rejected_without_showing_its_keys(wrong):
     with pytest.raises(SettingsError, match="TOOLPACK_BLOBS_URL") as caught:
         Bucket(wrong, "name")
     assert "hidden" not in str(caught.value)
@@ -388,7 +391,7 @@ def bench(tmp_path):
         yield bench
 
 
-def test_a_bucket_that_forgets_is_a_named_refusal_and_version_0_comes_back(bench, tmp_path):
+def test_bucket_that_lost_objects_is_an_error_until_a_reset(bench, tmp_path):
     kept = bench.create("ledger")
     assert bench.result(kept, "add", amount=3) == 3
     assert bench.result(kept, "total") == 3
@@ -403,8 +406,8 @@ def test_a_bucket_that_forgets_is_a_named_refusal_and_version_0_comes_back(bench
 
 
 @pytest.mark.parametrize("damage", [lambda body: body[:-1], lambda body: body[:-1] + bytes([body[-1] ^ 1])])
-def test_an_object_that_was_read_wrong_is_right_again_as_soon_as_it_is(bench, tmp_path, damage):
-    """As behind a proxy that cuts an answer: who is told to reset the session then would lose it for nothing."""
+def test_truncated_or_altered_read_is_only_temporary(bench, tmp_path, damage):
+    """A proxy may cut an answer. The error mustn't advise a reset, which would lose the session for nothing."""
     kept = bench.create("ledger")
     assert bench.result(kept, "add", amount=3) == 3
     bench.store._cache = BoundedCache(2**20, len)
@@ -417,10 +420,10 @@ def test_an_object_that_was_read_wrong_is_right_again_as_soon_as_it_is(bench, tm
     assert bench.result(kept, "total") == 3
     for path in paths:
         path.unlink()
-    assert bench.result(kept, "total") == 3  # that has been kept
+    assert bench.result(kept, "total") == 3  # from the cache
 
 
-def test_if_the_object_store_is_away_a_changing_call_is_refused_and_can_be_sent_again(bench, tmp_path, monkeypatch):
+def test_call_during_an_outage_is_rejected_and_repeatable(bench, tmp_path, monkeypatch):
     kept = bench.create("ledger")
     with monkeypatch.context() as patched:
         patched.setattr(Bucket, "put", fail)
@@ -430,7 +433,7 @@ def test_if_the_object_store_is_away_a_changing_call_is_refused_and_can_be_sent_
     shutil.rmtree(tmp_path / "blobs")
 
 
-def test_the_command_counts_what_is_named_missing_and_unnamed(tmp_path, monkeypatch):
+def test_blobs_check_counts_named_missing_and_unnamed_objects(tmp_path, monkeypatch):
     store, place = f"sqlite:///{tmp_path}/s.db", f"file://{tmp_path}/blobs"
     monkeypatch.setenv("TOOLPACK_BLOBS_URL", place)
     kept = session()
@@ -438,12 +441,12 @@ def test_the_command_counts_what_is_named_missing_and_unnamed(tmp_path, monkeypa
         outside_store.create([kept], {"bank": "b0"}, {"b0": b"b" * LARGE})
         outside_store.commit([large(kept, 0, "b1"), large(kept, 1, "b2")])
         outside_store.create([fork_of(kept, 2, 1)], {"bank": "b2"}, {})
-        outside_store.delete([kept.id])  # its first version is kept for the fork
+        outside_store.delete([kept.id])  # The first version is retained for the fork.
         outside_store.clean_up()
         wait_until(outside_store._cleanup.done)
         outside_store.upload_before_commit({"b9": b"9" * LARGE})
     assert invoke("blobs", "--check", "--store", store).output == "2 named, 0 missing, 1 unnamed\n"
     next(Path(tmp_path, "blobs").rglob("b0.*")).unlink()
-    told = invoke("blobs", "--check", "--store", store)
-    assert told.exit_code == 1
-    assert told.output.startswith("2 named, 1 missing, 1 unnamed\nmissing: b0/b0.")
+    result = invoke("blobs", "--check", "--store", store)
+    assert result.exit_code == 1
+    assert result.output.startswith("2 named, 1 missing, 1 unnamed\nmissing: b0/b0.")

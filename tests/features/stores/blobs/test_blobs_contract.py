@@ -1,4 +1,4 @@
-"""The contract of stores, for stores that have their blobs in a folder."""
+"""The contract of stores, run on stores with their blobs in a folder."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from toolpack_server.stores.memory import MemoryStore
 from toolpack_server.testing.store_contract import *  # noqa: F403 - the tests
 from toolpack_server.wiring.stores import open_store
 
-# Of the contract nearly all blobs are outside then: those but one letter long have ids that are no objects' names.
+# Nearly all blobs of the contract are outside then. A blob with a one-letter id isn't: no object can have that name.
 MIN_BYTES = 1
 
 
@@ -32,10 +32,10 @@ def new_store(request, tmp_path):
             opener = partial(open_store, f"sqlite:///{tmp_path}/{id(object())}.db")
         elif request.param == "redis":
             url = redis_server.emptied(request.getfixturevalue("redis_url"))
-            request.addfinalizer(partial(redis_server.emptied, url))  # others look for no blobs outside
+            request.addfinalizer(partial(redis_server.emptied, url))  # Other tests expect no blobs outside.
             opener = partial(open_store, url)
         else:
-            import postgres_server  # noqa: PLC0415 - most machines have none
+            import postgres_server  # noqa: PLC0415 - most machines have no Postgres
 
             url = postgres_server.emptied(request.getfixturevalue("postgres_url"))
             request.addfinalizer(partial(postgres_server.emptied, url))

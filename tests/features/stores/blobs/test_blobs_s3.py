@@ -1,6 +1,6 @@
-"""Blobs in a real S3: the server of moto, behind a proxy that fails on purpose.
+"""Blobs in a real S3: moto's server, behind a proxy that injects faults.
 
-S3 names a Python in which `toolpack-server[blobs-s3]` is installed; without it the tests are skipped.
+S3 names a Python in which `toolpack-server[blobs-s3]` is installed. Without it the tests are skipped.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ pytestmark = [pytest.mark.heavy, pytest.mark.skipif(not PYTHON, reason="S3 names
 
 
 class Faults:
-    """What the proxy does with the requests for objects.
+    """The faults that the proxy injects into requests for objects.
 
     Attributes:
-        unavailable: How many of the next ones it answers with 503.
-        slow: For how many seconds it keeps each answer.
-        hold: Whether it keeps the answers to writes until the proxy is closed, after S3 has got them.
+        unavailable: The number of next requests that it answers with 503.
+        slow: The delay of each answer, in seconds.
+        hold: Whether it withholds the answers to writes, which S3 has processed, until the proxy is closed.
     """
 
     def __init__(self):
@@ -65,7 +65,7 @@ class Proxy(BaseHTTPRequestHandler):
             faults.closed.wait(PATIENCE)
         self.reply(status, headers, text)
 
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = forward  # noqa: N815 - as http.server asks for them
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = forward  # noqa: N815 - http.server calls these names
 
     def reply(self, status, headers, text):
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ class Proxy(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def s3():
-    """The port of an S3."""
+    """The port of an S3 server."""
     port = redis_server.free_port()
     command = [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -136,11 +136,11 @@ def objects_in(proxy, tmp_path):
         return re.findall(r"<Key>([^<]*\.[^<]*)</Key>", asked.getresponse().read().decode())
 
 
-def test_faults_of_the_object_store_are_refusals_or_waits(proxy, variables, tmp_path):
+def test_object_store_faults_cause_rejections_or_delays(proxy, variables, tmp_path):
     with served(tmp_path, **variables) as server:
         kept = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         assert server.call(kept, "add", amount=1)["result"] == 1
-        proxy.faults.unavailable = 3  # less than what is tried again
+        proxy.faults.unavailable = 3  # fewer than the number of retries
         assert server.call(kept, "add", amount=2)["result"] == 3
         assert proxy.faults.refused == 3
         proxy.faults.slow = 0.5
@@ -149,15 +149,16 @@ def test_faults_of_the_object_store_are_refusals_or_waits(proxy, variables, tmp_
         proxy.faults.unavailable = 10**9
         error = refused(-32006, server.call, kept, "add", {"call_id": "again"}, amount=4)
         assert "object store can't be used now" in error.message
-        assert server.call(kept, "total")["result"] == 6  # whose blobs this worker has
+        assert server.call(kept, "total")["result"] == 6  # This worker has the blobs in its cache.
         proxy.faults.unavailable = 0
         assert server.call(kept, "add", {"call_id": "again"}, amount=4)["result"] == 10
         assert server.rpc("close_session", session_id=kept)
-        wait_until(lambda: len(objects_in(proxy, tmp_path)) <= 1, "deletion")  # the initial environment may stay
-        assert any(seen.startswith("POST") and "delete" in seen for seen in proxy.faults.seen)  # many in one request
+        wait_until(lambda: len(objects_in(proxy, tmp_path)) <= 1, "deletion")  # The initial environment may remain.
+        # Many deletions in one request.
+        assert any(seen.startswith("POST") and "delete" in seen for seen in proxy.faults.seen)
 
 
-def test_a_server_that_is_killed_between_object_and_commit_loses_nothing(proxy, variables, tmp_path):
+def test_kill_between_upload_and_commit_loses_nothing(proxy, variables, tmp_path):
     with served(tmp_path, **variables) as server:
         kept = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         assert server.call(kept, "add", amount=1)["result"] == 1
@@ -174,13 +175,13 @@ def test_a_server_that_is_killed_between_object_and_commit_loses_nothing(proxy, 
         assert server.call(kept, "add", {"call_id": "lost"}, amount=2)["result"] == 3
         assert server.call(kept, "add", {"call_id": "lost"}, amount=2)["result"] == 3
         server.kill()
-    told = run("blobs", "--check", "--data-dir", tmp_path, **variables).stdout
-    assert re.fullmatch(r"4 named, 0 missing, 1 unnamed\n", told), told  # a part more has one version
+    output = run("blobs", "--check", "--data-dir", tmp_path, **variables).stdout
+    assert re.fullmatch(r"4 named, 0 missing, 1 unnamed\n", output), output  # 3 versions of a part, 1 of another
 
 
-def test_two_workers_on_redis_have_their_blobs_in_one_bucket(variables, tmp_path, redis_url, request):
+def test_two_workers_on_redis_share_one_bucket(variables, tmp_path, redis_url, request):
     url = redis_server.emptied(redis_url)
-    request.addfinalizer(lambda: redis_server.emptied(url))  # others look for no blobs outside
+    request.addfinalizer(lambda: redis_server.emptied(url))  # Other tests expect no blobs outside.
     more = {**variables, "TOOLPACK_SECRET_KEY": "k" * 32}
     with served(tmp_path, "--workers", "2", "--store", url, **more) as server:
         sessions = [server.rpc("create_session", toolpacks=["ledger"])["session_id"] for _ in range(8)]
@@ -192,8 +193,8 @@ def test_two_workers_on_redis_have_their_blobs_in_one_bucket(variables, tmp_path
         assert [server.call(each["session_id"], "total")["result"] for each in forks] == [2, 2]
         stored = redis.Redis.from_url(url)
         bodies = [stored.get(key) for key in stored.keys("toolpack:blob:*") if b"recipe" not in key]
-        assert len(bodies) == 2 + 8 * 5  # all begin with the same ones
+        assert len(bodies) == 2 + 8 * 5  # All sessions share their initial blobs.
         assert all(body.startswith(b"\0outside:") for body in bodies)
         stored.close()
-        told = run("blobs", "--check", "--store", url, **more).stdout
-        assert re.match(r"42 named, 0 missing, ", told), told
+        output = run("blobs", "--check", "--store", url, **more).stdout
+        assert re.match(r"42 named, 0 missing, ", output), output

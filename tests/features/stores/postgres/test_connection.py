@@ -1,4 +1,4 @@
-"""A connection to Postgres is used again only if the next request begins on it anew."""
+"""A connection to Postgres: it is reused only if it is in a clean state."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from toolpack_server.features.stores.postgres.connection import PostgresConnecti
 
 
 class Ended(BaseException):
-    """Ends a request wherever it is, as no error of a store does."""
+    """Ends a request at any point. No error of a store is of this type."""
 
 
 def ask(connections, number):
@@ -21,14 +21,14 @@ METHODS = ("run", "_send", "_answers")
 @pytest.mark.parametrize("transaction", [False, True])
 @pytest.mark.parametrize("step", METHODS)
 @pytest.mark.parametrize("before", [True, False])
-def test_a_request_ended_anywhere_leaves_no_answers(postgres_url, monkeypatch, step, before, transaction):
+def test_request_ended_at_any_point_leaves_no_answers(postgres_url, monkeypatch, step, before, transaction):
     connections = PostgresConnections(postgres_url)
     original = getattr(PostgresConnection, step)
 
-    def ending(self, *given):
+    def ending(self, *arguments):
         if before:
             raise Ended
-        original(self, *given)
+        original(self, *arguments)
         raise Ended
 
     def work(connection):
@@ -45,7 +45,7 @@ def test_a_request_ended_anywhere_leaves_no_answers(postgres_url, monkeypatch, s
         connections.close()
 
 
-def test_a_transaction_that_is_not_ended_reaches_no_other_request(postgres_url):
+def test_open_transaction_does_not_affect_the_next_request(postgres_url):
     connections = PostgresConnections(postgres_url)
 
     def begin(connection):

@@ -1,4 +1,4 @@
-"""What the store in Postgres promises beyond the contract: lost answers, pauses, and servers that it can't use."""
+"""The Postgres store beyond the contract: lost answers, pauses, and unusable servers."""
 
 import contextlib
 import os
@@ -48,12 +48,12 @@ def rows(url):
     return [postgres_server.ask(url, f"SELECT count(*) FROM toolpack.{table}")[0][0] for table in TABLES]
 
 
-def test_nothing_is_left_in_postgres(store, url):
+def test_deleted_sessions_leave_no_rows_in_postgres(store, url):
     use_and_delete(store)
     assert rows(url) == [0] * len(TABLES)
 
 
-def test_a_text_may_have_the_character_nul(store):
+def test_text_may_contain_the_character_nul(store):
     kept = session(owner="a\0b", labels={"n\0": "\0", "plain": "1"})
     store.create([kept], {"bank": "b"}, {"b": b"x"})
     assert store.commit([commit(kept, 0, call_id="c\0")]) == [True]
@@ -63,7 +63,7 @@ def test_a_text_may_have_the_character_nul(store):
     assert store.list(SessionQuery(None, {}, "\0", 9, parent="\0")) == []
 
 
-def test_postgres_applies_a_commit_once_however_often_its_connections_are_ended(store, url):
+def test_commit_is_applied_once_despite_killed_connections(store, url):
     kept = session()
     store.create([kept], {"bank": "b"}, {"b": b"x"})
     done = threading.Event()
@@ -86,7 +86,7 @@ def test_postgres_applies_a_commit_once_however_often_its_connections_are_ended(
     assert rows(url) == [0] * len(TABLES)
 
 
-def test_families_that_many_delete_at_once_leave_nothing(store, url):
+def test_concurrent_deletions_of_families_leave_no_rows(store, url):
     for _ in range(5):
         line = [session()]
         store.create(line, {"bank": "b"}, {"b": b"x"})
@@ -104,7 +104,7 @@ def test_families_that_many_delete_at_once_leave_nothing(store, url):
         assert rows(url) == [0] * len(TABLES)
 
 
-def test_blobs_that_some_create_while_others_delete_are_there_or_not(store, url):
+def test_blobs_are_consistent_under_concurrent_use_and_deletion(store, url):
     def use(_):
         for _ in range(15):
             kept = session(owner="b")
@@ -118,7 +118,7 @@ def test_blobs_that_some_create_while_others_delete_are_there_or_not(store, url)
     assert rows(url) == [0] * len(TABLES)
 
 
-def test_postgres_that_stands_still_is_waited_for_and_then_given_up(monkeypatch):
+def test_paused_postgres_is_waited_for_until_a_timeout(monkeypatch):
     connection = pytest.importorskip("toolpack_server.features.stores.postgres.connection")
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
     with postgres_server.start(*postgres_server.UNSAFE) as server, contextlib.closing(open_store(server.url)) as store:
@@ -145,14 +145,14 @@ def test_postgres_that_stands_still_is_waited_for_and_then_given_up(monkeypatch)
             with pytest.raises(OverloadedError):
                 store.ping()
             send(signal.SIGCONT)
-        # The outcome of the commit that timed out was unknown; repeated, it is stored once.
+        # The outcome of the commit that timed out is unknown. A repetition stores it once.
         assert store.commit([change(kept, 1, "b1")]) == [True]
         assert store.get(kept.id)[1].index == 1
     with pytest.raises(SettingsError, match="can't be used"):
         open_store(server.url)
 
 
-def test_servers_that_start_together_make_the_tables_once(url):
+def test_simultaneously_started_servers_create_the_tables_once(url):
     with ThreadPoolExecutor(4) as pool:
         stores = [*pool.map(lambda _: open_store(url), range(4))]
     for each in stores:
@@ -161,7 +161,7 @@ def test_servers_that_start_together_make_the_tables_once(url):
     assert postgres_server.ask(url, "SELECT number FROM toolpack.format") == [(1,)]
 
 
-def test_a_postgres_of_another_layout_is_not_opened(store, url):
+def test_postgres_with_another_schema_version_is_rejected(store, url):
     store.ping()
     postgres_server.ask(url, "UPDATE toolpack.format SET number = 99")
     with pytest.raises(SettingsError, match="has schema 99, but this toolpack-server needs schema 1"):
@@ -176,13 +176,13 @@ def test_a_postgres_of_another_layout_is_not_opened(store, url):
         ("postgresql://[::1/x", "The store's URL is wrong"),
     ],
 )
-def test_a_postgres_that_is_not_there_is_refused_at_the_start(monkeypatch, wrong, says):
+def test_unreachable_postgres_stops_the_start(monkeypatch, wrong, says):
     monkeypatch.setattr("toolpack_server.features.stores.postgres.connection.GIVE_UP_SECONDS", 0.01)
     with pytest.raises(SettingsError, match=says):
         open_store(wrong)
 
 
-def test_connecting_to_a_host_that_says_nothing_stops_no_other_thread():
+def test_connecting_to_a_silent_host_blocks_no_other_thread():
     hosts = pytest.importorskip("toolpack_server.features.stores.postgres.hosts")
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:
         port = listening.getsockname()[1]
@@ -192,12 +192,13 @@ def test_connecting_to_a_host_that_says_nothing_stops_no_other_thread():
 
         other = threading.Thread(target=hang_up)
         other.start()
-        with pytest.raises(hosts.LostError, match="closed the connection"):  # by the other thread, meanwhile
+        # Closed by the other thread while this one connects.
+        with pytest.raises(hosts.LostError, match="closed the connection"):
             hosts.Hosts(f"postgresql://127.0.0.1:{port}/x").connect()
         other.join()
 
 
-def test_of_several_hosts_one_that_says_nothing_is_left_after_a_while(url, monkeypatch):
+def test_silent_host_of_several_is_skipped_after_a_timeout(url, monkeypatch):
     monkeypatch.setattr("toolpack_server.features.stores.postgres.hosts.CONNECT_SECONDS", 0.2)
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:
         begin, _, rest = url.rpartition("@")
@@ -207,7 +208,7 @@ def test_of_several_hosts_one_that_says_nothing_is_left_after_a_while(url, monke
             store.ping()
 
 
-def test_what_fails_again_and_again_is_prepared_once(url):
+def test_failing_statement_is_prepared_only_once(url):
     connection = pytest.importorskip("toolpack_server.features.stores.postgres.connection")
     with contextlib.closing(connection.PostgresConnections(url)) as connections:
         counts = []
@@ -219,7 +220,7 @@ def test_what_fails_again_and_again_is_prepared_once(url):
         assert connections.run(("SELECT 1::bigint", ())) == [[(1,)]]
 
 
-def test_what_somebody_cancels_is_sent_again_and_then_given_up(url, monkeypatch):
+def test_cancelled_statement_is_retried_until_a_timeout(url, monkeypatch):
     connection = pytest.importorskip("toolpack_server.features.stores.postgres.connection")
     with contextlib.closing(connection.PostgresConnections(url)) as connections:
         monkeypatch.setattr(connection, "GIVE_UP_SECONDS", 0)
@@ -228,7 +229,7 @@ def test_what_somebody_cancels_is_sent_again_and_then_given_up(url, monkeypatch)
             connections.run(("SELECT pg_sleep(60)::text", ()))
 
 
-def test_who_gets_no_connection_is_told_so(url, monkeypatch):
+def test_exhausted_connections_are_an_error(url, monkeypatch):
     connection = pytest.importorskip("toolpack_server.features.stores.postgres.connection")
     with contextlib.closing(connection.PostgresConnections(url)) as connections, contextlib.ExitStack() as lent:
         for _ in range(connection.MAX_CONNECTIONS):
@@ -238,16 +239,16 @@ def test_who_gets_no_connection_is_told_so(url, monkeypatch):
             connections.run(("SELECT 1::bigint", ()))
 
 
-def test_a_postgres_that_only_reads_is_refused_at_the_start(url, monkeypatch):
+def test_read_only_postgres_stops_the_start(url, monkeypatch):
     monkeypatch.setattr("toolpack_server.features.stores.postgres.connection.GIVE_UP_SECONDS", 0.01)
     with pytest.raises(SettingsError, match="read-only"):
         open_store(f"{url}?options=-cdefault_transaction_read_only%3Don")
 
 
-def test_what_is_refused_for_lack_of_space_changes_nothing_and_can_be_deleted(store, url):
+def test_full_disk_changes_nothing_and_allows_deletions(store, url):
     kept = session()
     store.create([kept], {"bank": "b"}, {"b": b"x"})
-    # What Postgres says without space, on a row that a test can choose.
+    # The error of Postgres without disk space, for a row that the test chooses.
     postgres_server.ask(
         url,
         "CREATE FUNCTION toolpack.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -261,7 +262,7 @@ def test_what_is_refused_for_lack_of_space_changes_nothing_and_can_be_deleted(st
     assert rows(url) == [0] * len(TABLES)
 
 
-def test_a_commit_that_no_standby_has_is_not_acknowledged_whoever_ends_the_wait(monkeypatch):
+def test_commit_without_a_standby_is_never_acknowledged(monkeypatch):
     connection = pytest.importorskip("toolpack_server.features.stores.postgres.connection")
     with postgres_server.start(*postgres_server.UNSAFE) as server, contextlib.closing(open_store(server.url)) as store:
         kept = session()
@@ -270,7 +271,7 @@ def test_a_commit_that_no_standby_has_is_not_acknowledged_whoever_ends_the_wait(
         def wait_for(standby):
             postgres_server.ask(server.url, f"ALTER SYSTEM SET synchronous_standby_names = '{standby}'")
             postgres_server.ask(server.url, "SELECT pg_reload_conf()")
-            postgres_server.ask(server.url, "CHECKPOINT")  # by the process that has read the setting by then
+            postgres_server.ask(server.url, "CHECKPOINT")  # The checkpointer reads the setting first.
 
         wait_for("nobody")
         cancelled, done = [], threading.Event()
@@ -288,8 +289,8 @@ def test_a_commit_that_no_standby_has_is_not_acknowledged_whoever_ends_the_wait(
                 store.commit([change(kept, 0, "b1")])
             done.set()
             canceller.join()
-            assert len(cancelled) > 1  # Postgres answered each time that it was committed, with a warning
-            assert store.get(kept.id)[1].index == 0  # and so it is, on this machine alone
+            assert len(cancelled) > 1  # Each time Postgres reported success with a warning.
+            assert store.get(kept.id)[1].index == 0  # It is committed, but only on this machine.
             impatient.setattr(connection, "ANSWER_SECONDS", 0.3)
             for index in (0, 1):
                 with pytest.raises(OverloadedError, match="can't be reached"):
@@ -299,7 +300,7 @@ def test_a_commit_that_no_standby_has_is_not_acknowledged_whoever_ends_the_wait(
         assert store.get(kept.id)[1].index == 1
 
 
-def test_leases_of_workers_that_died_long_ago_are_forgotten_with_their_wishes(store, url):
+def test_leases_of_dead_workers_are_deleted_with_their_requests(store, url):
     store.heartbeat("old")
     store.heartbeat("new")
     store.ask("s", "old")
@@ -309,7 +310,7 @@ def test_leases_of_workers_that_died_long_ago_are_forgotten_with_their_wishes(st
     assert postgres_server.ask(url, "SELECT * FROM toolpack.asked") == []
 
 
-def test_a_claim_and_a_read_take_one_round_trip(store, monkeypatch):
+def test_claim_and_read_take_one_round_trip(store, monkeypatch):
     kept = session()
     store.create([kept], {"bank": "b"}, {"b": b"x"})
     store.get(kept.id)
@@ -317,7 +318,9 @@ def test_a_claim_and_a_read_take_one_round_trip(store, monkeypatch):
     connection = pytest.importorskip("toolpack_server.features.stores.postgres.connection")
     sent = []
     run = connection.PostgresConnection.run
-    monkeypatch.setattr(connection.PostgresConnection, "run", lambda *given: sent.append(given) or run(*given))
+    monkeypatch.setattr(
+        connection.PostgresConnection, "run", lambda *arguments: sent.append(arguments) or run(*arguments)
+    )
     store.get(kept.id)
     assert len(sent) == 1
     others = [session() for _ in range(5)]
@@ -327,7 +330,7 @@ def test_a_claim_and_a_read_take_one_round_trip(store, monkeypatch):
     assert len(sent) == 1
 
 
-def test_without_psycopg_the_error_names_the_remedy(monkeypatch):
+def test_missing_psycopg_is_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     for name in [name for name in sys.modules if name.startswith("toolpack_server.features.stores.postgres.")]:
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -336,7 +339,7 @@ def test_without_psycopg_the_error_names_the_remedy(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_failover_to_a_synchronous_standby_loses_no_answered_call():
+def test_failover_to_a_synchronous_standby_loses_no_answer():
     command = [sys.executable, "-m", "tools.failover", "--rounds", "2"]
     ended = subprocess.run(
         command, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=PATIENCE, check=False

@@ -1,4 +1,4 @@
-"""What the store in Redis promises beyond the contract: lost answers, pauses, and servers that it can't use."""
+"""The Redis store beyond the contract: lost answers, pauses, and unusable servers."""
 
 import contextlib
 import os
@@ -24,14 +24,14 @@ from toolpack_server.stores.base import Head
 from toolpack_server.testing.store_contract.samples import change, record_id, session, use_and_delete
 
 
-def test_nothing_is_left_in_redis(redis_url):
+def test_deleted_sessions_leave_no_keys_in_redis(redis_url):
     store = open_store(redis_server.emptied(redis_url))
     use_and_delete(store)
     assert sorted(store._redis._client.keys("*")) == [b"toolpack:schema"]
     store.close()
 
 
-def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_url):
+def test_commit_is_applied_once_despite_cut_connections(redis_url):
     url = redis_server.emptied(redis_url)
     store, killer = open_store(url), open_store(url)
     kept = session()
@@ -48,7 +48,7 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
     kept_all = []
     try:
         for index in range(200):
-            may_cut.release(3)  # so few that a commit comes through in time, however slow the machine is
+            may_cut.release(3)  # At most three cuts per commit, so that it succeeds in time on a slow machine too.
             kept_all.append(store.commit([change(kept, index, f"b{index}", call_id=f"c{index}")]))
     finally:
         done.set()
@@ -69,7 +69,7 @@ DAMAGED_FACTS = [
 
 
 @pytest.mark.parametrize("damage", [*DAMAGED_FACTS, *({each: b"x"} for each in ("version", "epoch", "recorded"))])
-def test_a_damaged_session_hides_no_other_and_can_be_deleted(redis_url, damage):
+def test_damaged_session_hides_no_other_and_can_be_deleted(redis_url, damage):
     with serving.Bench(store=redis_server.emptied(redis_url)) as bench, redis.Redis.from_url(redis_url) as client:
         damaged, whole = bench.create(), bench.create(labels={"run": "1"})
         bench.sessions.queues.cache.pop(damaged)
@@ -90,7 +90,7 @@ def test_a_damaged_session_hides_no_other_and_can_be_deleted(redis_url, damage):
         assert bench.result(whole, "add", amount=1) == 1
 
 
-def test_redis_forgets_the_heartbeats_of_a_worker_that_is_long_dead(redis_url):
+def test_heartbeats_of_a_dead_worker_expire(redis_url):
     redis = pytest.importorskip("redis")
     with (
         contextlib.closing(open_store(redis_server.emptied(redis_url))) as store,
@@ -99,14 +99,14 @@ def test_redis_forgets_the_heartbeats_of_a_worker_that_is_long_dead(redis_url):
         store.heartbeat("w1")
         (beat,) = client.keys("*beat*")
         for beats in (1, 2):
-            # Not before any other worker would have taken its leases over, and not never.
+            # later than another worker takes its leases, but not never
             assert 3600 < client.ttl(beat) <= 86_400
             assert client.get(beat) == b"%d" % beats
             client.expire(beat, 100)
             store.heartbeat("w1")
 
 
-def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
+def test_paused_redis_is_waited_for_until_a_timeout(tmp_path, monkeypatch):
     connection = pytest.importorskip("toolpack_server.features.stores.redis.connection")
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
     with redis_server.start(tmp_path) as (url, process):
@@ -127,7 +127,7 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
             with pytest.raises(OverloadedError):
                 store.ping()
             os.kill(process, signal.SIGCONT)
-        # The outcome of the commit that timed out was unknown; repeated, it is stored once.
+        # The outcome of the commit that timed out is unknown. A repetition stores it once.
         assert store.commit([change(kept, 1, "b1")]) == [True]
         assert store.get(kept.id)[1].index == 1
         store._redis._client.config_set("maxmemory", "1")
@@ -142,16 +142,16 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
 
 
 class FakeRedis:
-    """What speaks like Redis, as far as it is asked at the start; then it fails as often as a test wants.
+    """A fake Redis client with the commands of a start, whose next commands can fail.
 
     Attributes:
-        failures: The exceptions that the next commands end in.
-        asked: How many commands there were.
+        failures: The exceptions that the next commands raise.
+        command_count: The number of commands.
     """
 
     def __init__(self, **info):
         self._info = {"redis_version": "7.2.0", **info}
-        self.failures, self.asked = [], 0
+        self.failures, self.command_count = [], 0
 
     connection_pool = SimpleNamespace(connection_class=dict, connection_kwargs={})
 
@@ -159,7 +159,7 @@ class FakeRedis:
         return self._info
 
     def execute_command(self, *words):
-        self.asked += 1
+        self.command_count += 1
         if self.failures:
             raise self.failures.pop()
         return {"GET": b"1", "MGET": [None, None]}.get(words[0], b"OK")
@@ -174,7 +174,7 @@ def opened_on(monkeypatch, client):
     return open_store("redis://somewhere/0")
 
 
-def test_a_redis_of_another_layout_is_not_opened(tmp_path):
+def test_redis_with_another_schema_version_is_rejected(tmp_path):
     with redis_server.start(tmp_path) as (url, _), contextlib.closing(open_store(url)) as store:
         store._redis._client.set("toolpack:schema", "99")
         with pytest.raises(SettingsError, match="has schema 99, but this toolpack-server needs schema 1"):
@@ -184,7 +184,7 @@ def test_a_redis_of_another_layout_is_not_opened(tmp_path):
 ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
 
 
-def test_a_redis_that_writes_each_commit_loses_nothing_when_it_is_killed(tmp_path):
+def test_redis_with_appendfsync_always_loses_nothing_on_a_kill(tmp_path):
     acknowledged = []
     with redis_server.start(tmp_path, *ALWAYS) as (url, process), serving.Bench(store=url) as bench:
         session_id = bench.create()
@@ -202,12 +202,12 @@ def test_a_redis_that_writes_each_commit_loses_nothing_when_it_is_killed(tmp_pat
     with redis_server.start(tmp_path, *ALWAYS) as (url, _), serving.Bench(store=url) as bench:
         kept = [record["result"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
         assert kept[: len(acknowledged)] == acknowledged
-        assert len(kept) <= len(acknowledged) + 1  # of the last one the answer was lost
+        assert len(kept) <= len(acknowledged) + 1  # The answer of the last call was lost.
         assert bench.result(session_id, "add", amount=1) == len(kept) + 1
 
 
 @pytest.mark.parametrize("how", ["folder", "snapshot"])
-def test_a_copy_of_redis_is_restored(tmp_path, how):
+def test_copy_of_redis_data_can_be_restored(tmp_path, how):
     redis = pytest.importorskip("redis")
     (tmp_path / "first").mkdir()
     with redis_server.start(tmp_path / "first", *ALWAYS) as (url, _), serving.Bench(store=url) as bench:
@@ -215,7 +215,7 @@ def test_a_copy_of_redis_is_restored(tmp_path, how):
         bench.result(session_id, "add", amount=1)
         if how == "folder":
             shutil.copytree(tmp_path / "first", tmp_path / "copy")
-        else:  # what `redis-cli --rdb` asks for, too
+        else:  # as `redis-cli --rdb` does
             with redis.Redis.from_url(url) as client:
                 client.save()
             (tmp_path / "copy").mkdir()
@@ -226,7 +226,7 @@ def test_a_copy_of_redis_is_restored(tmp_path, how):
         assert bench.result(session_id, "add", amount=5) == 6
 
 
-def test_an_option_that_no_redis_has_is_refused_before_any_request():
+def test_unknown_url_option_is_rejected_before_any_request():
     with pytest.raises(SettingsError, match="URL is wrong: it has an option that redis-py doesn't know"):
         open_store("redis://127.0.0.1:1?colour=red")
 
@@ -239,24 +239,24 @@ def test_an_option_that_no_redis_has_is_refused_before_any_request():
         ({"cluster_enabled": 1}, "Redis Cluster isn't supported"),
     ],
 )
-def test_a_redis_that_does_not_do_is_refused_at_the_start(monkeypatch, info, says):
+def test_unsupported_redis_stops_the_start(monkeypatch, info, says):
     with pytest.raises(SettingsError, match=says):
         opened_on(monkeypatch, FakeRedis(**info))
 
 
 @pytest.mark.parametrize("url", ["redis://first,redis://second", "redis://first,", "rediss://:a,b@host"])
-def test_a_redis_url_with_a_comma_is_refused(url):
+def test_redis_url_with_a_comma_is_rejected(url):
     with pytest.raises(SettingsError, match=r"the URL of one Redis.* no comma .*postgresql://") as caught:
         open_store(url)
     assert "a,b" not in str(caught.value)
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.10.1", "7.0", "10.0"])
-def test_a_redis_that_is_new_enough_does(monkeypatch, version):
+def test_supported_redis_version_is_accepted(monkeypatch, version):
     opened_on(monkeypatch, FakeRedis(redis_version=version)).ping()
 
 
-def test_what_passes_is_waited_for_and_what_does_not_is_told_at_once(monkeypatch):
+def test_temporary_errors_are_retried_and_others_raised_at_once(monkeypatch):
     client = FakeRedis()
     store = opened_on(monkeypatch, client)
     redis = pytest.importorskip("redis")
@@ -266,13 +266,13 @@ def test_what_passes_is_waited_for_and_what_does_not_is_told_at_once(monkeypatch
         (redis.AuthenticationError("no password"), "The store can't be reached"),
         (redis.ResponseError("MISCONF"), "The store refuses to change anything now; nothing was changed"),
     ):
-        client.failures, client.asked = [error], 0
+        client.failures, client.command_count = [error], 0
         with pytest.raises(OverloadedError, match=says):
             store.ping()
-        assert client.asked == 1
+        assert client.command_count == 1
 
 
-def test_without_redis_py_the_error_names_the_remedy(monkeypatch):
+def test_missing_redis_py_is_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
     for name in ("connection", "store"):
         monkeypatch.delitem(sys.modules, f"toolpack_server.features.stores.redis.{name}", raising=False)

@@ -1,4 +1,4 @@
-"""What the store in a SQLite file promises beyond the contract: its file, its log, its locks and its errors."""
+"""The SQLite store beyond the contract: its file, write-ahead log, locks and errors."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ from toolpack_server.testing.store_contract.samples import (
 )
 
 
-def test_nothing_is_left_in_sqlite(tmp_path):
+def test_deleted_sessions_leave_no_rows_in_sqlite(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/left.db")
     use_and_delete(store)
     for table in ("sessions", "kept", "recipes", "records", "changes", "blobs", "deleted"):
@@ -44,7 +44,7 @@ def test_nothing_is_left_in_sqlite(tmp_path):
 
 
 @pytest.mark.heavy
-def test_sqlite_gives_space_back_and_its_log_stays_small(tmp_path):
+def test_sqlite_returns_disk_space_and_its_log_stays_small(tmp_path):
     path = tmp_path / "large.db"
     store = open_store(f"sqlite:///{path}")
     many = [session() for _ in range(10)]
@@ -66,15 +66,15 @@ def test_sqlite_gives_space_back_and_its_log_stays_small(tmp_path):
         delete(store, [each.id for each in many])
     finally:
         deletion._delete_rows = sweep
-    assert len(sizes) > 20  # by bytes, not by rows
-    assert max(sizes) <= 40 * 2**20  # the log of the commits
+    assert len(sizes) > 20  # in steps of bytes, not of rows
+    assert max(sizes) <= 40 * 2**20  # after the commits
     serving.wait_until(lambda: log.stat().st_size <= 21 * 2**20, "a checkpoint of what was deleted")
     assert path.stat().st_size <= 40 * 2**20  # of 170 MB
     store.close()
 
 
-def test_sqlite_starts_its_log_anew_while_commits_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)  # SQLite's own checkpoint is far away
+def test_sqlite_resets_its_log_while_commits_continue(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)  # SQLite's own checkpoint comes much later.
     monkeypatch.setattr(checkpoints, "LONG_BYTES", 200_000)
     path = tmp_path / "busy.db"
     store = open_store(f"sqlite:///{path}")
@@ -91,7 +91,7 @@ def test_sqlite_starts_its_log_anew_while_commits_go_on(tmp_path, monkeypatch):
     for _ in range(3):
         serving.wait_until(log_is_shorter, "a checkpoint")
     assert len(store.records(kept.id, -1, 10**6)) == next(indices)
-    # The locks of this process still keep others out.
+    # The locks of this process still exclude others.
     script = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
     with store._file.write():
         ended = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=False)
@@ -99,7 +99,7 @@ def test_sqlite_starts_its_log_anew_while_commits_go_on(tmp_path, monkeypatch):
     store.close()
 
 
-def test_sqlite_writes_its_log_again_from_the_beginning(tmp_path, monkeypatch):
+def test_sqlite_reuses_its_log_from_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)
     store = open_store(f"sqlite:///{tmp_path}/again.db")
     kept, indices = session(), count()
@@ -113,15 +113,15 @@ def test_sqlite_writes_its_log_again_from_the_beginning(tmp_path, monkeypatch):
             blobs = {f"b{index}": bytes(2_000)}
             assert store.commit([commit(kept, index, parts={"bank": f"b{index}"}, blobs=blobs)]) == [True]
         serving.wait_until(lambda: not thread._is_filled(log.stat().st_size), "the checkpoint")
-        assert log.stat().st_size >= before  # it wasn't emptied
+        assert log.stat().st_size >= before  # The log wasn't truncated.
         ends.append(index)
     rounds = [end - start for start, end in pairwise(ends)]
-    assert min(rounds) == rounds[0] > 2  # each time as much fits in as the first time
+    assert min(rounds) == rounds[0] > 2  # Each round fits as many commits as the first one.
     assert len(store.records(kept.id, -1, 10**6)) == next(indices)
     store.close()
 
 
-def test_sqlite_is_closed_once_a_checkpoint_that_runs_has_ended(tmp_path, monkeypatch):
+def test_sqlite_close_waits_for_a_running_checkpoint(tmp_path, monkeypatch):
     running, go_on = threading.Event(), threading.Event()
     real = checkpoints.checkpoint
 
@@ -161,7 +161,7 @@ for index in range(10**6):
 """
 
 
-def test_sqlite_keeps_what_it_acknowledged_when_killed(tmp_path):
+def test_sqlite_keeps_acknowledged_commits_after_a_kill(tmp_path):
     url = f"sqlite:///{tmp_path}/killed.db"
     child = subprocess.Popen([sys.executable, "-c", COMMIT_UNTIL_KILLED, url], stdout=subprocess.PIPE)
     with child.stdout as lines:
@@ -200,7 +200,7 @@ def test_sqlite_is_locked_against_other_processes(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system shows no open files")
 @pytest.mark.parametrize("inherited", [False, True])
-def test_who_has_locked_a_file_is_named(tmp_path, inherited):
+def test_process_that_locked_a_file_is_named(tmp_path, inherited):
     path = tmp_path / "locked.db"
     code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 66), 2); pid = int(sys.argv[2]) and os.fork()"
     code += "; print(pid or os.getpid(), flush=True) if pid or not int(sys.argv[2]) else None; pid or sys.stdin.read()"
@@ -210,14 +210,14 @@ def test_who_has_locked_a_file_is_named(tmp_path, inherited):
         stdout=subprocess.PIPE,
     ) as holder:
         pid = int(holder.stdout.readline())
-        if inherited:  # whoever has locked it has ended
+        if inherited:  # The process that locked it has ended.
             holder.wait()
         with pytest.raises(SettingsError, match=rf"toolpack-server, process {pid} \(.*python.* -c import.*\): "):
             open_store(f"sqlite:///{path}")
         holder.stdin.close()
 
 
-def test_sqlite_restarts_epochs_when_exclusive(tmp_path):
+def test_exclusive_sqlite_resets_epochs(tmp_path):
     url = f"sqlite:///{tmp_path}/alone.db"
     kept = session()
     store = open_store(url, exclusive=False)
@@ -241,7 +241,7 @@ store.close()
 
 
 @pytest.mark.heavy
-def test_sqlite_is_opened_by_several_processes_at_once(tmp_path):
+def test_several_processes_may_open_sqlite_at_once(tmp_path):
     url = f"sqlite:///{tmp_path}/new/together.db"
     command = [sys.executable, "-c", OPEN_AND_COMMIT, url]
     children = [subprocess.Popen([*command, f"c{n}-"], stderr=subprocess.PIPE, text=True) for n in range(4)]
@@ -251,7 +251,7 @@ def test_sqlite_is_opened_by_several_processes_at_once(tmp_path):
     store.close()
 
 
-def test_sqlite_waits_for_another_process_that_opens_a_new_file_too(tmp_path, monkeypatch):
+def test_sqlite_waits_for_another_process_that_opens_a_new_file(tmp_path, monkeypatch):
     switch = SqliteFile._write_ahead
     other = sqlite3.connect(tmp_path / "new.db", isolation_level=None, check_same_thread=False)
 
@@ -266,13 +266,13 @@ def test_sqlite_waits_for_another_process_that_opens_a_new_file_too(tmp_path, mo
     other.close()
 
 
-def test_sqlite_closes_the_connection_of_a_read_that_ends_after_it(tmp_path, monkeypatch):
-    connect, made, began, closed = SqliteFile._connect, [], threading.Event(), threading.Event()
+def test_sqlite_closes_connections_of_reads_that_end_late(tmp_path, monkeypatch):
+    connect, connections, began, closed = SqliteFile._connect, [], threading.Event(), threading.Event()
 
     def connect_with_a_pause(file):
-        made.append(connect(file))
-        made[-1].create_function("pause", 0, lambda: began.set() or closed.wait(PATIENCE))
-        return made[-1]
+        connections.append(connect(file))
+        connections[-1].create_function("pause", 0, lambda: began.set() or closed.wait(PATIENCE))
+        return connections[-1]
 
     monkeypatch.setattr(SqliteFile, "_connect", connect_with_a_pause)
     file = SqliteFile(tmp_path / "read.db", exclusive=True)
@@ -282,8 +282,8 @@ def test_sqlite_closes_the_connection_of_a_read_that_ends_after_it(tmp_path, mon
         file.close()
         closed.set()
         assert read.result(PATIENCE) == [(1,)]
-    assert len(made) == 2
-    for connection in made:
+    assert len(connections) == 2
+    for connection in connections:
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):
             connection.execute("SELECT 1")
 
@@ -298,7 +298,7 @@ def test_sqlite_creates_its_folder_and_private_files(tmp_path, monkeypatch):
     store.close()
 
 
-def test_sqlite_keeps_its_file_when_a_function_changes_the_working_folder(tmp_path, monkeypatch):
+def test_sqlite_file_is_independent_of_the_working_folder(tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
     store = open_store("sqlite:///relative.db")
@@ -333,14 +333,14 @@ def make_newer(path):
         pytest.param(lambda path: path.mkdir(), "can't be opened", id="folder"),
     ],
 )
-def test_sqlite_files_that_cannot_be_used_are_refused(tmp_path, make, reason):
+def test_unusable_sqlite_files_are_rejected(tmp_path, make, reason):
     path = tmp_path / "file.db"
     make(path)
     with pytest.raises(SettingsError, match=reason):
         open_store(f"sqlite:///{path}")
 
 
-def test_a_locked_sqlite_database_is_an_overloaded_error(tmp_path):
+def test_locked_sqlite_database_is_an_overloaded_error(tmp_path):
     url = f"sqlite:///{tmp_path}/busy.db"
     store = open_store(url)
     store._file._writer.execute("PRAGMA busy_timeout = 20")
@@ -361,7 +361,7 @@ def test_a_locked_sqlite_database_is_an_overloaded_error(tmp_path):
 
 
 class LosesCommits:
-    """A connection of SQLite whose next COMMITs fail, as with a disk that became full."""
+    """An SQLite connection whose next COMMITs fail, as on a full disk."""
 
     def __init__(self, connection):
         self._connection = connection
@@ -375,7 +375,7 @@ class LosesCommits:
         return self._connection.execute(statement, *parameters)
 
 
-def test_what_sqlite_could_not_commit_is_not_built_upon(tmp_path):
+def test_failed_commit_is_not_the_base_of_others(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/lost.db")
     kept = session()
     store.create([kept], {}, {})
@@ -393,7 +393,7 @@ def test_what_sqlite_could_not_commit_is_not_built_upon(tmp_path):
     store.close()
 
 
-def test_sqlite_commits_to_no_session_that_another_process_has_deleted_or_taken(tmp_path):
+def test_sqlite_rejects_commits_to_deleted_or_taken_sessions(tmp_path):
     url = f"sqlite:///{tmp_path}/shared.db"
     store, other = open_store(url, exclusive=False), open_store(url, exclusive=False)
     gone, taken = session(), session()
@@ -407,7 +407,7 @@ def test_sqlite_commits_to_no_session_that_another_process_has_deleted_or_taken(
     other.close()
 
 
-def test_a_damaged_sqlite_file_is_reported_clearly(tmp_path):
+def test_damaged_sqlite_file_is_reported_clearly(tmp_path):
     url = f"sqlite:///{tmp_path}/damaged.db"
     kept = session()
     store = open_store(url)
@@ -442,7 +442,7 @@ def test_sqlite_deletes_leftovers_of_a_killed_process(tmp_path):
     store.close()
 
 
-def test_a_restored_file_that_cannot_shrink_is_used_nevertheless(tmp_path, monkeypatch):
+def test_restored_file_that_cannot_shrink_is_used(tmp_path, monkeypatch):
     path = tmp_path / "restored.db"
     monkeypatch.setattr("toolpack_server.features.stores.sqlite.file.MAX_FREE_PAGES", 10)
     store = open_store(f"sqlite:///{path}")
