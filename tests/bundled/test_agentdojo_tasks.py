@@ -25,8 +25,8 @@ INJECTION = [(suite, name) for suite in NAMES for name in SUITES[suite].injectio
 
 @pytest.fixture(scope="module")
 def bench():
-    with serving.Bench(CATALOG) as made:
-        yield made
+    with serving.Bench(CATALOG) as server:
+        yield server
 
 
 @cache

@@ -30,8 +30,8 @@ SAMPLE = [f"multi_turn_{category}_{number}" for category in bfcl.CATEGORIES for 
 
 @pytest.fixture(scope="module")
 def bench():
-    with serving.Bench(load_catalog((), ("bfcl", "bfcl-memory-kv", "bfcl-memory-rec-sum"))) as made:
-        yield made
+    with serving.Bench(load_catalog((), ("bfcl", "bfcl-memory-kv", "bfcl-memory-rec-sum"))) as server:
+        yield server
 
 
 @pytest.mark.parametrize("entry_id", SAMPLE)

@@ -17,8 +17,8 @@ NOT_NEEDED = READS | {"read_mail"}
 
 @pytest.fixture(scope="module")
 def bench():
-    with serving.Bench(CATALOG) as made:
-        yield made
+    with serving.Bench(CATALOG) as server:
+        yield server
 
 
 def attempt(bench, name, calls, answer):

@@ -72,15 +72,15 @@ def catalog():
 
 @pytest.fixture(scope="module")
 def client():
-    with running(catalog(), store="memory:") as url, Client(url) as made:
-        yield made
+    with running(catalog(), store="memory:") as url, Client(url) as client:
+        yield client
 
 
 @pytest.fixture
 def restarting(tmp_path):
     settings = Settings(store=f"sqlite:///{tmp_path / 'sessions.db'}", secret_key="only for this test", port=0)
-    with Client("http://127.0.0.1", transport=RestartingTransport(catalog(), settings)) as made:
-        yield made
+    with Client("http://127.0.0.1", transport=RestartingTransport(catalog(), settings)) as client:
+        yield client
 
 
 @dataclass
@@ -159,20 +159,20 @@ def expected(name):
     return {task_id: run_task(name, task, LocalRuntime) for task_id, task in tasks(name).items()}
 
 
-def sent(value):
+def as_json(value):
     """Return an argument as JSON."""
     if isinstance(value, FunctionCall):
-        return {"$call": {"function": value.function, "args": {k: sent(v) for k, v in value.args.items()}}}
+        return {"$call": {"function": value.function, "args": {k: as_json(v) for k, v in value.args.items()}}}
     return json.loads(to_json(value))
 
 
 def send(client, session_id, call):
-    kwargs = {name: sent(value) for name, value in call.kwargs.items()}
+    kwargs = {name: as_json(value) for name, value in call.kwargs.items()}
     envelope = client.run_function(session_id, call.function, kwargs)
     return envelope["result"], envelope["error"]
 
 
-def exported(client, session_id, pack):
+def export_world(client, session_id, pack):
     return thaw(base64.b64decode(client.get_environment(session_id, format="snapshot")["snapshot"]), catalog().classes)[
         pack
     ]
@@ -198,7 +198,7 @@ def compare_over_the_wire(client, name, new_session, *, step=1, judging=True):
         for index, call in enumerate(run.calls):
             if (outcome := send(client, session_id, call)) != call.outcome():
                 problems.append(f"{task_id}, call {index} of {call.function}: {outcome} instead of {call.outcome()}")
-        after = exported(client, session_id, pack)
+        after = export_world(client, session_id, pack)
         if changes := difference(run.after, after):
             problems.append(f"{task_id}: the environment ends differently: {changes}")
         if judging and (judged := judge(name, tasks(name)[task_id], run, after)) != run.judged:
@@ -304,4 +304,4 @@ def test_ground_truths_are_equal_with_injections_and_after_forks(client, name):
             runtime.run_function(local, call.function, call.args)
             session_id = client.fork_session(session_id)[0]["session_id"]
             assert send(client, session_id, calls[-1]) == calls[-1].outcome(), task_id
-        assert difference(local, exported(client, session_id, pack)) is None, task_id
+        assert difference(local, export_world(client, session_id, pack)) is None, task_id

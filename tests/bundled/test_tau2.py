@@ -41,8 +41,8 @@ KILLED = {
 
 @pytest.fixture(scope="module")
 def bench():
-    with serving.Bench(load_catalog((), tuple(f"tau2-{domain}" for domain in tau2._DOMAINS))) as made:
-        yield made
+    with serving.Bench(load_catalog((), tuple(f"tau2-{domain}" for domain in tau2._DOMAINS))) as server:
+        yield server
 
 
 @pytest.mark.parametrize(("domain", "name"), SAMPLE)

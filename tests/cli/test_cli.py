@@ -164,7 +164,7 @@ class _Answering(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def answering():
+def serve_answer():
     """Serve one fixed answer. Yield a function that sets the answer and returns the URL."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answering) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
@@ -182,8 +182,8 @@ def answering():
 HEAD = "HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n"
 
 
-def test_token_for_a_server_comes_from_an_option_or_a_variable(answering):
-    url = answering('HTTP/1.0 401 Unauthorized\r\n\r\n{"error": {"message": "Send the header Authorization."}}')
+def test_token_for_a_server_comes_from_an_option_or_a_variable(serve_answer):
+    url = serve_answer('HTTP/1.0 401 Unauthorized\r\n\r\n{"error": {"message": "Send the header Authorization."}}')
     result = invoke("session", "list", "--url", url)
     said = f"{url} requires a valid token: give one with --token, or as TOOLPACK_TOKEN."
     assert (result.exit_code, result.stderr) == (1, f"Error: {said}\n")
@@ -206,9 +206,9 @@ def test_token_for_a_server_comes_from_an_option_or_a_variable(answering):
         (HEAD + "{", "can't be reached: IncompleteRead(1 bytes read, 998 more expected). Is the server running?"),
     ],
 )
-def test_reply_of_the_wrong_shape_is_a_one_sentence_error(answering, command, answer, said):
+def test_reply_of_the_wrong_shape_is_a_one_sentence_error(serve_answer, command, answer, said):
     is_http = answer[:1] in {"{", "["}
-    url = answering(f"HTTP/1.0 200 OK\r\n\r\n{answer}" if is_http else answer)
+    url = serve_answer(f"HTTP/1.0 200 OK\r\n\r\n{answer}" if is_http else answer)
     result = invoke(*command, "--url", url)
     assert result.exit_code == 1
     assert said in result.stderr
@@ -343,7 +343,7 @@ held = []
 
 
 @pytest.fixture
-def holding():
+def release_resources():
     yield
     while held:
         held.pop().close()
@@ -363,7 +363,7 @@ def holding():
         (nothing, ["--log", "x"], "No such option"),
     ],
 )
-@pytest.mark.usefixtures("holding")
+@pytest.mark.usefixtures("release_resources")
 def test_failed_start_prints_only_one_sentence(tmp_path, prepare, arguments, said):
     variables = {"TOOLPACK_PORT": "0", "TOOLPACK_SECRET_KEY": "0123456789abcdef"}
     result = (run_here if prepare is nothing else run)(

@@ -18,7 +18,7 @@ from toolpack_server.cli import requests, session_commands
 FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
 
 
-def printed(*arguments):
+def run_json(*arguments):
     """Run a command that prints JSON, and return the printed values."""
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
@@ -30,7 +30,7 @@ def printed(*arguments):
     return values
 
 
-def said(*arguments):
+def run_error(*arguments):
     """Run a command that fails, and return its error message."""
     result = run_here(*arguments)
     assert result.returncode != 0
@@ -43,11 +43,11 @@ def said(*arguments):
 
 
 def test_call_runs_several_steps_in_one_session():
-    assert printed("call", *FIXTURES, "add", "amount=4", "--", "add", "amount=5", "--", "total") == [4, 9, 9]
+    assert run_json("call", *FIXTURES, "add", "amount=4", "--", "add", "amount=5", "--", "total") == [4, 9, 9]
 
 
 def test_call_uses_functions_and_options_of_several_toolpacks():
-    assert printed(
+    assert run_json(
         "call", *FIXTURES, "--option", "vault.gold=7", "--option", "bank.balance=5", "take_gold", "amount=2", "--",
         "get_balance", "--", "total",
     ) == [2, "5", 0]  # fmt: skip
@@ -103,9 +103,9 @@ red, blue, grey = box("red", True), box("blue", True), box("grey", False)
 def test_call_lists_the_candidates_of_an_ambiguous_function(tmp_path):
     (tmp_path / "boxes.py").write_text(BOXES)
     here = ["call", "--pack-dir", str(tmp_path)]
-    assert printed(*here, "put", "x=1") == ["1 in grey"]  # the other two are opt-in
-    assert printed(*here, "red.put", "x=1", "--", "blue.put", "x=2") == ["1 in red", "2 in blue"]
-    assert printed(*here, "red.put", "x=1") == ["1 in red"]
+    assert run_json(*here, "put", "x=1") == ["1 in grey"]  # the other two are opt-in
+    assert run_json(*here, "red.put", "x=1", "--", "blue.put", "x=2") == ["1 in red", "2 in blue"]
+    assert run_json(*here, "red.put", "x=1") == ["1 in red"]
     result = invoke(*here, "--packs", "red,blue", "put", "x=1")
     assert "2 toolpacks have a function 'put': call red.put or blue.put." in result.output
     assert result.exit_code != 0
@@ -153,24 +153,24 @@ def with_packs(place):
 
 
 def test_list_shows_sessions_newest_first(world, place):
-    (found,) = printed("session", "list", *place)
+    (found,) = run_json("session", "list", *place)
     seen = [world.other, world.fork, world.parent] if "--data-dir" in place else [world.fork, world.parent]
     assert [session["session_id"] for session in found] == seen
-    assert [each["session_id"] for each in printed("session", "list", *place, "--label", "run=7")[0]] == [world.parent]
-    assert [each["session_id"] for each in printed("session", "list", *place, "--parent", world.parent)[0]] == [
+    assert [each["session_id"] for each in run_json("session", "list", *place, "--label", "run=7")[0]] == [world.parent]
+    assert [each["session_id"] for each in run_json("session", "list", *place, "--parent", world.parent)[0]] == [
         world.fork
     ]
-    assert [each["session_id"] for each in printed("session", "list", *place, "--limit", "1")[0]] == seen[:1]
+    assert [each["session_id"] for each in run_json("session", "list", *place, "--limit", "1")[0]] == seen[:1]
 
 
 def test_trace_shows_the_calls_and_resets_of_a_session(world, place):
-    (records,) = printed("session", "trace", *place, world.parent)
+    (records,) = run_json("session", "trace", *place, world.parent)
     assert [(record["kind"], record.get("function")) for record in records] == [
         ("call", "add"),
         ("call", "add_then"),
         ("reset", None),
     ]
-    (path,) = printed("session", "trace", *place, "--path", world.fork)
+    (path,) = run_json("session", "trace", *place, "--path", world.fork)
     assert [(record["function"], record["session_id"]) for record in path] == [
         ("add", world.parent),
         ("add_then", world.parent),
@@ -180,18 +180,18 @@ def test_trace_shows_the_calls_and_resets_of_a_session(world, place):
 
 def test_env_and_diff_show_environments_of_sessions(world, place):
     flags = with_packs(place)
-    assert printed("session", "env", *flags, world.fork)[0]["ledger"]["ledger"]["entries"] == [4, 5]
-    assert printed("session", "env", *flags, "--pointer", "/ledger/ledger/entries", "--version", "0", world.fork) == [
+    assert run_json("session", "env", *flags, world.fork)[0]["ledger"]["ledger"]["entries"] == [4, 5]
+    assert run_json("session", "env", *flags, "--pointer", "/ledger/ledger/entries", "--version", "0", world.fork) == [
         [4]
     ]
     added = [{"op": "add", "path": "/ledger/ledger/entries/1", "value": 5}]
-    assert printed("session", "diff", *flags, world.fork) == [added]
-    assert printed("session", "diff", *flags, "--from-version", "1", world.parent, world.fork) == [added]
-    assert printed("session", "diff", *flags, world.parent, world.parent) == [[]]
+    assert run_json("session", "diff", *flags, world.fork) == [added]
+    assert run_json("session", "diff", *flags, "--from-version", "1", world.parent, world.fork) == [added]
+    assert run_json("session", "diff", *flags, world.parent, world.parent) == [[]]
 
 
 def test_prefix_of_a_session_id_is_enough(world, place):
-    assert printed("session", "trace", *place, world.fork[:12]) == printed("session", "trace", *place, world.fork)
+    assert run_json("session", "trace", *place, world.fork[:12]) == run_json("session", "trace", *place, world.fork)
     result = invoke("session", "trace", *place, "")
     assert result.exit_code == 1
     assert "Several sessions' ids begin with ''." in result.stderr
@@ -245,17 +245,17 @@ def test_list_shows_the_toolpacks_of_a_server(world):
 
 
 def test_session_that_cannot_be_read_is_a_one_sentence_error(world, tmp_path):
-    assert said("session", "list", "--data-dir", str(world.folder)) == (
+    assert run_error("session", "list", "--data-dir", str(world.folder)) == (
         f"toolpack-server: A running server uses {world.folder}/sessions.db: ask that server, with --url."
     )
-    assert said("session", "list", "--data-dir", str(tmp_path)) == (
+    assert run_error("session", "list", "--data-dir", str(tmp_path)) == (
         f"toolpack-server: There is no store {tmp_path}/sessions.db: give --data-dir, or ask a server, with --url."
     )
     assert not list(tmp_path.iterdir())
-    assert "a memory: store" in said("session", "trace", "--store", "memory:", "x").lower()
-    assert "No session has this id" in said("session", "env", "--url", world.url, "--token", "ann-token", "0" * 48)
-    assert "token" in said("session", "list", "--url", world.url)
-    assert "can't be reached" in said("session", "list", "--url", "http://127.0.0.1:1")
+    assert "a memory: store" in run_error("session", "trace", "--store", "memory:", "x").lower()
+    assert "No session has this id" in run_error("session", "env", "--url", world.url, "--token", "ann-token", "0" * 48)
+    assert "token" in run_error("session", "list", "--url", world.url)
+    assert "can't be reached" in run_error("session", "list", "--url", "http://127.0.0.1:1")
 
 
 def test_session_without_its_toolpack_is_listed_but_not_shown(world, tmp_path):
@@ -263,8 +263,8 @@ def test_session_without_its_toolpack_is_listed_but_not_shown(world, tmp_path):
         (tmp_path / name).write_bytes((world.folder / name).read_bytes())
         (tmp_path / name).chmod(0o600)
     place = ["--data-dir", str(tmp_path)]
-    assert len(printed("session", "trace", *place, world.fork)[0]) == 1
-    assert "Toolpack 'ledger' is not loaded" in said("session", "env", *place, "--packs", "bank", world.fork)
+    assert len(run_json("session", "trace", *place, world.fork)[0]) == 1
+    assert "Toolpack 'ledger' is not loaded" in run_error("session", "env", *place, "--packs", "bank", world.fork)
 
 
 # hostile servers

@@ -24,7 +24,7 @@ def endpoint(request):
         yield running
 
 
-def answering(monkeypatch, make):
+def set_response(monkeypatch, make):
     async def answer(_self, request):
         return make(request)
 
@@ -68,7 +68,7 @@ def read(connection, size=-1):
 
 
 def test_large_response_is_counted_until_it_is_read(endpoint, monkeypatch):
-    answering(monkeypatch, large)
+    set_response(monkeypatch, large)
     with endpoint.connect(ASK) as connection:
         wait_until(lambda: in_flight(endpoint) == LARGE, "the answer")
         head, _, body = read(connection, LARGE).partition(b"\r\n\r\n")
@@ -80,7 +80,7 @@ def test_large_response_is_counted_until_it_is_read(endpoint, monkeypatch):
 
 @pytest.mark.parametrize("make", [large, streamed])
 def test_response_that_cannot_be_finished_is_cut_off_silently(endpoint, monkeypatch, complaints, make):
-    answering(monkeypatch, make)
+    set_response(monkeypatch, make)
     with endpoint.connect(ASK) as connection:
         wait_until(lambda: in_flight(endpoint) == LARGE, "the answer")
         endpoint.cancel_requests()
@@ -98,7 +98,7 @@ def test_any_starlette_response_can_be_sent(endpoint, monkeypatch, tmp_path):
         (StreamingResponse(iter(["in ", "pieces"])), "in pieces"),
         (PlainTextResponse("first", background=BackgroundTask(done.append, "then")), "first"),
     ]:
-        answering(monkeypatch, lambda _request, response=response: response)
+        set_response(monkeypatch, lambda _request, response=response: response)
         reply = endpoint.http.get("/health")
         assert (reply.status_code, reply.text, len(reply.headers["x-request-id"])) == (200, expected, 16)
     wait_until(lambda: done == ["then"], "what is done after the answer")
@@ -115,7 +115,7 @@ def test_stream_ends_when_its_client_disconnects(endpoint, monkeypatch):
         finally:
             ended.append(True)
 
-    answering(monkeypatch, lambda _request: StreamingResponse(signs()))
+    set_response(monkeypatch, lambda _request: StreamingResponse(signs()))
     with endpoint.connect(ASK) as connection:
         assert read(connection, 1)
     wait_until(lambda: ended, "the end of the stream")

@@ -50,7 +50,7 @@ class Log:
 
 
 @contextlib.contextmanager
-def serving_with(folder, **variables):
+def serve_with(folder, **variables):
     with server_process.served(folder, "--store", "memory:", **variables) as running:
         yield running
 
@@ -58,7 +58,7 @@ def serving_with(folder, **variables):
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
-    with serving_with(folder) as server:
+    with serve_with(folder) as server:
         yield server, folder
 
 
@@ -156,7 +156,7 @@ def test_arguments_and_results_are_not_logged(log):
 
 
 def test_log_calls_full_adds_arguments_and_results(tmp_path):
-    with serving_with(tmp_path, TOOLPACK_LOG_CALLS="full") as server:
+    with serve_with(tmp_path, TOOLPACK_LOG_CALLS="full") as server:
         log = Log(server, tmp_path)
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         server.call(session_id, "echo", value=[SECRET, 10**30, None])
@@ -169,7 +169,7 @@ def test_log_calls_full_adds_arguments_and_results(tmp_path):
 
 
 def test_log_calls_off_disables_the_call_log(tmp_path):
-    with serving_with(tmp_path, TOOLPACK_LOG_CALLS="off") as server:
+    with serve_with(tmp_path, TOOLPACK_LOG_CALLS="off") as server:
         log = Log(server, tmp_path)
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         server.call(session_id, "total")
@@ -177,7 +177,7 @@ def test_log_calls_off_disables_the_call_log(tmp_path):
 
 
 def test_log_level_filters_lines(tmp_path):
-    with serving_with(tmp_path, TOOLPACK_LOG_LEVEL="warning") as server:
+    with serve_with(tmp_path, TOOLPACK_LOG_LEVEL="warning") as server:
         log = Log(server, tmp_path)
         server.call(server.rpc("create_session", toolpacks=["ledger"])["session_id"], "total")
         assert server.http.post("/rpc", content=b"{}", headers={"Content-Type": "x"}).status_code == 415
@@ -247,7 +247,7 @@ def test_floods_of_refused_requests_are_only_counted(monkeypatch, caplog):
 
 
 def test_debug_log_has_tracebacks_that_replies_do_not_have(tmp_path):
-    with serving_with(tmp_path, TOOLPACK_LOG_LEVEL="debug") as server:
+    with serve_with(tmp_path, TOOLPACK_LOG_LEVEL="debug") as server:
         log = Log(server, tmp_path)
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         params = {"session_id": session_id, "function": "add_then", "kwargs": {"how": "raise"}}
@@ -266,14 +266,14 @@ def test_debug_log_has_tracebacks_that_replies_do_not_have(tmp_path):
 
 @pytest.mark.parametrize("level", ["info", "warning"])
 def test_other_log_levels_have_no_tracebacks(tmp_path, level):
-    with serving_with(tmp_path, TOOLPACK_LOG_LEVEL=level) as server:
+    with serve_with(tmp_path, TOOLPACK_LOG_LEVEL=level) as server:
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         server.call(session_id, "add_then", how="raise")
         assert "Traceback" not in (written := Log(server, tmp_path).text())
         assert "LookupError" not in written
 
 
-def raised_by(function):
+def traceback_of(function):
     try:
         function()
     except BaseException as error:  # noqa: BLE001 - the function may raise anything
@@ -295,7 +295,7 @@ def test_traceback_shows_causes_without_the_servers_own_frames():
         await asyncio.sleep(0)
         fail()
 
-    text = raised_by(lambda: run_coroutine(wait()))
+    text = traceback_of(lambda: run_coroutine(wait()))
     lines = [line.rpartition(", in ")[2] for line in text.splitlines() if ", in " in line]
     assert [name for name in lines if not name.startswith(("raised_by", "<lambda>"))][-2:] == ["wait", "fail"]
     assert "KeyError: 'missing'" in text
@@ -313,7 +313,7 @@ def test_traceback_length_is_limited():
     def other(depth):
         return deep(depth)
 
-    text = raised_by(lambda: deep(400))
+    text = traceback_of(lambda: deep(400))
     assert len(text) < tracebacks.MAX_CHARACTERS + 100
     assert text.startswith("Traceback")
 
@@ -335,7 +335,7 @@ class Terminal(io.TextIOWrapper):
         return self.buffer.getvalue().splitlines()
 
 
-def called(terminal, style, function="add", owner="ann", kwargs=None):
+def log_call(terminal, style, function="add", owner="ann", kwargs=None):
     """Log a call."""
     accept_request_id(b"req-1")
     with contextlib.redirect_stderr(terminal):
@@ -348,9 +348,9 @@ def called(terminal, style, function="add", owner="ann", kwargs=None):
 
 def test_terminal_output_is_plain_text():
     terminal = Terminal()
-    called(terminal, "auto")
-    called(terminal, "auto", owner=None)
-    called(terminal, "full", owner="", kwargs={"amount": 1})
+    log_call(terminal, "auto")
+    log_call(terminal, "auto", owner=None)
+    log_call(terminal, "full", owner="", kwargs={"amount": 1})
     first, second, third = (line.decode() for line in terminal.lines())
     assert re.fullmatch(rf"{TIME} req-1 01234567 ann add ok 12\.3 ms", first)
     assert re.fullmatch(rf"{TIME} req-1 01234567 agent add ok 12\.3 ms", second)
@@ -360,27 +360,27 @@ def test_terminal_output_is_plain_text():
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\r", "\x00", "\u202e", "\u2028", "\x9b1m", "é 😀"])
 def test_control_characters_are_escaped_on_a_terminal(name):
     terminal = Terminal()
-    called(terminal, "text", function=name, owner=name, kwargs={"a": name})
+    log_call(terminal, "text", function=name, owner=name, kwargs={"a": name})
     (line,) = terminal.lines()
     assert re.fullmatch(rb"[ -~]+", line)
 
 
 def test_pipe_output_is_json():
     pipe = Terminal(interactive=False)
-    called(pipe, "auto")
+    log_call(pipe, "auto")
     assert list(json.loads(pipe.lines()[0])) == FIELDS
 
 
 def test_ids_in_a_function_name_are_shortened():
     pipe = Terminal()
-    called(pipe, "json", function=f"get {'0123456789abcdef' * 2}")
+    log_call(pipe, "json", function=f"get {'0123456789abcdef' * 2}")
     assert json.loads(pipe.lines()[0])["function"] == "get 01234567…"
 
 
 def test_closed_log_does_not_stop_the_server():
     pipe = Terminal()
     pipe.close()
-    called(pipe, "json")
+    log_call(pipe, "json")
 
 
 def test_each_request_gets_its_own_id():

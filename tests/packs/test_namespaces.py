@@ -53,8 +53,8 @@ def box(name, *more, opt_in=False):
 @pytest.fixture(scope="module")
 def bench():
     packs = [box("red", "paint"), box("blue.dark", "wash"), box("green", "paint", "green__put", opt_in=True)]
-    with serving.Bench(Catalog({pack.name: pack for pack in packs})) as made:
-        yield made
+    with serving.Bench(Catalog({pack.name: pack for pack in packs})) as server:
+        yield server
 
 
 def names(bench, session, form="native"):

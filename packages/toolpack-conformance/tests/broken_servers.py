@@ -539,7 +539,7 @@ class ForksOfARequestShareAnAgent(Proxy):
 
 
 def in_parent(functions):
-    """Run calls of these functions in the parent of a fork."""
+    """Return a proxy that runs calls of these functions in the parent of a fork."""
 
     def change(proxy, message):
         if called(message) in functions and session_of(message) in proxy.parents:
@@ -726,7 +726,7 @@ def few_threads(patch):
 
 
 def agents_may(method, **implied):
-    """Allow one more method at the address of an agent."""
+    """Return a proxy that allows one more method at the address of an agent."""
 
     class May(Proxy):
         def ask(self, path, message):
@@ -767,7 +767,7 @@ class NumberedKeys(Proxy):
 
 
 def ids_are(make):
-    """Give sessions ids of another form, which the proxy translates to the real ones."""
+    """Return a proxy that gives sessions ids of another form, and translates them to the real ones."""
 
     class Renamed(Proxy):
         def __init__(self):
@@ -805,7 +805,7 @@ class AgentsHearTheId(Proxy):
 
 
 def tells_agents(method, secret):
-    """Include a value of its session in the agent's result of a method."""
+    """Return a proxy that adds a secret of the session to an agent's result of a method."""
 
     class Tells(Proxy):
         def ask(self, path, message):
@@ -888,7 +888,7 @@ class DiesOfDepth(Proxy):
 
 
 def unknown_sessions_are_wrong_parameters(method):
-    """Reject an unknown session with another code in one method."""
+    """Return a proxy that rejects an unknown session with another code in one method."""
 
     def change(_proxy, message, reply):
         if message["method"] == method and reply.get("error", {}).get("code") == -32001:

@@ -23,7 +23,7 @@ TOOLPACKS = {"jsonrpc": "2.0", "id": 7, "result": [{"name": "conform"}]}
 
 
 @contextlib.contextmanager
-def answering(answer):
+def serve_replies(answer):
     """Serve the reply that `answer` returns for a request. Yield the URL and the requested paths."""
     paths = []
 
@@ -91,7 +91,7 @@ def test_slow_server_cannot_delay_the_end(monkeypatch):
             ends.wait(0.4)
         return 200, {}, json.dumps({**TOOLPACKS, "result": []} if b"close" in body else TOOLPACKS).encode()
 
-    with answering(answer) as (url, paths):
+    with serve_replies(answer) as (url, paths):
         result = conform(url)
     ends.set()
     assert "no time for" in result.output
@@ -112,7 +112,7 @@ def test_probes_without_time_left_are_not_failures(monkeypatch, tmp_path):
 
 
 def test_paths_and_redirects_to_other_hosts_are_not_followed():
-    with answering(lambda _: (200, {}, json.dumps(TOOLPACKS).encode())) as (other, others_paths):
+    with serve_replies(lambda _: (200, {}, json.dumps(TOOLPACKS).encode())) as (other, others_paths):
 
         def answer(body):
             request = json.loads(body or b"{}")
@@ -130,7 +130,7 @@ def test_paths_and_redirects_to_other_hosts_are_not_followed():
                 200, {}, json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": session}).encode()
             )  # fmt: skip
 
-        with answering(answer) as (url, _):
+        with serve_replies(answer) as (url, _):
             result = conform(url, "--guarantee", "secrecy", "--guarantee", "MCP", "--guarantee", "JSON-RPC 2.0")
     assert (result.exit_code, others_paths) == (1, [])
     assert "is a path on this server, not" in result.output
@@ -173,7 +173,7 @@ def test_invalid_url_is_a_one_line_error(flags, protocol):
 
 def test_path_without_a_server_is_an_error():
     nothing = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "There is nothing at this path."}}
-    with answering(lambda _body: (404, {}, json.dumps(nothing).encode())) as (url, _):
+    with serve_replies(lambda _body: (404, {}, json.dumps(nothing).encode())) as (url, _):
         result = conform(url)
     assert result.exit_code == 1
     assert "list_toolpacks was refused (HTTP 404)" in result.output

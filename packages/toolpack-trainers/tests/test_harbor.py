@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def beside(folder, tmp_path):
+def task_service(folder, tmp_path):
     """Start the service next to the agent's container, without containers.
 
     Yield its URL and a function that runs scripts.
@@ -109,7 +109,7 @@ def test_solution_is_rewarded_and_no_action_is_not(folder, tmp_path):
     for number, task in enumerate(sorted(folder.iterdir())):
         logs = tmp_path / str(number)
         logs.mkdir()
-        with beside(task, logs) as (_, run):
+        with task_service(task, logs) as (_, run):
             assert run("tests/test.sh") < 1.0, task
             run("solution/solve.sh")
             assert run("tests/test.sh") == 1.0, task
@@ -117,7 +117,7 @@ def test_solution_is_rewarded_and_no_action_is_not(folder, tmp_path):
 
 @pytest.mark.heavy
 def test_agent_reaches_only_its_tools(folder, tmp_path):
-    with beside(folder / "bank-save-300", tmp_path) as (url, _):
+    with task_service(folder / "bank-save-300", tmp_path) as (url, _):
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         tools = httpx.post(f"{url}/mcp", json=body).json()["result"]["tools"]
         assert tools[-1]["name"] == "submit_answer"

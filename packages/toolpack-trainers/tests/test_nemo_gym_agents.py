@@ -39,7 +39,7 @@ def solved(url):
         yield {"row": row, "calls": calls, "answer": solution["answer"] or "", "pause": False}
 
 
-def played(url, by, episodes, amid=lambda: None):
+def play_episodes(url, by, episodes, amid=lambda: None):
     """Play episodes and return their results. `amid` is called where an episode pauses."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with (
@@ -69,9 +69,9 @@ def played(url, by, episodes, amid=lambda: None):
 def test_solution_is_rewarded_and_no_action_is_not(tmp_path, by):
     with server_process.served(tmp_path, "--packs", "bank") as server:
         episodes = list(solved(server.url))
-        assert [each["reward"] for each in played(server.url, by, episodes)] == [1.0] * len(episodes)
+        assert [each["reward"] for each in play_episodes(server.url, by, episodes)] == [1.0] * len(episodes)
         idle = [{**each, "calls": [], "answer": ""} for each in episodes]
-        assert all(each["reward"] < 1.0 for each in played(server.url, by, idle))
+        assert all(each["reward"] < 1.0 for each in play_episodes(server.url, by, idle))
 
 
 @pytest.mark.parametrize("by", ["agent", "environment"])
@@ -90,7 +90,7 @@ def test_episodes_survive_kills_of_the_server(tmp_path, store, by, request):
     try:
         solutions = [episode for episode in solved(address) if episode["calls"]]
         episodes = [{**each, "pause": not number % 10} for number, each in enumerate(solutions * 4)][:31]
-        ended = played(address, by, episodes, kill)
+        ended = play_episodes(address, by, episodes, kill)
         assert [(each["reward"], each["mask_sample"]) for each in ended] == [(1.0, False)] * 31
         assert len(kills) == 4
         for each, episode in zip(ended, episodes, strict=True):

@@ -13,7 +13,7 @@ from patience import PATIENCE
 pytestmark = pytest.mark.heavy
 
 
-def insisted(agent, path, body):
+def insist(agent, path, body):
     """Send a request until a server answers it."""
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -32,17 +32,17 @@ def play(url, episodes, kill, start):
     for episode in episodes:
         name = uuid.uuid4().hex
         with httpx.Client(base_url=url, auth=("me", TOKEN), timeout=PATIENCE) as agent:
-            insisted(agent, "/seed_session", {"resources_session_id": name, "task_data": {"task": episode["task"]}})
+            insist(agent, "/seed_session", {"resources_session_id": name, "task_data": {"task": episode["task"]}})
             for number, (function, kwargs) in enumerate(episode["calls"]):
                 if episode["pause"] and number == len(episode["calls"]) // 2:
                     kill()
                     starting.append(threading.Thread(target=start))
                     starting[-1].start()
-                insisted(agent, f"/{function}", kwargs)
+                insist(agent, f"/{function}", kwargs)
             said = {"type": "message", "content": [{"type": "output_text", "text": episode["answer"]}]}
-            verified = insisted(agent, "/verify", {"response": {"output": [said]}}).json()
+            verified = insist(agent, "/verify", {"response": {"output": [said]}}).json()
             assert not verified["mask_sample"]
-            insisted(agent, "/close_session", {"resources_session_id": name})
+            insist(agent, "/close_session", {"resources_session_id": name})
         yield [verified["reward"]]
     for thread in starting:
         thread.join(PATIENCE)

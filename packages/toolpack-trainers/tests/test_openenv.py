@@ -52,14 +52,16 @@ class Player:
         return self.socket.ask({"type": kind, **({} if data is None else {"data": data})})
 
     def reset(self, task, **more):
-        return observed(self.asked("reset", {"task": task, **more}))
+        return observation_of(self.asked("reset", {"task": task, **more}))
 
     def call(self, name, call_id=None, **given):
         metadata = {} if call_id is None else {"metadata": {"call_id": call_id}}
-        return observed(self.asked("step", {"type": "call_tool", "tool_name": name, "arguments": given, **metadata}))
+        return observation_of(
+            self.asked("step", {"type": "call_tool", "tool_name": name, "arguments": given, **metadata})
+        )
 
     def answer(self, text="x", **metadata):
-        return observed(self.asked("step", {"type": "submit_answer", "answer": text, "metadata": metadata}))
+        return observation_of(self.asked("step", {"type": "submit_answer", "answer": text, "metadata": metadata}))
 
     def result(self, name, **given):
         told = self.call(name, **given)
@@ -79,7 +81,7 @@ class Player:
         return reply.json()
 
 
-def observed(reply):
+def observation_of(reply):
     assert reply["type"] == "observation", reply
     assert reply["data"]["observation"]["metadata"] == {}, "agents may see the metadata"
     return reply["data"]
@@ -118,7 +120,7 @@ def cook(server):
 
 def test_reset_without_a_task_draws_one_by_seed_or_at_random(server, player):
     def drawn(**data):
-        begun = observed(player.asked("reset", data))
+        begun = observation_of(player.asked("reset", data))
         assert begun["observation"]["prompt"]
         return begun["metadata"]["task"]
 
@@ -140,7 +142,7 @@ def test_episode_is_rewarded_once_with_its_answer(server, player):
     assert begun["observation"]["messages"] == [{"role": "user", "content": prompt}]
     (session,) = server.rpc("list_sessions", labels={"openenv": "mine"})
     assert begun["metadata"] == {"episode_id": "mine", "session_id": session["session_id"], "task": SAVE}
-    tools = observed(player.asked("step", {"type": "list_tools"}))["observation"]["tools"]
+    tools = observation_of(player.asked("step", {"type": "list_tools"}))["observation"]["tools"]
     assert [tool["name"] for tool in tools][-1] == "submit_answer"
     assert tools[0].keys() == {"name", "description", "input_schema"}
     assert float(player.result("get_balance")) == 1840.25
@@ -249,7 +251,7 @@ def test_failed_function_is_a_result_and_invalid_call_an_error(cook):
 
 def test_action_without_a_type_is_a_call_if_it_names_a_tool(cook):
     cook.reset("chores/looks")
-    assert observed(cook.asked("step", {"tool_name": "submit_answer", "arguments": {"answer": "x"}}))["done"]
+    assert observation_of(cook.asked("step", {"tool_name": "submit_answer", "arguments": {"answer": "x"}}))["done"]
 
 
 def test_text_of_a_failure_equals_its_record():
@@ -456,7 +458,7 @@ def test_tasks_equal_those_of_ors(server, player, cook):
     assert cook.post("/chores/task", {"split": "all", "index": -1}).json() == {"task": specs[-1]}
     assert cook.post("/chores/task_range", {"start": 2, "stop": 4}).json() == {"tasks": specs[2:4]}
     train = server.rpc("list_tasks", toolpack="chores", split="train")["tasks"][0]["task"]
-    begun = observed(cook.asked("reset", {"split": "train", "index": 0}))
+    begun = observation_of(cook.asked("reset", {"split": "train", "index": 0}))
     assert begun["metadata"]["task"] == train
     begun = cook.post("/reset", specs[5]).json()
     assert begun["metadata"]["task"] == specs[5]["task"]
@@ -539,7 +541,7 @@ WRONG_MESSAGES = [
 
 
 @pytest.mark.parametrize(("message", "code", "sentence"), WRONG_MESSAGES, ids=str)
-def test_invalid_message_is_an_error_and_keeps_the_websocket_open(player, message, code, sentence):
+def test_invalid_message_is_an_error_on_an_open_websocket(player, message, code, sentence):
     assert refused(player.socket.ask(message), code).startswith(sentence)
     assert player.reset(SAVE)["done"] is False
 

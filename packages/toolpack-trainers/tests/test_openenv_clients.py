@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import server_process
 from killed_episodes import plays_on, solved
-from test_ors_clients import PACKS, PYTHON, is_rewarded, needs, played, plays_amid_kills
+from test_ors_clients import PACKS, PYTHON, is_rewarded, needs, play_episodes, plays_amid_kills
 
 pytestmark = pytest.mark.heavy
 
@@ -38,7 +38,7 @@ def plays_between_kills(url, episodes, kill, start):
 
     The server is killed only between calls, as a repeated call might run twice.
     """
-    return played(url, episodes, "openenv-mcp", first=kill, amid=start)
+    return play_episodes(url, episodes, "openenv-mcp", first=kill, amid=start)
 
 
 @pytest.mark.parametrize("play", [plays_amid_kills("openenv"), plays_between_kills], ids=["openenv", "openenv-mcp"])

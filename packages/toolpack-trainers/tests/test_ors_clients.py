@@ -37,7 +37,7 @@ def needs(module):
         pytest.skip(f"{module}: {ADVICE}")
 
 
-def played(url, episodes, *arguments, first=lambda: None, amid=None, token=TOKEN):
+def play_episodes(url, episodes, *arguments, first=lambda: None, amid=None, token=TOKEN):
     """Play episodes and return the rewards of each.
 
     `first` is called where an episode pauses, and `amid` while it continues.
@@ -76,7 +76,7 @@ def plays_amid_kills(*arguments):
     """Return a function that plays with a client in another process, and kills the server during its calls."""
 
     def play(url, episodes, kill, start):
-        return played(url, episodes, *arguments, amid=lambda: (kill(), start()))
+        return play_episodes(url, episodes, *arguments, amid=lambda: (kill(), start()))
 
     return play
 
@@ -85,7 +85,7 @@ def is_rewarded(url, episodes, *arguments):
     """Check that episodes of all toolpacks are rewarded once, and that episodes without actions aren't."""
     assert {episode["env"] for episode in episodes} == {*PACKS}
     idle = [{**episode, "calls": [], "answer": ""} for episode in episodes]
-    rewards_of_all = played(url, episodes + idle, *arguments, token=None)
+    rewards_of_all = play_episodes(url, episodes + idle, *arguments, token=None)
     for episode, rewards in zip(episodes, rewards_of_all[: len(episodes)], strict=True):
         assert rewards == [*[None] * (len(rewards) - 1), 1.0], episode["task"]
     for episode, rewards in zip(idle, rewards_of_all[len(episodes) :], strict=True):
@@ -107,7 +107,7 @@ def test_sdk_is_rewarded_once_and_only_for_solutions(server):
 def test_trl_is_rewarded_for_solutions(server):
     needs("trl.experimental.openreward, datasets")
     episodes = [episode for episode in solved(server.rpc, ["bank"]) if episode["calls"]][:3]
-    for rewards in played(server.url, episodes, "trl", token=None):
+    for rewards in play_episodes(server.url, episodes, "trl", token=None):
         assert rewards == [*[None] * (len(rewards) - 1), 1.0]
 
 

@@ -81,8 +81,8 @@ def _play_on_websockets(kind, action_of, url, token, episodes):
         begin = {"task": episode["task"], "episode_id": uuid.uuid4().hex}
         with ExitStack() as opened:
             client = kind(base_url=f"{url}/openenv/{episode['env']}", headers=headers).sync()
-            env = _insisted(lambda client=client, opened=opened: opened.enter_context(client))
-            observation = _insisted(lambda env=env, begin=begin: env.reset(**begin)).observation
+            env = _insist(lambda client=client, opened=opened: opened.enter_context(client))
+            observation = _insist(lambda env=env, begin=begin: env.reset(**begin)).observation
             assert observation["prompt"] if isinstance(observation, dict) else observation.prompt
             offered = None if isinstance(observation, dict) else {tool.name for tool in env.list_tools()}
             results = []
@@ -92,24 +92,24 @@ def _play_on_websockets(kind, action_of, url, token, episodes):
                 pause_before(number, episode)
                 assert offered is None or name in offered
                 action = {"type": "call_tool", "tool_name": name, "arguments": given}
-                results.append(_stepped(env, begin, action_of(**action, metadata={"call_id": str(number)})))
+                results.append(_step(env, begin, action_of(**action, metadata={"call_id": str(number)})))
                 if results[-1].done:
                     break
             assert results[-1].done
-            state = _stepped(env, begin, None)
+            state = _step(env, begin, None)
             if isinstance(state, dict):  # The client of tools drops the reward.
                 assert state["reward"] == results[-1].reward, (state, results[-1])
         yield [result.reward for result in results]
 
 
-def _stepped(env, begin, action):
+def _step(env, begin, action):
     """Run a step and return its result, or return the state if there is no action.
 
     On a new WebSocket, resume the episode.
     """
     while True:
         try:
-            result = _insisted(lambda: env.state() if action is None else env.step(action))
+            result = _insist(lambda: env.state() if action is None else env.step(action))
         except RuntimeError as error:
             if "There is no episode on this WebSocket" not in str(error):
                 raise
@@ -119,10 +119,10 @@ def _stepped(env, begin, action):
                 return result
             if (result["episode_id"] if isinstance(result, dict) else result.episode_id) is not None:
                 return result
-        _insisted(lambda: env.reset(**begin))
+        _insist(lambda: env.reset(**begin))
 
 
-def _insisted(do):
+def _insist(do):
     """Call `do` again until a server answers."""
     from httpx import HTTPStatusError, TransportError  # noqa: PLC0415 - the client of tools gets its session over HTTP
     from websockets.exceptions import ConnectionClosed  # noqa: PLC0415

@@ -32,8 +32,8 @@ rough_bench = partial(serving.Bench, CATALOG, isolation="process", pack_dir=(PAC
 @pytest.fixture(scope="module")
 def shared():
     """A server with executors that all tests of the module share."""
-    with rough_bench(of_features=[ExecutorsSettings(memory_bytes=400 * 2**20)]) as made:
-        yield made
+    with rough_bench(of_features=[ExecutorsSettings(memory_bytes=400 * 2**20)]) as server:
+        yield server
 
 
 def executors(bench):
@@ -47,7 +47,7 @@ def executors(bench):
     return numbers
 
 
-def ended(bench, why):
+def ended_count(bench, why):
     return executors(bench)[f'_ended_total{{why="{why}"}}']
 
 
@@ -77,13 +77,13 @@ WAYS_TO_END = {"exit": "exit status 3", "crash": "signal 11", "kill": "signal 9"
 def test_function_that_ends_its_process_fails_alone(shared, how):
     session_id = shared.create("rough")
     shared.result(session_id, "mark", text="before")
-    crashed = ended(shared, "crashed")
+    crashed = ended_count(shared, "crashed")
     text = f"CrashedError: `ends` ended its process ({WAYS_TO_END[how]}); nothing has changed."
     assert shared.call(session_id, "ends", {"call_id": "once"}, how=how) == {"result": "", "error": text}
-    assert ended(shared, "crashed") == crashed + 1
+    assert ended_count(shared, "crashed") == crashed + 1
     # The record answers the repeated call.
     assert shared.call(session_id, "ends", {"call_id": "once"}, how=how)["error"] == text
-    assert ended(shared, "crashed") == crashed + 1
+    assert ended_count(shared, "crashed") == crashed + 1
     goes_on(shared, session_id, ["before"])
     records = shared.rpc("get_trace", session_id=session_id)
     assert [(record["function"], record["error"], record["version"]) for record in records] == [
@@ -140,7 +140,7 @@ def test_forged_text_is_shortened_and_adds_no_log_line(shared, caplog):
         assert "\nFORGED" not in text
 
 
-def printed(caplog):
+def printed_messages(caplog):
     return [text for text in caplog.messages if " printed:" in text]
 
 
@@ -151,7 +151,7 @@ def test_output_of_a_function_is_logged_with_its_name(shared, caplog):
     assert shared.result(session_id, "say", text="one\n\ttwo\n") == "pp"
     shared.result(session_id, "process")
     shared.call(session_id, "say", text="last words", end="exit")
-    assert printed(caplog) == [
+    assert printed_messages(caplog) == [
         "`say` printed:\n  one\n  \\ttwo\n  \n  and this",
         "`say` printed:\n  last words\n  and this",
     ]
@@ -160,7 +160,7 @@ def test_output_of_a_function_is_logged_with_its_name(shared, caplog):
 def test_output_of_a_function_cannot_imitate_a_log_line(shared, caplog):
     caplog.set_level("INFO")
     shared.result(shared.create("rough"), "say", text='{"level":"info"}\r\n\x1b[2J\u2028{"level":"error"}')
-    (text,) = printed(caplog)
+    (text,) = printed_messages(caplog)
     assert [line[:2] for line in text.splitlines()[1:]] == ["  "] * 4
     assert "\x1b" not in text
 
@@ -175,8 +175,8 @@ def test_logged_output_of_a_function_is_limited(shared, caplog, monkeypatch):
     wait_until(lambda: any(child._output._dropped for child in [*children.values()]), "more than the log keeps")
     clock.move(1)
     assert endless.result(PATIENCE)["error"].startswith("TimeoutError: ")
-    wait_until(lambda: len(printed(caplog)) == 2)
-    for text in printed(caplog):
+    wait_until(lambda: len(printed_messages(caplog)) == 2)
+    for text in printed_messages(caplog):
         assert 16_384 < len(text) < 20_000
         assert text.endswith(" more bytes)")
     goes_on(shared, session_id)
@@ -185,7 +185,7 @@ def test_logged_output_of_a_function_is_limited(shared, caplog, monkeypatch):
 @pytest.mark.parametrize("how", ["interpreter", "sleep", "swallow", "stop"])
 def test_call_is_killed_at_its_deadline_whatever_it_does(shared, how):
     session_id = shared.create("rough")
-    deadline = ended(shared, "deadline")
+    deadline = ended_count(shared, "deadline")
     late = shared.later_call(session_id, "hang", how=how)
     other = shared.create("rough")
     assert shared.result(other, "mark", text="meanwhile") == ["meanwhile"]
@@ -193,7 +193,7 @@ def test_call_is_killed_at_its_deadline_whatever_it_does(shared, how):
         "TimeoutError: `hang` took longer than 0.3 s and was given up; nothing has changed."
     )
     goes_on(shared, session_id)
-    wait_until(lambda: ended(shared, "deadline") == deadline + 1)
+    wait_until(lambda: ended_count(shared, "deadline") == deadline + 1)
     wait_until(lambda: shared.sessions.queues.threads.stuck_threads() == 0)
 
 
@@ -207,9 +207,9 @@ def test_exceeded_memory_limit_is_an_error_of_the_call(shared):
 @pytest.mark.parametrize("what", ["thread", "child", "grandchild", "fork", "folder"])
 def test_executor_with_leftovers_is_replaced_and_they_end(shared, what):
     session_id = shared.create("rough")
-    retired = ended(shared, "retired")
+    retired = ended_count(shared, "retired")
     left = shared.result(session_id, "leave", what=what)
-    assert ended(shared, "retired") == retired + 1
+    assert ended_count(shared, "retired") == retired + 1
     wait_until(lambda: not is_running(left), f"the end of process {left}")
     goes_on(shared, session_id, [what])
 
@@ -362,7 +362,7 @@ def test_factory_that_hangs_is_killed_at_the_deadline(tmp_path, monkeypatch):
         wait_until(begun.exists, "the factory")
         clock.move(31)
         refused(-32010, request.result, PATIENCE)
-        wait_until(lambda: ended(bench, "deadline") == 1)
+        wait_until(lambda: ended_count(bench, "deadline") == 1)
         goes_on(bench, bench.create("rough"))
 
 

@@ -35,8 +35,8 @@ needs_executors = pytest.mark.skipif(sys.platform != "linux", reason="executors 
 @pytest.fixture(scope="module")
 def confined():
     catalog = load_catalog((PACKS,), NAMES)
-    with serving.Bench(catalog, isolation="process", pack_dir=(PACKS,), packs=NAMES) as made:
-        yield made
+    with serving.Bench(catalog, isolation="process", pack_dir=(PACKS,), packs=NAMES) as server:
+        yield server
 
 
 def subclasses(kind):

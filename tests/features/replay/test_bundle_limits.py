@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 from http_endpoint import HEAD, served
 from serving import KEY, PATIENCE, refused, wait_until
-from test_bundles import START, create_bundle, lines_of, sealed, state_of
+from test_bundles import START, create_bundle, lines_of, seal_bundle, state_of
 
 from toolpack_server import Depends, TaskEnvironment, Toolpack
 from toolpack_server.features.replay import bundle_format
@@ -89,7 +89,7 @@ def records_in(lines):
     return [line["record"][0] for line in lines if "record" in line]
 
 
-def imported(bench, lines, mode="replay", **params):
+def import_lines(bench, lines, mode="replay", **params):
     return bench.rpc("import_bundle", bundle=base64.b64encode(create_bundle(lines)).decode(), mode=mode, **params)
 
 
@@ -110,7 +110,7 @@ def test_line_may_be_as_long_as_a_request(make, mode):
     bench = make(max_body_bytes=2**16)
     lines = lines_with(bench, "echo", value="x")
     records_in(lines)[0]["result"] = "x" * 2**17
-    error = refused(-32007, imported, bench, lines, mode)
+    error = refused(-32007, import_lines, bench, lines, mode)
     assert "more than 65536 bytes" in error.message
     assert state_of(bench) == []
 
@@ -120,10 +120,10 @@ def test_line_has_one_member_and_nothing_follows_the_last(make, mode):
     bench = make()
     lines = lines_with(bench, "echo", value="x")
     for wrong in ({}, lines[0] | lines[-1]):
-        error = refused(-32602, imported, bench, [*lines, wrong], mode)
+        error = refused(-32602, import_lines, bench, [*lines, wrong], mode)
         assert error.data["detail"] == "A line of the bundle must be exactly one of head, blob, version and record."
     compressed = create_bundle(lines).split(b"\n", 2)[2]
-    longer = base64.b64encode(sealed(compressed + b"more")).decode()
+    longer = base64.b64encode(seal_bundle(compressed + b"more")).decode()
     error = refused(-32602, bench.rpc, "import_bundle", bundle=longer, mode=mode)
     assert error.data["detail"] == "The bundle can't be unpacked: there is data after its end."
     assert state_of(bench) == []
@@ -139,17 +139,17 @@ def test_unpacked_bytes_are_reserved_and_released(make, mode):
         reserved.append(arguments[1]),
         type(in_flight).reserve(in_flight, *arguments),
     )
-    imported(bench, lines, mode)
+    import_lines(bench, lines, mode)
     assert 2**20 < sum(reserved) < 2**24
     assert in_flight.total == 0
     # Reservations of other requests count, and the error asks for a retry.
     in_flight.add("", 2**23)
-    refused(-32006, imported, bench, lines, mode)
+    refused(-32006, import_lines, bench, lines, mode)
     assert in_flight.total == 2**23
     in_flight.add("", -(2**23))
     # A bundle beyond the limit of any request is an error without a retry.
     lines[0]["head"]["options"] = {"gated": {"x": [0] * 200_000}}
-    assert "the limit of a request" in refused(-32007, imported, bench, lines, mode).message
+    assert "the limit of a request" in refused(-32007, import_lines, bench, lines, mode).message
     assert in_flight.total == 0
 
 
@@ -192,7 +192,7 @@ def test_replay_keeps_no_blobs(make):
     lines = lines_with(bench, "add", amount=1)
     # An exact import would keep copies of it.
     next(line for line in lines if "blob" in line)["blob"][2] = "x" * 500_000
-    assert imported(bench, lines)["complete"] is True
+    assert import_lines(bench, lines)["complete"] is True
 
 
 # The content of records
@@ -202,12 +202,12 @@ def test_messages_have_a_limit(make):
     bench = make(max_result_bytes=8000)
     lines = lines_with(bench, "add", amount=1)
     note(lines, kind="message", role="user", content="x" * 2000)
-    replayed = imported(bench, lines)
+    replayed = import_lines(bench, lines)
     assert replayed["complete"] is True
     assert bench.rpc("get_trace", session_id=replayed["session"]["session_id"])[1]["content"] == "x" * 2000
     records_in(lines)[1]["content"] += "x"
     before = state_of(bench)
-    assert "The text has 2001 bytes; at most 2000 are allowed" in refused(-32007, imported, bench, lines).message
+    assert "The text has 2001 bytes; at most 2000 are allowed" in refused(-32007, import_lines, bench, lines).message
     assert state_of(bench) == before
 
 
@@ -216,11 +216,11 @@ def test_verdicts_are_copied_within_the_limit_but_do_not_count(make):
     lines = lines_with(bench, "add", amount=1)
     said = {"task": "gated/t", "reward": 1.0, "passed": True, "checks": [], "metrics": {}}
     note(lines, kind="verdict", **said)
-    copied = imported(bench, lines)["session"]["session_id"]
+    copied = import_lines(bench, lines)["session"]["session_id"]
     assert bench.rpc("get_trace", session_id=copied)[1].items() >= said.items()
     assert bench.rpc("list_sessions", passed=True) == []
     records_in(lines)[1]["metrics"] = {"x": "x" * 2000}
-    refused(-32007, imported, bench, lines)
+    refused(-32007, import_lines, bench, lines)
     assert [each["session_id"] for each in bench.rpc("list_sessions")] == [copied]
 
 
@@ -243,7 +243,7 @@ def test_records_that_no_method_makes_are_rejected(make, members):
     bench = make()
     lines = lines_with(bench, "add", amount=1)
     note(lines, **members)
-    refused(-32602, imported, bench, lines)
+    refused(-32602, import_lines, bench, lines)
     assert state_of(bench) == []
 
 
@@ -254,7 +254,7 @@ def test_forged_failure_gets_this_servers_error_text(make, failure, gate):
     calls = gate.calls
     forged = {"result": "forged", "error": "TimeoutError: forged" * 10_000, "failure": failure, "duration_ms": 200.0}
     records_in(lines)[0].update(forged, kwargs={"value": "x" * 10_000})
-    replayed = imported(bench, lines)
+    replayed = import_lines(bench, lines)
     (record, _) = bench.rpc("get_trace", session_id=replayed["session"]["session_id"])
     assert (record.get("failure"), record["result"], gate.calls) == (failure, "", calls)
     said = {
@@ -264,7 +264,7 @@ def test_forged_failure_gets_this_servers_error_text(make, failure, gate):
     }
     assert record["error"] == said[failure]
     records_in(lines)[0]["function"] = "no such function"
-    assert imported(bench, lines).get("diverged")["index"] == 0
+    assert import_lines(bench, lines).get("diverged")["index"] == 0
 
 
 def test_bundle_may_set_only_options_that_features_add(make):
@@ -273,9 +273,9 @@ def test_bundle_may_set_only_options_that_features_add(make):
     mine = bench.rpc("create_session", toolpacks=["gated"], ttl_seconds=86_400, call_id="mine")["session_id"]
     for details in ({"call_id": "mine"}, {"environment": 5}):
         lines[0]["head"]["details"] = details
-        assert "which this server doesn't know" in refused(-32602, imported, bench, lines).data["detail"]
+        assert "which this server doesn't know" in refused(-32602, import_lines, bench, lines).data["detail"]
     lines[0]["head"]["details"] = {"seed": None}
-    assert imported(bench, lines)["session"]["session_id"] != mine
+    assert import_lines(bench, lines)["session"]["session_id"] != mine
     assert bench.rpc("get_session", session_id=mine)["version"] == 0
 
 
@@ -285,10 +285,10 @@ def test_bundle_may_set_only_options_that_features_add(make):
 def test_replay_of_a_bundle_has_a_limit(make):
     bench = make()
     lines = lines_with(bench, "add", "add", "add", amount=1)
-    replayed = imported(bench, lines, limit=2)
+    replayed = import_lines(bench, lines, limit=2)
     assert (replayed["replayed"], replayed["complete"], replayed["session"]["version"]) == (2, False, 2)
-    assert imported(bench, lines, limit=3)["complete"] is True
-    refused(-32602, imported, bench, lines, limit=0)
+    assert import_lines(bench, lines, limit=3)["complete"] is True
+    refused(-32602, import_lines, bench, lines, limit=0)
 
 
 def test_replays_of_an_owner_are_limited(make, gate):
@@ -325,9 +325,9 @@ def test_replay_that_waits_too_long_is_rejected(make):
         return stack
 
     taken = bench._run(occupy())
-    assert "You have 2 running replays on this server" in refused(-32006, imported, bench, lines).message
+    assert "You have 2 running replays on this server" in refused(-32006, import_lines, bench, lines).message
     bench._run(taken.aclose())
-    assert imported(bench, lines)["complete"] is True
+    assert import_lines(bench, lines)["complete"] is True
 
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])

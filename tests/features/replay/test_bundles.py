@@ -102,7 +102,7 @@ def export(bench, session_id, **params):
     return bundle
 
 
-def imported(bench, bundle, **params):
+def import_lines(bench, bundle, **params):
     return bench.rpc("import_bundle", bundle=base64.b64encode(bundle).decode(), **params)
 
 
@@ -113,10 +113,10 @@ def lines_of(bundle):
 def create_bundle(lines, key=KEY):
     """Return a bundle as the owner of the key could write it."""
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    return sealed(lzma.compress(text), key)
+    return seal_bundle(lzma.compress(text), key)
 
 
-def sealed(compressed, key=KEY):
+def seal_bundle(compressed, key=KEY):
     return START + KeyedHash(key, "bundle").of(compressed).encode() + b"\n" + compressed
 
 
@@ -130,7 +130,7 @@ def state_of(bench):
 def test_imported_session_equals_the_exported_one(make, target, store_url):
     here, there = make(), make(store=store_url(target))
     session_id = busy(here)
-    session = imported(there, export(here, session_id))
+    session = import_lines(there, export(here, session_id))
     new = session["session_id"]
     original = here.rpc("get_session", session_id=session_id)
     changed = {"session_id", "agent_path", "mcp_path", "created_at", "expires_at"}
@@ -161,7 +161,7 @@ def test_imported_session_equals_the_exported_one(make, target, store_url):
 def test_imported_session_survives_a_restart(make, tmp_path):
     here, there = make(), make(f"sqlite:///{tmp_path}/s.db")
     session_id = busy(here)
-    new = imported(there, export(here, session_id))["session_id"]
+    new = import_lines(there, export(here, session_id))["session_id"]
     there.store.close()
     later = make(f"sqlite:///{tmp_path}/s.db")
     assert difference(here.world(session_id, 5), later.world(new, 5)) is None
@@ -188,14 +188,14 @@ def test_ends_has_only_the_first_and_last_version(make):
     session_id = busy(here)
     ends = export(here, session_id, versions="ends")
     assert len(ends) < len(export(here, session_id))
-    new = imported(there, ends)["session_id"]
+    new = import_lines(there, ends)["session_id"]
     for version in (0, 5):
         assert difference(here.world(session_id, version), there.world(new, version)) is None
     for version in (1, 4, 6):
         assert refused(-32011, there.rpc, "get_environment", session_id=new, version=version).data["oldest"] == 5
     assert there.rpc("get_trace", session_id=new) == here.rpc("get_trace", session_id=session_id)
     fresh = here.create("notes")
-    assert imported(there, export(here, fresh, versions="ends"))["version"] == 0
+    assert import_lines(there, export(here, fresh, versions="ends"))["version"] == 0
 
 
 def test_deleted_versions_are_not_exported(make):
@@ -203,7 +203,7 @@ def test_deleted_versions_are_not_exported(make):
     session_id = here.create("notes")
     for number in range(70):  # old versions are deleted every 64 commits
         here.call(session_id, "write", text=f"note {number}")
-    new = imported(there, export(here, session_id))["session_id"]
+    new = import_lines(there, export(here, session_id))["session_id"]
     oldest = refused(-32011, here.rpc, "get_environment", session_id=session_id, version=1).data["oldest"]
     assert refused(-32011, there.rpc, "get_environment", session_id=new, version=1).data["oldest"] == oldest > 1
     for version in (0, oldest, 70):
@@ -213,30 +213,30 @@ def test_deleted_versions_are_not_exported(make):
 def test_labels_ttl_and_owner_are_those_of_the_importer(make):
     here, there = make(), make(max_sessions=1)
     bundle = export(here, busy(here))
-    session = imported(there, bundle, labels={"a": "b"}, ttl_seconds=60, owner="bob")
+    session = import_lines(there, bundle, labels={"a": "b"}, ttl_seconds=60, owner="bob")
     assert session["labels"] == {"a": "b"}
     assert session.get("parent") is None
     refused(-32001, there.rpc, "get_session", session_id=session["session_id"], owner="ann")
-    refused(-32007, imported, there, bundle, owner="bob")
-    assert imported(there, bundle, owner="ann")["labels"] == {"run": "1"}
-    assert imported(there, bundle, owner="kim", labels={})["labels"] == {}
+    refused(-32007, import_lines, there, bundle, owner="bob")
+    assert import_lines(there, bundle, owner="ann")["labels"] == {"run": "1"}
+    assert import_lines(there, bundle, owner="kim", labels={})["labels"] == {}
     refused(-32001, here.rpc, "export_bundle", session_id="0" * 48)
-    refused(-32602, imported, there, bundle, owner="eve", mode="other")
+    refused(-32602, import_lines, there, bundle, owner="eve", mode="other")
 
 
 def test_bundle_of_another_key_is_rejected(make, monkeypatch):
     here = make()
     bundle = export(here, busy(here))
     stranger = make(key=b"another key, of another server!!")
-    refused(-32012, imported, stranger, bundle)
+    refused(-32012, import_lines, stranger, bundle)
     assert state_of(stranger) == []
     monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "a key that two servers share")
     one = make()
     monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "\ufeffa key that two servers share \n")  # as some editors save it
     other = make(key=b"another key, of another server!!")
     bundle = export(one, busy(one))
-    assert imported(other, bundle)["version"] == 5
-    refused(-32012, imported, here, bundle)
+    assert import_lines(other, bundle)["version"] == 5
+    refused(-32012, import_lines, here, bundle)
 
 
 def test_changed_classes_allow_only_a_replay(make, make_bench):
@@ -254,10 +254,10 @@ def test_changed_classes_allow_only_a_replay(make, make_bench):
         return More(title=title)
 
     other = make_bench(catalog_of(build_more))
-    refused(-32008, imported, other, bundle)
-    refused(-32602, imported, make_bench(catalog_of(name="another")), bundle)
+    refused(-32008, import_lines, other, bundle)
+    refused(-32602, import_lines, make_bench(catalog_of(name="another")), bundle)
     assert state_of(other) == []
-    replayed = imported(other, bundle, mode="replay")
+    replayed = import_lines(other, bundle, mode="replay")
     assert replayed["complete"] is True
     assert other.rpc("get_environment", session_id=replayed["session"]["session_id"])["notes"]["more"] == 1
 
@@ -268,14 +268,14 @@ def test_replay_of_a_bundle_needs_no_key(make):
     bundle = export(here, session_id)
     forged = bundle.replace(bundle.split(b"\n")[1], b"0" * 64)
     for one in (bundle, forged):
-        replayed = imported(there, one, mode="replay", labels={"x": "y"})
+        replayed = import_lines(there, one, mode="replay", labels={"x": "y"})
         assert (replayed["replayed"], replayed["complete"], replayed.get("diverged")) == (8, True, None)
         new = replayed["session"]["session_id"]
         assert replayed["session"]["labels"] == {"x": "y"}
         assert difference(here.world(session_id, 5), there.world(new, 5)) is None
     lines = lines_of(bundle)
     next(line for line in lines if "record" in line)["record"][0]["result"] = 2
-    replay = imported(there, create_bundle(lines), mode="replay")
+    replay = import_lines(there, create_bundle(lines), mode="replay")
     assert replay.get("diverged") == {"index": 0, "what": "result", "recorded": "2", "replayed": "1"}
 
 
@@ -284,13 +284,13 @@ def test_fork_is_imported_exactly_but_its_bundle_is_not_replayed(make):
     fork = here.rpc("fork_session", session_id=busy(here))[0]["session_id"]
     here.call(fork, "write", text="more")
     bundle = export(here, fork)
-    refused(-32602, imported, there, bundle, mode="replay")
-    new = imported(there, bundle)["session_id"]
+    refused(-32602, import_lines, there, bundle, mode="replay")
+    new = import_lines(there, bundle)["session_id"]
     assert difference(here.world(fork, 1), there.world(new, 1)) is None
     assert there.rpc("replay_session", session_id=new)["complete"]
     again = export(there, new)
-    refused(-32602, imported, there, again, mode="replay")
-    assert imported(there, again)["version"] == 1
+    refused(-32602, import_lines, there, again, mode="replay")
+    assert import_lines(there, again)["version"] == 1
 
 
 def test_custom_environment_is_imported_too(make):
@@ -299,7 +299,7 @@ def test_custom_environment_is_imported_too(make):
     here.call(session_id, "write", text="one")
     bundle = export(here, session_id)
     for mode in ("exact", "replay"):
-        session = imported(there, bundle, mode=mode)
+        session = import_lines(there, bundle, mode=mode)
         session = session.get("session", session)
         assert difference(here.world(session_id, 1), there.world(session["session_id"], 1)) is None
 
@@ -317,7 +317,7 @@ def test_bundles_have_size_limits(make):
         here.call(session_id, "write", text="x" * 1000)
     bundle = export(here, session_id)
     assert len(bundle) < 10_000
-    refused(-32007, imported, there, bundle)
+    refused(-32007, import_lines, there, bundle)
     assert state_of(there) == []
 
 
@@ -328,30 +328,30 @@ def test_bundles_have_size_limits(make):
 def test_repeated_import_stores_nothing(make, target, store_url):
     here, there = make(), make(store=store_url(target))
     bundle = export(here, busy(here))
-    session = imported(there, bundle, call_id="one")
+    session = import_lines(there, bundle, call_id="one")
     stored = there.store.stored_bytes("")
-    assert imported(there, bundle, call_id="one") == session
+    assert import_lines(there, bundle, call_id="one") == session
     there.call(session["session_id"], "write", text="more")
-    assert imported(there, bundle, call_id="one")["version"] == session["version"] == 5
-    refused(-32009, imported, there, bundle, call_id="one", labels={"a": "b"})
-    refused(-32009, imported, there, bundle, call_id="one", mode="replay")
-    refused(-32009, imported, there, export(here, busy(here)), call_id="one")
+    assert import_lines(there, bundle, call_id="one")["version"] == session["version"] == 5
+    refused(-32009, import_lines, there, bundle, call_id="one", labels={"a": "b"})
+    refused(-32009, import_lines, there, bundle, call_id="one", mode="replay")
+    refused(-32009, import_lines, there, export(here, busy(here)), call_id="one")
     refused(-32009, there.rpc, "create_session", toolpacks=["notes"], call_id="one")
     assert [each["session_id"] for each in there.rpc("list_sessions")] == [session["session_id"]]
     assert there.store.stored_bytes("") >= stored
-    assert imported(there, bundle, call_id="one", owner="bob")["session_id"] != session["session_id"]
+    assert import_lines(there, bundle, call_id="one", owner="bob")["session_id"] != session["session_id"]
     there.rpc("close_session", session_id=session["session_id"])
-    assert imported(there, bundle, call_id="one")["version"] == 5
+    assert import_lines(there, bundle, call_id="one")["version"] == 5
 
 
 def test_repeated_replay_import_runs_nothing_again(make):
     here, there = make(), make()
     bundle = export(here, busy(here))
-    first = imported(there, bundle, mode="replay", call_id="one")
+    first = import_lines(there, bundle, mode="replay", call_id="one")
     new = first["session"]["session_id"]
     there.call(new, "write", text="more")
     trace = there.rpc("get_trace", session_id=new)
-    assert imported(there, bundle, mode="replay", call_id="one") | {"session": 0} == first | {"session": 0}
+    assert import_lines(there, bundle, mode="replay", call_id="one") | {"session": 0} == first | {"session": 0}
     assert there.rpc("get_trace", session_id=new) == trace
     assert len(there.rpc("list_sessions")) == 1
 
@@ -378,7 +378,7 @@ def test_versions_deleted_during_an_export_are_not_exported(make):
         bundle = export(bench, session_id)
         assert calls
         setattr(bench.store, name, read)
-        new = imported(there, bundle)
+        new = import_lines(there, bundle)
         assert difference(bench.world(session_id, 0), there.world(new["session_id"], 0)) is None
         newest = bench.version(session_id)
         assert new["version"] in {newest, newest - 70}
@@ -478,10 +478,10 @@ def test_shortened_or_extended_bundle_is_detected(server, bundle, data):
 
 @given(st.binary(max_size=200), st.sampled_from(["exact", "replay"]))
 def test_file_that_is_no_bundle_is_rejected(server, garbage, mode):
-    for one in (garbage, START + garbage, START + b"0" * 64 + b"\n" + garbage, sealed(garbage)):
+    for one in (garbage, START + garbage, START + b"0" * 64 + b"\n" + garbage, seal_bundle(garbage)):
         changes_nothing(server, one, -32602, -32012, mode=mode)
     for one in (garbage, garbage + b"\n"):
-        changes_nothing(server, sealed(lzma.compress(one)), -32602, mode=mode)
+        changes_nothing(server, seal_bundle(lzma.compress(one)), -32602, mode=mode)
 
 
 @pytest.mark.parametrize("text", ["", "é", "AAAA=AAA", "****", "A", "QQ==QQ=="])
@@ -548,14 +548,14 @@ def test_compression_bomb_is_not_unpacked(server, mode):
     bomb = json.dumps(head).encode() + b"\n" + b" " * 2**27
     packed = lzma.compress(bomb, preset=1)
     assert len(packed) < 2**15
-    assert changes_nothing(server, sealed(packed), -32007, mode=mode)["data"]["type"] == "TooLargeError"
+    assert changes_nothing(server, seal_bundle(packed), -32007, mode=mode)["data"]["type"] == "TooLargeError"
 
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
 def test_large_dictionary_is_not_allocated(server, bundle, mode):
     text = lzma.decompress(bundle.split(b"\n", 2)[2])
     greedy = lzma.compress(text, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 2**28}])
-    changes_nothing(server, sealed(greedy), -32602, mode=mode)
+    changes_nothing(server, seal_bundle(greedy), -32602, mode=mode)
 
 
 @pytest.mark.parametrize("part", ["notes", "other", "notes/entries", "../notes"])

@@ -109,7 +109,7 @@ def replay(bench, session_id, **params):
     return bench.rpc("replay_session", session_id=session_id, **params)
 
 
-def shown(bench, session_id):
+def comparable_trace(bench, session_id):
     """Return the trace without members that may differ."""
     volatile = ("call_id", "started_at", "duration_ms")
     trace = bench.rpc("get_trace", session_id=session_id, limit=1000)
@@ -167,7 +167,7 @@ def test_unchanged_code_gives_an_equal_session(bench, code):
     }
     assert replayed["session"].get("parent") == {"session_id": session_id, "version": 0}
     assert replayed["session"]["labels"] == {"run": "1"}
-    assert shown(bench, new) == shown(bench, session_id)
+    assert comparable_trace(bench, new) == comparable_trace(bench, session_id)
     assert environment(bench, new) == environment(bench, session_id)
     assert {record.get("call_id") for record in bench.rpc("get_trace", session_id=new)} == {None}
     assert bench.rpc("get_trace", session_id=session_id) == before
@@ -194,7 +194,7 @@ def test_replay_stops_at_the_first_difference(bench, code):
         "replayed": '{"a":"other","b":1}',
     }
     new = replayed["session"]["session_id"]
-    assert len(shown(bench, new)) == 2
+    assert len(comparable_trace(bench, new)) == 2
     assert environment(bench, new)["drift"]["numbers"] == [1]
 
 
@@ -254,7 +254,7 @@ def test_call_that_missed_its_deadline_is_not_run_again(bench, code):
     code.seconds = 0
     report = replay(bench, session_id)
     assert report["complete"] is True
-    assert shown(bench, report["session"]["session_id"]) == shown(bench, session_id)
+    assert comparable_trace(bench, report["session"]["session_id"]) == comparable_trace(bench, session_id)
 
 
 def test_new_missed_deadline_is_a_difference(bench, code):
@@ -391,7 +391,7 @@ def test_replay_works_in_the_other_stores(store, code, store_url, make_bench):
     session_id = busy(bench, code)
     report = replay(bench, session_id)
     assert report["complete"]
-    assert shown(bench, report["session"]["session_id"]) == shown(bench, session_id)
+    assert comparable_trace(bench, report["session"]["session_id"]) == comparable_trace(bench, session_id)
 
 
 def test_different_nested_result_is_a_difference(code, bench):
@@ -451,7 +451,7 @@ def test_interrupted_request_continues_where_it_ended(bench, code):
     code.gate.set()
     for report in [each.result(serving.PATIENCE) for each in others]:
         assert (report["session"]["session_id"], report["replayed"], report["complete"]) == (new, 6, True)
-    assert shown(bench, new) == shown(bench, session_id)
+    assert comparable_trace(bench, new) == comparable_trace(bench, session_id)
     assert environment(bench, new)["drift"]["numbers"] == [1, 1, 1]
 
 
@@ -469,7 +469,7 @@ def test_simultaneous_requests_to_two_workers_run_once(redis_url, code):
         assert {each["session_id"] for each in one.rpc("list_sessions")} == {session_id, *new}
         assert len({*new}) == 3
         for each in new:
-            assert shown(other, each) == shown(one, session_id)
+            assert comparable_trace(other, each) == comparable_trace(one, session_id)
 
 
 def test_calls_with_deadlines_and_nested_calls_are_repeated(bench, code):
@@ -480,5 +480,5 @@ def test_calls_with_deadlines_and_nested_calls_are_repeated(bench, code):
     bench.call(session_id, "add", amount={"$call": {"function": "add", "args": {"amount": 3}}})
     first = replay(bench, session_id, call_id="one")
     assert first["complete"] is True
-    assert shown(bench, first["session"]["session_id"]) == shown(bench, session_id)
+    assert comparable_trace(bench, first["session"]["session_id"]) == comparable_trace(bench, session_id)
     assert replay(bench, session_id, call_id="one")["complete"] is True

@@ -24,7 +24,7 @@ def add(amount: int) -> int:
 '''
 
 
-def replayed(status, *arguments):
+def replay_report(status, *arguments):
     ended = run("replay", *arguments)
     assert ended.returncode == status, ended
     assert ended.stderr == ""
@@ -59,26 +59,26 @@ def world(tmp_path_factory):
 
 
 def test_replay_of_a_session_on_a_server(world):
-    report = replayed(0, "--url", world.url, world.session)
+    report = replay_report(0, "--url", world.url, world.session)
     assert (report["replayed"], report["complete"], report.get("diverged")) == (2, True, None)
     assert report["session"].get("parent")["session_id"] == world.session
-    assert replayed(0, "--url", world.url, "--limit", 1, world.session[:20])["replayed"] == 1
+    assert replay_report(0, "--url", world.url, "--limit", 1, world.session[:20])["replayed"] == 1
 
 
 def test_replay_of_a_session_in_a_store(world):
-    assert replayed(0, "--data-dir", world.other, *FIXTURES, world.in_store[:20])["replayed"] == 2
+    assert replay_report(0, "--data-dir", world.other, *FIXTURES, world.in_store[:20])["replayed"] == 2
     ended = invoke("session", "bundle", "--data-dir", world.other, *FIXTURES, "--ends", world.in_store)
     assert ended.stdout_bytes.startswith(b"toolpack-bundle-1\n")
     assert ended.stdout_bytes != world.file.read_bytes()
 
 
 def test_replay_of_a_bundle_file_locally_and_on_a_server(world):
-    assert replayed(0, *FIXTURES, world.file)["complete"]
-    assert replayed(0, "--url", world.url, world.file)["complete"]
+    assert replay_report(0, *FIXTURES, world.file)["complete"]
+    assert replay_report(0, "--url", world.url, world.file)["complete"]
 
 
 def test_difference_exits_with_status_1(world):
-    assert replayed(1, *world.changed, world.file).get("diverged") == {
+    assert replay_report(1, *world.changed, world.file).get("diverged") == {
         "index": 0, "what": "result", "recorded": "1", "replayed": "-1",
     }  # fmt: skip
 

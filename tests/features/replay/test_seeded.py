@@ -22,14 +22,14 @@ process_bench = partial(Bench, CATALOG, isolation="process", pack_dir=(PACKS,), 
 
 @pytest.fixture(scope="module")
 def bench():
-    with process_bench() as made:
-        yield made
+    with process_bench() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def other():
-    with process_bench(key=b"another key, of another server!!") as made:
-        yield made
+    with process_bench(key=b"another key, of another server!!") as server:
+        yield server
 
 
 def play(bench, session_id, rounds=2):

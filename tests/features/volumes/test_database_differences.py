@@ -43,12 +43,12 @@ CHANGES = [
 TABLES = {"plain": ("id", "text"), "wide": ("rowid", "body"), "keyed": ("a", "c"), "far": ("id", "text")}
 
 
-def everything(before, after):
+def compare_rows(before, after):
     """Compare all rows."""
     return patch(Reading(before.connect(), 2**30), Reading(after.connect(), 2**30), "", lambda *_: {})
 
 
-def closed(database):
+def file_copy(database):
     """Return a copy whose changes are all in its file, as the comparison requires."""
     return copy.deepcopy(database)
 
@@ -56,9 +56,9 @@ def closed(database):
 @pytest.mark.parametrize("seed", range(3))
 def test_comparing_pages_finds_the_same_changes_as_rows(seed):
     rng = random.Random(seed)
-    before = closed(Database(SCHEMA))
+    before = file_copy(Database(SCHEMA))
     for _ in range(6):
-        after = closed(before)
+        after = file_copy(before)
         connection = after.connect()
         for _ in range(rng.choice([1, 1, 2, 5])):
             table = rng.choice([*TABLES])
@@ -66,8 +66,8 @@ def test_comparing_pages_finds_the_same_changes_as_rows(seed):
             sql = rng.choice(CHANGES).format(table=table, key=key, column=column, number=rng.randrange(1, 3000))
             connection.execute(sql).fetchall()
             connection.commit()
-        after = closed(after)
-        assert before.patch(after, "", text_diffs=False) == everything(before, after), sql
+        after = file_copy(after)
+        assert before.patch(after, "", text_diffs=False) == compare_rows(before, after), sql
         before = after
 
 
@@ -82,35 +82,35 @@ def test_comparing_pages_finds_the_same_changes_as_rows(seed):
     ],
 )
 def test_single_change_is_detected(sql):
-    before = closed(Database(SCHEMA))
-    after = closed(before)
+    before = file_copy(Database(SCHEMA))
+    after = file_copy(before)
     after.connect().execute(sql)
-    after = closed(after)
+    after = file_copy(after)
     operations = before.patch(after, "", text_diffs=False)
     assert operations
-    assert operations == everything(before, after)
+    assert operations == compare_rows(before, after)
 
 
 def test_rows_in_inner_pages_without_rowids_are_compared():
-    before = closed(
+    before = file_copy(
         Database(
             "CREATE TABLE t (id PRIMARY KEY, text) WITHOUT ROWID; WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL "
             "SELECT x + 1 FROM n WHERE x < 30) INSERT INTO t SELECT x, hex(zeroblob(300)) FROM n"
         )
     )
     for number in range(1, 31):
-        after = closed(before)
+        after = file_copy(before)
         after.connect().execute("UPDATE t SET text = replace(text, '0', '1') WHERE id = ?", (number,))
-        ((op),) = before.patch(closed(after), "", text_diffs=False)
+        ((op),) = before.patch(file_copy(after), "", text_diffs=False)
         assert op["path"] == f"/t/{number}/text"
 
 
 def test_changed_default_changes_values_in_unchanged_pages():
     base = Database("CREATE TABLE t (id INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)")
-    one, other = closed(base), closed(base)
+    one, other = file_copy(base), file_copy(base)
     one.connect().execute("ALTER TABLE t ADD COLUMN c DEFAULT 5")
     other.connect().execute("ALTER TABLE t ADD COLUMN c DEFAULT 6")
-    operations = closed(one).patch(closed(other), "", text_diffs=False)
+    operations = file_copy(one).patch(file_copy(other), "", text_diffs=False)
     assert operations == [{"op": "replace", "path": "/t/1/c", "value": 6}]
 
 
@@ -120,10 +120,10 @@ def test_unchanged_rows_are_not_read(monkeypatch):
     monkeypatch.setattr(
         module, "changed_ranges", lambda *arguments: ranges_per_table.append(ranges(*arguments)) or ranges_per_table[-1]
     )
-    before = closed(Database(SCHEMA))
-    after = closed(before)
+    before = file_copy(Database(SCHEMA))
+    after = file_copy(before)
     after.connect().execute("UPDATE plain SET number = 0 WHERE id = 1500")
-    patched = before.patch(closed(after), "", text_diffs=False)
+    patched = before.patch(file_copy(after), "", text_diffs=False)
     assert patched == [{"op": "replace", "path": "/plain/1500/number", "value": 0}]
     by_name = {name: spans for (kind, name, _), spans in ranges_per_table[0].items() if kind == "table"}
     ((first, last),) = by_name.pop("plain")

@@ -24,8 +24,8 @@ def isolation(request):
 
 @pytest.fixture(scope="module")
 def bench(isolation):
-    with make(isolation) as made:
-        yield made
+    with make(isolation) as server:
+        yield server
 
 
 def run(bench, session, *statements):

@@ -35,9 +35,9 @@ def isolation(request):
 
 @pytest.fixture(scope="module")
 def bench(isolation):
-    given = {"isolation": "process", "packs": ("schemas",), "pack_dir": (PACKS,)} if isolation == "process" else {}
-    with Bench(CATALOG, **given) as made:
-        yield made
+    settings = {"isolation": "process", "packs": ("schemas",), "pack_dir": (PACKS,)} if isolation == "process" else {}
+    with Bench(CATALOG, **settings) as server:
+        yield server
 
 
 @pytest.mark.parametrize("seeded", [False, True], ids=["plain", "seeded"])

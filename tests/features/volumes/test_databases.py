@@ -43,10 +43,10 @@ CLOSED = (
 )
 
 
-def make(isolation, **given):
+def make(isolation, **settings):
     if isolation == "process":
-        given = {"isolation": "process", "packs": ("stall",), "pack_dir": (PACKS,), **given}
-    return Bench(CATALOG, **given)
+        settings = {"isolation": "process", "packs": ("stall",), "pack_dir": (PACKS,), **settings}
+    return Bench(CATALOG, **settings)
 
 
 @pytest.fixture(scope="module", params=ISOLATIONS)
@@ -56,8 +56,8 @@ def isolation(request):
 
 @pytest.fixture(scope="module")
 def bench(isolation):
-    with make(isolation) as made:
-        yield made
+    with make(isolation) as server:
+        yield server
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def rows(bench, session, sql):
 
 
 def detail(code, call, /, *args, **params):
-    found = refused(code, call, *args, **params)
-    return (found.data or {}).get("detail") or found.message
+    error = refused(code, call, *args, **params)
+    return (error.data or {}).get("detail") or error.message
 
 
 def pieces(bench, session):
@@ -366,14 +366,14 @@ def test_database_of_a_client_must_be_sql(bench):
     text = "db: Value error, a database must be a string with SQL that creates it."
     assert text in detail(-32602, bench.create, "stall", environment={"stall": {"db": {"$base64": ""}}})
     endless = "CREATE TABLE x AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
-    before = calling()
+    before = call_threads()
     with make("thread", timeout_seconds=0.5) as quick:
         refused(-32010, quick.create, "stall", environment={"stall": {"db": endless}})
         quick.create("stall")
-    wait_until(lambda: calling() <= before, "the end of a client's SQL")
+    wait_until(lambda: call_threads() <= before, "the end of a client's SQL")
 
 
-def calling():
+def call_threads():
     return {thread for thread in threading.enumerate() if thread.name == "calls"}
 
 
@@ -867,7 +867,7 @@ def test_database_cannot_be_replaced_by_another():
 # Evaluators, seeds, bundles
 
 
-def judged(evaluate=None):
+def catalog_with_task(evaluate=None):
     pack = Toolpack("judged", ShopOfOne)
     solution = [("put", {"x": 1}), ("put", {"x": 2})]
     pack.add_task(Task("one", "Put 1 and 2.", solution=solution, evaluate=evaluate))
@@ -896,7 +896,7 @@ def test_evaluators_can_read_databases():
             after.execute("DELETE FROM one")
         rollout.check("counts", counts == [0, 2, 1], str(counts))
 
-    with Bench(judged(evaluate)) as bench:
+    with Bench(catalog_with_task(evaluate)) as bench:
         session = bench.rpc("create_session", task="judged/one")["session_id"]
         for x in (1, 2):
             bench.result(session, "put", x=x)
@@ -907,7 +907,7 @@ def test_evaluators_can_read_databases():
 
 
 def test_solution_is_compared_by_rows():
-    with Bench(judged(), max_view_rows=1) as bench:
+    with Bench(catalog_with_task(), max_view_rows=1) as bench:
         session = bench.rpc("create_session", task="judged/one")["session_id"]
         bench.result(session, "put", x=1)
         verdict = bench.rpc("evaluate_session", session_id=session)
@@ -1012,8 +1012,8 @@ def test_all_spellings_of_the_current_time_are_pinned(seeding, sql):
 
 @pytest.fixture(scope="module")
 def seeding():
-    with make("process", of_features=[ExecutorsSettings(max=1)]) as made:
-        yield made
+    with make("process", of_features=[ExecutorsSettings(max=1)]) as server:
+        yield server
 
 
 def test_states_are_compared_only_under_one_sqlite_version(monkeypatch):

@@ -40,8 +40,8 @@ SCENARIO = {"root": {"home": {"a.txt": "b\na", "docs": {".hidden": "", "old.txt"
 
 @pytest.fixture(scope="module")
 def bench():
-    with serving.Bench(CATALOG) as made:
-        yield made
+    with serving.Bench(CATALOG) as server:
+        yield server
 
 
 def error(bench, session, function, **kwargs):

@@ -32,15 +32,15 @@ def bench(request, store_url, make_bench):
 
 @pytest.fixture(scope="module")
 def market():
-    with Bench(CATALOG) as made:
-        yield made
+    with Bench(CATALOG) as server:
+        yield server
 
 
 def listen(played, name, **params):
     return played.send(name, "listen", **params)
 
 
-def heard(played, name, **params):
+def contents_for(played, name, **params):
     return [each["content"] for each in listen(played, name, **params)["messages"]]
 
 
@@ -48,7 +48,7 @@ def waits(bench):
     return bench.service.feature(Conversation).waiters
 
 
-def waiting(played, name, **params):
+def start_listening(played, name, **params):
     """Begin to listen. Return the future of the answer once the request waits."""
     count = len(waits(played.bench))
     later = played.bench.later("listen", agent_key=played.key(name), wait_seconds=30, **params)
@@ -89,7 +89,7 @@ def test_repeated_call_id_sends_a_message_once(bench):
     refused(-32009, played.send, "buyer", "say", text="6?", call_id="x")
     refused(-32009, played.send, "buyer", "say", text="5?", to="seller", call_id="x")
     refused(-32009, played.call, "buyer", "look", "x")
-    assert heard(played, "agent") == ["5?", "No."]
+    assert contents_for(played, "agent") == ["5?", "No."]
     assert [each.get("call_id") for each in played.trace()] == ["buyer/x", "seller/x"]
 
 
@@ -154,13 +154,13 @@ def test_conversation_belongs_to_the_path(bench):
     bench.rpc("reset_session", session_id=played.id, version=1)
     played.send("agent", "say", text="again")
     bench.rpc("close_session", session_id=early.id)
-    assert heard(played, "buyer") == ["one", "two", "again"]
-    assert heard(late, "buyer") == ["one", "two", "three"]
-    assert heard(late, "agent") == ["one", "three"]
-    assert heard(grandchild, "buyer") == ["one", "two", "other"]
-    assert heard(grandchild, "agent", after=0) == ["other"]
+    assert contents_for(played, "buyer") == ["one", "two", "again"]
+    assert contents_for(late, "buyer") == ["one", "two", "three"]
+    assert contents_for(late, "agent") == ["one", "three"]
+    assert contents_for(grandchild, "buyer") == ["one", "two", "other"]
+    assert contents_for(grandchild, "agent", after=0) == ["other"]
     grandchild.send("agent", "say", text="last")
-    assert heard(grandchild, "seller", after=2) == ["last"]
+    assert contents_for(grandchild, "seller", after=2) == ["last"]
 
 
 def test_bundles_and_replays_include_the_conversation(bench):
@@ -186,11 +186,11 @@ def test_bundles_and_replays_include_the_conversation(bench):
 
 def test_waiting_participant_gets_messages_sent_to_it(bench):
     played = play(bench, THREE)
-    seller, agent = waiting(played, "seller"), waiting(played, "agent")
+    seller, agent = start_listening(played, "seller"), start_listening(played, "agent")
     played.send("buyer", "say", text="5?", to="seller")
     assert [each["content"] for each in seller.result(serving.PATIENCE)["messages"]] == ["5?"]
     assert not agent.done()
-    buyer = waiting(played, "buyer", after=0)
+    buyer = start_listening(played, "buyer", after=0)
     played.send("buyer", "say", text="Well?", to="seller")  # its own message
     played.call("seller", "bid", amount=1)
     assert not buyer.done()
@@ -210,14 +210,14 @@ def test_wait_times_out_and_returns_the_callers_own_messages(market):
 
 def test_submitted_answer_ends_all_waits(market):
     played = play(market, THREE)
-    waits_of_both = [waiting(played, name) for name in ("agent", "seller")]
+    waits_of_both = [start_listening(played, name) for name in ("agent", "seller")]
     played.send("buyer", "submit_answer", answer="sold")
     assert [each.result(serving.PATIENCE) for each in waits_of_both] == [{"messages": [], "done": True}] * 2
 
 
 def test_second_listen_ends_the_first(market):
     played = play(market, THREE)
-    first = waiting(played, "agent")
+    first = start_listening(played, "agent")
     second = market.later("listen", agent_key=played.key("agent"), wait_seconds=30)
     assert first.result(serving.PATIENCE) == {"messages": [], "done": False}
     played.send("buyer", "say", text="5?")
@@ -228,10 +228,10 @@ def test_reset_ends_a_wait_for_an_undone_message_with_an_error(market):
     played = play(market, THREE)
     played.call("buyer", "bid", amount=1)
     played.send("buyer", "say", text="5?")
-    later = waiting(played, "agent", after=0)
+    later = start_listening(played, "agent", after=0)
     market.rpc("reset_session", session_id=played.id)
     assert "the session was reset" in refused(-32602, later.result, serving.PATIENCE).data["detail"]
-    waits_on = waiting(played, "agent")
+    waits_on = start_listening(played, "agent")
     played.send("buyer", "say", text="6?")
     assert [each["content"] for each in waits_on.result(serving.PATIENCE)["messages"]] == ["6?"]
 
@@ -239,7 +239,7 @@ def test_reset_ends_a_wait_for_an_undone_message_with_an_error(market):
 @pytest.mark.parametrize("labels", [None, {"run": "closed"}])
 def test_closed_session_ends_waits_with_an_error(market, labels):
     played = play(market, THREE, labels=labels or {})
-    later = waiting(played, "agent")
+    later = start_listening(played, "agent")
     if labels:
         assert market.rpc("close_session", labels=labels) == 1
     else:
@@ -251,7 +251,7 @@ def test_closed_session_ends_waits_with_an_error(market, labels):
 def test_expired_session_ends_waits_with_an_error(make_bench):
     bench = make_bench(CATALOG)
     played = play(bench, THREE)
-    later = waiting(played, "agent")
+    later = start_listening(played, "agent")
     with bench.sweeping():
         # Repeated, because the first check of the wait may still renew the session.
         wait_until(lambda: bench.store.renew(played.id, 1.0) or later.done(), "the answer")
@@ -264,7 +264,7 @@ def test_listening_keeps_the_session_alive(make_bench, monkeypatch):
     played = play(bench, THREE, ttl_seconds=0.3)
     created = bench.store.get(played.id)[0]
     with bench.sweeping():
-        later = waiting(played, "agent")
+        later = start_listening(played, "agent")
         wait_until(lambda: bench.store.get(played.id)[0].expires_at > created.expires_at + 3 * 0.3, "the renewals")
         assert not later.done()
         played.send("buyer", "say", text="5?")
@@ -274,14 +274,14 @@ def test_listening_keeps_the_session_alive(make_bench, monkeypatch):
 def test_shutdown_ends_waits(make_bench):
     bench = make_bench(CATALOG)
     played = play(bench, THREE)
-    later = waiting(played, "agent")
+    later = start_listening(played, "agent")
     bench._loop.call_soon_threadsafe(bench.sessions.begin_draining)
     assert later.result(serving.PATIENCE) == {"messages": [], "done": False}
     with waits(bench).waiter(played.id, "agent") as wait:
         assert wait.is_over, "the wait must end at once"
     assert listen(played, "agent", wait_seconds=30) == {"messages": [], "done": False}
     played.send("buyer", "say", text="5?")
-    assert heard(played, "agent", wait_seconds=30) == ["5?"]
+    assert contents_for(played, "agent", wait_seconds=30) == ["5?"]
 
 
 def test_disconnected_client_ends_its_wait(market):
@@ -310,7 +310,7 @@ def test_thousand_waits_use_no_threads(make_bench):
     everybody = {f"p{number}": {} for number in range(15)}
     first = play(bench, everybody)
     sessions = [first, *(Played(bench, each) for each in bench.rpc("fork_session", session_id=first.id, count=62))]
-    heard(first, "agent")
+    contents_for(first, "agent")
     threads = threading.active_count()
     names = [*first.session.get("participants")]
     later = [
@@ -333,15 +333,15 @@ def test_workers_that_share_a_store_deliver_each_others_messages(store_url, kind
     with Bench(CATALOG, stores[0]) as one, Bench(CATALOG, stores[1]) as other:
         here = play(one, THREE)
         there = Played(other, here.session)
-        later = [waiting(there, name) for name in ("agent", "seller")]
+        later = [start_listening(there, name) for name in ("agent", "seller")]
         here.send("buyer", "say", text="5?")
         for each in later:
             assert [message["content"] for message in each.result(serving.PATIENCE)["messages"]] == ["5?"]
-        later = waiting(there, "agent", after=0)
+        later = start_listening(there, "agent", after=0)
         here.send("buyer", "submit_answer", answer="sold")
         assert later.result(serving.PATIENCE) == {"messages": [], "done": True}
         fork = Played(other, one.rpc("fork_session", session_id=here.id)[0])
-        later = waiting(fork, "agent", after=0)
+        later = start_listening(fork, "agent", after=0)
         one.rpc("close_session", session_id=fork.id)
         refused(-32001, later.result, serving.PATIENCE)
     for store in stores:
@@ -409,7 +409,7 @@ def test_mcp_participants_talk_with_tools(market):
         assert tool(played, "buyer", "say", "x", text="5?", to="seller") == ("true", False)
     message = {"index": 0, "by": "buyer", "to": "seller", "content": "5?"}
     assert tool(played, "seller", "listen", wait_seconds=30) == ({"messages": [message], "done": False}, False)
-    assert heard(played, "seller") == ["5?"]
+    assert contents_for(played, "seller") == ["5?"]
     assert tool(played, "buyer", "say", text="5?", to="x") == (
         "InvalidParamsError: There is no other participant 'x': choose from agent, seller.",
         True,
@@ -447,9 +447,9 @@ def test_client_extends_its_timeout_and_repeats_with_a_call_id():
         requests.append((json.loads(request.content), request.extensions["timeout"]["read"]))
         if len(requests) == 1:
             raise httpx.ReadError("lost", request=request)
-        heard = {"jsonrpc": "2.0", "id": 1, "result": {"messages": [], "done": False}}
-        replies = {2: {**heard, "result": True}, 4: [heard, {**heard, "id": 2}]}
-        return httpx.Response(200, json=replies.get(len(requests), heard))
+        reply = {"jsonrpc": "2.0", "id": 1, "result": {"messages": [], "done": False}}
+        replies = {2: {**reply, "result": True}, 4: [reply, {**reply, "id": 2}]}
+        return httpx.Response(200, json=replies.get(len(requests), reply))
 
     with AgentClient("http://there/agents/x", transport=httpx.MockTransport(answer), timeout_seconds=10) as agent:
         agent.say("5?", to="seller")

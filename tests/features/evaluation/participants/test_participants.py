@@ -27,8 +27,8 @@ from toolpack_server.snapshots.seal import KeyedHash
 
 @pytest.fixture(scope="module")
 def market():
-    with Bench(CATALOG) as made:
-        yield made
+    with Bench(CATALOG) as server:
+        yield server
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])
@@ -481,7 +481,7 @@ def test_evaluator_sees_the_participant_of_each_call(market):
     assert [check["passed"] for check in verdict["checks"]] == [True, False]
 
 
-def checked(task):
+def problems_of_check(task):
     """Return the result of `check --tasks` for a task."""
     pack: Any = Toolpack("market", Market)
     for function in (look, bid, look_behind):
@@ -491,19 +491,24 @@ def checked(task):
 
 
 def test_check_runs_a_solution_with_the_participants_permissions():
-    assert checked(TASK) == (1, [])
+    assert problems_of_check(TASK) == (1, [])
     options: dict[str, Any] = {"participants": {"buyer": {"functions": ["bid"], "max_calls": 1}}}
     by_agent = Task(
         "sale", "Sell it.", sold, solution=[("look", {}), ("bid", {"amount": 5})], functions=["look"], **options
     )
-    assert "the call of `bid` by agent in its solution fails: ToolNotFoundError" in checked(by_agent)[1][0]
+    assert "the call of `bid` by agent in its solution fails: ToolNotFoundError" in problems_of_check(by_agent)[1][0]
     twice = [("bid", {"amount": 5}, "buyer")] * 2
     problem = "the call of `bid` by buyer in its solution fails: EpisodeOverError: all 1 of your calls are used"
-    assert problem in checked(Task("sale", "Sell it.", sold, solution=twice, **options))[1][0]
+    assert problem in problems_of_check(Task("sale", "Sell it.", sold, solution=twice, **options))[1][0]
     misspelt = Task("sale", "Sell it.", sold, solution=twice, participants={"buyer": {"functions": ["bit"]}})
-    assert "Participant 'buyer': the session has no function 'bit'. Did you mean bid?" in checked(misspelt)[1][0]
+    assert (
+        "Participant 'buyer': the session has no function 'bit'. Did you mean bid?" in problems_of_check(misspelt)[1][0]
+    )
     computed = Task("sale", "Sell it.", sold, solution=lambda _market: [("bid", {"amount": 5}, "byer")], **options)
-    assert "the call of `bid` in its solution is made by 'byer', which isn't a participant" in checked(computed)[1][0]
+    assert (
+        "the call of `bid` in its solution is made by 'byer', which isn't a participant"
+        in problems_of_check(computed)[1][0]
+    )
 
 
 def test_abandoned_thread_does_not_corrupt_record_counts(make_bench, monkeypatch):

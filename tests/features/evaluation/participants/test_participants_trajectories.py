@@ -12,8 +12,8 @@ PARTICIPANTS = {"user": {"functions": ["look"], "prompt": "You want to sell."}}
 
 @pytest.fixture(scope="module")
 def endpoint():
-    with http_endpoint.served("h11", catalog=CATALOG) as made:
-        yield made
+    with http_endpoint.served("h11", catalog=CATALOG) as server:
+        yield server
 
 
 class Bench:
@@ -28,7 +28,7 @@ class Bench:
         return http_endpoint.result_of(self._endpoint.http.post(path, json=body).content)
 
 
-def played(endpoint, label, participants=PARTICIPANTS):
+def play_session(endpoint, label, participants=PARTICIPANTS):
     bench = Bench(endpoint)
     params = {"task": "market/sale", "labels": {"run": label}, "participants": participants}
     session = Played(bench, bench.rpc("create_session", **params))
@@ -43,7 +43,7 @@ def played(endpoint, label, participants=PARTICIPANTS):
     return session
 
 
-def evaluated(endpoint, label, tmp_path, *more):
+def evaluate(endpoint, label, tmp_path, *more):
     file = tmp_path / "trajectories.jsonl"
     url = str(endpoint.http.base_url)
     words = ("evaluate", "--url", url, "--label", f"run={label}", "--trajectories", str(file), *more)
@@ -52,8 +52,8 @@ def evaluated(endpoint, label, tmp_path, *more):
 
 
 def test_trajectory_shows_what_a_participant_saw(endpoint, tmp_path):
-    session = played(endpoint, "seen")
-    ((line,), _) = evaluated(endpoint, "seen", tmp_path, "--participant", "user")
+    session = play_session(endpoint, "seen")
+    ((line,), _) = evaluate(endpoint, "seen", tmp_path, "--participant", "user")
     function = {"name": "look", "arguments": "{}"}
     assert line["messages"] == [
         {"role": "user", "content": "You want to sell."},
@@ -68,7 +68,7 @@ def test_trajectory_shows_what_a_participant_saw(endpoint, tmp_path):
     ]
     assert [tool["function"]["name"] for tool in line["tools"]] == ["look"]
     assert (line["session_id"], line["passed"]) == (session.id, True)
-    ((line,), done) = evaluated(endpoint, "seen", tmp_path)
+    ((line,), done) = evaluate(endpoint, "seen", tmp_path)
     assert done.exit_code == 0
     assert line["messages"] == [
         {"role": "user", "content": "Sell it."},
@@ -85,14 +85,14 @@ def test_names_are_omitted_between_two_participants(endpoint, tmp_path):
     session = Played(bench, bench.rpc("create_session", task="market/sale", labels={"run": "two"}))
     session.send("buyer", "say", text="5?")
     session.send("agent", "say", text="No.")
-    ((line,), _) = evaluated(endpoint, "two", tmp_path, "--participant", "buyer")
+    ((line,), _) = evaluate(endpoint, "two", tmp_path, "--participant", "buyer")
     assert line["messages"][1:] == [{"role": "assistant", "content": "5?"}, {"role": "user", "content": "No."}]
 
 
 def test_sessions_without_the_participant_are_left_out(endpoint, tmp_path):
     for participants in (PARTICIPANTS, {**PARTICIPANTS, "judge": {}}):
-        played(endpoint, "some", participants)
-    lines, done = evaluated(endpoint, "some", tmp_path, "--participant", "judge")
+        play_session(endpoint, "some", participants)
+    lines, done = evaluate(endpoint, "some", tmp_path, "--participant", "judge")
     assert len(lines) == 1
     assert "1 of these 2 have no participant 'judge', so the file has no line of them." in done.stderr
     assert done.exit_code == 0

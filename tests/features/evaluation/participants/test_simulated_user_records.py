@@ -9,8 +9,8 @@ OVER = "A participant has failed, so "
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench(CATALOG) as made:
-        yield made
+    with Bench(CATALOG) as server:
+        yield server
 
 
 def fail(played, **more):

@@ -46,8 +46,8 @@ class Agent:
         return self.bench.rpc("run_function", agent_key=self.key, function=function, kwargs=kwargs, **(_call or {}))
 
     def heard(self, *args, **kwargs):
-        told = self.call(*args, **kwargs)
-        return told["result"] if told["error"] is None else told["error"]
+        envelope = self.call(*args, **kwargs)
+        return envelope["result"] if envelope["error"] is None else envelope["error"]
 
     def listed(self, form="native"):
         return self.bench.rpc("list_functions", agent_key=self.key, format=form)["result"]
@@ -315,7 +315,7 @@ def test_perturbed_result_may_not_exceed_the_result_limit(make_bench, rules):
     assert record["perturbed"]["agent"] == {"error": message, "result": ""}
     replay = bench.rpc("replay_session", session_id=agent.id)
     assert (replay["complete"], replay.get("diverged")) == (True, None)
-    # A result that only the function made isn't limited by the rules, and neither is one that became no longer.
+    # The limit applies only to results that a rule made longer.
     longest = Agent(bench, {"replace": {"y": "z"}, "functions": "read_note"})
     assert len(longest.heard("read_note", name="y" * 4000)) > 4000
 

@@ -80,13 +80,13 @@ def play(connection, session, calls, kills=None):
     return heard
 
 
-def asked_of(connection, method, **params):
+def send_to(connection, method, **params):
     return connection.insist(method, params, time.monotonic() + PATIENCE)
 
 
-def happened(connection, session):
+def comparable_records(connection, session):
     """Return the records of a session's path, without times and ids."""
-    records = asked_of(connection, "get_trace", session_id=session["session_id"], path=True)
+    records = send_to(connection, "get_trace", session_id=session["session_id"], path=True)
     own = {"started_at", "duration_ms", "session_id", "index", "version"}
     return [{name: value for name, value in each.items() if name not in own} for each in records]
 
@@ -109,9 +109,9 @@ def test_rules_perturb_the_same_calls_despite_kills(tmp_path, request, kind, iso
         )
         before, after = script(nested)
         more = more | {"toolpacks": ["shop"], "perturbations": {"rules": rules, "seed": "s"}}
-        twin, session = [asked_of(connection, "create_session", **more) for _ in range(2)]
+        twin, session = [send_to(connection, "create_session", **more) for _ in range(2)]
         first, kills = play(connection, session, before), Kills(server, 200)
-        forks = asked_of(connection, "fork_session", session_id=session["session_id"], count=FORKS)
+        forks = send_to(connection, "fork_session", session_id=session["session_id"], count=FORKS)
 
         def go_on(number):
             mine = connected(number)
@@ -122,10 +122,10 @@ def test_rules_perturb_the_same_calls_despite_kills(tmp_path, request, kind, iso
         assert len(set(kills.killed)) >= 2
         expected = play(connection, twin, before + after)
         assert (first, heard) == (expected[:BEFORE], [expected[BEFORE:]] * FORKS)
-        truth = happened(connection, twin)
+        truth = comparable_records(connection, twin)
         met = {name for each in truth for name in (each.get("perturbed") or {"rules": []})["rules"]}
         assert met == {rule["name"] for rule in rules}
-        assert [happened(connection, each) == truth for each in forks] == [True] * FORKS
+        assert [comparable_records(connection, each) == truth for each in forks] == [True] * FORKS
         ids = [each["session_id"] for each in (twin, *forks)]
-        worlds = [asked_of(connection, "get_environment", session_id=each) for each in ids]
+        worlds = [send_to(connection, "get_environment", session_id=each) for each in ids]
         assert worlds == worlds[:1] * (FORKS + 1)

@@ -27,8 +27,8 @@ KNOWN = {
 
 @pytest.fixture(scope="module")
 def endpoint():
-    with http_endpoint.served("h11", catalog=CATALOG) as made:
-        yield made
+    with http_endpoint.served("h11", catalog=CATALOG) as server:
+        yield server
 
 
 def session(**more):
@@ -44,11 +44,11 @@ def call(place, function="look", **more):
     return record("call", **{**defaults, **more})
 
 
-def said(role, content, **more):
+def message_record(role, content, **more):
     return record("message", role=role, content=content, **more)
 
 
-def told(*records, prompt=()):
+def trajectory_of(*records, prompt=()):
     chat = Messages(prompt)
     for each in records:
         chat.add(KINDS, each)
@@ -58,8 +58,11 @@ def told(*records, prompt=()):
 
 
 def test_calls_belong_to_the_preceding_message():
-    trajectory = told(
-        said("assistant", "I look.", metadata=KNOWN), call(1), call(2, error="ValueError: no"), prompt="Do it."
+    trajectory = trajectory_of(
+        message_record("assistant", "I look.", metadata=KNOWN),
+        call(1),
+        call(2, error="ValueError: no"),
+        prompt="Do it.",
     )
     first, second, third = trajectory["steps"]
     assert first == {"step_id": 1, "source": "user", "message": "Do it."}
@@ -81,7 +84,9 @@ def test_calls_belong_to_the_preceding_message():
 
 
 def test_inherited_steps_are_marked_as_copied_context():
-    trajectory = told(said("assistant", "Now.", of="parent"), call(1), call(2, of="me"), said("user", "So?"))
+    trajectory = trajectory_of(
+        message_record("assistant", "Now.", of="parent"), call(1), call(2, of="me"), message_record("user", "So?")
+    )
     assert [(step["message"], step.get("is_copied_context", False)) for step in trajectory["steps"]] == [
         *(("Now.", True), ("", False), ("", False), ("So?", False))
     ]
@@ -89,9 +94,9 @@ def test_inherited_steps_are_marked_as_copied_context():
 
 
 def test_user_messages_have_no_metrics_and_empty_paths_one_step():
-    (step,) = told(said("user", "Hi.", metadata=KNOWN))["steps"]
+    (step,) = trajectory_of(message_record("user", "Hi.", metadata=KNOWN))["steps"]
     assert step["extra"] == KNOWN
-    assert told()["steps"] == [{"step_id": 1, "source": "system", "message": EMPTY}]
+    assert trajectory_of()["steps"] == [{"step_id": 1, "source": "system", "message": EMPTY}]
 
 
 def test_export_and_evaluate_write_atif(endpoint):

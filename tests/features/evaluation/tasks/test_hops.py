@@ -16,7 +16,7 @@ def bench(store_url, make_bench):
 
 
 @pytest.fixture
-def taken(bench, monkeypatch):
+def cost_of(bench, monkeypatch):
     """A function that sends a request several times, and returns the lowest numbers of jobs and fetches."""
     jobs, fetches, run, get = [], [], Job.run, bench.service.context.store.get
 
@@ -43,23 +43,23 @@ def taken(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("more", [{}, {"participants": USER}], ids=["a task", "a task and participants"])
-def test_session_is_created_in_one_job(bench, taken, more):
+def test_session_is_created_in_one_job(bench, cost_of, more):
     begin(bench, TASK)  # so that its environment is already built
-    assert taken("create_session", task=TASK, **more) == (1, 0)
+    assert cost_of("create_session", task=TASK, **more) == (1, 0)
 
 
-def test_verdict_is_recorded_in_one_job(bench, taken):
+def test_verdict_is_recorded_in_one_job(bench, cost_of):
     session_id, _ = begin(bench, TASK)
     bench.call(session_id, "do", **DO)
-    jobs, fetches = taken("evaluate_session", session_id=session_id, record=True)
+    jobs, fetches = cost_of("evaluate_session", session_id=session_id, record=True)
     assert (jobs, fetches <= 1) == (1, True)
 
 
-def test_evaluation_fetches_its_session_once(bench, taken):
+def test_evaluation_fetches_its_session_once(bench, cost_of):
     session_id, _ = begin(bench, TASK)
-    assert taken("evaluate_session", session_id=session_id) == (2, 1)
+    assert cost_of("evaluate_session", session_id=session_id) == (2, 1)
 
 
-def test_small_session_is_forked_in_one_job(bench, taken):
+def test_small_session_is_forked_in_one_job(bench, cost_of):
     session_id, _ = begin(bench, TASK)
-    assert taken("fork_session", session_id=session_id) == (1, 1)
+    assert cost_of("fork_session", session_id=session_id) == (1, 1)

@@ -24,16 +24,16 @@ def rollout(bench, *chores, task="chores/dishes", labels=RUN):
     return session_id
 
 
-def evaluated(bench, **params):
+def evaluate_run(bench, **params):
     return bench.rpc("summarize_sessions", **{"labels": RUN, "evaluate": True, **params})
 
 
-def judged(found):
+def evaluated_sessions(found):
     """Return the sessions that were evaluated."""
     return [each for each in found["sessions"] if "verdict" in each]
 
 
-def passed(bench, said):
+def sessions_with_verdict(bench, said):
     return {each["session_id"] for each in bench.rpc("list_sessions", labels=RUN, passed=said)}
 
 
@@ -42,7 +42,7 @@ def test_run_is_evaluated_by_one_request(bench):
     failing = rollout(bench, task="chores/raises")
     rollout(bench, labels={"run": "2"})
     without = bench.create("chores", labels=RUN)
-    summary = evaluated(bench)
+    summary = evaluate_run(bench)
     assert summary["rates"] == [{"task": "chores/dishes", "rollouts": 2, "passed": 1, "mean_reward": 0.5}]
     verdicts = {each["session_id"]: each.get("verdict") for each in summary["sessions"]}
     assert verdicts == {
@@ -55,12 +55,12 @@ def test_run_is_evaluated_by_one_request(bench):
     assert "The evaluator of 'chores/raises' failed" in verdicts[failing]["failure"]["message"]
     assert not {"variant", "problem"} & {name for each in summary["sessions"] for name in each}
     assert "next" not in summary
-    assert passed(bench, said=True) | passed(bench, said=False) == set(), (right, wrong)
+    assert sessions_with_verdict(bench, said=True) | sessions_with_verdict(bench, said=False) == set(), (right, wrong)
 
 
 def test_run_is_evaluated_in_parts(bench):
     sessions = sorted(rollout(bench) for _ in range(5))
-    parts = in_parts(partial(evaluated, bench), limit=2)
+    parts = in_parts(partial(evaluate_run, bench), limit=2)
     assert [each["session_id"] for part in parts for each in part["sessions"]] == sessions
 
 
@@ -69,7 +69,7 @@ def test_session_without_its_task_is_listed_but_not_counted(bench, monkeypatch):
     tasks = bench.service.context.catalog.toolpacks["chores"].task_list
     left = {name: task for name, task in tasks.all().items() if name != "dishes"}
     monkeypatch.setattr(tasks, "all", lambda: left)
-    (summary,) = evaluated(bench)["sessions"]
+    (summary,) = evaluate_run(bench)["sessions"]
     assert (summary["session_id"], summary["verdict"]["valid"]) == (session_id, False)
     assert "failure" not in summary["verdict"]
     assert summary["problem"].startswith("There is no task 'chores/dishes'")
@@ -84,11 +84,11 @@ def test_forks_count_except_those_of_the_console(bench):
     session_id = rollout(bench, "dishes")
     bench.rpc("fork_session", session_id=session_id, count=2)
     bench.rpc("fork_session", session_id=session_id, labels={**RUN, "console": "fork"})
-    summary = evaluated(bench)
-    assert (len(summary["sessions"]), len(judged(summary)), summary["rates"][0]["rollouts"]) == (4, 3, 3)
-    assert sum("parent" in each for each in judged(summary)) == 2
-    summary = evaluated(bench, labels={"console": "fork"})
-    assert (len(judged(summary)), summary["rates"][0]["rollouts"]) == (1, 1)
+    summary = evaluate_run(bench)
+    assert (len(summary["sessions"]), len(evaluated_sessions(summary)), summary["rates"][0]["rollouts"]) == (4, 3, 3)
+    assert sum("parent" in each for each in evaluated_sessions(summary)) == 2
+    summary = evaluate_run(bench, labels={"console": "fork"})
+    assert (len(evaluated_sessions(summary)), summary["rates"][0]["rollouts"]) == (1, 1)
 
 
 def test_recorded_verdict_is_in_the_trace_and_filters_lists(bench):
@@ -96,18 +96,18 @@ def test_recorded_verdict_is_in_the_trace_and_filters_lists(bench):
     verdict(bench, right, record=True)
     verdict(bench, wrong, record=True)
     verdict(bench, other)
-    assert (passed(bench, said=True), passed(bench, said=False)) == ({right}, {wrong})
+    assert (sessions_with_verdict(bench, said=True), sessions_with_verdict(bench, said=False)) == ({right}, {wrong})
     assert len(bench.rpc("list_sessions", labels=RUN)) == 3
     record = bench.rpc("get_trace", session_id=right)[-1]
     said = verdict(bench, right)
     assert record["kind"] == "verdict"
     assert {name: record[name] for name in said} == said
-    evaluated(bench, record=True)
-    assert passed(bench, said=False) == {wrong, other}
+    evaluate_run(bench, record=True)
+    assert sessions_with_verdict(bench, said=False) == {wrong, other}
     # A second evaluation doesn't record it again.
     assert [each["kind"] for each in bench.rpc("get_trace", session_id=right)] == ["call", "verdict"]
     (fork,) = bench.rpc("fork_session", session_id=right)
-    assert fork["session_id"] not in passed(bench, said=True)
+    assert fork["session_id"] not in sessions_with_verdict(bench, said=True)
     assert [each["kind"] for each in bench.rpc("get_trace", session_id=fork["session_id"], path=True)] == ["call"]
 
 
@@ -115,11 +115,11 @@ def test_recorded_verdict_expires_when_the_session_continues(bench):
     session_id = rollout(bench, "dishes")
     verdict(bench, session_id, record=True)
     bench.result(session_id, "do", **DO)
-    assert (passed(bench, said=True), passed(bench, said=False)) == (set(), set())
+    assert (sessions_with_verdict(bench, said=True), sessions_with_verdict(bench, said=False)) == (set(), set())
     assert verdict(bench, session_id, record=True)["passed"] is False
-    assert passed(bench, said=False) == {session_id}
+    assert sessions_with_verdict(bench, said=False) == {session_id}
     bench.rpc("reset_session", session_id=session_id, version=1)
-    assert passed(bench, said=False) == set()
+    assert sessions_with_verdict(bench, said=False) == set()
 
 
 def test_verdict_in_a_replay_is_copied_but_does_not_count(bench):
@@ -127,7 +127,7 @@ def test_verdict_in_a_replay_is_copied_but_does_not_count(bench):
     verdict(bench, session_id, record=True)
     again = bench.rpc("replay_session", session_id=session_id, labels=RUN)["session"]["session_id"]
     assert [each["kind"] for each in bench.rpc("get_trace", session_id=again)] == ["call", "verdict"]
-    assert passed(bench, said=True) == {session_id}
+    assert sessions_with_verdict(bench, said=True) == {session_id}
 
 
 @pytest.mark.parametrize("other", [{"version": 0}, {"answer": "x"}, {"task": "chores/as-the-solution"}])

@@ -18,7 +18,7 @@ def summaries(bench, **params):
     return bench.rpc("summarize_sessions", **{"labels": RUN, **params})
 
 
-def found(bench, text):
+def search(bench, text):
     return [each["session_id"] for each in summaries(bench, text=text)["sessions"]]
 
 
@@ -67,10 +67,10 @@ def test_sessions_are_searched_by_the_text_of_their_records(bench):
     one, two = (begin(bench, "chores/dishes", labels={**RUN, "model": name})[0] for name in ("Zoe", "Tom"))
     bench.call(one, "do", chore='the "Äpfel"')
     bench.rpc("add_message", session_id=two, role="assistant", content="Nothing to DO here")
-    assert found(bench, 'THE "') == found(bench, "äpfel") == found(bench, "zoe") == [one]
-    assert found(bench, "to do here") == found(bench, two[5:40].upper()) == [two]
-    assert sorted(found(bench, "")) == sorted(found(bench, "chores/dishes")) == sorted([one, two])
-    assert found(bench, "duration_ms") == found(bench, "nobody said this") == []
+    assert search(bench, 'THE "') == search(bench, "äpfel") == search(bench, "zoe") == [one]
+    assert search(bench, "to do here") == search(bench, two[5:40].upper()) == [two]
+    assert sorted(search(bench, "")) == sorted(search(bench, "chores/dishes")) == sorted([one, two])
+    assert search(bench, "duration_ms") == search(bench, "nobody said this") == []
 
 
 def test_summaries_come_in_parts(bench, monkeypatch):

@@ -48,8 +48,8 @@ def quick(make_bench):
 
 @pytest.fixture(scope="module")
 def isolated():
-    with Bench(CATALOG, isolation="process", pack_dir=(PACKS,), packs=("chores", "ledger")) as made:
-        yield made
+    with Bench(CATALOG, isolation="process", pack_dir=(PACKS,), packs=("chores", "ledger")) as server:
+        yield server
 
 
 @pytest.fixture(params=["quick", "isolated"])
@@ -857,10 +857,10 @@ def test_another_server_returns_the_same_verdict(tmp_path, make_bench):
     (fork,) = bench.rpc("fork_session", session_id=session_id)
     bench.rpc("submit_answer", session_id=session_id, answer="Done.")
     bench.rpc("close_session", session_id=bench.create("ledger"))
-    told = verdict(bench, session_id), verdict(bench, fork["session_id"])
+    verdicts = verdict(bench, session_id), verdict(bench, fork["session_id"])
     bench.close()
     bench = make_bench(CATALOG, store=url)
-    assert (verdict(bench, session_id), verdict(bench, fork["session_id"])) == told
+    assert (verdict(bench, session_id), verdict(bench, fork["session_id"])) == verdicts
     assert agent(bench, key, function="look")["error"].startswith("EpisodeOverError")
     fork_key = fork["agent_path"].removeprefix("/agents/")
     assert agent(bench, fork_key, "get_task")["calls"] == 1
@@ -1012,8 +1012,8 @@ toolpack.add_task(Task("add", "Add.", solution=[("add", {"numbers": [0.1, 0.2, 0
 def shop(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packs")
     (folder / "till.py").write_text(SHOP)
-    with Bench(load_catalog((folder,), ("shop",))) as made:
-        yield made
+    with Bench(load_catalog((folder,), ("shop",))) as server:
+        yield server
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def stuck(rollout: Rollout[TaskEnvironment]) -> bool:
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench(Catalog({"shaky": pack}), timeout_seconds=0.5) as made:
-        yield made
+    with Bench(Catalog({"shaky": pack}), timeout_seconds=0.5) as server:
+        yield server
 
 
 def begin(bench, task, **labels):
@@ -49,13 +49,13 @@ def begin(bench, task, **labels):
     return session["session_id"], session["agent_path"].removeprefix("/agents/")
 
 
-def judged(bench, session_id, **more):
+def evaluate(bench, session_id, **more):
     return bench.rpc("evaluate_session", session_id=session_id, raise_on_error=False, **more)
 
 
 def test_reward_of_a_valid_rollout_is_valid(bench):
     session_id, _ = begin(bench, "calls")
-    verdict = judged(bench, session_id)
+    verdict = evaluate(bench, session_id)
     assert (verdict["reward"], verdict["passed"], verdict["valid"], verdict.get("failure")) == (0, False, True, None)
 
 
@@ -70,7 +70,7 @@ def test_reward_of_a_valid_rollout_is_valid(bench):
 def test_verdict_without_a_reward_is_invalid_with_a_reason(bench, task, version, code, kind, error, says):
     session_id, _ = begin(bench, task)
     refused(code, bench.rpc, "evaluate_session", session_id=session_id, version=version)
-    verdict = judged(bench, session_id, version=version, record=version is None)
+    verdict = evaluate(bench, session_id, version=version, record=version is None)
     failure = verdict.pop("failure")
     assert verdict == {
         "task": f"shaky/{task}",
@@ -89,8 +89,8 @@ def test_verdict_without_a_reward_is_invalid_with_a_reason(bench, task, version,
 
 def test_unknown_session_or_task_stays_an_error(bench):
     session_id, _ = begin(bench, "calls")
-    refused(-32001, judged, bench, "0" * 32)
-    refused(-32602, judged, bench, session_id, task="shaky/none")
+    refused(-32001, evaluate, bench, "0" * 32)
+    refused(-32602, evaluate, bench, session_id, task="shaky/none")
 
 
 def test_call_ended_by_the_host_makes_a_verdict_invalid(bench):
@@ -98,9 +98,9 @@ def test_call_ended_by_the_host_makes_a_verdict_invalid(bench):
     bench.call(session_id, "spin", seconds=60)  # a call of the client
     spun = {"function": "spin", "kwargs": {"seconds": 60}}
     bench.rpc("run_function", agent_key=key, **spun, timeout_seconds=0.05)  # The agent set this timeout itself.
-    assert judged(bench, session_id)["valid"]
+    assert evaluate(bench, session_id)["valid"]
     message = bench.rpc("run_function", agent_key=key, **spun)["error"]
-    verdict = judged(bench, session_id, record=True)
+    verdict = evaluate(bench, session_id, record=True)
     assert (verdict["reward"], verdict["passed"], verdict["valid"]) == (1, True, False)
     assert verdict.get("failure") == {"kind": "infrastructure", "type": "TimeoutError", "message": message}
     assert bench.rpc("get_trace", session_id=session_id)[-1].get("failure") == verdict.get("failure")

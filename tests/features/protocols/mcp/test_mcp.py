@@ -110,8 +110,8 @@ def test_tools_list_has_one_page(mcp):
 
 @pytest.mark.parametrize("era", ERAS)
 def test_unknown_parameters_are_ignored(mcp, era):
-    given = {"inputResponses": {}, "task": {"ttl": 1}, "logLevel": "debug", "session_id": "x"}
-    called = mcp.send(era, "tools/call", name="count", arguments={"number": 1}, **given)
+    unknown = {"inputResponses": {}, "task": {"ttl": 1}, "logLevel": "debug", "session_id": "x"}
+    called = mcp.send(era, "tools/call", name="count", arguments={"number": 1}, **unknown)
     assert called.json()["result"]["isError"] is False
 
 

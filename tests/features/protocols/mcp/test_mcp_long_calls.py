@@ -100,7 +100,7 @@ def test_slow_error_is_an_event_too(mcp):
     meta = {"toolpack-server/call_id": "c"}
     mcp.call("2025-06-18", "count", _meta=meta, number=1)
     params = {"name": "count", "arguments": {"number": 2}, "_meta": meta}
-    with holding(mcp, "error"), client(mcp, "tools/call", **params) as late:
+    with hold_call(mcp, "error"), client(mcp, "tools/call", **params) as late:
         assert b"text/event-stream" in late.recv(65536)
         conformance.gates["error"].set()
         text = read_to_end(late)
@@ -142,7 +142,7 @@ def read_to_end(connection):
 
 
 @contextlib.contextmanager
-def holding(mcp, gate, era="2025-06-18", number=1, **meta):
+def hold_call(mcp, gate, era="2025-06-18", number=1, **meta):
     """Yield the connection of a client whose call runs until the gate is opened."""
     conformance.gates[gate] = threading.Event()
     arguments = {"number": number, "gate": gate}
@@ -160,7 +160,7 @@ def sessions(mcp):
 
 def test_modern_client_that_disconnects_cancels_its_call(mcp):
     meta = {"toolpack-server/call_id": "mine"}
-    with holding(mcp, "left", MODERN, **meta) as connection:
+    with hold_call(mcp, "left", MODERN, **meta) as connection:
         assert b"text/event-stream" in connection.recv(65536)
         connection.close()
         wait_until(lambda: mcp.endpoint.app.state.gateway.answering == 0, "the end of the request")
@@ -172,7 +172,7 @@ def test_modern_client_that_disconnects_cancels_its_call(mcp):
 
 
 def test_modern_client_that_disconnects_cancels_its_queued_call(mcp):
-    with holding(mcp, "in front"):
+    with hold_call(mcp, "in front"):
         with client(mcp, "tools/call", MODERN, name="count", arguments={"number": 9}) as behind:
             assert b"text/event-stream" in behind.recv(65536)
         wait_until(lambda: sessions(mcp).load()[0] == 0, "the end of the queue")
@@ -182,7 +182,7 @@ def test_modern_client_that_disconnects_cancels_its_queued_call(mcp):
 
 
 def test_legacy_client_that_disconnects_cancels_nothing(mcp):
-    with holding(mcp, "legacy") as connection:
+    with hold_call(mcp, "legacy") as connection:
         assert b"text/event-stream" in connection.recv(65536)
         connection.close()
         mcp.post({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}})
@@ -195,7 +195,7 @@ def test_legacy_client_that_disconnects_cancels_nothing(mcp):
 
 
 def test_client_that_half_closes_gets_its_answer(mcp):
-    with holding(mcp, "half", MODERN) as connection:
+    with hold_call(mcp, "half", MODERN) as connection:
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(65536)
         assert connection.recv(65536)  # Keep-alive signs continue.
@@ -206,7 +206,7 @@ def test_client_that_half_closes_gets_its_answer(mcp):
 
 def test_stopping_server_answers_a_stream():
     served = mcp_endpoint.served(sign_seconds=0.05, drain_seconds=0)
-    with served as mcp, holding(mcp, "stopped", MODERN) as connection:
+    with served as mcp, hold_call(mcp, "stopped", MODERN) as connection:
         assert connection.recv(65536)
         service = mcp.endpoint.app.state.gateway.service
         loop = next(iter(mcp.endpoint._server.server_state.tasks)).get_loop()

@@ -118,7 +118,7 @@ class Client:
 
 
 @contextlib.contextmanager
-def launched(*arguments, **variables):
+def launch(*arguments, **variables):
     process = warm.Warm(
         server_process.command("mcp", *arguments),
         env=server_process.environment(**variables),
@@ -143,7 +143,7 @@ def packs(tmp_path):
 
 
 def test_client_of_each_era_lists_and_calls_tools():
-    with launched("--packs", "bank") as client:
+    with launch("--packs", "bank") as client:
         assert client.ask("initialize", protocolVersion="2025-03-26")["result"]["protocolVersion"] == "2025-03-26"
         client.send("notifications/initialized", notify=True)
         assert client.ask("ping")["result"] == {}
@@ -161,17 +161,17 @@ def test_client_of_each_era_lists_and_calls_tools():
 
 
 def test_session_has_all_toolpacks_but_opt_in_or_the_named_ones(packs):
-    with launched() as client:
+    with launch() as client:
         names = {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]}
     assert {"get_balance", "list_emails"} & names
-    with launched("--packs", "office") as client:
+    with launch("--packs", "office") as client:
         assert "get_overview" in {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]}
-    with launched(*packs) as client:
+    with launch(*packs) as client:
         assert {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]} == {"shout", "wait_for", "read"}
 
 
 def test_client_plays_a_task_in_its_own_session():
-    with launched("--task", "bank/save-300") as client:
+    with launch("--task", "bank/save-300") as client:
         greeting = client.ask("initialize", protocolVersion=LEGACY)["result"]
         assert greeting["instructions"] == "Please put 300 euros aside on my savings account."
         assert client.ask("tools/list")["result"]["tools"][-1]["name"] == "submit_answer"
@@ -179,12 +179,12 @@ def test_client_plays_a_task_in_its_own_session():
 
 @pytest.mark.heavy
 def test_seed_option_creates_a_seeded_session():
-    with launched("--packs", "bank", "--seed", "5") as client:
+    with launch("--packs", "bank", "--seed", "5") as client:
         assert client.call("get_balance")["content"][0]["text"] == "1840.25"
 
 
 def test_output_of_functions_never_reaches_the_client(packs):
-    with launched(*packs) as client:
+    with launch(*packs) as client:
         assert client.call("shout", text="a stray line")["content"][0]["text"] == "''b''"
         status, rest, printed = client.end()
     assert (status, rest) == (0, b"")
@@ -194,7 +194,7 @@ def test_output_of_functions_never_reaches_the_client(packs):
 
 
 def test_invalid_line_is_answered_without_an_id():
-    with launched("--packs", "bank", TOOLPACK_MAX_BODY_BYTES="4096") as client:
+    with launch("--packs", "bank", TOOLPACK_MAX_BODY_BYTES="4096") as client:
         for line, code in [
             ("no JSON", -32700),
             ("", -32700),
@@ -213,15 +213,15 @@ def test_invalid_line_is_answered_without_an_id():
     assert json.loads(rest) == {"jsonrpc": "2.0", "id": "last", "result": {}}
 
 
-def started(path):
+def wait_for_start(path):
     wait_until(path.with_name(path.name + ".started").exists, "the function")
 
 
 def test_requests_run_in_parallel_and_calls_in_order(packs, tmp_path):
     path = tmp_path / "go"
-    with launched(*packs) as client:
+    with launch(*packs) as client:
         first = client.send("tools/call", name="wait_for", arguments={"path": str(path), "text": "first"})
-        started(path)
+        wait_for_start(path)
         second = client.send("tools/call", MODERN, name="wait_for", arguments={"path": str(path), "text": "second"})
         assert client.ask("tools/list")["result"]["tools"]  # while the first call runs
         path.touch()
@@ -233,9 +233,9 @@ def test_requests_run_in_parallel_and_calls_in_order(packs, tmp_path):
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
 def test_cancelled_request_is_not_answered(packs, tmp_path, era):
     path = tmp_path / "go"
-    with launched(*packs) as client:
+    with launch(*packs) as client:
         running = client.send("tools/call", era, name="wait_for", arguments={"path": str(path)})
-        started(path)
+        wait_for_start(path)
         waiting = client.send("tools/call", era, name="wait_for", arguments={"path": str(path)})
         behind = client.send("tools/call", era, name="wait_for", arguments={"path": str(path), "text": "behind"})
         for request_id in (waiting, running, "unknown", None, [1]):
@@ -252,9 +252,9 @@ def test_session_continues_at_once_after_a_cancelled_request(packs, tmp_path, er
     pipe, there = tmp_path / "pipe", tmp_path / "there"
     os.mkfifo(pipe)
     there.touch()
-    with launched(*packs) as client:
+    with launch(*packs) as client:
         running = client.send("tools/call", era, name="read", arguments={"path": str(pipe)})
-        started(pipe)
+        wait_for_start(pipe)
         client.send("notifications/cancelled", era, notify=True, requestId=running)
         assert client.call("wait_for", era, path=str(there))["content"][0]["text"] == "done"
         pipe.write_text("")  # The first call can end only now.
@@ -262,7 +262,7 @@ def test_session_continues_at_once_after_a_cancelled_request(packs, tmp_path, er
 
 def test_progress_token_gets_progress_notifications(packs, tmp_path):
     path = tmp_path / "go"
-    with launched(*packs) as client:
+    with launch(*packs) as client:
         meta = {"progressToken": "t"}
         client.send("tools/call", name="wait_for", arguments={"path": str(path)}, _meta=meta)
         progress = client.read()
@@ -275,9 +275,9 @@ def test_progress_token_gets_progress_notifications(packs, tmp_path):
 
 def test_running_call_is_finished_after_the_end_of_input(packs, tmp_path):
     path = tmp_path / "go"
-    with launched(*packs) as client:
+    with launch(*packs) as client:
         client.send("tools/call", name="wait_for", arguments={"path": str(path)})
-        started(path)
+        wait_for_start(path)
         client.process.stdin.close()
         path.touch()
         rest = client.process.stdout.read()
@@ -288,9 +288,9 @@ def test_running_call_is_finished_after_the_end_of_input(packs, tmp_path):
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
 def test_endless_call_is_abandoned_at_the_end(packs, tmp_path, number):
     path = tmp_path / "go"
-    with launched(*packs, TOOLPACK_DRAIN_SECONDS="0.1") as client:
+    with launch(*packs, TOOLPACK_DRAIN_SECONDS="0.1") as client:
         client.send("tools/call", name="wait_for", arguments={"path": str(path)})
-        started(path)
+        wait_for_start(path)
         if number is not None:
             client.process.send_signal(number)
         status, rest, _ = client.end()
@@ -299,7 +299,7 @@ def test_endless_call_is_abandoned_at_the_end(packs, tmp_path, number):
 
 
 def test_process_ends_when_its_client_is_gone(packs):
-    with launched(*packs) as client:
+    with launch(*packs) as client:
         client.ask("ping")
         client.process.stdout.close()
         client.write('{"jsonrpc":"2.0","id":1,"method":"ping"}\n')
@@ -321,7 +321,7 @@ def test_process_ends_when_its_client_is_gone(packs):
     ],
 )
 def test_failed_start_prints_the_reason_to_stderr(arguments, why):
-    with launched(*arguments) as client:
+    with launch(*arguments) as client:
         status, rest, printed = client.end()
     assert status != 0
     assert rest == b""
@@ -345,7 +345,7 @@ def url(mcp):
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
 def test_messages_are_forwarded_to_a_session_on_a_server(mcp, era):
     for number in (1, 2):  # The world outlives the client.
-        with launched("--url", url(mcp)) as client:
+        with launch("--url", url(mcp)) as client:
             if era == LEGACY:
                 assert client.ask("initialize", protocolVersion=LEGACY)["result"]["protocolVersion"] == LEGACY
                 client.send("notifications/initialized", notify=True)
@@ -365,12 +365,12 @@ def test_messages_are_forwarded_to_a_named_session(era):
     tokens = {"ann": "the-token-of-ann"}
     with http_endpoint.served("h11", catalog=load_catalog((), ("bank",)), log_calls="off", tokens=tokens) as endpoint:
         address = f"http://127.0.0.1:{endpoint.port}/mcp?packs=bank&session=mine"
-        with launched("--url", address, TOOLPACK_TOKEN=tokens["ann"]) as client:
+        with launch("--url", address, TOOLPACK_TOKEN=tokens["ann"]) as client:
             client.ask("server/discover" if era == MODERN else "initialize", era)
             client.call("move_to_savings", era, amount="40.25")
-        with launched("--url", address, "--token", tokens["ann"]) as client:
+        with launch("--url", address, "--token", tokens["ann"]) as client:
             assert client.call("get_balance", era)["content"][0]["text"] == "1800.00"
-        with launched("--url", address) as client:
+        with launch("--url", address) as client:
             error = client.ask("tools/list", era)["error"]
     assert "the server requires a valid token: give one with --token, or as TOOLPACK_TOKEN." in error["message"]
 
@@ -380,7 +380,7 @@ def test_prompt_of_a_task_is_forwarded(era):
     with http_endpoint.served("h11", catalog=load_catalog((), ("bank",)), log_calls="off") as endpoint:
         session = endpoint.rpc("create_session", task="bank/save-300")
         prompt_text = endpoint.rpc("get_task", task="bank/save-300")["prompt"]
-        with launched("--url", f"http://127.0.0.1:{endpoint.port}{session['mcp_path']}") as client:
+        with launch("--url", f"http://127.0.0.1:{endpoint.port}{session['mcp_path']}") as client:
             first = client.ask("server/discover" if era == MODERN else "initialize", era)["result"]
             assert first["instructions"] == prompt_text
             assert [prompt["name"] for prompt in client.ask("prompts/list", era)["result"]["prompts"]] == ["task"]
@@ -392,7 +392,7 @@ def test_call_during_an_outage_is_retried_and_runs_once(tmp_path):
     with server_process.served(tmp_path) as served:
         session = served.rpc("create_session", toolpacks=["ledger"])
         port = served.url.rpartition(":")[2]
-        with launched("--url", served.url + session["mcp_path"]) as client:
+        with launch("--url", served.url + session["mcp_path"]) as client:
             assert client.call("add", amount=1)["content"][0]["text"] == "1"
             served.kill()
             number = client.send("tools/call", name="add", arguments={"amount": 2})
@@ -405,10 +405,10 @@ def test_call_during_an_outage_is_retried_and_runs_once(tmp_path):
 
 
 def test_closed_session_and_wrong_path_are_errors(mcp):
-    with launched("--url", url(mcp)) as client:
+    with launch("--url", url(mcp)) as client:
         mcp.rpc("close_session")
         assert client.ask("initialize", protocolVersion=LEGACY)["error"]["code"] == -33001
-    with launched("--url", f"http://127.0.0.1:{mcp.endpoint.port}/x/mcp/y") as client:
+    with launch("--url", f"http://127.0.0.1:{mcp.endpoint.port}/x/mcp/y") as client:
         error = client.ask("ping")["error"]
     assert error["code"] == -32603
     assert "There is nothing at this path" in error["message"]
@@ -417,7 +417,7 @@ def test_closed_session_and_wrong_path_are_errors(mcp):
 def test_progress_and_cancellation_are_forwarded(mcp):
     conformance = __import__("sys").modules["toolpacks.conformance"]
     conformance.gates["carried"] = conformance.threading.Event()
-    with launched("--url", url(mcp)) as client:
+    with launch("--url", url(mcp)) as client:
         meta = {"progressToken": 5}
         arguments = {"number": 1, "gate": "carried"}
         running = client.send("tools/call", MODERN, name="count_and_wait", arguments=arguments, _meta=meta)
@@ -470,7 +470,7 @@ def impostor():
         yield lambda *answers: stack.enter_context(contextlib.closing(Impostor(*answers)))
 
 
-def answering(kind="application/json", **members):
+def reply_with(kind="application/json", **members):
     def answer(handler, request):
         body = json.dumps({"jsonrpc": "2.0", "id": request["id"], **members}).encode()
         handler.send_response(200)
@@ -498,7 +498,7 @@ STREAM = "text/event-stream"
 BUSY = {"code": -33006, "message": "Send it again.", "data": {"type": "OverloadedError", "retry_after_seconds": 0.001}}
 
 
-def carried(url, monkeypatch, max_bytes=1000):
+def forward_call(url, monkeypatch, max_bytes=1000):
     """Forward one call to a server. Return its answer, and the other messages for the client."""
     monkeypatch.setattr(bridge, "DELAY_SECONDS", 0.001)
     emitted = []
@@ -516,9 +516,9 @@ def carried(url, monkeypatch, max_bytes=1000):
 
 @pytest.mark.parametrize("kind", ["application/json", STREAM])
 def test_temporary_rejection_is_retried_with_the_same_call_id(impostor, monkeypatch, kind):
-    busy, done = answering(kind, error=BUSY), answering(kind, result={"content": []})
+    busy, done = reply_with(kind, error=BUSY), reply_with(kind, result={"content": []})
     server = impostor(busy, busy, done)
-    assert carried(server.url, monkeypatch)[0] == {"jsonrpc": "2.0", "id": 7, "result": {"content": []}}
+    assert forward_call(server.url, monkeypatch)[0] == {"jsonrpc": "2.0", "id": 7, "result": {"content": []}}
     call_ids = {str(request["params"]["_meta"]) for request in server.requests}
     assert (len(server.requests), len(call_ids)) == (3, 1)
 
@@ -545,19 +545,19 @@ def test_calls_are_sent_one_after_the_other(monkeypatch):
 
 
 def test_repeated_rejection_is_returned_after_the_last_retry(impostor, monkeypatch):
-    server = impostor(answering(error=BUSY))
-    assert carried(server.url, monkeypatch)[0] == {"jsonrpc": "2.0", "id": 7, "error": BUSY}
+    server = impostor(reply_with(error=BUSY))
+    assert forward_call(server.url, monkeypatch)[0] == {"jsonrpc": "2.0", "id": 7, "error": BUSY}
     assert len(server.requests) == bridge.RETRIES + 1
 
 
 @pytest.mark.parametrize("given", ["7", 8, None, 7.0, True])
 def test_answer_to_another_request_is_not_forwarded(impostor, monkeypatch, given):
-    answer, _ = carried(impostor(answering(id=given, result={"secret": 1})).url, monkeypatch)
+    answer, _ = forward_call(impostor(reply_with(id=given, result={"secret": 1})).url, monkeypatch)
     assert (answer["id"], answer["error"]["code"]) == (7, -32603)
     assert "secret" not in str(answer)
     other = b'data: {"jsonrpc": "2.0", "id": %b, "result": 1}\n\n' % json.dumps(given).encode()
     mine = b'data: {"jsonrpc": "2.0", "id": 7, "result": 2}\n\n'
-    assert carried(impostor(forever(other, mine)).url, monkeypatch)[0]["result"] == 2
+    assert forward_call(impostor(forever(other, mine)).url, monkeypatch)[0]["result"] == 2
 
 
 @pytest.mark.parametrize(
@@ -573,7 +573,7 @@ def test_answer_to_another_request_is_not_forwarded(impostor, monkeypatch, given
 )
 def test_endless_event_stream_is_cut_off(impostor, monkeypatch, piece, why):
     monkeypatch.setattr(bridge, "STREAM_SECONDS", 0.05)
-    answer, emitted = carried(impostor(forever(piece)).url, monkeypatch)
+    answer, emitted = forward_call(impostor(forever(piece)).url, monkeypatch)
     assert (answer["id"], answer["error"]["code"]) == (7, -32603)
     assert why in answer["error"]["message"]
     assert emitted == []
@@ -582,7 +582,7 @@ def test_endless_event_stream_is_cut_off(impostor, monkeypatch, piece, why):
 def test_endless_event_stream_does_not_keep_the_process_alive(impostor):
     progress = b'data: {"jsonrpc": "2.0", "method": "notifications/progress"}\n\n'
     server = impostor(forever(progress, b": alive\n\n"))
-    with launched("--url", server.url, TOOLPACK_DRAIN_SECONDS="0.1") as client:
+    with launch("--url", server.url, TOOLPACK_DRAIN_SECONDS="0.1") as client:
         number = client.send("tools/call", name="f", arguments={})
         client.read()
         status, rest, printed = client.end()
@@ -604,7 +604,7 @@ def test_unread_output_is_dropped_beyond_a_limit():
 
 
 def test_process_ends_completely():
-    with launched("--packs", "bank") as client:
+    with launch("--packs", "bank") as client:
         client.ask("ping")
         pid = client.process.pid
         assert client.end()[0] == 0

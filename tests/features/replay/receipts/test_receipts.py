@@ -57,7 +57,7 @@ def play(server, **more):
             assert server.http.post(session["agent_path"], json=body).json()["result"] is True
 
 
-def evaluated(server, folder):
+def write_receipt(server, folder):
     """Write a receipt of the sessions on a server. Return its file and the result of the command."""
     file = folder / "receipt.json"
     ended = invoke("evaluate", "--url", server.url, "--receipt", file, "--sign-key", folder / "receipt.key")
@@ -66,19 +66,19 @@ def evaluated(server, folder):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def valid_receipt(tmp_path_factory):
     """A receipt whose server and data no longer exist."""
     folder, data = tmp_path_factory.mktemp("receipt"), tmp_path_factory.mktemp("server")
     with server_process.served(data) as server:
         play(server)
-        file, ended = evaluated(server, folder)
+        file, ended = write_receipt(server, folder)
     shutil.rmtree(data)
     return SimpleNamespace(
         file=file, text=file.read_bytes(), json=json.loads(file.read_bytes()), key=folder / "receipt.key", said=ended
     )
 
 
-def signed(value, key):
+def sign_again(value, key):
     """Sign a receipt again, as anyone can with their own key."""
     unsigned = {name: each for name, each in value.items() if name != "signature"} | {"key": key.public}
     return canonical(unsigned | {"signature": key.sign(canonical(unsigned))}) + b"\n"
@@ -97,58 +97,61 @@ def refusal(tmp_path, text, key=None):
 # Valid receipts
 
 
-def test_receipt_is_verified_without_its_server(made):
-    ended = run("verify", *PACKS, "--key", made.json["key"], made.file)
+def test_receipt_is_verified_without_its_server(valid_receipt):
+    ended = run("verify", *PACKS, "--key", valid_receipt.json["key"], valid_receipt.file)
     assert (ended.returncode, ended.stderr) == (0, ""), ended
     assert ended.stdout.splitlines()[-1] == "equal: all 4 sessions"
     assert "bank/save-300     2       1        0.500" in ended.stdout
     assert "whose key" not in ended.stdout
 
 
-def test_sessions_that_differ_only_in_times_are_reported(made, tmp_path):
-    value = copy.deepcopy(made.json)
+def test_sessions_that_differ_only_in_times_are_reported(valid_receipt, tmp_path):
+    value = copy.deepcopy(valid_receipt.json)
     value["sessions"].insert(1, value["sessions"][0])
     times = copy.deepcopy(value["times"]["sessions"][0])
     times[-1][1] += 1.0
     value["times"]["sessions"].insert(1, times)
-    (tmp_path / "twice.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    (tmp_path / "twice.json").write_bytes(sign_again(value, SigningKey(tmp_path / "key")))
     ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "twice.json")
     assert "1 of 5 sessions differ from another one only in their times: they may be copies." in ended.stdout
 
 
-def test_verify_prints_json_and_writes_an_html_page(made, tmp_path):
-    ended = run_here("verify", *PACKS, "--no-sandbox", "--json", "--html", tmp_path / "page.html", made.file)
+def test_verify_prints_json_and_writes_an_html_page(valid_receipt, tmp_path):
+    ended = run_here("verify", *PACKS, "--no-sandbox", "--json", "--html", tmp_path / "page.html", valid_receipt.file)
     report = json.loads(ended.stdout)
-    assert (report["equal"], report["key"], len(report["sessions"])) == (True, made.json["key"], 4)
+    assert (report["equal"], report["key"], len(report["sessions"])) == (True, valid_receipt.json["key"], 4)
     assert [each["verdict"]["passed"] for each in report["sessions"]] == [True, False, True, False]
     said = f"4 of 4 sessions are equal to those in the receipt with key {report['key']}."
     assert said in (tmp_path / "page.html").read_text()
 
 
-def test_verification_ignores_request_limits_of_this_server(made):
+def test_verification_ignores_request_limits_of_this_server(valid_receipt):
     """A server with higher limits may have written a receipt with more of a session."""
-    ended = run_here("verify", *PACKS, "--no-sandbox", made.file, TOOLPACK_MAX_BODY_BYTES="1024")
+    ended = run_here("verify", *PACKS, "--no-sandbox", valid_receipt.file, TOOLPACK_MAX_BODY_BYTES="1024")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
-def test_full_disk_for_the_page_is_no_difference(made):
-    ended = run_here("verify", *PACKS, "--no-sandbox", "--html", "/dev/full", made.file)
+def test_full_disk_for_the_page_is_no_difference(valid_receipt):
+    ended = run_here("verify", *PACKS, "--no-sandbox", "--html", "/dev/full", valid_receipt.file)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "toolpack-server: No space left on device.\n"
 
 
-def test_key_is_made_once_and_readable_only_by_its_user(made, tmp_path):
-    assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
-    assert made.said.stderr.strip() == f"Receipt of 4 sessions, signed with key {SigningKey(made.key).public}"
-    made.key.chmod(0o644)
+def test_key_is_made_once_and_readable_only_by_its_user(valid_receipt, tmp_path):
+    assert stat.S_IMODE(valid_receipt.key.stat().st_mode) == 0o600
+    assert (
+        valid_receipt.said.stderr.strip()
+        == f"Receipt of 4 sessions, signed with key {SigningKey(valid_receipt.key).public}"
+    )
+    valid_receipt.key.chmod(0o644)
     try:
-        ended = run_here("evaluate", "--receipt", tmp_path / "x", "--sign-key", made.key)
+        ended = run_here("evaluate", "--receipt", tmp_path / "x", "--sign-key", valid_receipt.key)
     finally:
-        made.key.chmod(0o600)
+        valid_receipt.key.chmod(0o600)
     assert ended.returncode == 1
     assert ended.stderr.startswith("toolpack-server: Other users can read the key file")
-    ended = run_here("evaluate", "--sign-key", made.key)
+    ended = run_here("evaluate", "--sign-key", valid_receipt.key)
     assert "--sign-key signs a receipt: give --receipt, too." in ended.stderr
 
 
@@ -161,7 +164,7 @@ def receipt_on(folder, *flags, seeds=None, **variables):
     folder.mkdir()
     with server_process.served(folder, *flags, **variables) as server:
         play(server, **(seeds or {}))
-        return evaluated(server, folder)[0].read_bytes()
+        return write_receipt(server, folder)[0].read_bytes()
 
 
 @pytest.mark.heavy
@@ -247,7 +250,7 @@ def test_receipt_of_a_fork_has_its_whole_past(tmp_path, seeds):
     assert len(forks) == 2
     forks[1]["forked_from"][0]["version"] = 9
     said = "was forked at version 9, but the records before the fork don't have this version."
-    assert said in refusal(tmp_path, signed(value, key))
+    assert said in refusal(tmp_path, sign_again(value, key))
 
 
 def test_fork_with_an_unreadable_parent_is_rejected(tmp_path):
@@ -283,30 +286,32 @@ CHANGED = "has a wrong signature: it was changed, or its key didn't sign it."
         ('"run":"first"', '"run":"second"'),
     ],
 )
-def test_edited_receipt_is_rejected(made, tmp_path, old, new):
-    assert old in made.text.decode()
-    assert refusal(tmp_path, made.text.replace(old.encode(), new.encode())) == CHANGED
+def test_edited_receipt_is_rejected(valid_receipt, tmp_path, old, new):
+    assert old in valid_receipt.text.decode()
+    assert refusal(tmp_path, valid_receipt.text.replace(old.encode(), new.encode())) == CHANGED
 
 
-def test_missing_cut_or_foreign_signature_is_rejected(made, tmp_path):
+def test_missing_cut_or_foreign_signature_is_rejected(valid_receipt, tmp_path):
     other = SigningKey(tmp_path / "other.key")
-    unsigned = {name: each for name, each in made.json.items() if name != "signature"}
+    unsigned = {name: each for name, each in valid_receipt.json.items() if name != "signature"}
     assert refusal(tmp_path, canonical(unsigned) + b"\n") == "isn't signed."
-    cut = made.json | {"signature": made.json["signature"][:-2]}
+    cut = valid_receipt.json | {"signature": valid_receipt.json["signature"][:-2]}
     for forged in (
         cut,
-        made.json | {"signature": "x" * 128},
-        made.json | {"key": other.public},
-        made.json | {"key": "z"},
+        valid_receipt.json | {"signature": "x" * 128},
+        valid_receipt.json | {"key": other.public},
+        valid_receipt.json | {"key": "z"},
     ):
         assert refusal(tmp_path, canonical(forged) + b"\n") == CHANGED
-    assert refusal(tmp_path, canonical(made.json | {"signature": 7}) + b"\n") == "isn't signed."
-    resigned = signed(made.json, other)
-    assert refusal(tmp_path, resigned, made.json["key"]).startswith(f"was signed with the key {other.public}, not with")
+    assert refusal(tmp_path, canonical(valid_receipt.json | {"signature": 7}) + b"\n") == "isn't signed."
+    resigned = sign_again(valid_receipt.json, other)
+    assert refusal(tmp_path, resigned, valid_receipt.json["key"]).startswith(
+        f"was signed with the key {other.public}, not with"
+    )
     named = tmp_path / "whose"
-    named.write_text(f"{made.json['key']}\n")
+    named.write_text(f"{valid_receipt.json['key']}\n")
     assert refusal(tmp_path, resigned, named).startswith(f"was signed with the key {other.public}, not with")
-    ended = run_here("verify", "--key", "nobody", made.file)
+    ended = run_here("verify", "--key", "nobody", valid_receipt.file)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert "--key nobody is neither a key, 64 hexadecimal digits, nor a file" in ended.stderr
 
@@ -341,8 +346,12 @@ def test_file_that_is_no_receipt_is_rejected(text, said, tmp_path):
     assert refusal(tmp_path, text) == said
 
 
-def test_receipt_must_be_canonical_byte_for_byte(made, tmp_path):
-    for text in (json.dumps(made.json).encode(), made.text[:-1], made.text.replace(b'{"code"', b'{"code":1,"code"', 1)):
+def test_receipt_must_be_canonical_byte_for_byte(valid_receipt, tmp_path):
+    for text in (
+        json.dumps(valid_receipt.json).encode(),
+        valid_receipt.text[:-1],
+        valid_receipt.text.replace(b'{"code"', b'{"code":1,"code"', 1),
+    ):
         assert refusal(tmp_path, text) == "was changed: it isn't in canonical form."
 
 
@@ -398,15 +407,15 @@ def other_time(value):
         (negative, "isn't a valid receipt, at times.sessions.0.0.1."),
     ],
 )
-def test_validly_signed_receipt_must_be_consistent(made, tmp_path, forge, said):
-    value = copy.deepcopy(made.json)
+def test_validly_signed_receipt_must_be_consistent(valid_receipt, tmp_path, forge, said):
+    value = copy.deepcopy(valid_receipt.json)
     forge(value)
-    assert said in refusal(tmp_path, signed(value, SigningKey(tmp_path / "key")))
+    assert said in refusal(tmp_path, sign_again(value, SigningKey(tmp_path / "key")))
 
 
 @given(st.data())
-def test_any_changed_byte_is_detected(made, tmp_path_factory, data):
-    text = bytearray(made.text)
+def test_any_changed_byte_is_detected(valid_receipt, tmp_path_factory, data):
+    text = bytearray(valid_receipt.text)
     place = data.draw(st.integers(0, len(text) - 1))
     match data.draw(st.sampled_from(["flip", "insert", "delete", "cut"])):
         case "flip":
@@ -419,7 +428,7 @@ def test_any_changed_byte_is_detected(made, tmp_path_factory, data):
             del text[place:]
     file = tmp_path_factory.getbasetemp() / "changed.json"
     file.write_bytes(text)
-    if bytes(text) != made.text:
+    if bytes(text) != valid_receipt.text:
         with pytest.raises(ReceiptRefusedError):
             read(file, None)
 
@@ -427,12 +436,12 @@ def test_any_changed_byte_is_detected(made, tmp_path_factory, data):
 # The code that verifies
 
 
-def test_different_code_is_reported_before_anything_runs(made, tmp_path):
-    value = copy.deepcopy(made.json)
+def test_different_code_is_reported_before_anything_runs(valid_receipt, tmp_path):
+    value = copy.deepcopy(valid_receipt.json)
     value["code"]["toolpacks"]["bank"]["digest"] = "0" * 64
     value["code"]["server"]["digest"] = "1" * 64
     value["code"]["python"] = "3.0.0"
-    (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    (tmp_path / "r.json").write_bytes(sign_again(value, SigningKey(tmp_path / "key")))
     with mock.patch("toolpack_server.features.replay.receipts.command._verify_sessions", side_effect=AssertionError):
         ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
     assert ended.returncode == 2
@@ -445,25 +454,28 @@ def test_different_code_is_reported_before_anything_runs(made, tmp_path):
     assert "Other code: the toolpack 'bank' is 0.1.0 " in ended.stdout
 
 
-def test_missing_toolpack_is_reported(made):
+def test_missing_toolpack_is_reported(valid_receipt):
     ended = run_here(
-        "verify", "--pack-dir", server_process.serving.PACKS, "--packs", "ledger", "--no-sandbox", made.file
+        "verify", "--pack-dir", server_process.serving.PACKS, "--packs", "ledger", "--no-sandbox", valid_receipt.file
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "The toolpack 'bank' isn't loaded" in ended.stderr
 
 
-def test_verify_runs_nothing_without_a_sandbox_by_default(made):
+def test_verify_runs_nothing_without_a_sandbox_by_default(valid_receipt):
     with mock.patch("toolpack_server.features.executors.system.LIBC.syscall", return_value=-1, create=True):
-        ended = run_here("verify", *PACKS, made.file)
+        ended = run_here("verify", *PACKS, valid_receipt.file)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert "needs Linux 6.12 or newer with Landlock" in ended.stderr
 
 
-def test_missing_package_is_reported_with_its_install_command(made, tmp_path):
+def test_missing_package_is_reported_with_its_install_command(valid_receipt, tmp_path):
     with mock.patch.dict(sys.modules, {"cryptography.hazmat.primitives.asymmetric": None}):
-        for words in (["verify", made.file], ["evaluate", "--receipt", tmp_path / "r", "--sign-key", made.key]):
+        for words in (
+            ["verify", valid_receipt.file],
+            ["evaluate", "--receipt", tmp_path / "r", "--sign-key", valid_receipt.key],
+        ):
             ended = run_here(*words)
             assert ended.returncode != 0
             assert ended.stderr == (
@@ -485,16 +497,16 @@ def test_server_imports_nothing_of_receipts():
 
 
 @pytest.fixture(scope="module")
-def again(made):
+def again(valid_receipt):
     """A function that runs the first session of a receipt again in this process, in threads, and returns the result."""
     loop, service = asyncio.new_event_loop(), Service(memory_settings((server_process.serving.PACKS,), "bank"))
-    send, times = local(service, Caller()), made.json["times"]["sessions"][0]
+    send, times = local(service, Caller()), valid_receipt.json["times"]["sessions"][0]
 
     async def found(entry):
         try:
             return await _replay_session(service, send, 0, receipts.ReceiptEntry.model_validate(entry), times, None)
         finally:
-            await send("close_session", {"labels": made.json["sessions"][0]["labels"]})
+            await send("close_session", {"labels": valid_receipt.json["sessions"][0]["labels"]})
 
     with contextlib.closing(loop):
         yield lambda entry: loop.run_until_complete(found(entry))
@@ -513,8 +525,8 @@ INPUTS = {"labels", "kwargs", "answer", "content", "role", "metadata", "by"}
 
 
 @given(data=st.data())
-def test_every_output_is_compared_even_if_a_forger_signs(made, again, data):
-    entry = copy.deepcopy(made.json["sessions"][0])
+def test_every_output_is_compared_even_if_a_forger_signs(valid_receipt, again, data):
+    entry = copy.deepcopy(valid_receipt.json["sessions"][0])
     assert again(entry)["equal"]
     path = data.draw(st.sampled_from([each for each in leaves(entry) if INPUTS.isdisjoint(each)]))
     holder = entry
@@ -527,22 +539,22 @@ def test_every_output_is_compared_even_if_a_forger_signs(made, again, data):
         assert not again(entry)["equal"], path
 
 
-def test_unknown_option_of_a_newer_version_is_reported(made, tmp_path):
-    value = copy.deepcopy(made.json)
+def test_unknown_option_of_a_newer_version_is_reported(valid_receipt, tmp_path):
+    value = copy.deepcopy(valid_receipt.json)
     value["sessions"][0]["kept"]["weather"] = "rain"
-    (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    (tmp_path / "r.json").write_bytes(sign_again(value, SigningKey(tmp_path / "key")))
     ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "has data 'weather', which this server doesn't know" in ended.stderr
     assert ended.stderr.endswith(" on a server of the version that made it, or a newer one.\n")
 
 
-def test_first_different_call_is_reported(made, tmp_path):
-    value = copy.deepcopy(made.json)
+def test_first_different_call_is_reported(valid_receipt, tmp_path):
+    value = copy.deepcopy(valid_receipt.json)
     (session,) = [each for each in value["sessions"] if each["task"] == TASKS[0] and each["verdict"]["passed"]]
     (call,) = [each for each in session["records"] if each.get("function") == "move_to_savings"]
     call["kwargs"]["amount"] = "299.00"
-    (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    (tmp_path / "r.json").write_bytes(sign_again(value, SigningKey(tmp_path / "key")))
     ended = run_here("verify", *PACKS, "--no-sandbox", "--json", tmp_path / "r.json")
     assert ended.returncode == 1
     report = json.loads(ended.stdout)
@@ -617,12 +629,12 @@ def test_host_failures_are_accepted_and_unseeded_clocks_differ(tmp_path):
     assert (looked["equal"], looked["difference"]["record"], looked["difference"]["what"]) == (False, "now", "result")
 
 
-def test_signed_but_forged_verdict_differs(made, tmp_path):
-    value = copy.deepcopy(made.json)
+def test_signed_but_forged_verdict_differs(valid_receipt, tmp_path):
+    value = copy.deepcopy(valid_receipt.json)
     failed = [each for each in value["sessions"] if not each["verdict"]["passed"]]
     for each in failed:
         each["verdict"] |= {"passed": True, "reward": 1.0}
-    (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    (tmp_path / "r.json").write_bytes(sign_again(value, SigningKey(tmp_path / "key")))
     ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
     assert ended.returncode == 1
     assert ended.stdout.count("  its verdict was ") == len(failed) == 2

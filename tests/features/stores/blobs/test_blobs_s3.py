@@ -54,11 +54,11 @@ class Proxy(BaseHTTPRequestHandler):
             faults.refused += 1
             self.reply(503, {}, b"")
             return
-        asked = http.client.HTTPConnection("127.0.0.1", self.server.behind)
-        asked.request(self.command, self.path, body, dict(self.headers))
-        answer = asked.getresponse()
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.behind)
+        connection.request(self.command, self.path, body, dict(self.headers))
+        answer = connection.getresponse()
         status, headers, text = answer.status, dict(answer.headers), answer.read()
-        asked.close()
+        connection.close()
         time.sleep(faults.slow)
         if faults.hold and self.command == "PUT":
             faults.held.set()
@@ -91,10 +91,10 @@ def s3():
 
     def is_there():
         assert process.poll() is None
-        asked = http.client.HTTPConnection("127.0.0.1", port)
-        with contextlib.suppress(OSError), contextlib.closing(asked):
-            asked.request("PUT", "/bucket")
-            return asked.getresponse().status == 200
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        with contextlib.suppress(OSError), contextlib.closing(connection):
+            connection.request("PUT", "/bucket")
+            return connection.getresponse().status == 200
         return False
 
     wait_until(is_there, "S3")
@@ -130,10 +130,10 @@ def variables(proxy, tmp_path):
 
 
 def objects_in(proxy, tmp_path):
-    asked = http.client.HTTPConnection("127.0.0.1", proxy.behind)
-    asked.request("GET", f"/bucket?list-type=2&prefix={tmp_path.name}/")
-    with contextlib.closing(asked):
-        return re.findall(r"<Key>([^<]*\.[^<]*)</Key>", asked.getresponse().read().decode())
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.behind)
+    connection.request("GET", f"/bucket?list-type=2&prefix={tmp_path.name}/")
+    with contextlib.closing(connection):
+        return re.findall(r"<Key>([^<]*\.[^<]*)</Key>", connection.getresponse().read().decode())
 
 
 def test_object_store_faults_cause_rejections_or_delays(proxy, variables, tmp_path):

@@ -168,7 +168,7 @@ class FakeRedis:
         pass
 
 
-def opened_on(monkeypatch, client):
+def open_on(monkeypatch, client):
     redis = pytest.importorskip("redis")
     monkeypatch.setattr(redis.Redis, "from_url", lambda *_arguments, **_more: client)
     return open_store("redis://somewhere/0")
@@ -241,7 +241,7 @@ def test_unknown_url_option_is_rejected_before_any_request():
 )
 def test_unsupported_redis_stops_the_start(monkeypatch, info, says):
     with pytest.raises(SettingsError, match=says):
-        opened_on(monkeypatch, FakeRedis(**info))
+        open_on(monkeypatch, FakeRedis(**info))
 
 
 @pytest.mark.parametrize("url", ["redis://first,redis://second", "redis://first,", "rediss://:a,b@host"])
@@ -253,12 +253,12 @@ def test_redis_url_with_a_comma_is_rejected(url):
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.10.1", "7.0", "10.0"])
 def test_supported_redis_version_is_accepted(monkeypatch, version):
-    opened_on(monkeypatch, FakeRedis(redis_version=version)).ping()
+    open_on(monkeypatch, FakeRedis(redis_version=version)).ping()
 
 
 def test_temporary_errors_are_retried_and_others_raised_at_once(monkeypatch):
     client = FakeRedis()
-    store = opened_on(monkeypatch, client)
+    store = open_on(monkeypatch, client)
     redis = pytest.importorskip("redis")
     client.failures = [redis.ConnectionError(), redis.TimeoutError(), redis.exceptions.ReadOnlyError()]
     store.ping()
