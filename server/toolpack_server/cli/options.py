@@ -9,7 +9,7 @@ import click
 
 def packs_options(command: Any) -> Any:
     """Decorator: add the flags that choose toolpacks."""
-    command = click.option("--packs", help="Names of toolpacks to load, comma-separated.")(command)
+    command = click.option("--packs", help='Toolpacks to load, comma-separated: names as in Toolpack("NAME").')(command)
     return click.option("--pack-dir", multiple=True, type=Path, help="Folder with toolpacks; may be repeated.")(command)
 
 
