@@ -1,4 +1,6 @@
-"""AgentDojo's suites as toolpacks: `agentdojo-workspace`, `agentdojo-travel`, `agentdojo-banking`, `agentdojo-slack`.
+"""The suites of AgentDojo and its family as toolpacks, such as `agentdojo-workspace` and `agentdojo-banking`.
+
+A benchmark of the family, such as AgentDyn, is installed in place of AgentDojo and adds its suites to `get_suites`.
 
 Everything comes unchanged from the installed `agentdojo`: its `Function` objects are registered, and its own code
 builds the environments. Only the options are checked here, so that errors list the valid values.
@@ -89,9 +91,19 @@ _NUMBERS = {v: [int(n) for n in v[1:].split(".")] for v in _SUITES if _SUITES[v]
 VERSIONS = tuple(sorted(_NUMBERS, key=_NUMBERS.__getitem__))
 NEWEST = VERSIONS[-1]
 
-# In the newest version: tasks that pass with nothing done, and injection tasks whose own solution doesn't pass.
-NOP_PASSES = {"banking": {f"user_task_{number}" for number in (5, 6, 8, 9, 10)}}
-UNSOLVED = {"workspace": {f"injection_task_{number}" for number in range(6, 14)}}
+
+def _names(user: Iterable[int] = (), injection: Iterable[int] = ()) -> set[str]:
+    return {*(f"user_task_{number}" for number in user), *(f"injection_task_{number}" for number in injection)}
+
+
+# In the newest version: tasks that pass with nothing done, and tasks whose own solution doesn't pass.
+NOP_PASSES = {"banking": _names(user=(5, 6, 8, 9, 10))}
+UNSOLVED = {
+    "workspace": _names(injection=range(6, 14)),
+    "shopping": _names(user=range(20), injection=range(9)),  # this and the next two are AgentDyn's
+    "github": _names(user=(2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 17, 18, 19), injection=range(9)),
+    "dailylife": _names(user=(5, 6, 7, 10), injection=(2, 6)),
+}
 
 
 def make_toolpack(suite_name: str) -> Toolpack:
@@ -166,7 +178,4 @@ def _check(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(f"{name!r} is no {kind}: choose from {', '.join(known)}")
 
 
-workspace = make_toolpack("workspace")
-travel = make_toolpack("travel")
-banking = make_toolpack("banking")
-slack = make_toolpack("slack")
+globals().update({name: make_toolpack(name) for name in get_suites(NEWEST)})  # a toolpack is found in a global variable

@@ -1,6 +1,7 @@
 """Functions that return perturbation rules. `features/evaluation/rules.py` describes the rules."""
 
 from toolpack_server.features.evaluation.perturbations.authors import (
+    attacks,
     fails,
     injects,
     loses_answer,
@@ -13,6 +14,7 @@ from toolpack_server.features.evaluation.perturbations.authors import (
 )
 
 __all__ = [
+    "attacks",
     "fails",
     "injects",
     "loses_answer",

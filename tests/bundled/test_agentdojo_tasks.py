@@ -16,9 +16,9 @@ from toolpack_server.packs.loading import load_catalog
 
 pytestmark = with_agentdojo.HEAVY
 
-NAMES = ("workspace", "travel", "banking", "slack")
-CATALOG = load_catalog((), tuple(f"agentdojo-{name}" for name in NAMES))
 SUITES = get_suites("v1.2.2")
+NAMES = tuple(SUITES)  # AgentDyn adds three to AgentDojo's four
+CATALOG = load_catalog((), tuple(f"agentdojo-{name}" for name in NAMES))
 USER = [(suite, name) for suite in NAMES for name in SUITES[suite].user_tasks]
 INJECTION = [(suite, name) for suite in NAMES for name in SUITES[suite].injection_tasks]
 
@@ -69,11 +69,11 @@ def run_ground_truth(bench, session_id, task, environment):
         bench.call(session_id, call.function, **loads(to_json(call.args)))
 
 
-def test_there_are_132_agentdojo_tasks(bench):
-    assert (len(USER), len(INJECTION)) == (97, 35)
-    listed = [task["task"] for after in (-1, 99) for task in bench.rpc("list_tasks", after=after)["tasks"]]
+def test_there_are_132_agentdojo_tasks_and_88_of_agentdyn(bench):
+    assert (len(USER), len(INJECTION)) == ((97, 35) if len(SUITES) == 4 else (157, 63))
+    listed = [task["task"] for task in bench.rpc("list_tasks", limit=1000)["tasks"]]
     assert sorted(listed) == sorted(f"agentdojo-{suite}/{name}" for suite, name in USER + INJECTION)
-    assert bench.rpc("list_tasks", tags=["injection"])["total"] == 35
+    assert bench.rpc("list_tasks", tags=["injection"])["total"] == len(INJECTION)
     task = bench.rpc("get_task", task="agentdojo-slack/user_task_3")
     assert task["prompt"] == SUITES["slack"].user_tasks["user_task_3"].PROMPT
     assert task["options"] == {"agentdojo-slack": {"user_task": "user_task_3"}}

@@ -15,7 +15,7 @@ from toolpack_server.snapshots.comparison import difference
 
 pytestmark = with_agentdojo.HEAVY
 
-SUITES = ("workspace", "travel", "banking", "slack")
+SUITES = tuple(get_suites("v1.2.2"))  # AgentDyn adds three to AgentDojo's four
 NAMES = tuple(f"agentdojo-{name}" for name in SUITES)
 
 
@@ -131,6 +131,20 @@ def test_loading_does_not_import_clients_of_model_vendors():
     )
     assert status == 0, err
     assert out.split() == ["False", "False", "False", "True", "True", "module", "True"]
+
+
+def test_suite_that_a_fork_adds_becomes_a_toolpack():
+    status, out, err = run(
+        "import copy\n"
+        "from agentdojo.task_suite import load_suites\n"
+        "added = copy.copy(load_suites.get_suites('v1.2.2')['banking'])\n"
+        "added.name = 'shopping'\n"
+        "load_suites.register_suite(added, 'v1.2.2')\n"
+        "from toolpack_server.packs.loading import load_catalog\n"
+        "(pack,) = load_catalog((), ('agentdojo-shopping',)).toolpacks.values()\n"
+        "print(pack.name, len(pack.task_list.all()))"
+    )
+    assert (status, out) == (0, "agentdojo-shopping 25\n"), err
 
 
 def test_without_agentdojo_check_says_how_to_install_it():

@@ -60,6 +60,12 @@ def _appends(value: Any) -> bool:
     return _is_text(value)
 
 
+def _describes(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return value.keys() == {"append"} and _is_text(value["append"])
+    return _is_text(value) or value is True
+
+
 def _truncates(value: Any) -> bool:
     sizes = value.values() if isinstance(value, Mapping) and value and value.keys() <= {"texts", "items"} else [None]
     return all(type(each) is int and each >= 0 for each in sizes)
@@ -86,7 +92,7 @@ EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "corrupt": (_is_share, "a share from 0 to 1"),
     "hide": (lambda value: value is True, "true"),
     "rename": (lambda value: value is True or _renames(value), "true, or an object of new names by old ones"),
-    "describe": (lambda value: _is_text(value) or value is True, "a text, or true"),
+    "describe": (_describes, "a text, true, or an object with append, a text"),
     "forget": (
         lambda value: _are_texts(value) and {*value} <= {*FORGETS},
         f"a list of {', '.join(FORGETS)}",

@@ -63,7 +63,9 @@ class Appearance:
             names = [name for name in self._functions_by_rule[rule.name] if name in descriptions]
             for index, name in enumerate(names):
                 changes = changed.setdefault(name, {})
-                if rule.effect == "describe":  # `true` gives each function the description of the next one
+                if rule.effect == "describe" and isinstance(rule.value, Mapping):
+                    changes["description"] = changes.get("description", descriptions[name]) + rule.value["append"]
+                elif rule.effect == "describe":  # `true` gives each function the description of the next one
                     following = descriptions[names[(index + 1) % len(names)]]
                     changes["description"] = following if rule.value is True else rule.value
                 elif rule.effect == "forget":

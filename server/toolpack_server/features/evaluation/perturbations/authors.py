@@ -68,6 +68,36 @@ def injects(text: str, at: str | None = None, **when: Any) -> Rule:
     return {"append": text if at is None else {"text": text, "at": at}, **when}
 
 
+def attacks(
+    text: str, functions: str | Sequence[str] = "*", *, writes: str | Sequence[str] = "*", trusted: int = 3
+) -> dict[str, list[Rule]]:
+    """Return variants in which an attacker gives the agent instructions, each in another way.
+
+    - `poisoned-description`: the descriptions of functions end with the text.
+    - `changed-description`: they do so after the agent's first `trusted` calls.
+    - `shadowed-function`: the attacker answers in place of functions: nothing is committed, and results have the text.
+    - `poisoned-result`: results of functions have the text.
+    - `poisoned-memory`: results of functions have the text, once the agent has called one of `writes`.
+
+    Args:
+        text: The instructions. They are appended, after a space.
+        functions: The functions that the attacker controls.
+        writes: The functions with which the agent stores what it later reads with `functions`.
+    """
+    added = {"functions": functions, "append": f" {text}"}
+    described = {"functions": functions, "describe": {"append": f" {text}"}}
+    rules: dict[str, Rule] = {
+        "poisoned-description": described,
+        "changed-description": {**described, "calls": f"{trusted + 1}-"},
+        "shadowed-function": added,
+        "poisoned-result": added,
+        "poisoned-memory": {**added, "after": writes},
+    }
+    variants = {name: [{"name": name, **rule}] for name, rule in rules.items()}
+    variants["shadowed-function"].append(phantom(name="shadow", functions=functions))
+    return variants
+
+
 def rug_pull(trusted: int, description: str, **when: Any) -> Rule:
     """Return a rule that replaces descriptions of functions after the agent's first `trusted` calls."""
     return {"describe": description, "calls": f"{trusted + 1}-", **when}
