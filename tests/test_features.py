@@ -121,7 +121,7 @@ def is_gone(feature, bench, without, described):
     assert not [path for path in shown if path.startswith(f"features/{feature.name}/")]
     assert json.loads(shown["views.json"].content).keys().isdisjoint(feature.views)
     paths = {route.path for route in create_app(bench.service).routes}
-    assert paths.isdisjoint(feature.routes)
+    assert paths.isdisjoint(feature.routes.keys() - {path for each in without for path in each.routes})
 
 
 WIRED = re.compile(
@@ -272,6 +272,11 @@ def test_a_record_kind_is_replaced_only_by_a_subclass():
     other = type("OtherKind", (RecordKind,), {"name": "call"})
     with pytest.raises(StartError, match=r"^Two kinds of records are named 'call': derive OtherKind from CallKind to"):
         all_record_kinds([made("a", record_kinds=[other])])
+
+
+def test_features_may_share_a_route_with_its_endpoint():
+    features = [made("a", routes={"/look": "x:y"}), made("b", routes={"/look": "x:y"})]
+    assert [each.name for each in in_order(features)] == ["a", "b"]
 
 
 def test_features_come_after_their_requirements():

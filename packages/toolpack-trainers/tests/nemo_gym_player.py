@@ -3,7 +3,9 @@
 It reads a JSON line {url, by, episodes: [{row, calls, answer, pause}]}, and prints the result of each episode on a
 line. An episode with `pause` prints `amid` before its middle call, and continues after it reads a line. The model is
 scripted: it makes the calls of the episode, then gives the answer. With `by` "agent" the episodes have no names. With
-"environment" NeMo Gym's environment server names them and runs the agent.
+"environment" NeMo Gym's environment server names them and runs the agent. With "gymnasium" the Gymnasium agent plays by
+`/reset` and `/step`. With "contract" nothing is played: NeMo Gym's own checks of `/seed_session` and `/close_session`
+run with the row of each episode.
 """
 
 import asyncio
@@ -16,12 +18,16 @@ import time
 import urllib.parse
 import urllib.request
 
+import httpx
 import uvicorn
 from environment_servers.single_agent_turn.app import SingleAgentTurnEnvironmentServer
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from nemo_gym import BaseServerConfig, ServerClient
+from nemo_gym.base_resources_server import ResourcesSeedSessionRequest
 from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict
+from nemo_gym.testing.session_conformance import check_resources_session_contract
 from omegaconf import OmegaConf
+from responses_api_agents.gymnasium_agent.app import GymnasiumAgent
 from responses_api_agents.simple_agent.app import SimpleAgent
 
 episode = {}
@@ -72,9 +78,28 @@ def post(url, body):
         return json.load(reply)
 
 
+def check_contract(url, number, row):
+    """Run NeMo Gym's checks of a resources server: `url` stands for the app that they expect, and gets no cookies."""
+
+    async def forward(scope, receive, send):
+        request = Request(scope, receive)
+        async with httpx.AsyncClient() as client:
+            body = await request.body()
+            headers = {"Content-Type": "application/json"}
+            reply = await client.request(request.method, url + request.url.path, content=body, headers=headers)
+        await Response(reply.content, reply.status_code, media_type="application/json")(scope, receive, send)
+
+    task_id = {"taskset": "toolpack", "task_id": row["task"]}
+    name = f"contract-{number}"
+    episode = {"resources_session_id": name, "episode_id": {"rollout_id": name}, "task_id": task_id, "task_data": row}
+    check_resources_session_contract(forward, ResourcesSeedSessionRequest(**episode), keeps_state=True)
+    return {"reward": None}
+
+
 def run(by, ports, number, row):
-    if by == "agent":
-        return post(f"http://127.0.0.1:{ports['agent']}/run", row)
+    if by in {"agent", "gymnasium"}:
+        played = post(f"http://127.0.0.1:{ports[by]}/run", row)
+        return {**played.get("info", {}), **{name: value for name, value in played.items() if value is not None}}
     task = {"task_id": {"taskset": "toolpack", "task_id": row["task"]}, "task_input": row}
     body = {"episode_id": {"rollout_id": f"rollout.{number}"}, "task": task}
     ended = post(f"http://127.0.0.1:{ports['environment']}/run", body)
@@ -82,8 +107,12 @@ def run(by, ports, number, row):
 
 
 def main(url, by, episodes):
+    if by == "contract":
+        for number, each in enumerate(episodes):
+            print(json.dumps(check_contract(url, number, each["row"])), flush=True)  # noqa: T201
+        return
     target = urllib.parse.urlsplit(url)
-    ports = {"agent": free_port(), "model": free_port(), "environment": free_port()}
+    ports = {name: free_port() for name in ("agent", "gymnasium", "model", "environment")}
     here = {name: {"host": "127.0.0.1", "port": port} for name, port in ports.items()}
     agent = {
         **here["agent"],
@@ -92,6 +121,7 @@ def main(url, by, episodes):
         "resources_server": {"type": "resources_servers", "name": "toolpack"},
         "model_server": {"type": "responses_api_models", "name": "model"},
     }
+    gymnasium = {**agent, **here["gymnasium"], "name": "gymnasium", "max_steps": 100}
     toolpack = {"host": target.hostname, "port": target.port, "entrypoint": "app.py", "domain": "agent"}
     environment = {
         **here["environment"],
@@ -106,6 +136,7 @@ def main(url, by, episodes):
         {
             "toolpack": {"resources_servers": {"toolpack": toolpack}},
             "agent": {"responses_api_agents": {"agent": agent}},
+            "gymnasium": {"responses_api_agents": {"gymnasium": gymnasium}},
             "model": {"responses_api_models": {"model": {**here["model"], "entrypoint": "app.py"}}},
             "environment": {"environment_servers": {"environment": environment}},
         }
@@ -113,7 +144,8 @@ def main(url, by, episodes):
     get_global_config_dict(GlobalConfigDictParserConfig(initial_global_config_dict=settings))
     client = ServerClient(head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=settings)
     apps = {ports["model"]: model}
-    for kind, config in ((SimpleAgent, agent), (SingleAgentTurnEnvironmentServer, environment)):
+    kinds = ((SimpleAgent, agent), (GymnasiumAgent, gymnasium), (SingleAgentTurnEnvironmentServer, environment))
+    for kind, config in kinds:
         played = kind(config=kind.model_fields["config"].annotation(**config), server_client=client)
         apps[config["port"]] = played.setup_webserver()
     serve(apps)

@@ -15,6 +15,7 @@ TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
 class Agent:
     def __init__(self, url, auth=None):
         self.http = serving.http_client(url, auth=auth)
+        self.prefix = ""  # of /reset and /step
 
     def close(self):
         self.http.close()
@@ -43,6 +44,15 @@ class Agent:
         assert reply.status_code == 200, reply.text
         return reply.json()
 
+    def reset(self, task, **more):
+        self.http.cookies.clear()
+        body = {"task": task, "responses_create_params": {"input": "x"}, **more}
+        return self.post(f"{self.prefix}/reset", body)
+
+    def step(self, *output, **more):
+        body = {"responses_create_params": {"input": "x"}, "response": {"id": "0", "output": [*output]}, **more}
+        return self.post(f"{self.prefix}/step", body)
+
     def mcp(self, tools, method, **params):
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         return self.http.post(tools["url_path"], json=body, headers=tools["headers"]).json()["result"]
@@ -50,6 +60,10 @@ class Agent:
 
 def message(text):
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+def called(name, call_id="1", **kwargs):
+    return {"type": "function_call", "name": name, "arguments": json.dumps(kwargs), "call_id": call_id}
 
 
 FAILING = {"add_and_await": {}, "add_then": {"how": "raise"}, "add_and_return": {"what": "much"}}
@@ -122,6 +136,70 @@ def test_agent_plays_over_http_and_verify_returns_its_extras(agent, server):
     session = server.rpc("get_session", session_id=verified["session_id"])
     assert session["labels"] == {"nemo_gym": ""}
     assert agent.post("/get_balance", {}).text.startswith("EpisodeOverError: ")
+
+
+@pytest.mark.parametrize("prefix", ["", "/ng-rollout/7"])
+def test_gymnasium_agent_plays_by_reset_and_step(agent, server, prefix):
+    agent.prefix = prefix
+    begun = agent.reset("bank/save-300").json()
+    assert (begun["observation"], begun["info"]["task"]) == (None, "bank/save-300")
+    output = [called("get_balance"), called("move_to_savings", "2", amount="300.00"), message("One moment.")]
+    played = agent.step(*output, _ng_step_request_id="one").json()
+    assert (played["observation"], played["reward"]) == (None, 0.0)
+    assert (played["terminated"], played["truncated"]) == (False, False)
+    first, second = played["info"]["tool_outputs"]
+    assert first == {"call_id": "1", "output": "1840.25"}
+    assert json.loads(second["output"])["amount"] == "-300.00"
+    for _ in range(2):
+        ended = agent.step(message("Done."), _ng_step_request_id="two").json()
+        assert (ended["reward"], ended["terminated"], ended["truncated"]) == (1.0, True, False)
+        assert ended["info"]["passed"] is True
+    (late,) = agent.step(called("get_balance")).json()["info"]["tool_outputs"]
+    assert late["output"].startswith("EpisodeOverError: ")
+    session = server.rpc("get_session", session_id=begun["info"]["session_id"])
+    assert session["labels"] == {"nemo_gym": ""}
+
+
+def test_repeated_step_runs_its_calls_once(agent, server):
+    session_id = agent.reset("bank/save-300").json()["info"]["session_id"]
+    output = [called("get_balance"), called("move_to_savings", amount="300.00")]
+    first, again = (agent.step(*output, _ng_step_request_id="one").json() for _ in range(2))
+    assert first == again
+    trace = server.rpc("get_trace", session_id=session_id)
+    assert [record["function"] for record in trace] == ["get_balance", "move_to_savings"]
+    said = detail(agent.step(called("get_iban"), _ng_step_request_id="one"), 409)
+    assert "was used for another" in said
+
+
+def test_step_that_uses_up_the_calls_is_truncated_with_reward(agent):
+    agent.reset("chores/dishes")
+    assert agent.step(called("do", chore="dishes")).json()["truncated"] is False
+    ended = agent.step(*[called("look", str(number)) for number in range(3)]).json()
+    assert (ended["terminated"], ended["truncated"], ended["reward"]) == (False, True, 1.0)
+    texts = [output["output"] for output in ended["info"]["tool_outputs"]]
+    assert [text.startswith("EpisodeOverError: ") for text in texts] == [False, False, True]
+
+
+def test_step_returns_the_errors_of_failed_calls(agent):
+    agent.reset("chores/looks")
+    output = [
+        called("nope"),
+        called("do", chore=[1]),
+        {**called("do"), "arguments": "{"},
+        called("do", chore="nothing"),
+    ]
+    heard = [each["output"] for each in agent.step(*output).json()["info"]["tool_outputs"]]
+    assert "nope" in heard[0]
+    assert "chore" in heard[1]
+    assert "JSON" in heard[2]
+    assert heard[3] == "ValueError: nothing is no chore"
+
+
+@pytest.mark.parametrize("failure", ["raises", "exits"])
+def test_step_without_valid_verdict_is_refused(agent, failure):
+    agent.reset(f"chores/{failure}")
+    for _ in range(2):
+        assert detail(agent.step(message("x")), 422).startswith("The episode has no valid verdict, and so no reward: ")
 
 
 def test_agent_plays_over_mcp(agent):
@@ -210,6 +288,29 @@ def test_agent_sees_the_error_that_is_recorded(agent, server):
         ("/seed_session", {"task": "bank/save-300", "seed": [1]}, 400, "seed: "),
         ("/verify", {"response": {"output": []}}, 400, "The episode is missing: send the cookie toolpack_session"),
         ("/close_session", {}, 400, "resources_session_id: "),
+        ("/reset", {"responses_create_params": {}}, 400, "task: "),
+        ("/reset", {"responses_create_params": {}, "task": "bank/nope"}, 400, "bank/nope"),
+        ("/step", {"responses_create_params": {}}, 400, "response: "),
+        ("/step", {"responses_create_params": {}, "response": {}}, 400, "response.output: must be the list"),
+        ("/step", {"responses_create_params": {}, "response": {"output": []}}, 400, "The episode is missing: "),
+        (
+            "/step",
+            {"responses_create_params": {}, "response": {"output": [{"type": "function_call"}]}},
+            400,
+            "name: Field required. A function_call of response.output may have name, arguments, call_id.",
+        ),
+        (
+            "/step",
+            {"responses_create_params": {}, "response": {"output": [called("get_balance")] * 1001}},
+            400,
+            "response.output: has 1001 calls",
+        ),
+        (
+            "/step",
+            {"responses_create_params": {}, "response": {"output": []}, "_ng_step_request_id": "x" * 129},
+            400,
+            "_ng_step_request_id: ",
+        ),
         ("/aggregate_metrics", {"verify_responses": 3}, 400, "verify_responses: "),
         ("/aggregate_metrics", {"verify_responses": [{"reward": 1e308}] * 2}, 422, "verify_responses: "),
         ("/aggregate_metrics", reduce(lambda inner, _: [inner], range(300), 1), 400, "nested more than 128 deep"),
@@ -246,8 +347,6 @@ PATHS = [
     "rpc?x=1",
     "agents/x",
     "mcp",
-    "reset",
-    "step",
 ]
 PATHS += ["call", "bank/call", "bank%2Fcall", "openenv/bank/step", "openenv/bank/mcp", "ws", "create", "delete", "ping"]
 PATHS += [

@@ -1,4 +1,4 @@
-"""Episodes of the unmodified NeMo Gym 0.7 agent: all tasks of the bank, and kills of a server with two workers.
+"""Episodes of the unmodified NeMo Gym 0.7 agents: all tasks of the bank, and kills of a server with two workers.
 
 The agent runs in the Python that NEMO_GYM names. Without it these tests are skipped, with a hint.
 """
@@ -21,6 +21,8 @@ from tools.faults.world import Server
 PYTHON = os.environ.get("NEMO_GYM")
 ADVICE = "no NeMo Gym: python3.13 -m venv X && X/bin/pip install --ignore-requires-python nemo-gym==0.7.0, NEMO_GYM=…"
 PLAYER = Path(__file__).with_name("nemo_gym_player.py")
+
+BY = ["agent", "environment", "gymnasium"]
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(PYTHON is None, reason=ADVICE)]
 
@@ -65,7 +67,7 @@ def play_episodes(url, by, episodes, amid=lambda: None):
     return ended
 
 
-@pytest.mark.parametrize("by", ["agent", "environment"])
+@pytest.mark.parametrize("by", BY)
 def test_solution_is_rewarded_and_no_action_is_not(tmp_path, by):
     with server_process.served(tmp_path, "--packs", "bank") as server:
         episodes = list(solved(server.url))
@@ -74,7 +76,13 @@ def test_solution_is_rewarded_and_no_action_is_not(tmp_path, by):
         assert all(each["reward"] < 1.0 for each in play_episodes(server.url, by, idle))
 
 
-@pytest.mark.parametrize("by", ["agent", "environment"])
+def test_session_contract_of_nemo_gym_holds(tmp_path):
+    with server_process.served(tmp_path, "--packs", "bank") as server:
+        episodes = list(solved(server.url))[:2]
+        assert play_episodes(server.url, "contract", episodes) == [{"reward": None}] * 2
+
+
+@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 def test_episodes_survive_kills_of_the_server(tmp_path, store, by, request):
     url = request.getfixturevalue("redis_url") if store == "redis" else None

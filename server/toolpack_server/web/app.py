@@ -36,7 +36,7 @@ def create_app(service: Service) -> Starlette:
     """Create the application.
 
     Raises:
-        StartError: A setting is wrong or unsafe, or two features have the same path.
+        StartError: A setting is wrong or unsafe, or two features have different endpoints at the same path.
     """
     check_exposure(service.settings)
     gateway = Gateway(service)
@@ -48,13 +48,17 @@ def create_app(service: Service) -> Starlette:
     if service.settings.console:
         routes += console_routes(gateway.gate, console_files(service.context.record_kinds, service.features))
     path_owners = dict.fromkeys({route.path for route in routes}, "the server itself")
+    shared: dict[str, str] = {}  # the endpoint of each feature's path: several features may name the same one
     for feature in service.features:
         for path, name in feature.routes.items():
+            if shared.get(path) == name:
+                continue
             if path in path_owners:
                 raise StartError(
                     f"The path {path} of the feature {feature.name!r} is already used by {path_owners[path]}: "
                     f"leave the feature out with TOOLPACK_FEATURES=-{feature.name}."
                 )
+            shared[path] = name
             path_owners[path] = f"the feature {feature.name!r}"
             endpoints[path] = endpoint = resolve_name(name)(gateway)
             routes.append(Route(path, endpoint, methods=endpoint.verbs))

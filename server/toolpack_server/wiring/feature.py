@@ -58,7 +58,8 @@ class Feature:
             by the key of the address.
         tracer: Function that creates a call tracer, or returns None if tracing is off. Only one feature may have it.
         routes: Additional HTTP endpoints: import paths of subclasses of `web.endpoints.Endpoint`, by path. A path that
-            ends with `/{key}` belongs to agents' addresses.
+            ends with `/{key}` belongs to agents' addresses. Two features may have the same path with the same
+            endpoint.
         cookies: Names of cookies that the feature's clients send, each with allowed paths of other features. A request
             with such a cookie reaches only these paths and the feature's own, because a model may have chosen its path.
         views: Pages of the console, by the word after the `#` of their URL. The value is `package:path` of an ES module

@@ -113,7 +113,8 @@ def in_order(features: Iterable[type[Feature]]) -> list[type[Feature]]:
         additions = ((kind, keys) for kind, keys in _additions(feature).items() if kind not in _REPLACEABLE)
         for kind, key in ((kind, key) for kind, keys in additions for key in keys):
             other = owners.setdefault((kind, key), name)
-            if other != name:
+            shares = kind == "routes" and by_name[other].routes[key] == feature.routes[key]
+            if other != name and not shares:
                 raise StartError(
                     f"The features {other!r} and {name!r} both add {key!r} to {kind}: exclude one of them, for example "
                     f"with {VARIABLE}=-{name}."

@@ -21,14 +21,15 @@ from starlette.types import Receive, Scope, Send
 
 from toolpack_server.features.api.core import REFUSALS, HttpRefusedError, sentence
 from toolpack_server.features.api.http import FeatureRequest, Gateway
-from toolpack_trainers.endpoints import EpisodeEndpoint
-from toolpack_trainers.nemo_gym.episodes import GymEpisodes, GymRow
+from toolpack_trainers.endpoints import BodyEndpoint, EpisodeEndpoint
+from toolpack_trainers.nemo_gym.episodes import GymCall, GymEpisodes, GymRow
 from toolpack_trainers.nemo_gym.feature import COOKIE
 from toolpack_trainers.task_episodes import NO_TOOL, read, reason_of
 
 SERVER_NAME = "toolpack"
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"  # noqa: S105 - a header's name
 MAX_ID = 128
+MAX_CALLS = 1000  # in a response of the model
 
 
 class SeedBody(BaseModel):
@@ -84,14 +85,27 @@ class GymEndpoint(EpisodeEndpoint):
         return session_id
 
 
-class SeedEndpoint(GymEndpoint):
-    """Begins an episode, for an agent or an environment server. Both have their own form of body and answer."""
+class BeginEndpoint(GymEndpoint):
+    """Base class of the endpoints that begin an episode. Their answers set its cookie."""
 
-    async def answer(self, request: FeatureRequest) -> Response:
-        if self.cookie(request) is not None:  # the episode's model has called a tool of this name
+    def check_no_cookie(self, request: FeatureRequest) -> None:
+        """Refuse a request with an episode's cookie: the episode's model has called a tool of this name."""
+        if self.cookie(request) is not None:
             raise HttpRefusedError(
                 403, f"An episode can't begin another one: send the request without the cookie {COOKIE}."
             )
+
+    def begun(self, session: Mapping[str, Any], content: Any) -> Response:
+        response = JSONResponse(content)
+        response.set_cookie(COOKIE, session["session_id"], httponly=True)
+        return response
+
+
+class SeedEndpoint(BeginEndpoint):
+    """Begins an episode, for an agent or an environment server. Both have their own form of body and answer."""
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        self.check_no_cookie(request)
         content = await self.parsed(request, _object)
         body = read(SeedBody, content) if "resources_session_id" in content else None
         row = body.task_data if body else read(GymRow, content)
@@ -104,9 +118,47 @@ class SeedEndpoint(GymEndpoint):
             "transport": "http",
             "headers": {TOKEN_HEADER: key},
         }
-        response = JSONResponse({"resources_session_id": name, "resources_tools": tools} if body else {"mcp": tools})
-        response.set_cookie(COOKIE, session["session_id"], httponly=True)
-        return response
+        return self.begun(session, {"resources_session_id": name, "resources_tools": tools} if body else {"mcp": tools})
+
+
+class GymResetEndpoint(BodyEndpoint, BeginEndpoint):
+    """Begins an episode for the Gymnasium agent. The prompt is in the row, so there is no observation."""
+
+    def read(self, content: Any) -> GymRow:
+        return read(GymRow, _object(content))
+
+    async def answer_to(self, body: GymRow, request: FeatureRequest) -> Response:
+        self.check_no_cookie(request)
+        session = await self.episodes.seed(request.caller, body, None)
+        info = {"session_id": session["session_id"], "task": session["task"], "supports_step_idempotency": True}
+        return self.begun(session, {"observation": None, "info": info})
+
+
+class StepBody(BaseModel):
+    """The members of a step that count: the model's response, and the id that makes the step safe to repeat."""
+
+    response: dict[str, Any]
+    request_id: str | None = Field(None, alias="_ng_step_request_id", min_length=1, max_length=MAX_ID)
+
+
+class GymStepEndpoint(BodyEndpoint, GymEndpoint):
+    """Plays a response of the model for the Gymnasium agent: calls the functions, or takes the answer."""
+
+    def read(self, content: Any) -> tuple[list[GymCall], str | None, str | None]:
+        body = read(StepBody, _object(content))
+        output = _output(body.response)
+        return _calls(output), _last_text(output), body.request_id
+
+    async def answer_to(self, body: tuple[list[GymCall], str | None, str | None], request: FeatureRequest) -> Response:
+        return JSONResponse(await self.episodes.step(request.caller, self.session_id(request), *body))
+
+
+def _calls(output: list[Any]) -> list[GymCall]:
+    """Return the calls in a model's output."""
+    calls = [item for item in output if isinstance(item, dict) and item.get("type") == "function_call"]
+    if len(calls) > MAX_CALLS:
+        raise HttpRefusedError(400, f"response.output: has {len(calls)} calls: a step may have {MAX_CALLS}.")
+    return [read(GymCall, call, "A function_call of response.output") for call in calls]
 
 
 class VerifyEndpoint(GymEndpoint):
@@ -114,16 +166,20 @@ class VerifyEndpoint(GymEndpoint):
 
     async def answer(self, request: FeatureRequest) -> Response:
         content = await self.parsed(request, _object)
-        verification = await self.episodes.verify(request.caller, self.session_id(request), _last_text(content))
+        answer = _last_text(_output(content.get("response")))
+        verification = await self.episodes.verify(request.caller, self.session_id(request), answer)
         return JSONResponse({**content, **verification})
 
 
-def _last_text(content: Mapping[str, Any]) -> str | None:
-    """Return the model's last message; None if its output doesn't end with a message."""
-    response = content.get("response")
+def _output(response: Any) -> list[Any]:
     output = response.get("output") if isinstance(response, dict) else None
     if not isinstance(output, list):
         raise HttpRefusedError(400, "response.output: must be the list of the model's output items.")
+    return output
+
+
+def _last_text(output: list[Any]) -> str | None:
+    """Return the model's last message; None if its output doesn't end with a message."""
     last = output[-1] if output else None
     if not isinstance(last, dict) or last.get("type") != "message":
         return None

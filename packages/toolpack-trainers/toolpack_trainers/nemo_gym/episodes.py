@@ -24,6 +24,7 @@ from toolpack_server.features.api.core import (
     InvalidParamsError,
     SessionNotFoundError,
     TooLargeError,
+    sentence,
 )
 from toolpack_trainers.task_episodes import (
     PAGE,
@@ -42,6 +43,14 @@ class GymRow(BaseModel):
     task: str = Field(description="The task, as toolpack/name.")
     seed: str | None = None
     perturbations: dict[str, JsonValue] | None = None
+
+
+class GymCall(BaseModel):
+    """A call in a model's response."""
+
+    name: str
+    arguments: Any = Field(description="The arguments, as the model wrote them.")
+    call_id: str
 
 
 class GymEpisodes:
@@ -92,12 +101,17 @@ class GymEpisodes:
             raise HttpRefusedError(409, _over(name))
         return session
 
-    async def call(self, caller: Caller, session_id: str, function: str, kwargs: Any) -> str:
-        """Call a function and return the text for the model: a string unchanged, other values as JSON, or an error."""
+    async def call(
+        self, caller: Caller, session_id: str, function: str, kwargs: Any, call_id: str | None = None
+    ) -> str:
+        """Call a function and return the text for the model: a string unchanged, other values as JSON, or an error.
+
+        Args:
+            call_id: An id that makes the call safe to repeat.
+        """
+        params = {"function": function, "kwargs": kwargs, "call_id": call_id, "raise_on_error": True}
         try:
-            envelope = await self._as_agent(
-                caller, session_id, "run_function", function=function, kwargs=kwargs, raise_on_error=True
-            )
+            envelope = await self._as_agent(caller, session_id, "run_function", **params)
         except REFUSALS as error:
             text = None if reason_of(error) else failure_text(error)
             if text is None:
@@ -105,6 +119,38 @@ class GymEpisodes:
             return text
         result = envelope["result"]
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+    async def step(
+        self, caller: Caller, session_id: str, calls: list[GymCall], answer: str | None, request_id: str | None
+    ) -> dict[str, Any]:
+        """Play a response of the model, and return the result of the step. A response without calls ends the episode.
+
+        Args:
+            answer: The model's last message; None if there is none.
+            request_id: An id that makes the step safe to repeat.
+
+        Raises:
+            HttpRefusedError: The episode has ended without a valid verdict, so the step has no reward.
+        """
+        outputs = []
+        for number, call in enumerate(calls):
+            call_id = request_id and f"{LABEL}-{request_id}-{number}"
+            try:
+                text = await self.call(caller, session_id, call.name, call.arguments, call_id)
+            except REFUSALS as error:
+                if reason_of(error) is None:
+                    raise
+                text = sentence(error)
+            outputs.append({"call_id": call.call_id, "output": text})
+        if calls and not (await self._as_agent(caller, session_id, "get_task"))["done"]:
+            return _step(0.0, {"tool_outputs": outputs})
+        verification = await self.verify(caller, session_id, None if calls else answer)
+        if verification["mask_sample"]:
+            raise HttpRefusedError(
+                422, f"The episode has no valid verdict, and so no reward: {verification['failure_reason']}"
+            )
+        info = {**verification, "tool_outputs": outputs}
+        return _step(info.pop("reward"), info, terminated=not calls, truncated=bool(calls))
 
     async def verify(self, caller: Caller, session_id: str, answer: str | None) -> dict[str, Any]:
         """End an episode and return the result of its verification.
@@ -175,6 +221,10 @@ class GymEpisodes:
 
     async def _as_agent(self, caller: Caller, session_id: str, method: str, **params: Any) -> Any:
         return await self._app.invoke(Caller(caller.owner, session_id), method, params)
+
+
+def _step(reward: float, info: dict[str, Any], *, terminated: bool = False, truncated: bool = False) -> dict[str, Any]:
+    return {"observation": None, "reward": reward, "terminated": terminated, "truncated": truncated, "info": info}
 
 
 def _over(name: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from toolpack_server.features.api.core import Feature
 from toolpack_trainers.nemo_gym.episodes import GymEpisodes
+from toolpack_trainers.routes import SHARED
 
 COOKIE = "toolpack_session"
 
@@ -13,11 +14,14 @@ class NemoGymFeature(Feature):
     needs = ("tasks",)
     after = ("mcp", "openenv", "ors")  # their paths must not be taken for functions
     services = (GymEpisodes,)
-    about = "POST /seed_session, /verify and /{function} play tasks for the agents of NeMo Gym."
+    about = "POST /seed_session, /verify and /{function}, or /reset and /step, play tasks for the agents of NeMo Gym."
     cookies = {
         COOKIE: ("/mcp/{key}",)
     }  # agents get the path from /seed_session; their models choose the paths of other requests
     routes = {
+        **SHARED,
+        "/ng-rollout/{rollout}/reset": f"{_ENDPOINTS}:GymResetEndpoint",
+        "/ng-rollout/{rollout}/step": f"{_ENDPOINTS}:GymStepEndpoint",
         "/nemo_gym/{toolpack}.jsonl": f"{_ENDPOINTS}:RowsEndpoint",
         "/reverify_mode": f"{_ENDPOINTS}:ReverifyEndpoint",
         **{

@@ -24,7 +24,7 @@ from toolpack_server.features.api.core import (
     sentence,
 )
 from toolpack_server.features.api.http import FeatureRequest, FeatureSocket, Gateway
-from toolpack_trainers.endpoints import UNAVAILABLE, EpisodeEndpoint
+from toolpack_trainers.endpoints import UNAVAILABLE, BodyEndpoint, EpisodeEndpoint
 from toolpack_trainers.openenv.episodes import NO_STATE, OpenEnvEpisodes
 from toolpack_trainers.openenv.feature import TOOLPACK, OpenEnvFeature
 from toolpack_trainers.openenv.mcp import PARSE_ERROR, OpenEnvMcp, failure
@@ -150,18 +150,23 @@ class OpenEnvSchemaEndpoint(OpenEnvEndpoint):
         return JSONResponse({**schemas, "reset_observation": RESET_OBSERVATION_SCHEMA})
 
 
-class OpenEnvResetEndpoint(OpenEnvEndpoint):
-    async def answer(self, request: FeatureRequest) -> Response:
-        data = await self.body(ResetData, request)
-        _, observation = await self.episodes.reset(request.caller, await self.env(request), data)
+class OpenEnvResetEndpoint(BodyEndpoint, OpenEnvEndpoint):
+    def read(self, content: Any) -> ResetData:
+        return read_message(ResetData, content, "The body")
+
+    async def answer_to(self, body: ResetData, request: FeatureRequest) -> Response:
+        _, observation = await self.episodes.reset(request.caller, await self.env(request), body)
         return JSONResponse(observation)
 
 
-class OpenEnvStepEndpoint(OpenEnvEndpoint):
+class OpenEnvStepEndpoint(BodyEndpoint, OpenEnvEndpoint):
     """Steps in an episode by its id. A `request_id` makes a step safe to repeat."""
 
-    async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.env(request), await self.body(StepBody, request)
+    def read(self, content: Any) -> StepBody:
+        return read_message(StepBody, content, "The body")
+
+    async def answer_to(self, body: StepBody, request: FeatureRequest) -> Response:
+        env = await self.env(request)
         episode = await self.episodes.find(request.caller, body.episode_id)
         if isinstance(body.action, ListTools):
             return JSONResponse(await self.episodes.list_tools(request.caller, env, episode))

@@ -3,6 +3,7 @@
 from toolpack_server.features.api.core import Feature
 from toolpack_trainers.openenv.episodes import OpenEnvEpisodes
 from toolpack_trainers.openenv.settings import OpenEnvSettings
+from toolpack_trainers.routes import SHARED
 
 _ENDPOINTS = "toolpack_trainers.openenv.endpoints"
 TOOLPACK = "/openenv/{toolpack}"
@@ -16,13 +17,14 @@ class OpenEnvFeature(Feature):
     settings = OpenEnvSettings
     routes = {
         # Also at the root, for servers with one toolpack that has tasks. The other paths belong to ORS and MCP there.
+        **SHARED,
+        f"{TOOLPACK}/reset": f"{_ENDPOINTS}:OpenEnvResetEndpoint",
+        f"{TOOLPACK}/step": f"{_ENDPOINTS}:OpenEnvStepEndpoint",
         **{
             f"{toolpack}/{path}": f"{_ENDPOINTS}:{endpoint}"
             for toolpack in ("", TOOLPACK)
             for path, endpoint in {
                 "ws": "EpisodeSocket",
-                "reset": "OpenEnvResetEndpoint",
-                "step": "OpenEnvStepEndpoint",
                 "state": "OpenEnvStateEndpoint",
                 "schema": "OpenEnvSchemaEndpoint",
                 "metadata": "OpenEnvMetadataEndpoint",
