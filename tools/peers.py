@@ -69,7 +69,7 @@ def create(environment: Path, python: str | None) -> None:
 
 def versions(python: Path, requirements: list[str]) -> str:
     """Return the names and the installed versions of the required packages."""
-    names = [PIN.sub("", each) for each in requirements]
+    names = [re.split(r"[\[=]", each)[0] for each in requirements]
     code = f"from importlib.metadata import version; print(*(f'{{n}} {{version(n)}}' for n in {names}), sep=', ')"
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 

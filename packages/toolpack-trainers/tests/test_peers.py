@@ -9,7 +9,7 @@ import pytest
 from tools.peers import TRIALS, peers
 
 ROOT = Path(__file__).parents[3]
-PINNED = dict(each.split("==") for extra in peers().values() for each in extra)
+PINNED = dict(re.sub(r"\[.*\]", "", each).split("==") for extra in peers().values() for each in extra)
 NAMED = {  # patterns for their names on the page
     "openreward": r"`openreward` SDK",
     "trl": r"\bTRL",
@@ -33,7 +33,7 @@ def test_every_peer_has_a_trial():
 )
 def test_commands_install_the_pinned_versions(path):
     text = (ROOT / path).read_text(encoding="utf-8")
-    for name, version in re.findall(r"([\w-]+)==([\d.]*\d)", text):
+    for name, version in re.findall(r"([\w-]+)(?:\[\w+\])?==([\d.]*\d)", text):
         assert PINNED.get(name, version) == version, name
 
 
