@@ -88,7 +88,7 @@ class CallRecord(TypedDict):
     result: Any
     error: str | None
     failure: NotRequired[
-        Literal["not_found", "arguments", "raised", "too_large", "deadline", "crashed", "episode_over"]
+        Literal["not_found", "arguments", "raised", "too_large", "deadline", "crashed", "episode_over", "cancelled"]
     ]
     version: int
     state: NotRequired[str]

@@ -29,6 +29,7 @@ class Failure(StrEnum):
     DEADLINE = "deadline"
     CRASHED = "crashed"
     EPISODE_OVER = "episode_over"
+    CANCELLED = "cancelled"
 
 
 OF_CALLS = frozenset({Failure.NOT_FOUND, Failure.ARGUMENTS, Failure.RAISED, Failure.TOO_LARGE})

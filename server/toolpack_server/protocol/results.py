@@ -8,7 +8,7 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 Json = Any
 """Any JSON value."""
 
-Failure = Literal["not_found", "arguments", "raised", "too_large", "deadline", "crashed", "episode_over"]
+Failure = Literal["not_found", "arguments", "raised", "too_large", "deadline", "crashed", "episode_over", "cancelled"]
 """Kinds of failures of a call; the enumeration `toolpack_server.execution.failure.Failure` has the same values."""
 
 

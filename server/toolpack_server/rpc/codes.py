@@ -55,6 +55,7 @@ FAILURE_CODES = {
     Failure.DEADLINE: -32010,
     Failure.CRASHED: -32002,
     Failure.EPISODE_OVER: -32002,
+    Failure.CANCELLED: -32002,
 }
 
 REFUSALS: tuple[type[Exception], ...] = (*CODES, errors.CallFailedError, errors.RpcRefusedError)

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from toolpack_server.base.errors import MAX_SHOWN, CrashedError, TooLargeError, VersionConflictError
@@ -31,13 +32,15 @@ from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.nested import MAX_NESTED_CALLS, NestedRecord
 from toolpack_server.sessions.operation import SessionOperation
 from toolpack_server.sessions.part_bytes import PartBytes
+from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.sessions.record_kinds import RecordKind, Shown, short
 from toolpack_server.sessions.records import cut_arguments
-from toolpack_server.stores.base import Record
+from toolpack_server.stores.base import Record, StoredSession
 from toolpack_server.volumes.volume import is_piece
 
 LARGE_ARGUMENTS = 4096  # bytes
 COMPARING_SECONDS = 60.0  # time limit of a read-only check, independent of the call's deadline
+CANCELLED = "The client cancelled the call. Nothing has changed."
 
 
 class CallRequest(NamedTuple):
@@ -139,14 +142,9 @@ class CallOperation(SessionOperation):
         return self.request.function, self.request.kwargs
 
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> Outcome:  # noqa: ARG002
-        failure = private["failure"]
-        return Outcome(
-            None if failure else dumps(private.get("result", shown["result"])),
-            CallFailure.from_members(failure) if failure else None,
-            toolpack=self.plan.toolpack,
-            function=self.plan.registered_name,
-            content=private.get("content", self.plan.content),
-        )
+        outcome = _recorded_outcome(shown, private, content=self.plan.content)
+        outcome.toolpack, outcome.function = self.plan.toolpack, self.plan.registered_name
+        return outcome
 
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
         request, context, plan, blobs = self.request, self.context, self.plan, self.blobs
@@ -239,7 +237,8 @@ class CallOperation(SessionOperation):
         if answer.failure is not None:
             return {"failure": answer.failure.members()}
         result = {} if answer is self._complete else {"result": Fragment(answer.result or b'""')}
-        return {"failure": None, **result}
+        content = {"content": True} if answer.content else {}
+        return {"failure": None, **result, **content}
 
     def too_large(self, error: TooLargeError) -> Outcome:
         """Return a failed outcome, so that the agent can make a smaller call. There is no room to record it."""
@@ -251,6 +250,57 @@ class CallOperation(SessionOperation):
         change = self._effect(timed_out(self.plan), self.plan.timeout_seconds)
         change.record = self.record(state, change)
         return change
+
+
+class CancelCallOperation(CallOperation):
+    """Operation that records a call as cancelled, unless it has a record already."""
+
+    def prepare(self, state: SessionState) -> float:
+        seconds = super().prepare(state)
+        self.refuse(failed(self.plan, CallFailure("CancelledError", CANCELLED, Failure.CANCELLED)))
+        return seconds
+
+
+class RecordedCall(NamedTuple):
+    """A committed call, as its record shows it.
+
+    Attributes:
+        ended_at: Time of its end, in seconds since the epoch.
+    """
+
+    outcome: Outcome
+    ended_at: float
+
+
+def recorded_call(context: SessionContext, session: StoredSession, request: CallRequest) -> RecordedCall | None:
+    """Return a call with a call_id from its record, without a turn in the session. Return None if it isn't committed.
+
+    The function blocks. It knows nothing of commits in progress.
+
+    Raises:
+        CallIdReusedError: Another call was sent with this call_id.
+    """
+    operation = CallOperation(context, session.id, session.owner, request)
+    earlier = operation.earlier_record(Recipe.of(session).kept)
+    if earlier is None:
+        return None
+    _, shown, private = earlier
+    ended_at = datetime.fromisoformat(shown["started_at"]).timestamp() + shown["duration_ms"] / 1000
+    return RecordedCall(_recorded_outcome(shown, private, content=False), ended_at)
+
+
+def _recorded_outcome(shown: Mapping[str, Any], private: Mapping[str, Any], *, content: bool) -> Outcome:
+    """Return the outcome of a call from the lines of its record.
+
+    Args:
+        content: Whether the function returns content. Used for records that don't say whether they have content.
+    """
+    failure = private["failure"]
+    return Outcome(
+        None if failure else dumps(private.get("result", shown["result"])),
+        CallFailure.from_members(failure) if failure else None,
+        content=private.get("content", content),
+    )
 
 
 def failed(plan: Plan, failure: CallFailure) -> Outcome:

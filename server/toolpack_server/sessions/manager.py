@@ -31,7 +31,7 @@ from toolpack_server.protocol.parameters import ForkRequest, SessionRequest
 from toolpack_server.protocol.results import Session
 from toolpack_server.sessions.addresses import Address
 from toolpack_server.sessions.call_observer import CallObserver
-from toolpack_server.sessions.calls import CallOperation, CallRequest
+from toolpack_server.sessions.calls import CallOperation, CallRequest, CancelCallOperation
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.factory import ForkSource, NewSession, SessionFactory
 from toolpack_server.sessions.hooks import Watcher
@@ -184,6 +184,14 @@ class SessionManager:
             if tracer is not None and trace is not None:
                 tracer.end(trace, ended.outcome, ended.result, sys.exception() if outcome is None else None)
         return outcome
+
+    async def cancel_call(self, session_id: str, owner: str, request: CallRequest) -> None:
+        """Record a call with a call_id as cancelled, unless it is committed. The call must not run any more here.
+
+        Raises:
+            RequestError: The request was refused, and nothing has changed.
+        """
+        await self.run(CancelCallOperation(self._context, session_id, owner, request))
 
     async def run(self, operation: SessionOperation) -> Any:
         """Run an operation, and return its answer.

@@ -146,15 +146,10 @@ class SessionOperation:
         if not self.starts_clock:
             start_clock(seconds)
         if self.recorded_call_id is not None:
-            self._digest = request_digest(self.method, *self.asked())
-            if limited and context.addresses.named.of(kept):
-                self.recorded_call_id = f"{self.by}/{self.call_id}"  # each address has its own call_ids
             # The operation may run before earlier commits are stored. Their records are in the state.
-            stored = stored_call_id(self.recorded_call_id, self.by)
-            record = state.uncommitted.get(stored) or context.store.record_of_call(self.session_id, stored)
-            if record is not None:
-                lines = context.records.read_repeated(self.session_id, record, self._digest)
-                return Effect(self.repeated(record, *lines))
+            earlier = self.earlier_record(kept, state.uncommitted)
+            if earlier is not None:
+                return Effect(self.repeated(*earlier))
         for hook in facts.hooks:
             answer = hook.before(self, state, start_clock)
             if answer is not None:
@@ -168,6 +163,28 @@ class SessionOperation:
         except TooLargeError as error:
             return Effect(self.too_large(error))
         return change
+
+    def earlier_record(
+        self, kept: Mapping[str, Any], uncommitted: Mapping[str, Record] = NONE
+    ) -> tuple[Record, dict[str, Any], dict[str, Any]] | None:
+        """Return the record of an earlier request with the same call_id, and both its lines, parsed; None without one.
+
+        Args:
+            kept: Feature data of the session's recipe.
+            uncommitted: Records that may not be stored yet, by stored call_id.
+
+        Raises:
+            CallIdReusedError: The record belongs to another request.
+        """
+        call_id = self.recorded_call_id or ""
+        self._digest = request_digest(self.method, *self.asked())
+        if self.by != CLIENT and kept and self.context.addresses.named.of(kept):
+            call_id = self.recorded_call_id = f"{self.by}/{self.call_id}"  # each address has its own call_ids
+        stored = stored_call_id(call_id, self.by)
+        record = uncommitted.get(stored) or self.context.store.record_of_call(self.session_id, stored)
+        if record is None:
+            return None
+        return record, *self.context.records.read_repeated(self.session_id, record, self._digest)
 
     def record(self, state: SessionState, change: Effect) -> Record:
         """Return the operation's record, after the hooks have extended it."""

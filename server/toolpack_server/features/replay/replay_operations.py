@@ -17,7 +17,7 @@ from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.functions.steps import Steps
 from toolpack_server.jsonio.strict import dumps
-from toolpack_server.sessions.calls import CallOperation, CallRequest, failed, timed_out
+from toolpack_server.sessions.calls import CallOperation, CallRequest, CancelCallOperation, failed, timed_out
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.operation import SessionOperation
 from toolpack_server.sessions.resets import ResetOperation
@@ -87,6 +87,10 @@ class SkippedCall(ReplayCall):
             "changed."
         )
         return failed(self.plan, CallFailure.of(error, Failure.CRASHED, keep_cause=False))
+
+
+class ReplayCancelledCall(ReplayCall, CancelCallOperation):
+    """A call that its client cancelled, so it doesn't run again either."""
 
 
 class CopyOperation(SessionOperation):

@@ -26,6 +26,7 @@ from toolpack_server.execution.failure import Failure, cut_error
 from toolpack_server.features.replay.replay_operations import (
     CopyOperation,
     ReplayCall,
+    ReplayCancelledCall,
     ReplayOperation,
     ReplayReset,
     SkippedCall,
@@ -53,7 +54,7 @@ RECORDS_AT_ONCE = 100  # max records in one read from the store
 BYTES_AT_ONCE = 2**20  # max bytes of records in one read
 MAX_SHOWN_TEXT = 2000
 
-_NOT_RUN = {Failure.DEADLINE, Failure.CRASHED}  # failures that depend on the machine: such a call isn't run again
+_NOT_RUN = {Failure.DEADLINE, Failure.CRASHED, Failure.CANCELLED}  # calls that ended so aren't run again
 _CUT_ARGUMENTS = (
     "The arguments of this call were cut from the trace, so it can't be run again: raise TOOLPACK_MAX_RESULT_BYTES "
     "before recording a session."
@@ -332,7 +333,11 @@ class _Replayer:
         """Commit the record of a call that isn't run again."""
         failure = Failure(record["failure"])
         seconds = record["duration_ms"] / 1000  # of a call that missed its deadline, this is its timeout
-        operation = SkippedCall(*self._session, request._replace(timeout_seconds=seconds or None), failure)
+        operation = (
+            ReplayCancelledCall(*self._session, request)
+            if failure is Failure.CANCELLED
+            else SkippedCall(*self._session, request._replace(timeout_seconds=seconds or None), failure)
+        )
         outcome: Outcome = await self._sessions.run(operation)
         states = self._compare_states(record, operation)
         if outcome.failure is None or outcome.failure.why != failure:
