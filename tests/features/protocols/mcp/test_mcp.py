@@ -51,7 +51,7 @@ def test_discover_lists_all_versions(mcp):
     assert reply.status_code == 200
     assert reply.json()["result"] == {
         "supportedVersions": VERSIONS,
-        "capabilities": {"tools": {}},
+        "capabilities": {"tools": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}},
         "ttlMs": 60000,
         "cacheScope": "private",
         "resultType": "complete",
@@ -72,7 +72,7 @@ def test_ping_is_legacy_only_and_needs_the_key_of_a_session(mcp):
     "method",
     [
         *("initialize", "ping", "server/discover", "resources/list", "resources/read", "completion/complete"),
-        *("logging/setLevel", "subscriptions/listen", "tasks/get", "list_functions", "create_session", ""),
+        *("logging/setLevel", "subscriptions/listen", "tasks/list", "list_functions", "create_session", ""),
     ],
 )
 def test_method_of_the_other_era_is_not_found(mcp, era, method):

@@ -12,7 +12,13 @@ from typing import Any
 from starlette.types import Scope
 
 from toolpack_server.base.errors import HttpRefusedError, shown
-from toolpack_server.features.protocols.mcp.messages import HEADER_MISMATCH, NAMING, VERSION_KEY, McpMessage
+from toolpack_server.features.protocols.mcp.messages import (
+    HEADER_MISMATCH,
+    NAMING,
+    TASK_METHODS,
+    VERSION_KEY,
+    McpMessage,
+)
 from toolpack_server.web.auth import names_loopback
 
 VERSION, METHOD, NAME = b"mcp-protocol-version", b"mcp-method", b"mcp-name"
@@ -45,7 +51,8 @@ class HeaderCheck:
     def __call__(self, message: McpMessage) -> None:
         self._compare(message, VERSION, message.meta[VERSION_KEY])
         self._compare(message, METHOD, message.method)
-        if message.method in NAMING:
+        # FastMCP's client omits the name of a handle.
+        if message.method in NAMING and (NAME in self._headers or not message.method.startswith(TASK_METHODS)):
             self._compare(message, NAME, message.named)
 
     def _compare(self, message: McpMessage, name: bytes, value: Any) -> None:

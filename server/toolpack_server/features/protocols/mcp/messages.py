@@ -26,7 +26,16 @@ CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 
 INITIALIZE = "initialize"
-NAMING = ("tools/call", "prompts/get")  # the methods with a parameter `name`
+TASKS = "io.modelcontextprotocol/tasks"  # the extension for handles of long calls
+TASK_METHODS = "tasks/"  # beginning of the names of its methods
+# The parameter that modern clients repeat in a header, by method.
+NAMING = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
 
 
 class McpRefusedError(InternalSignal):
@@ -60,8 +69,16 @@ class McpMessage:
 
     @property
     def named(self) -> Any:
-        """The parameter `name`, which modern clients repeat in a header."""
-        return self.params.get("name") if self.method in NAMING else None
+        """The name or id in the parameters that modern clients repeat in a header."""
+        return self.params.get(NAMING[self.method]) if self.method in NAMING else None
+
+    @property
+    def accepts_handles(self) -> bool:
+        """Whether the client accepts a handle as the answer to a call that takes long."""
+        if not self.modern:
+            return False
+        extensions = self.meta[CAPABILITIES_KEY].get("extensions")
+        return isinstance(extensions, dict) and TASKS in extensions
 
     def progress(self, seconds: float) -> bytes | None:
         """Return the notification that the request is still running, or None if the client didn't ask for progress."""

@@ -32,17 +32,18 @@ class Prompts:
         prompt = address.prompt
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else (prompt or ())
 
-    async def introduction(self, caller: Caller, *, renew: bool = True) -> bytes:
+    async def introduction(self, caller: Caller, extensions: bytes = b"", *, renew: bool = True) -> bytes:
         """Return the members `capabilities` and `instructions` of the server's introduction, as JSON.
 
         Args:
+            extensions: Further members of the capabilities, each after a comma.
             renew: Extend the session's expiry.
         """
         messages = await self.messages(caller, renew=renew)
         if not messages:
-            return b'"capabilities":{"tools":{}}'
+            return b'"capabilities":{"tools":{}%b}' % extensions
         instructions = "\n\n".join(message["content"] for message in messages)
-        return b'"capabilities":{"tools":{},"prompts":{}},"instructions":%b' % dumps(instructions)
+        return b'"capabilities":{"tools":{},"prompts":{}%b},"instructions":%b' % (extensions, dumps(instructions))
 
     def list(self, message: McpMessage) -> bytes:
         if message.params.get("cursor") is not None:

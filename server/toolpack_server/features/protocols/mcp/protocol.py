@@ -7,10 +7,11 @@ the session; session ids in a message are ignored.
 from collections.abc import Awaitable, Callable
 
 from toolpack_server.base.errors import InvalidParamsError
-from toolpack_server.execution.failure import Failure
+from toolpack_server.features.protocols.mcp.handles import Handles
 from toolpack_server.features.protocols.mcp.messages import (
     CALL_ID_KEY,
     LEGACY,
+    TASKS,
     VERSION_KEY,
     VERSIONS,
     McpMessage,
@@ -23,11 +24,11 @@ from toolpack_server.features.protocols.mcp.results import (
     NO_CACHE,
     SERVER_INFO,
     McpReply,
+    call_result,
     failure,
     no_method,
     success,
     tool_error,
-    tool_result,
 )
 from toolpack_server.features.protocols.mcp.tools import Tools
 from toolpack_server.jsonio.strict import dumps
@@ -35,12 +36,13 @@ from toolpack_server.observability.trace_context import TRACEPARENT, accept_trac
 from toolpack_server.observability.tracing import AskedBy, asked_by
 from toolpack_server.protocol.parameters import MAX_CALL_ID
 from toolpack_server.rpc.caller import Caller
-from toolpack_server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR, describe
+from toolpack_server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR, describe
 from toolpack_server.rpc.jsonrpc import Reserve, reply_too_large
 from toolpack_server.rpc.method import App
 from toolpack_server.sessions.calls import CallRequest
 
 NESTED = {"$call"}
+EXTENSIONS = b',"extensions":{"%b":{}}' % TASKS.encode()
 
 CheckHeaders = Callable[[McpMessage], None]
 """Checks a modern message against its HTTP headers. Raises `McpRefusedError`."""
@@ -65,7 +67,14 @@ class Mcp:
             PROMPTS[1]: self._prompts.get,
         }
         self._legacy = {"initialize": self._initialize, "ping": self._ping, **common}
-        self._modern = {"server/discover": self._discover, **common}
+        self._handles = Handles(app)
+        self._modern = {
+            "server/discover": self._discover,
+            **common,
+            "tasks/get": self._get_task,
+            "tasks/update": self._handles.update,
+            "tasks/cancel": self._handles.cancel,
+        }
 
     async def read(
         self, body: bytes, name: str, reserve: Reserve | None = None, header_version: str | None = None
@@ -127,7 +136,8 @@ class Mcp:
 
     async def _discover(self, caller: Caller, _message: McpMessage) -> bytes:
         await self._toolpacks(caller)
-        return b'"supportedVersions":%b,%b%b' % (dumps(VERSIONS), await self._prompts.introduction(caller), CACHE)
+        introduction = await self._prompts.introduction(caller, EXTENSIONS)
+        return b'"supportedVersions":%b,%b%b' % (dumps(VERSIONS), introduction, CACHE)
 
     async def _list(self, caller: Caller, message: McpMessage) -> bytes:
         if message.params.get("cursor") is not None:
@@ -157,16 +167,22 @@ class Mcp:
                     f"ValidationError: argument `{argument[:200]}` is a nested call, which MCP doesn't support: call "
                     f"that function first, then pass its result."
                 )
+        self._note_asker(message)
+        if message.modern and problem is None and message.accepts_handles:
+            answer = await self._handles.call(caller, request)
+            return answer if isinstance(answer, bytes) else call_result(answer, message.id)
+        outcome = await self._sessions.call(caller.session_id or "", caller.owner, request)
+        return call_result(outcome, message.id)
+
+    async def _get_task(self, caller: Caller, message: McpMessage) -> bytes:
+        self._note_asker(message)
+        return await self._handles.get(caller, message)
+
+    def _note_asker(self, message: McpMessage) -> None:
+        """Store who asks for a call, if calls are traced."""
         if self._app.sessions.tracer is not None:
             version = message.meta.get(VERSION_KEY) or message.header_version or ""
             asked_by.set(AskedBy("mcp", message.method, message.id, version))
-        outcome = await self._sessions.call(caller.session_id or "", caller.owner, request)
-        if outcome.failure is not None and outcome.failure.why is Failure.NOT_FOUND:
-            text = outcome.failure.text
-            raise McpRefusedError(
-                (ERROR_INVALID_PARAMS, text, {"detail": text}), malformed=False, request_id=message.id
-            )
-        return tool_result(outcome)
 
 
 def _named(message: McpMessage) -> tuple[str, str | None]:

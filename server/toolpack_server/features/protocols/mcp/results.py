@@ -11,9 +11,11 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 
 from toolpack_server.base.errors import SessionNotFoundError
 from toolpack_server.execution.call import Outcome
+from toolpack_server.execution.failure import Failure
 from toolpack_server.features.protocols.mcp.messages import McpMessage, McpRefusedError
 from toolpack_server.jsonio.strict import dumps, has_inexact_integer
 from toolpack_server.rpc.codes import (
+    ERROR_INVALID_PARAMS,
     ERROR_INVALID_REQUEST,
     ERROR_METHOD_NOT_FOUND,
     STANDARD,
@@ -27,7 +29,10 @@ CODE_SHIFT = -1000  # of this server's error codes: MCP reserves -32000 to -3209
 SERVER_INFO = dumps({"name": "toolpack-server", "title": "Toolpack Server", "version": version("toolpack-server")})
 CACHE = b',"ttlMs":60000,"cacheScope":"private"'
 NO_CACHE = b',"ttlMs":0,"cacheScope":"private"'
-_MODERN = b',"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":%b}' % SERVER_INFO
+RESULT_TYPE = b'"resultType"'
+COMPLETE = RESULT_TYPE + b':"complete"'
+_META = b'"_meta":{"io.modelcontextprotocol/serverInfo":%b}' % SERVER_INFO
+_COMPLETE = COMPLETE + b"," + _META
 
 
 class McpPath(TypedDict):
@@ -52,9 +57,28 @@ class McpReply(NamedTuple):
 
 
 def success(message: McpMessage, members: bytes) -> McpReply:
-    """Return the answer with a result. `members` is the JSON of its members, without the braces."""
-    end = _MODERN if message.modern else b""
-    return McpReply(b'{"jsonrpc":"2.0","id":%b,"result":{%b%b}}' % (dumps(message.id), members, end))
+    """Return the answer with a result.
+
+    Args:
+        members: The JSON of its members, without the braces. A result that isn't complete begins with `resultType`.
+    """
+    if message.modern:
+        end = _META if members.startswith(RESULT_TYPE) else _COMPLETE
+        members = members + b"," + end if members else end
+    return McpReply(b'{"jsonrpc":"2.0","id":%b,"result":{%b}}' % (dumps(message.id), members))
+
+
+def call_result(outcome: Outcome, request_id: Any = None) -> bytes:
+    """Return the members of the result of a call.
+
+    Raises:
+        McpRefusedError: There is no such function.
+    """
+    failure = outcome.failure
+    if failure is not None and failure.why is Failure.NOT_FOUND:
+        described = ERROR_INVALID_PARAMS, failure.text, {"detail": failure.text}
+        raise McpRefusedError(described, malformed=False, request_id=request_id)
+    return tool_result(outcome)
 
 
 def tool_result(outcome: Outcome) -> bytes:
