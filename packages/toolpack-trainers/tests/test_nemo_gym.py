@@ -290,7 +290,12 @@ def test_agent_sees_the_error_that_is_recorded(agent, server):
         ("/close_session", {}, 400, "resources_session_id: "),
         ("/reset", {"responses_create_params": {}}, 400, "task: "),
         ("/reset", {"responses_create_params": {}, "task": "bank/nope"}, 400, "bank/nope"),
-        ("/step", {"responses_create_params": {}}, 400, "response: "),
+        (
+            "/step",
+            {"responses_create_params": {}},
+            400,
+            "response: Field required. The body may have response, _ng_step_request_id.",
+        ),
         ("/step", {"responses_create_params": {}, "response": {}}, 400, "response.output: must be the list"),
         ("/step", {"responses_create_params": {}, "response": {"output": []}}, 400, "The episode is missing: "),
         (
@@ -319,6 +324,14 @@ def test_agent_sees_the_error_that_is_recorded(agent, server):
 )
 def test_invalid_request_is_rejected_with_a_sentence(agent, path, body, status, says):
     assert says in detail(agent.post(path, body), status)
+
+
+@pytest.mark.parametrize("path", ["/seed_session", "/reset"])
+def test_task_may_follow_many_other_members_of_a_row(agent, path):
+    agent.http.cookies.clear()
+    others = {f"member_{number}": number for number in range(1000)}
+    reply = agent.post(path, {**others, "responses_create_params": {}, "task": "bank/save-300"})
+    assert reply.status_code == 200, reply.text
 
 
 def test_paths_of_episodes_are_unknown_without_an_episode(agent):

@@ -400,6 +400,11 @@ def test_invalid_request_is_rejected_with_a_sentence(player, path, body, status,
     assert detail(player.post(path, body, "none"), status).startswith(sentence)
 
 
+def test_unknown_members_are_named_even_if_they_are_many(player):
+    body = {**{f"member_{number}": number for number in range(1000)}, "index": 0}
+    assert detail(player.post("/bank/task", body, "none"), 400).startswith("member_0: Extra inputs are not permitted.")
+
+
 def test_missed_deadline_is_a_503_that_clients_may_retry():
     late, wrong = DeadlineError("No."), InvalidParamsError("No.")
     endpoint = object.__new__(OrsEndpoint)

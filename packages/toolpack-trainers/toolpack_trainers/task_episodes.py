@@ -33,7 +33,7 @@ from toolpack_server.features.api.core import (
 ALL = "all"  # the split of all tasks
 ANSWER = "submit_answer"
 PAGE = 1000
-MAX_MEMBERS = 100  # of a client's JSON object that are validated
+MAX_MEMBERS = 100  # of a client's JSON object that are validated, besides those of its model
 
 HANDED_IN = "The answer was handed in."
 OVER_ALREADY = "The episode is over, so no further answer is accepted."
@@ -392,7 +392,7 @@ class TaskEpisodes:
 
 
 def read(kind: type[M], content: Any, what: str = "The body", status: int = 400) -> M:
-    """Return a client's JSON as a model.
+    """Return a client's JSON as a model; None counts as {}.
 
     Args:
         what: The subject of the error message.
@@ -401,17 +401,18 @@ def read(kind: type[M], content: Any, what: str = "The body", status: int = 400)
     Raises:
         HttpRefusedError: The JSON doesn't fit the model.
     """
+    members = [field.alias or name for name, field in kind.model_fields.items()]
     if isinstance(content, dict) and len(content) > MAX_MEMBERS:
-        content = dict(islice(content.items(), MAX_MEMBERS))  # no model has as many, and each wrong member takes time
+        # In models that forbid other members, the error for each of them takes time.
+        model_members = {name: content[name] for name in members if name in content}
+        content = {**model_members, **dict(islice(content.items(), MAX_MEMBERS))}
     try:
         return kind.model_validate({} if content is None else content)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         location = ".".join(map(str, problem["loc"])) or what
         wrong = "Input should be an object" if problem["type"] == "model_type" else problem["msg"]
-        raise HttpRefusedError(
-            status, f"{location}: {wrong}. {what} may have {', '.join(kind.model_fields)}."
-        ) from None
+        raise HttpRefusedError(status, f"{location}: {wrong}. {what} may have {', '.join(members)}.") from None
 
 
 def messages_of(agent_task: Mapping[str, Any]) -> list[dict[str, str]]:
