@@ -12,6 +12,7 @@ import pytest
 
 CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
 TYPESCRIPT = "@modelcontextprotocol/sdk@1.32.2"
+EXT_TASKS = ("@modelcontextprotocol/client@2", "@modelcontextprotocol/ext-tasks@0.2.2")
 REQUIRED = os.environ.get("MCP_CLIENTS") == "true"
 ADVICE = "not installed: pip install -e '.[mcp-clients]'"
 
@@ -40,7 +41,7 @@ def packages(folder):
     npm = [node, wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"]
     options = ["--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
     installed = subprocess.run(
-        [*npm, "install", *options, CONFORMANCE, TYPESCRIPT], capture_output=True, text=True, check=False
+        [*npm, "install", *options, CONFORMANCE, TYPESCRIPT, *EXT_TASKS], capture_output=True, text=True, check=False
     )
     if installed.returncode:
         missing(f"npm can't install {CONFORMANCE}, which needs the network: {installed.stderr[-500:]}")

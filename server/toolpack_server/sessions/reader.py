@@ -192,7 +192,8 @@ class SessionReader:
                     if fits and all(predicate(session) for predicate in predicates):
                         # Listing a session doesn't extend its expiry: that shows when the session was last called.
                         called_at = session.expires_at - expiry(session.ttl_seconds, 0) + self._clock.uncounted
-                        called_at = max(called_at, session.created_at)  # earlier if it expires unless it is used
+                        if called_at < session.created_at - 1:  # the session expires soon unless it is used
+                            called_at = session.expires_at - session.ttl_seconds + self._clock.uncounted
                         yield self._context.session_views.of(session, version, called_at=called_at)
                 if len(entries) < page.limit:
                     return

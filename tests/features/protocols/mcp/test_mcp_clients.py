@@ -132,6 +132,21 @@ def test_client_keeps_its_world(tmp_path, client):
     ]
 
 
+@pytest.mark.filterwarnings("default")  # of the client's
+def test_fastmcp_polls_a_long_call_that_happens_once(tmp_path):
+    mcp_clients.imported("fastmcp_tasks")  # with it, FastMCP's client accepts handles
+
+    async def use(url):
+        async with fastmcp(url) as call:
+            return await call("slow_compute", {"seconds": 1.5, "label": "once"})
+
+    with server_process.served(tmp_path, "--packs", "conformance") as served:
+        assert asyncio.run(use(f"{served.url}/mcp?packs=conformance&session=mine")) == "computed once in 1.5 s"
+        (session,) = served.rpc("list_sessions", labels={"mcp": "mine"})
+        (record,) = served.rpc("get_trace", session_id=session["session_id"])
+    assert len(record["call_id"]) == 32  # the server's, as the client gives none
+
+
 BY_ADDRESS = [
     *((client, BY_HEADER) for client in CLIENTS if client not in {python_sdk_modern, python_sdk_stdio}),
     *((client, BY_NAME) for client in CLIENTS if client is not python_sdk_stdio),

@@ -1,5 +1,6 @@
 """MCP's conformance suite for both eras, and the TypeScript SDK. They need Node.js and packages from npm."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -25,6 +26,34 @@ for (const number of [1, 2]) {
     console.log(JSON.stringify([tools.length, long.content, result.structuredContent, image.content[0].mimeType]));
     await client.close();
 }
+"""
+
+# A client of the extension for tasks, which calls a tool and polls. It leaves it to its host how requests are sent.
+EXT_TASKS = """
+import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
+import { createTaskSessionFromClient, resultFromTaskOutcome } from "@modelcontextprotocol/ext-tasks/client";
+const url = new URL(process.argv[2]);
+const clientInfo = { name: "script", version: "1" };
+const capabilities = { extensions: { "io.modelcontextprotocol/tasks": {} } };
+const methods = [];
+async function rawDispatch(request) {
+    methods.push(request.method);
+    const name = request.params.taskId ?? request.params.name;
+    const headers = { "content-type": "application/json", "mcp-protocol-version": "2026-07-28" };
+    Object.assign(headers, { "mcp-method": request.method, "mcp-name": name });
+    const body = JSON.stringify({ jsonrpc: "2.0", id: methods.length, ...request });
+    const { result, error } = await (await fetch(url, { method: "POST", headers, body })).json();
+    return error ? { kind: "error", error } : { kind: "result", result };
+}
+const client = new Client(clientInfo, { capabilities, versionNegotiation: { mode: "auto" } });
+await client.connect(new StreamableHTTPClientTransport(url));
+const v2RequestFraming = { protocolVersion: "2026-07-28", clientInfo, clientCapabilities: capabilities };
+const session = createTaskSessionFromClient(client, { endpointId: "here", rawDispatch, v2RequestFraming });
+const execution = await session.callTool("slow_compute", { seconds: 1.5, label: "once" });
+const { outcome } = await execution.settle();
+console.log(JSON.stringify([resultFromTaskOutcome(outcome).content[0].text, [...new Set(methods)]]));
+await session.close();
+await client.close();
 """
 
 
@@ -62,6 +91,15 @@ def test_conformance_suite_passes_except_listed_failures(packages, mcp, tmp_path
     assert {"tools-list", "tools-call-simple-text", "tools-call-with-progress", "dns-rebinding-protection"} <= set(
         passed
     )
+
+
+def test_client_of_the_extension_for_tasks_polls_a_long_call(packages, mcp):
+    node, modules = packages
+    script = modules.parent / "tasks.mjs"
+    script.write_text(EXT_TASKS)
+    told = run([node, script, f"http://127.0.0.1:{mcp.endpoint.port}{mcp.path}"], modules.parent)
+    assert json.loads(told) == ["computed once in 1.5 s", ["tools/call", "tasks/get"]]
+    assert len(mcp.rpc("get_trace")) == 1
 
 
 def test_typescript_sdk_keeps_its_world(packages, mcp):

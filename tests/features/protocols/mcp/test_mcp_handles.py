@@ -50,7 +50,7 @@ def end_of(client, handle):
     return client.get(handle)
 
 
-def test_a_long_call_is_answered_with_a_handle_and_polled(mcp, client):
+def test_long_call_is_answered_with_a_handle_and_polled(mcp, client):
     with running(client, "polled", "mine") as handle:
         assert handle.keys() == {
             *("resultType", "_meta", "taskId", "status", "createdAt", "lastUpdatedAt", "ttlMs", "pollIntervalMs")
@@ -62,8 +62,10 @@ def test_a_long_call_is_answered_with_a_handle_and_polled(mcp, client):
                 "complete",
                 {k: v for k, v in handle.items() if k != "resultType"},
             )
+        again = client.call("count_and_wait", "mine", number=1, gate="polled")  # the same call
     ended = end_of(client, handle)
     assert (ended["resultType"], ended["status"]) == ("complete", "completed")
+    assert end_of(client, again)["result"] == ended["result"]
     repeated = mcp.call(MODERN, "count_and_wait", _meta={CALL_ID: "mine"}, number=1, gate="polled")
     assert ended["result"] == {key: value for key, value in repeated.items() if key != "_meta"}
     assert [client.get(handle) for _ in range(2)] == [ended] * 2
@@ -73,7 +75,7 @@ def test_a_long_call_is_answered_with_a_handle_and_polled(mcp, client):
     assert mcp.counts() == [1]
 
 
-def test_a_call_that_ends_soon_is_answered_at_once(client):
+def test_short_call_is_answered_at_once(client):
     result = client.call("count", number=3)
     assert (result["resultType"], result["structuredContent"]) == ("complete", {"counts": [3]})
     failed = client.call("test_error_handling")
@@ -82,7 +84,7 @@ def test_a_call_that_ends_soon_is_answered_at_once(client):
     assert client.ask("tools/call", name="count", arguments="not an object")["isError"] is True
 
 
-def test_clients_are_told_of_the_extension_in_the_modern_era_only(mcp, client):
+def test_only_the_modern_era_announces_the_extension(mcp, client):
     assert client.ask("server/discover")["capabilities"]["extensions"] == {TASKS: {}}
     assert "extensions" not in mcp.legacy("initialize").json()["result"]["capabilities"]
     refusal(mcp.legacy("tasks/get", taskId="x"), 200, -32601)
@@ -92,7 +94,7 @@ def test_clients_are_told_of_the_extension_in_the_modern_era_only(mcp, client):
 @pytest.mark.parametrize(
     "capabilities", [{}, {"extensions": {}}, {"extensions": {"other": {}}}, {"extensions": [TASKS]}]
 )
-def test_a_client_that_does_not_declare_the_extension_gets_no_handle(mcp, client, method, capabilities):
+def test_client_without_the_extension_gets_no_handle(mcp, client, method, capabilities):
     meta = {"io.modelcontextprotocol/clientCapabilities": capabilities}
     with running(client, f"undeclared {method} {capabilities}") as handle:
         reply = mcp.modern(method, {"Mcp-Name": handle["taskId"]}, meta, taskId=handle["taskId"])
@@ -102,7 +104,7 @@ def test_a_client_that_does_not_declare_the_extension_gets_no_handle(mcp, client
     assert reply.json()["result"]["content"][0]["text"] == "waited 0.15 s"
 
 
-def test_an_id_is_valid_at_its_own_address_only(mcp, client):
+def test_id_of_a_handle_is_valid_at_its_address_only(mcp, client):
     with running(client, "own") as handle:
         task_id = handle["taskId"]
         other = HandleClient(mcp.http, Mcp(mcp.endpoint).path)
@@ -133,7 +135,7 @@ def test_an_id_is_valid_at_its_own_address_only(mcp, client):
         assert client.get(handle)["status"] == "working"
 
 
-def test_a_megabyte_of_an_id_is_refused(mcp):
+def test_id_of_a_megabyte_is_refused(mcp):
     body = {
         "jsonrpc": "2.0",
         "id": 1,
@@ -144,7 +146,7 @@ def test_a_megabyte_of_an_id_is_refused(mcp):
     refusal(mcp.http.post(mcp.path, json=body, headers=headers), 200, -32602)
 
 
-def test_a_session_of_the_same_name_does_not_know_the_handles_of_a_closed_one(mcp):
+def test_new_session_of_a_name_refuses_handles_of_the_old(mcp):
     client = HandleClient(mcp.http, "/mcp?packs=conformance&session=again")
     with running(client, "closed") as handle:
         (session,) = mcp.endpoint.rpc("list_sessions", labels={"mcp": "again"})
@@ -179,7 +181,7 @@ def test_each_end_of_a_call_has_its_status(mcp, client):
     assert mcp.counts() == [1, 1]
 
 
-def test_a_cancelled_call_changes_nothing_and_stays_cancelled(mcp, client):
+def test_cancelled_call_changes_nothing_and_stays_cancelled(mcp, client):
     with running(client, "cancelled", "c") as handle:
         behind = client.call("count", "behind", number=5)
         queued = client.call("count", "queued", number=6)
@@ -206,7 +208,7 @@ def test_a_cancelled_call_changes_nothing_and_stays_cancelled(mcp, client):
     assert mcp.counts() == [5]
 
 
-def test_a_call_whose_id_would_be_too_long_is_answered_when_it_ends(client):
+def test_call_with_a_too_long_id_is_answered_at_its_end(client):
     text = "".join(map(str, range(3000)))
     result = client.call("slow_compute", seconds=0.15, label=text)
     assert (result["resultType"], text in result["content"][0]["text"]) == ("complete", True)
@@ -216,7 +218,7 @@ def test_a_call_whose_id_would_be_too_long_is_answered_when_it_ends(client):
     assert "x" * 50_000 in end_of(client, handle)["result"]["content"][0]["text"]
 
 
-def test_arguments_of_a_call_that_outlives_its_request_are_counted(mcp, client):
+def test_bytes_of_a_call_count_until_its_end(mcp, client):
     in_flight = mcp.endpoint.app.state.gateway.service.in_flight
     wait_until(lambda: in_flight.total == 0, "the end of other requests")
     with running(client, "counted"):
@@ -256,7 +258,7 @@ def eggs(_rollout) -> float:
 '''
 
 
-def test_a_cancelled_call_counts_and_makes_no_verdict_invalid(tmp_path, monkeypatch):
+def test_cancelled_call_counts_and_keeps_a_verdict_valid(tmp_path, monkeypatch):
     (tmp_path / "kitchen.py").write_text(PACK)
     monkeypatch.setattr(handles, "WAIT_SECONDS", 0.05)
     with http_endpoint.served("h11", catalog=load_catalog((tmp_path,), ("kitchen",)), log_calls="off") as tasks:
@@ -280,7 +282,7 @@ def test_a_cancelled_call_counts_and_makes_no_verdict_invalid(tmp_path, monkeypa
 PACKS = ("--packs", "conformance")
 
 
-def test_a_call_that_a_killed_server_ran_happens_once(tmp_path):
+def test_call_of_a_killed_server_happens_once(tmp_path):
     with contextlib.ExitStack() as stack:
         served = stack.enter_context(server_process.served(tmp_path, *PACKS))
         session = served.rpc("create_session")

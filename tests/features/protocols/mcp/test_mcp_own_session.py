@@ -1,5 +1,7 @@
 """`/mcp`, where the first message of a client creates its session: its owner, its continuation, its end, and errors."""
 
+from datetime import datetime, timedelta
+
 import http_endpoint
 import pytest
 import serving
@@ -151,6 +153,9 @@ def test_session_with_only_initialize_expires_in_a_minute(endpoint, method):
     door.begin(clientInfo={"name": name})
     expires_at, created_at = expiry(endpoint, name)
     assert expires_at <= created_at + 61
+    (listed,) = endpoint.rpc("list_sessions", labels={"mcp": name})
+    shown = datetime.fromisoformat(listed["expires_at"]) - datetime.fromisoformat(listed["created_at"])
+    assert shown <= timedelta(seconds=61)
     message = {"jsonrpc": "2.0", "method": method, "params": {"name": "get_balance"}}
     assert door.send("POST", message if method.startswith("n") else {**message, "id": 1}).status_code in {200, 202}
     assert expiry(endpoint, name)[0] > created_at + 3600
@@ -187,7 +192,7 @@ def test_session_name_overrides_the_header(endpoint):
     assert [door.call("add", amount=0) for door in (named, other)] == ["6", "51"]
 
 
-def test_the_address_may_end_with_a_slash(endpoint):
+def test_address_may_end_with_a_slash(endpoint):
     door = Door(endpoint, "/?packs=ledger&session=slash")
     assert door.call("add", amount=1) == "1"
     assert Door(endpoint, "?packs=ledger&session=slash").call("add", amount=1) == "2"

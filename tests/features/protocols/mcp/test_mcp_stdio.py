@@ -16,6 +16,7 @@ import pytest
 import server_process
 import warm
 from mcp_endpoint import META, MODERN
+from mcp_handles import ACCEPTS
 from serving import PATIENCE, wait_until
 
 from toolpack_server.features.protocols.mcp.messages import read_message
@@ -329,6 +330,31 @@ def test_failed_start_prints_the_reason_to_stderr(arguments, why):
     assert b"Traceback" not in printed
 
 
+def poll(client, task_id):
+    while (task := client.ask("tasks/get", MODERN, taskId=task_id, _meta=ACCEPTS)["result"])["status"] == "working":
+        assert task["taskId"] == task_id
+    return task
+
+
+def call_for_handle(client, name, **arguments):
+    result = client.ask("tools/call", MODERN, name=name, arguments=arguments, _meta=ACCEPTS)["result"]
+    assert result["resultType"] == "task"
+    return result["taskId"]
+
+
+def test_long_call_has_a_handle(packs, tmp_path):
+    with launch(*packs) as client:
+        path = tmp_path / "go on"
+        task_id = call_for_handle(client, "wait_for", path=str(path))
+        assert client.ask("tasks/get", MODERN, taskId=task_id, _meta=ACCEPTS)["result"]["status"] == "working"
+        path.touch()
+        assert poll(client, task_id)["result"]["content"][0]["text"] == "done"
+        other = call_for_handle(client, "wait_for", path=str(tmp_path / "never"))
+        client.ask("tasks/cancel", MODERN, taskId=other, _meta=ACCEPTS)
+        assert poll(client, other)["status"] == "cancelled"
+        assert client.ask("tasks/get", MODERN, taskId=other)["error"]["code"] == -32021
+
+
 # Forwarding to a server
 
 
@@ -358,6 +384,13 @@ def test_messages_are_forwarded_to_a_session_on_a_server(mcp, era):
             assert client.read()["error"]["code"] == -32700
             assert client.end()[:2] == (0, b"")
     assert mcp.counts() == [1, 2]
+
+
+def test_handles_are_forwarded(mcp):
+    with launch("--url", url(mcp)) as client:
+        task_id = call_for_handle(client, "slow_compute", seconds=0.8)
+        assert poll(client, task_id)["result"]["content"][0]["text"] == "computed  in 0.8 s"
+    assert mcp.counts() == [1]
 
 
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
