@@ -35,7 +35,7 @@ from toolpack_server.jsonio.strict import Fragment, dumps, loads
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import Described, describe
 from toolpack_server.rpc.method import App
-from toolpack_server.rpc.parsing import QUICK_BYTES, parsed_bytes
+from toolpack_server.rpc.parsing import parsed_bytes
 from toolpack_server.sessions.calls import CallRequest, RecordedCall, recorded_call
 from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.snapshots.seal import KeyedHash
@@ -43,6 +43,7 @@ from toolpack_server.stores.base import StoredSession
 
 WAIT_SECONDS = 0.5  # how long a call or a poll waits for the result
 MAX_ID = 4096  # characters; the id is sent in a header, too
+MAX_ARGUMENTS = 16 * 1024  # bytes, which are compressed in less than a millisecond
 HASH_DIGITS = 32
 INTERVALS = ((10.0, 500), (60.0, 2000), (float("inf"), 5000))  # age of the call in seconds, and ms between its polls
 
@@ -113,15 +114,15 @@ class RunningCalls:
     def __init__(self, app: App) -> None:
         self._sessions = app.sessions
         self._in_flight = app.in_flight
-        self._calls: dict[tuple[str, str, str], set[asyncio.Future[Outcome]]] = {}
+        self._calls: dict[_Key, set[asyncio.Future[Outcome]]] = {}
         self._cancels: set[asyncio.Future[None]] = set()
 
-    def find(self, caller: Caller, call_id: str) -> "asyncio.Future[Outcome] | None":
-        return next(iter(self._calls.get(_key(caller, call_id), ())), None)
+    def find(self, caller: Caller, request: CallRequest) -> "asyncio.Future[Outcome] | None":
+        return next(iter(self._calls.get(_key(caller, request), ())), None)
 
     def start(self, caller: Caller, request: CallRequest) -> "asyncio.Future[Outcome]":
         """Run a call with a call_id in the background. Return the future of its outcome."""
-        key, owner, size = _key(caller, request.call_id or ""), caller.owner, parsed_bytes(request.sent)
+        key, owner, size = _key(caller, request), caller.owner, parsed_bytes(request.sent)
         call = asyncio.ensure_future(self._sessions.call(caller.session_id or "", owner, request))
         self._in_flight.add(owner, size)
         self._calls.setdefault(key, set()).add(call)
@@ -139,7 +140,7 @@ class RunningCalls:
 
     def cancel(self, caller: Caller, request: CallRequest) -> None:
         """Stop a call if it runs here, and record it as cancelled unless it is committed, in the background."""
-        for call in [*self._calls.get(_key(caller, request.call_id or ""), ())]:
+        for call in [*self._calls.get(_key(caller, request), ())]:
             call.cancel()
         cancel = asyncio.ensure_future(self._record_cancel(caller, request))
         self._cancels.add(cancel)
@@ -150,8 +151,11 @@ class RunningCalls:
             await self._sessions.cancel_call(caller.session_id or "", caller.owner, request)
 
 
-def _key(caller: Caller, call_id: str) -> tuple[str, str, str]:
-    return caller.session_id or "", caller.address, call_id
+_Key = tuple[str, str, str, str, bytes]
+
+
+def _key(caller: Caller, request: CallRequest) -> _Key:
+    return caller.session_id or "", caller.address, request.call_id or "", request.function, request.sent
 
 
 class Handles:
@@ -169,7 +173,7 @@ class Handles:
         """
         handle = Handle(request.call_id or secrets.token_hex(16), request.function, request.sent, _now())
         request = request._replace(call_id=handle.call_id)
-        packed = handle.packed if len(request.sent) <= QUICK_BYTES else ""
+        packed = handle.packed if len(request.sent) <= MAX_ARGUMENTS else ""
         if not packed or len(packed) + 1 + HASH_DIGITS > MAX_ID:
             return await self._sessions.call(caller.session_id or "", caller.owner, request)
         call = self._running.start(caller, request)
@@ -193,8 +197,8 @@ class Handles:
         handle_id = _id_of(message)
         handle, ended = await self._look(caller, handle_id)
         if ended is None:
-            call = self._running.find(caller, handle.call_id)
-            call = call or self._running.start(caller, handle.request(caller.by))
+            request = handle.request(caller.by)
+            call = self._running.find(caller, request) or self._running.start(caller, request)
             await asyncio.wait({call}, timeout=WAIT_SECONDS)
             if not call.done():
                 return _task(handle_id, handle, "working")
