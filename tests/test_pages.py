@@ -29,6 +29,8 @@ from ci import IN_CI, without
 from patience import PATIENCE
 
 import toolpack_server.perturbations
+from toolpack_server.base.errors import SettingsError
+from toolpack_server.features.executors.sandbox import check_sandbox
 from tools.llms import llms_text
 
 pytestmark = pytest.mark.heavy
@@ -516,8 +518,14 @@ def test_operate(folder):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no executors elsewhere")
 @pytest.mark.usefixtures("curl")
-def test_a_first_session_in_processes(folder):
-    (line,) = blocks("docs/operate/isolation.md", "Turn it on", "sh")
+@pytest.mark.parametrize("heading", ["Turn it on", "Sandbox"])
+def test_a_first_session_in_processes(folder, heading):
+    if heading == "Sandbox" and not IN_CI:
+        try:
+            check_sandbox()
+        except SettingsError as problem:
+            pytest.skip(str(problem))
+    (line,) = blocks("docs/operate/isolation.md", heading, "sh")
     with serving(line.strip(), folder, **BANK) as banner:
         check_console(SESSION, "With curl", folder, port_of(banner))
 
@@ -602,6 +610,7 @@ RUN = {
     ("docs/internals/develop.md", "Checks before a release"),
     ("docs/internals/features.md", "The smallest one"),  # in test_foreign_feature.py
     ("docs/operate/isolation.md", "Turn it on"),
+    ("docs/operate/isolation.md", "Sandbox"),
     (WORLDS, "Data frames"),
     (WORLDS, "Keep a database"),
     (WORLDS, "Keep files"),
