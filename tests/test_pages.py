@@ -500,6 +500,15 @@ def test_perturbations(folder):
     ]
 
 
+def test_attack_success(folder):
+    (program,) = blocks("docs/evaluate/faults.md", "Attack success", "python")
+    (commands,) = blocks("docs/evaluate/faults.md", "Attack success", "console")
+    with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
+        (folder / "attacked.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        commands = commands_and_outputs(commands)
+        assert run_console(commands, folder, port_of(banner)) == [output for _, output in commands]
+
+
 def test_the_tree_search_has_thirty_lines():
     (program,) = blocks("docs/reference/client.md", "A tree search", "python")
     assert len([line for line in program.splitlines() if line.strip()]) <= 30
@@ -628,6 +637,7 @@ RUN = {
     ("docs/train/trainers.md", "OpenEnv"),  # likewise
     ("docs/evaluate/faults.md", "In one sitting"),
     ("docs/evaluate/faults.md", "Variants of tasks"),
+    ("docs/evaluate/faults.md", "Attack success"),
     ("docs/evaluate/replay.md", "Replay a session"),
     *(("docs/write/toolpacks.md", heading) for heading in LESSONS),
     (WORLDS, "Classes as environments"),

@@ -52,25 +52,29 @@ class Model:
         self.paths: dict[str, dict[int, list[tuple[str, int]]]] = {}
         self.versions: dict[str, int] = {}
         self.lengths: dict[str, int] = {}
+        self.before: dict[str, list[list[tuple[str, int]]]] = {}  # the history before each record
 
     def begin(self, session_id, inherited):
         self.paths[session_id] = {0: list(inherited)}
+        self.before[session_id] = []
         self.versions[session_id] = self.lengths[session_id] = 0
 
     def record(self, session_id, *, changes):
         version = self.versions[session_id]
+        self.before[session_id].append(self.paths[session_id][version])
         now = [*self.paths[session_id][version], (session_id, self.lengths[session_id])]
         self.lengths[session_id] += 1
         self.versions[session_id] += changes
         self.paths[session_id][version + changes] = now
 
     def reset(self, session_id, version):
+        self.before[session_id].append(self.paths[session_id][self.versions[session_id]])
         self.lengths[session_id] += 1
         self.versions[session_id] += 1
         self.paths[session_id][self.versions[session_id]] = self.paths[session_id][version]
 
 
-STEPS = [*["add"] * 4, "total", "message", "reset", *["fork"] * 3, "close", "expire"]
+STEPS = [*["add"] * 4, "total", "message", "reset", *["fork"] * 3, "fork before", "close", "expire"]
 
 
 def play(draw, benches, steps):
@@ -111,6 +115,10 @@ def play_with(draw, benches, steps, alive):
             case "fork":
                 alive.append(fork(any_of_them, session_id, version=version))
                 model.begin(alive[-1], model.paths[session_id][version])
+            case "fork before" if model.before[session_id]:
+                index = draw(st.integers(0, len(model.before[session_id]) - 1))
+                alive.append(fork(any_of_them, session_id, before=index))
+                model.begin(alive[-1], model.before[session_id][index])
             case "close" | "expire" as end:
                 (close if end == "close" else expire)(any_of_them, session_id)
                 alive.remove(session_id)

@@ -174,6 +174,24 @@ def test_a_fork_inherits_up_to_its_parents_last_record(stored_bench):
     assert amounts(bench, later["session_id"]) == [1, None, "much"]
 
 
+def test_a_fork_before_a_record_has_what_was_then(stored_bench):
+    bench = stored_bench
+    root = bench.create()
+    for function, kwargs in [("total", {}), ("add", {"amount": 1}), ("total", {}), ("add", {"amount": 2})]:
+        bench.call(root, function, **kwargs)
+    totals = [(0, 0, []), (1, 0, [None]), (2, 1, [None, 1]), (3, 1, [None, 1, None])]
+    for before, total, inherited in totals:
+        (fork,) = bench.rpc("fork_session", session_id=root, before=before)
+        assert amounts(bench, fork["session_id"]) == inherited
+        assert (bench.result(fork["session_id"], "total"), fork["parent"]["version"]) == (total, total)
+    error = refused(-32602, bench.rpc, "fork_session", session_id=root, before=4)
+    assert error.data["detail"] == "The session has no record 4: it has 4."
+    error = refused(-32602, bench.rpc, "fork_session", session_id=root, before=1, version=1)
+    assert error.data["detail"] == "A fork begins at a version or before a record: give only one of them."
+    refused(-32602, bench.rpc, "fork_session", session_id=root, before=-1)
+    refused(-32602, bench.rpc, "fork_session", session_id=bench.create(), before=0)
+
+
 @pytest.mark.parametrize("again", [0, 1])
 def test_a_fork_of_lost_records_is_refused(bench, again):
     root = bench.create()

@@ -365,6 +365,7 @@ class ClientMethods:
         clock: str | None = None,
         clock_step_seconds: float | None = None,
         perturbations: Perturbations | None = None,
+        before: int | None = None,
     ) -> list[Session]:
         """Create sessions that start from a version of this one.
 
@@ -379,6 +380,7 @@ class ClientMethods:
             clock: Start time of the session as its functions see it, RFC 3339 with an offset.
             clock_step_seconds: Seconds that each call adds to that clock; default: 1.
             perturbations: Rules for the forks; default: the parent's rules. An object without rules: none.
+            before: Fork the session as it was before its record of this index, instead of a version.
         """
 
     @requests("reset_session")

@@ -4,6 +4,8 @@ Each type states its limits and its description once. A request for new sessions
 the session factory, so its model is defined here, below both. Features add parameters to it.
 """
 
+import operator
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
@@ -114,3 +116,11 @@ class ForkRequest(CreationRequest):
     labels: Labels | None = Field(None, description="Labels of the forks. Default: the session's labels.")
     ttl_seconds: TtlSeconds
     call_id: CallId
+    before: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_COUNT,
+        description="Fork the session as it was before its record of this index, instead of a version.",
+        exclude_if=partial(operator.is_, None),  # requests without it keep their digests
+        kw_only=True,  # last, after the parameters of features
+    )

@@ -124,8 +124,9 @@ class Method(Parameters):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the names of the parameters, in positional order."""
-        return tuple(sorted(cls.model_fields, key=lambda name: name != "session_id"))
+        """Return the names of the parameters, in positional order. A parameter with `kw_only`, added later, is last."""
+        fields = cls.model_fields
+        return tuple(sorted(fields, key=lambda name: (name != "session_id", bool(fields[name].kw_only))))
 
     async def handle(self, caller: Caller, app: App) -> Any:
         """Answer the request.

@@ -68,12 +68,13 @@ class ForkSource(NamedTuple):
     """A version of a session to fork.
 
     Attributes:
+        point: The version, and the last record that the forks inherit.
         snapshot: The environments. None if they are too large for a quick read.
     """
 
     session: StoredSession
     head: Head
-    version: int
+    point: ForkPoint
     snapshot: Snapshot | None
 
 
@@ -238,11 +239,26 @@ class SessionFactory:
         """Find the version to fork, and read it unless it is too large for the reader."""
         session, head = reader.find(request.session_id, owner)
         version = head.version if request.version is None else request.version
+        point = ForkPoint(session.id, version, head.index, head.last)
+        if request.before is not None:
+            point = self._point_before(session.id, head, request)
         try:
-            snapshot = reader.snapshot(session.id, head, version)
+            snapshot = reader.snapshot(session.id, head, point.version)
         except HeavyReadError:
             snapshot = None
-        return ForkSource(session, head, version, snapshot)
+        return ForkSource(session, head, point, snapshot)
+
+    def _point_before(self, session_id: str, head: Head, request: ForkRequest) -> ForkPoint:
+        """Return the state of a session before one of its records."""
+        before = request.before or 0
+        if request.version is not None:
+            raise InvalidParamsError("A fork begins at a version or before a record: give only one of them.")
+        if before > head.index:
+            raise InvalidParamsError(f"The session has no record {before}: it has {head.index + 1}.")
+        for record in self._context.store.records(session_id, before - 2, 1) if before else ():
+            self._context.records.read(session_id, record)  # raises if it was forged
+            return ForkPoint(session_id, record.version, record.index, record.id)
+        return ForkPoint(session_id, 0)
 
     def fork(
         self,
@@ -264,8 +280,10 @@ class SessionFactory:
         Raises:
             StateDamagedError: The version is damaged.
         """
-        parent, head, at, snapshot = source
-        count = request.count
+        parent, head, point, snapshot = source
+        count, at = request.count, point.version
+        if again is not None:
+            point = ForkPoint(parent.id, at)
         if snapshot is None:
             snapshot = reader.snapshot(parent.id, head, at)
         for part, blob_id in snapshot.parts.items():
@@ -274,14 +292,14 @@ class SessionFactory:
             with suppress(ClassesChangedError):  # the classes may come back
                 self._context.codec.unseal(part, blob_id, snapshot.blobs[part])
         details: dict[str, Any] = {**(again or {})}
-        inherited = head if again is None else replace(head, index=-1, last="")
+        inherited = replace(head, index=point.last, last=point.record)
         for hook in self._context.creation_hooks:
             details |= hook.details_of_fork(request, parent, inherited, at)
         template = replace(
             parent,
             labels=parent.labels if request.labels is None else request.labels,
             ttl_seconds=parent.ttl_seconds if request.ttl_seconds is None else request.ttl_seconds,
-            parent=ForkPoint(parent.id, at, head.index, head.last) if again is None else ForkPoint(parent.id, at),
+            parent=point,
             details=stored_details(details),
         )
         self._check_reply(template, count)

@@ -158,6 +158,10 @@ def test_fork_repeats_what_its_parent_does_next(bench):
     assert bench.result(of_version_1, "look") == bench.result(again, "look")
     at_once = bench.rpc("fork_session", session_id=parent, version=0)[0]["session_id"]
     assert bench.result(at_once, "look") == bench.result(bench.create("dice", **PINNED), "look")
+    trace = bench.rpc("get_trace", session_id=parent)
+    for record in trace[:3]:  # throw, look, throw
+        (fork,) = bench.rpc("fork_session", session_id=parent, before=record["index"])
+        assert bench.result(fork["session_id"], record["function"]) == record["result"]
     assert [bench.rpc("get_session", session_id=one)["seed"] for one in (*forks, grandchild)] == ["a seed"] * 3
 
 

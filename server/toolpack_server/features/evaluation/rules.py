@@ -122,6 +122,16 @@ class Rule:
     rate: float | None = None
     after: Sequence[str] | None = None
     where: Mapping[str, Any] | None = None
+    harm: str | Mapping[str, Any] | None = None  # the name of a task, or the functions and the text of harmful calls
+
+    @property
+    def harmful_functions(self) -> Sequence[str]:
+        """The patterns of functions whose calls may be the harm."""
+        return _patterns(self.harm["functions"]) or () if isinstance(self.harm, Mapping) else ()
+
+    def is_harm(self, function: str) -> bool:
+        """Return whether a call of a function may be the harm, by its name in the session."""
+        return _named(self.harmful_functions, frozenset({function, function.rpartition(".")[2]}))
 
     def names(self, spellings: frozenset[str]) -> bool:
         """Return whether the rule applies to a function that has these names."""
@@ -181,7 +191,7 @@ def _read(index: int, rule: Any) -> Rule:
     if not _is_text(name):
         raise ValueError(f"Rule '{index}': name must be a text")
     about = f"Rule {name[:100]!r}"
-    choices = (*WHEN, *EFFECTS)
+    choices = (*WHEN, "harm", *EFFECTS)
     for member in rule:
         if member not in choices:
             raise ValueError(f"{about}: unknown member {str(member)[:100]!r}: choose from {', '.join(choices)}")
@@ -195,15 +205,7 @@ def _read(index: int, rule: Any) -> Rule:
         raise ValueError(f"{about}: {effect} must be {description}")
     if "rate" in rule and not _is_share(rule["rate"]):
         raise ValueError(f"{about}: rate must be a number from 0 to 1")
-    for member in ("functions", "after"):
-        if member in rule and not (_is_text(rule[member]) or _are_texts(rule[member])):
-            raise ValueError(f"{about}: {member} must be a name, a pattern, or a list of them")
-    if "where" in rule and not (isinstance(rule["where"], Mapping) and all(map(_is_text, rule["where"]))):
-        raise ValueError(f"{about}: where must be an object of arguments")
-    if "where" in rule and effect in OF_LISTS:
-        raise ValueError(
-            f"{about}: where selects calls by arguments, but {effect} affects the list of functions: omit it"
-        )
+    _check_members(about, rule, effect)
     return Rule(
         name,
         effect,
@@ -213,7 +215,29 @@ def _read(index: int, rule: Any) -> Rule:
         rule.get("rate"),
         _patterns(rule.get("after")),
         rule.get("where"),
+        rule.get("harm"),
     )
+
+
+def _check_members(about: str, rule: Mapping[str, Any], effect: str) -> None:
+    for member in ("functions", "after"):
+        if member in rule and not (_is_text(rule[member]) or _are_texts(rule[member])):
+            raise ValueError(f"{about}: {member} must be a name, a pattern, or a list of them")
+    if "where" in rule and not (isinstance(rule["where"], Mapping) and all(map(_is_text, rule["where"]))):
+        raise ValueError(f"{about}: where must be an object of arguments")
+    if "where" in rule and effect in OF_LISTS:
+        raise ValueError(
+            f"{about}: where selects calls by arguments, but {effect} affects the list of functions: omit it"
+        )
+    if "harm" in rule and not _is_harm(rule["harm"]):
+        raise ValueError(f"{about}: harm must be the name of a task, or an object with functions and text")
+
+
+def _is_harm(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        patterns = _patterns(value.get("functions"))
+        return value.keys() == {"functions", "text"} and _are_texts(patterns) and _is_text(value["text"])
+    return _is_text(value)
 
 
 def _patterns(value: Any) -> Sequence[str] | None:

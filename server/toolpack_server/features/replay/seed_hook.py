@@ -90,13 +90,19 @@ class SeedCreationHook(CreationHook):
     def details_of_fork(
         self, request: ForkRequest, parent: StoredSession, head: Head, version: int
     ) -> Mapping[str, Any]:
-        """Return the details of a fork. Its ticks continue after the record that created the forked version."""
+        """Return the details of a fork. Its ticks continue after the record that created the forked version.
+
+        In a fork that begins before a record, they continue after the last inherited record.
+        """
         parent_seeds = Seeds.of(parent)
         seeds = Seeds.of_request(request).of_fork(parent_seeds, self._settings)
         if not seeds:
             return {}
-        creating_record = self._paths.end(parent.id, version - 1, head.index) + 1 if version else -1
-        ticks = parent_seeds.ticks + creating_record + 1
+        if request.before is not None:
+            last = head.index
+        else:
+            last = self._paths.end(parent.id, version - 1, head.index) + 1 if version else -1
+        ticks = parent_seeds.ticks + last + 1
         return {**replace(seeds, ticks=ticks).details(), **current_writers(self._context)}
 
     @override

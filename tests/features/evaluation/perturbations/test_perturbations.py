@@ -726,6 +726,19 @@ def test_fork_may_add_rules_that_count_earlier_calls(bench):
     assert fork.heard(**ANN) == DOWN
 
 
+def test_fork_before_a_record_counts_only_what_was_before(bench):
+    rule = {"functions": "payments", "calls": "3", "error": DOWN}
+    agent, plain = Agent(bench, rule), Agent(bench, perturbations=None)
+    for each in (agent, plain):
+        for _ in range(4):
+            each.heard("payments")
+    forks = [agent.fork(before=2), plain.fork(before=2, perturbations={"rules": [rule]})]
+    assert [fork.heard("payments") for fork in forks] == [DOWN, DOWN]
+    assert agent.fork(before=2, perturbations={"rules": []}).heard("payments") == []
+    bundle = bench.rpc("export_bundle", session_id=forks[0].id)["bundle"]
+    assert Agent(bench, session=bench.rpc("import_bundle", bundle=bundle)).heard("payments") == []
+
+
 def history(agent):
     """Make calls that meet rules of all kinds, and return the answers."""
     heard = []
@@ -884,6 +897,16 @@ def test_evaluators_see_the_perturbations_of_calls(bench):
         (
             {"name": "x", "describe": {"append": ""}},
             "Rule 'x': describe must be a text, true, or an object with append",
+        ),
+        *(
+            ({"name": "x", "append": "y", "harm": harm}, "Rule 'x': harm must be the name of a task, or an object with")
+            for harm in (1, {"functions": "pay"}, {"functions": [], "text": "y"}, {"functions": "pay", "text": ""})
+        ),
+        ({"name": "x", "append": "y", "harm": "shop/nothing"}, "There is no task 'shop/nothing'"),
+        ({"name": "x", "append": "y", "harm": "chores/dishes"}, "There is no task 'chores/dishes'"),
+        (
+            {"name": "x", "append": "y", "harm": {"functions": "sned_*", "text": "y"}},
+            "Rule 'x': the session has no function 'sned_*'.",
         ),
         ({"name": "x", "corrupt": 2}, "Rule 'x': corrupt must be a share from 0 to 1."),
         ({"name": "x", "forget": ["all"]}, "Rule 'x': forget must be a list of description, descriptions, types, "),

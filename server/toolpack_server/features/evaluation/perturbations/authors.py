@@ -1,10 +1,10 @@
 """Constructors of rules for authors of tasks. Each function returns a rule as a dict.
 
-An author can write the same dicts by hand. `when` takes the conditions of a rule: `name`, `functions`, `calls`,
-`rate`, `after` and `where`.
+An author can write the same dicts by hand. `when` takes the other members of a rule: `name`, `functions`, `calls`,
+`rate`, `after`, `where` and `harm`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Rule = dict[str, Any]
@@ -69,7 +69,12 @@ def injects(text: str, at: str | None = None, **when: Any) -> Rule:
 
 
 def attacks(
-    text: str, functions: str | Sequence[str] = "*", *, writes: str | Sequence[str] = "*", trusted: int = 3
+    text: str,
+    functions: str | Sequence[str] = "*",
+    *,
+    writes: str | Sequence[str] = "*",
+    trusted: int = 3,
+    harm: str | Mapping[str, Any] | None = None,
 ) -> dict[str, list[Rule]]:
     """Return variants in which an attacker gives the agent instructions, each in another way.
 
@@ -83,9 +88,12 @@ def attacks(
         text: The instructions. They are appended, after a space.
         functions: The functions that the attacker controls.
         writes: The functions with which the agent stores what it later reads with `functions`.
+        harm: The attacker's goal: the name of a task whose evaluator passes if the attack succeeded, or
+            `{"functions": ..., "text": ...}`, calls of functions whose arguments contain a text.
     """
-    added = {"functions": functions, "append": f" {text}"}
-    described = {"functions": functions, "describe": {"append": f" {text}"}}
+    attacked: Rule = {"functions": functions, **({} if harm is None else {"harm": harm})}
+    added = {**attacked, "append": f" {text}"}
+    described = {**attacked, "describe": {"append": f" {text}"}}
     rules: dict[str, Rule] = {
         "poisoned-description": described,
         "changed-description": {**described, "calls": f"{trusted + 1}-"},

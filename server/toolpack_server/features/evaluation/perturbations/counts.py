@@ -65,7 +65,9 @@ def counts_at_fork(
     if NAME in details_of(parent):
         return counts_at(parent, paths.end(parent.id, version, head.index), paths)
     counts = Counts()
-    for _, line in paths.lines(parent, version):
+    for session_id, line in paths.lines(parent, version):
         shown = loads(line)
+        if session_id == parent.id and shown["index"] > head.index:
+            break
         counts = counts.after(kinds[shown["kind"]], shown, functions)
     return counts

@@ -112,6 +112,8 @@ class PerturbationCreationHook(CreationHook):
         except ValueError as error:
             raise InvalidParamsError(f"{error}.") from None
         self._check(rules, Functions(self._catalog.functions(toolpacks)), clock)
+        if not resolved:
+            self._check_harm(rules, toolpacks)
         return {"variant": variant, "rules": all_rules, "seed": seed}
 
     def _variant(self, name: str | None, variant: str) -> Sequence[Mapping[str, Any]]:
@@ -125,6 +127,13 @@ class PerturbationCreationHook(CreationHook):
                 f"The task {shown(name)!r} has no variant {shown(variant)!r}: it has {', '.join(variants) or 'none'}."
             )
         return [dict(rule) for rule in variants[variant]]
+
+    def _check_harm(self, rules: Sequence[Rule], toolpacks: Sequence[str]) -> None:
+        for rule in rules:
+            if isinstance(rule.harm, str) and find_task(self._catalog, rule.harm)[0].name not in toolpacks:
+                raise InvalidParamsError(
+                    f"Rule {shown(rule.name)!r}: its harm {shown(rule.harm)!r} isn't a task of the session's toolpacks."
+                )
 
     @staticmethod
     def _check(rules: Sequence[Rule], functions: Functions, clock: str | None) -> None:

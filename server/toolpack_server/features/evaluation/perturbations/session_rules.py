@@ -90,7 +90,8 @@ class SessionRules:
     def unknown_pattern(self, rule: Rule) -> str | None:
         """Return a pattern of a rule that matches no function of the session, or None."""
         renamed: Sequence[str] = [*rule.value] if rule.effect == "rename" and rule.value is not True else ()
-        for pattern in [*(rule.functions or ()), *(rule.after or ()), *renamed]:
+        harmful = rule.harmful_functions
+        for pattern in [*(rule.functions or ()), *(rule.after or ()), *harmful, *renamed]:
             only = Rule(rule.name, rule.effect, rule.value, [pattern])
             if not any(map(only.names, self._functions.spellings.values())):
                 return pattern

@@ -19,6 +19,7 @@ from toolpack_server.cli.progress import progress
 from toolpack_server.cli.requests import Send
 from toolpack_server.cli.session_commands import label, whole_trace
 from toolpack_server.features.evaluation.tasks.atif import atif
+from toolpack_server.features.evaluation.tasks.attacks import Attacks
 from toolpack_server.features.evaluation.tasks.export import FORMATS, participant_view
 from toolpack_server.features.evaluation.tasks.pass_rates import rates, rates_table
 from toolpack_server.features.evaluation.tasks.report import RunsPage
@@ -134,7 +135,7 @@ async def _evaluate(
     Return whether a rollout is invalid.
     """
     verdicts: list[dict[str, Any]] = []
-    parents: list[str] = []
+    parents: dict[str, str] = {}
     console_forks, without = 0, 0
     after: str | None = ""
     with progress("Evaluating", await _count(send, labels)) as advance:
@@ -154,30 +155,38 @@ async def _evaluate(
                 for extra in extras:
                     await extra.add(send, summary)
                 verdicts.append(verdict)
-                parents += [summary["parent"]["session_id"]] if "parent" in summary else []
+                if "parent" in summary:
+                    parents[summary["session_id"]] = summary["parent"]["session_id"]
             after = summaries.get("next")
     ids = {verdict["session_id"] for verdict in verdicts}
-    forks = sum(parent in ids for parent in parents)
+    forks = sum(parent in ids for parent in parents.values())
     invalid = [verdict for verdict in verdicts if not verdict["valid"]]
-    clean, to_stderr = [each for each in verdicts if "variant" not in each], file is not None and file.name == "-"
-    if clean or len(verdicts) == len(invalid):
-        echo(*rates_table(rates(clean)).split("\n"), err=to_stderr)
-    if len(clean) < len(verdicts):
-        answers = {
-            each["session_id"]: await _false_answers(send, each)
-            for each in verdicts
-            if each["valid"] and each["perturbed"]
-        }
-        echo(*[""] * bool(clean), *variants_table(verdicts, answers).split("\n"), err=to_stderr)
+    attacks = await Attacks.of(send, verdicts, parents)
+    counted = [each for each in verdicts if each["session_id"] not in attacks.controls]
+    await _print_tables(send, counted, attacks, to_stderr=file is not None and file.name == "-")
     if without:
         note = (
             f"{without} of these {len(verdicts)} have no participant {participant!r}, so the file has no line of them."
         )
         echo("", note, err=True)
-    _print_notes(forks, console_forks, invalid, len(verdicts))
+    _print_notes(forks, len(attacks.controls), console_forks, invalid, len(verdicts))
     for extra in extras:
         extra.end()
     return bool(invalid)
+
+
+async def _print_tables(send: Send, verdicts: Sequence[dict[str, Any]], attacks: Attacks, *, to_stderr: bool) -> None:
+    clean = [each for each in verdicts if "variant" not in each]
+    tables = []
+    if clean or not any(each["valid"] for each in verdicts):
+        tables.append(rates_table(rates(clean)))
+    if len(clean) < len(verdicts):
+        perturbed = [each for each in verdicts if each["valid"] and each["perturbed"]]
+        answers = {each["session_id"]: await _false_answers(send, each) for each in perturbed}
+        tables.append(variants_table(verdicts, answers))
+    if attacks.rollouts:
+        tables.append(attacks.table())
+    echo(*"\n\n".join(tables).split("\n"), err=to_stderr)
 
 
 async def _count(send: Send, labels: dict[str, str]) -> int:
@@ -188,9 +197,13 @@ async def _count(send: Send, labels: dict[str, str]) -> int:
     return count
 
 
-def _print_notes(forks: int, console_forks: int, invalid: Sequence[Mapping[str, Any]], count: int) -> None:
-    if forks:
-        echo("", f"{forks} of these {count} are forks of others among them.", err=True)
+def _print_notes(
+    forks: int, controls: int, console_forks: int, invalid: Sequence[Mapping[str, Any]], count: int
+) -> None:
+    if forks > controls:
+        echo("", f"{forks - controls} of these {count} are forks of others among them.", err=True)
+    if controls:
+        echo("", f"{controls} of these {count} are controls of attacked sessions, not counted elsewhere.", err=True)
     if console_forks:
         echo("", f"Sessions that the console created, not counted: {console_forks}.", err=True)
     if invalid:
