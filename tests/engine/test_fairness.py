@@ -34,7 +34,10 @@ def hold(bench, owner=""):
 
 
 def known_to_wait(bench):
-    """Wait until the function is known to wait for the gate. Before, its kind has a reserve."""
+    """Wait until the function is known to wait for the gate.
+
+    Until then, some of its calls may also run on the reserve of threads, see `lanes.RESERVE`.
+    """
     wait_until(lambda: bench.sessions.queues.threads._pace.waits("add_and_hold"), "the watcher to see it")
 
 

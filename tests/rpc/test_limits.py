@@ -450,9 +450,9 @@ class Shops:
         self.built = []
 
         def build(name: str = "") -> ledger.LedgerEnvironment:
-            """Build it.
+            """Build the environment.
 
-            :param name: Makes it another one.
+            :param name: A value in the environment: another name gives another environment.
             """
             self.built.append(name)
             return ledger.LedgerEnvironment(ledger={"anything": name})

@@ -24,7 +24,7 @@ class ModuleRngs:
 
     @contextmanager
     def register(self) -> Iterator[None]:
-        """Register the generators that are created in a block that imports modules.
+        """Register the generators that are created without a seed in a block that imports modules.
 
         A generator that gets a seed later in the block is removed.
         """

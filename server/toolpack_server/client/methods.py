@@ -443,7 +443,7 @@ class ClientMethods:
             toolpack: List only tasks of this toolpack.
             split: List only tasks of this split.
             tags: List only tasks that have all these tags.
-            after: List the tasks after this index; default: from the first.
+            after: List only tasks with a greater `index` (their number in the list of all tasks).
             limit: The maximum number of results.
         """
 

@@ -1,4 +1,5 @@
 """Toolpacks: registration by authors, loading of modules, and descriptions of functions for agents.
 
-This package finds every problem with a toolpack before the first request, and reports each in one sentence.
+Before the first request, this package finds the problems with a toolpack that show without a call. It reports each in
+one sentence.
 """

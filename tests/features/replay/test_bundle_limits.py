@@ -1,4 +1,8 @@
-"""Limits of bundles: an import takes no more memory than a request, and a replay ends with its limit or its client."""
+"""Limits of bundles.
+
+The unpacked bytes of an import count against the limit for bytes of requests. A replay stops after `limit` calls, or
+when its client disconnects.
+"""
 
 import base64
 import contextlib

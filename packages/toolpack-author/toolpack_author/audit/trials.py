@@ -471,7 +471,10 @@ class Trials:
         return True
 
     def _emptied_volumes(self, snapshot: Snapshot) -> Iterator[tuple[str, Snapshot]]:
-        """Yield the world with one table or top folder emptied, for each that the solution leaves unchanged."""
+        """Yield the solved world without one table's rows, one top-level file, or one top-level folder's files.
+
+        It does so for each table and top-level entry that the solution leaves unchanged.
+        """
         for toolpack in dict.fromkeys(toolpack_of(part) for part in snapshot.parts if is_piece(part)):
             for name, held in self._unchanged(toolpack, snapshot):
                 volumes = Volumes(self._codec, read_only="")
@@ -486,7 +489,7 @@ class Trials:
                 yield f"{name}/{held}", _with_blobs(snapshot, changes.blobs)
 
     def _unchanged(self, toolpack: str, snapshot: Snapshot) -> list[tuple[str, str]]:
-        """Return the unchanged tables and top folders of a toolpack's volumes, by volume."""
+        """Return the unchanged tables and top-level entries of a toolpack's volumes, with their volumes' names."""
         first, last = (Volumes(self._codec, read_only=READING) for _ in range(2))
         try:
             first.bind(toolpack, None, self._start.snapshots[-1])
@@ -539,7 +542,7 @@ def _held(before: Any, after: Any) -> list[str]:
 
 
 def _empty(volume: Any, name: str) -> None:
-    """Delete all rows of a table, or all files of a folder."""
+    """Delete all rows of a table, a file, or all files of a folder."""
     if isinstance(volume, Database):
         quoted = name.replace('"', '""')
         with volume.connect() as connection:

@@ -261,7 +261,11 @@ class ExecutorProcess:
         self._channel.shutdown()
 
     def exit_reason(self) -> str | None:
-        """Return how the executor exited, for example "signal 11", or None if the zygote has exited, too."""
+        """Return how the executor exited, for example "signal 11".
+
+        None: the zygote has exited, too, so the executor didn't crash by itself. An executor whose status isn't
+        reported within `STATUS_SECONDS` is killed.
+        """
         if not _is_ready(self._ended, STATUS_SECONDS):
             self.kill()
             return "without an answer"

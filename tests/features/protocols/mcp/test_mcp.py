@@ -1,5 +1,6 @@
-"""MCP at a session's `mcp_path`: scripted clients of the legacy and the modern era, compared byte by byte where it
-matters.
+"""MCP at a session's `mcp_path`: requests of the legacy and the modern protocol versions, written by hand.
+
+Some answers are compared byte by byte with the expected text.
 """
 
 import base64

@@ -272,7 +272,10 @@ class PerturbationHook(OperationHook):
             change.private["content"] = answer.content
 
     def _agent_view(self, matched: _MatchedRules, real: Outcome, answer: Outcome) -> dict[str, Any]:
-        """Return the members of the call as the agent sent and got them, where they differ from the real ones."""
+        """Return what the agent sent and got, for the members that differ from the real call.
+
+        `function` is there if any name in the call was a new one.
+        """
         max_bytes, view = self._context.settings.max_record_bytes, dict[str, Any]()
         if matched.sent is not None:
             view["function"] = matched.sent.function

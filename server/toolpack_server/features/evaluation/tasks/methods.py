@@ -36,7 +36,12 @@ class ListTasks(Method, result=TaskPage):
     toolpack: str | None = Field(None, description="List only tasks of this toolpack.")
     split: str | None = Field(None, description="List only tasks of this split.")
     tags: list[str] = Field(default_factory=list, description="List only tasks that have all these tags.")
-    after: int = Field(-1, ge=-1, le=MAX_COUNT, description="List the tasks after this index; default: from the first.")
+    after: int = Field(
+        -1,
+        ge=-1,
+        le=MAX_COUNT,
+        description="List only tasks with a greater `index` (their number in the list of all tasks).",
+    )
     limit: Limit
 
     async def handle(self, caller: Caller, app: App) -> TaskPage:

@@ -235,7 +235,12 @@ def memory_bytes(max_bytes: int) -> int:
 
 
 def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinned: bool) -> SessionConnection:
-    """Open a connection to a file. The caller is its only user, or no caller changes it."""
+    """Open a connection to a file. A connection that may write must be the only one to its file.
+
+    Args:
+        max_bytes: The maximum size of the database, from which the memory limits follow.
+        pinned: Time and random functions of SQL use Python's, which are pinned.
+    """
     mode = "mode=ro&immutable=1" if read_only else "mode=rw"
     connection = sqlite3.connect(f"{file.uri}?{mode}", uri=True, check_same_thread=False, factory=SessionConnection)
     # SQLite's limit applies to the whole process. Beyond it, any allocation fails, even in the store. So a statement is

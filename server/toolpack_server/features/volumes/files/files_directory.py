@@ -297,7 +297,10 @@ class Directory:
         return target
 
     def _reachable(self, path: str, use: Callable[[str], T]) -> T:
-        """Open a file or folder. If its permissions forbid that, change them first: the server owns it."""
+        """Call `use`, which opens a path.
+
+        If the path's permissions forbid that, change them first, but not in an author's directory.
+        """
         try:
             return use(path)
         except PermissionError:

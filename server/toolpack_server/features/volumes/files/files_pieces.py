@@ -1,7 +1,8 @@
-"""Pieces of a tree of files: changes in a format of bytes.
+"""Pieces of a tree of files.
 
-A piece has one entry per changed path: the new node, or its removal. The entry of a folder creates an empty folder.
-Changes inside a folder that existed before have their own entries. The contents follow in the order of the entries.
+A piece stores changed paths as a list of JSON entries, and their contents as bytes, in the order of the entries. Each
+changed path has one entry: its new node, or its removal. The entry of a folder creates an empty folder. Changes inside
+a folder that existed before have their own entries.
 
 An entry doesn't depend on earlier pieces, so pieces are merged by uniting their paths.
 """
