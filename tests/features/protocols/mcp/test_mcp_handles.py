@@ -3,16 +3,22 @@
 import contextlib
 import sys
 import threading
+from types import SimpleNamespace
 
 import http_endpoint
 import mcp_endpoint
 import pytest
 import server_process
+from hypothesis import given
+from hypothesis import strategies as st
 from mcp_endpoint import META, MODERN, Mcp, refusal
 from mcp_handles import ACCEPTS, CALL_ID, ENDED, TASKS, HandleClient
 from serving import wait_until
 
+from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.features.protocols.mcp import handles
+from toolpack_server.features.protocols.mcp.handles import Handle, HandleIds
+from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.packs.loading import load_catalog
 
 conformance = sys.modules["toolpacks.conformance"]
@@ -133,6 +139,30 @@ def test_id_of_a_handle_is_valid_at_its_address_only(mcp, client):
         without = mcp.modern("tasks/get", {}, ACCEPTS, taskId=task_id)  # as FastMCP's client sends it
         assert without.json()["result"]["status"] == "working"
         assert client.get(handle)["status"] == "working"
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(TEXTS, TEXTS, st.dictionaries(TEXTS, VALUES, max_size=3), st.integers(0, 2**45), st.data())
+def test_id_gives_the_call_back_and_no_other_id_is_valid(call_id, function, arguments, created_at, data):
+    ids, session = HandleIds(b"a key"), SimpleNamespace(agent_key="key")
+    handle = Handle(call_id, function, dumps(arguments), created_at)
+    handle_id = ids.create(session, "agent", handle.packed)
+    assert ids.open(session, "agent", handle_id) == handle
+    assert ids.open(session, "agent", handle_id).request("agent").sent == dumps(loads(dumps(arguments)))
+    at = data.draw(st.integers(0, len(handle_id)))
+    other = handle_id[:at] + data.draw(TEXTS) + handle_id[at + data.draw(st.integers(0, 3)) :]
+    others = [(session, "agent", other)] if other != handle_id else []
+    others += [(session, "user", handle_id), (SimpleNamespace(agent_key="other"), "agent", handle_id)]
+    for each in others:
+        with pytest.raises(InvalidParamsError):
+            ids.open(*each)
 
 
 def test_id_of_a_megabyte_is_refused(mcp):
