@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_endpoint import META, MODERN, Mcp, refusal
 from mcp_handles import ACCEPTS, CALL_ID, ENDED, TASKS, HandleClient
-from serving import wait_until
+from serving import PATIENCE, wait_until
 
 from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.features.protocols.mcp import handles
@@ -81,7 +81,13 @@ def test_long_call_is_answered_with_a_handle_and_polled(mcp, client):
     assert mcp.counts() == [1]
 
 
-def test_short_call_is_answered_at_once(client):
+def result_of(client, answer):
+    """Return the result of a call, whether it was answered with it or with a handle."""
+    return answer if answer["resultType"] == "complete" else end_of(client, answer)["result"]
+
+
+def test_short_call_is_answered_at_once(client, monkeypatch):
+    monkeypatch.setattr(handles, "WAIT_SECONDS", PATIENCE)
     result = client.call("count", number=3)
     assert (result["resultType"], result["structuredContent"]) == ("complete", {"counts": [3]})
     failed = client.call("test_error_handling")
@@ -299,7 +305,7 @@ def test_cancelled_call_counts_and_keeps_a_verdict_valid(tmp_path, monkeypatch):
             handle = client.call("boil", seconds=1)
             client.cancel(handle)
             assert end_of(client, handle)["status"] == "cancelled"
-        over = client.call("boil", seconds=0)
+        over = result_of(client, client.call("boil", seconds=0))
         assert over["content"][0]["text"].startswith("EpisodeOverError: all 2 calls of the task are used")
         answered = client.call("submit_answer", answer="Done.")
         assert answered["content"][0]["text"] == "The answer has been submitted."
@@ -318,7 +324,7 @@ def test_call_of_a_killed_server_happens_once(tmp_path):
         served = stack.enter_context(server_process.served(tmp_path, *PACKS))
         session = served.rpc("create_session")
         client = HandleClient(served.http, session["mcp_path"])
-        done = client.call("count", number=1)
+        done = result_of(client, client.call("count", number=1))
         assert done["structuredContent"] == {"counts": [1]}
         handle = client.call("slow_compute", "once", seconds=1)
         cancelled = client.call("slow_compute", seconds=2)
