@@ -46,11 +46,8 @@ class ValueTrainer(GRPOTrainer):
         return {**output, "advantages": advantages}
 
     def _advantages(self, session_id: str) -> list[float]:
-        """Return the advantage of each call of a rollout. Forks are finished with the task's solution."""
-        values = self._client.values(session_id, finish="solution")
-        worth = {call.record["index"]: call.advantage or 0.0 for call in values.calls}
-        trace = self._client.get_trace(session_id, limit=1000)
-        return [worth.get(record["index"], 0.0) for record in trace if record["kind"] == "call"]
+        """Return the advantage of each call of a rollout."""
+        return [call.advantage or 0.0 for call in self._client.values(session_id).calls]
 
 
 class SpoilingModel(ScriptedModel):

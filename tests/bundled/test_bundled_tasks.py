@@ -4,6 +4,7 @@ import re
 
 import pytest
 import serving
+from serving import RpcError
 
 from toolpack_server.packs.loading import load_catalog
 
@@ -125,3 +126,24 @@ def test_solution_passes_unless_the_fault_is_permanent(bench, name):
         verdict = bench.rpc("evaluate_session", session_id=session["session_id"], answer=answer)
         passed = not permanent or "lost" not in variants  # the answer alone passes where nothing is to be changed
         assert (verdict["passed"], verdict["valid"], verdict["perturbed"].keys()) == (passed, True, {"0"}), variant
+
+
+def test_solution_says_which_calls_are_missing(bench):
+    """One call is as in the solution, but written otherwise; another one is similar to a call of the solution."""
+    session_id = bench.rpc("create_session", task="bank/moving-out")["session_id"]
+    calls = bench.rpc("get_solution", session_id=session_id)["calls"]
+    assert [*map(sorted, calls)] == [["by", "function", "kwargs"]] * len(calls)
+    (cancel, _), (send,) = (
+        [call for call in calls if call["function"] == function] for function in ("cancel_standing_order", "send_money")
+    )
+    bench.rpc("run_function", session_id=session_id, function="send_money", kwargs={**send["kwargs"], "amount": "1"})
+    bench.rpc("run_function", session_id=session_id, function="cancel_standing_order", kwargs={"order_id": 99})
+    written = {name: str(value) for name, value in cancel["kwargs"].items()}
+    bench.rpc("run_function", session_id=session_id, function="cancel_standing_order", kwargs=written)
+    solution = bench.rpc("get_solution", session_id=session_id)
+    assert [call for call in solution["calls"] if "place" in call] == [{**cancel, "place": 2}]
+    assert solution["rest"] == [call for call in solution["calls"] if "place" not in call]
+    assert [call for call in solution["rest"] if "similar" in call] == [{**send, "similar": 0}]
+    assert bench.rpc("get_solution", session_id=session_id, version=0)["rest"] == calls
+    with pytest.raises(RpcError, match="version"):
+        bench.rpc("get_solution", session_id=session_id, version=9)

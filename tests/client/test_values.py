@@ -110,16 +110,80 @@ def test_ninety_nine_percent_are_within_three_standard_errors(url):
 
 def test_a_call_that_changes_nothing_is_no_step(client):
     session_id = played(client, ("look", {}), DISHES, ("do", {"chore": "nothing"}), ("look", {}), DISHES)
-    values = client.values(session_id)
+    values = client.values(session_id, finish=None)
     assert [(step.session_id, step.version, step.mean, step.n) for step in values.steps] == [
         (session_id, 0, 0.0, 1),
         (session_id, 1, 1.0, 1),
     ]
-    (call,) = values.calls
-    assert (call.record["function"], call.record["by"], call.advantage) == ("do", "agent", 1.0)
+    assert [(call.record["function"], call.advantage) for call in values.calls] == [
+        ("look", 0.0),
+        ("do", 1.0),
+        ("do", 0.0),  # it failed, and was the last one
+    ]
+    call = values.calls[1]
+    assert call.record["by"] == "agent"
     assert call.before is values.steps[0]
     assert call.after is values.steps[1]
+    assert values.calls[2].before is values.calls[2].after is values.steps[1]
     assert call.standard_error is None  # with one fork each, the error is unknown
+
+
+def test_the_answer_has_a_value(client):
+    session_id = played(client, DISHES, task="chores/as-the-solution")
+    client.agent(client.get_session(session_id)).submit_answer("Nothing.")
+    values = client.values(session_id)
+    assert [call.advantage for call in values.calls] == [0.0]
+    assert (values.answer.record["answer"], values.answer.before) == ("Nothing.", values.steps[-1])
+    assert (values.answer.advantage, values.answer.after.finish) == (-1.0, "rollout")
+    assert client.values(session_id, steps=[0]).answer is None
+    assert client.values(played(client, DISHES)).answer is None
+
+
+SLACK_DEPOSIT = {"recipient": "DE89370400440532013000", "amount": "2160.00", "subject": "Deposit of the new flat"}
+
+
+def test_the_best_way_to_finish_counts(client):
+    """The rollout pays the deposit with another text, then cancels a wrong order."""
+    session_id = played(
+        client,
+        ("move_from_savings", {"amount": "3000.00"}),
+        ("send_money", SLACK_DEPOSIT),
+        ("cancel_standing_order", {"order_id": 3}),
+        task="bank/moving-out",
+    )
+    exact = client.values(session_id, finish="solution")
+    assert [step.mean for step in exact.steps] == [1.0, 1.0, 0.0, 0.0]  # it would pay twice
+    best = client.values(session_id)
+    assert [step.mean for step in best.steps] == [1.0, 1.0, 1.0, 0.0]
+    assert [step.finish for step in best.steps[:3]] == ["solution", "solution", "solution-by-function"]
+    functions = [call["function"] for call in best.steps[2].calls]
+    assert "send_money" not in functions
+    assert "create_standing_order" in functions
+    assert [call.advantage for call in best.calls] == [0.0, 0.0, -1.0]
+
+
+def test_a_value_is_never_below_the_rollouts_own_reward(client):
+    """Without a solution only the rollout itself shows that the task can be done."""
+    session_id = played(client, DISHES, task="chores/raises")
+    assert not client.get_task("chores/raises")["has_solution"]
+    values = client.values(played(client, ("do", {"chore": "missing"}), task="chores/raises"))
+    assert [(step.mean, step.finish) for step in values.steps] == [(1.0, "rollout"), (1.0, "nothing")]
+    assert [step.mean for step in client.values(session_id).steps] == [None, None]
+
+
+def test_kept_forks_show_the_best_line(client):
+    session_id = played(client, DISHES, DISHES, task="chores/as-the-solution")
+    for _ in range(2):  # the second time, the rewards are cached
+        values = client.values(session_id, keep=True, labels={"review": "1"})
+        assert len({step.fork for step in values.steps}) == 3
+        for step in values.steps:
+            trace = client.get_trace(step.fork)
+            assert [each["kwargs"] for each in trace if each["kind"] == "call"] == [
+                each["kwargs"] for each in step.calls
+            ]
+            assert client.evaluate_session(step.fork)["reward"] == step.mean == 1.0
+    assert len(client.list_sessions(parent=session_id)) == 4  # with the ledger
+    assert all(step.fork is None for step in client.values(session_id).steps)
 
 
 def test_a_forks_agent_has_the_rollouts_remaining_calls(client):
@@ -138,11 +202,11 @@ def test_undone_calls_are_no_steps(client):
     session_id = played(client, DISHES, DISHES)
     client.reset_session(session_id, version=1)
     client.agent(client.get_session(session_id)).run_function("do", {"chore": "windows"})
-    values = client.values(session_id)
+    values = client.values(session_id, finish=None)
     assert [(step.version, step.mean) for step in values.steps] == [(0, 0.0), (1, 1.0), (3, 1.0), (4, 0.0)]
     assert [call.advantage for call in values.calls] == [1.0, -1.0]
     (fork,) = client.fork_session(session_id, version=1)
-    assert [(step.version, step.mean) for step in client.values(fork["session_id"]).steps] == [(0, 1.0)]
+    assert [(step.version, step.mean) for step in client.values(fork["session_id"], finish=None).steps] == [(0, 1.0)]
 
 
 def test_the_remaining_solution_lacks_the_calls_made(client):
@@ -152,7 +216,7 @@ def test_the_remaining_solution_lacks_the_calls_made(client):
         session_id, finish="solution"
     )  # the calls that solve `dishes`, twice, and an answer, which forks don't have
     assert [step.mean for step in values.steps] == [1.0, 1.0]
-    assert [step.mean for step in client.values(session_id).steps] == [0.0, 0.0]
+    assert [step.mean for step in client.values(session_id, finish=None).steps] == [0.0, 0.0]
     half = played(client, ("move_from_savings", {"amount": 559.75}), task="bank/short-for-the-trip")
     assert [step.mean for step in client.values(half, finish="solution").steps] == [1.0, 1.0]  # "559.75" there
     spoilt = played(client, ("do", {"chore": "windows"}))
@@ -161,10 +225,10 @@ def test_the_remaining_solution_lacks_the_calls_made(client):
 
 def test_chosen_steps(client):
     session_id = played(client, DISHES, DISHES)
-    values = client.values(session_id, steps=[2, 1, 1])
+    values = client.values(session_id, finish=None, steps=[2, 1, 1])
     assert [step.version for step in values.steps] == [1, 2]
     assert [call.advantage for call in values.calls] == [-1.0]
-    values = client.values(session_id, steps=[0, 2])
+    values = client.values(session_id, finish=None, steps=[0, 2])
     assert (len(values.steps), values.calls) == (2, [])
 
 
@@ -201,19 +265,19 @@ def test_other_finishes_and_labels_have_separate_values(client):
     session_id = played(client)
     assert [client.values(session_id, finish=each).steps[0].mean for each in (None, "solution")] == [0.0, 1.0]
     client.run_function(session_id, *DISHES)
-    assert [step.mean for step in client.values(session_id, k=2).steps] == [0.0, 1.0]
-    assert client.values(session_id, labels={"policy": "2"}).steps[0].n == 1
+    assert [step.mean for step in client.values(session_id, finish=None, k=2).steps] == [0.0, 1.0]
+    assert client.values(session_id, finish=None, labels={"policy": "2"}).steps[0].n == 1
     ledgers = [session["labels"] for session in client.list_sessions(labels={"values": session_id})]
     assert sorted(each["finish"] for each in ledgers) == ["nothing", "nothing", "solution"]
 
 
 def test_interrupted_forks_are_closed_and_created_again(client):
     session_id = played(client)
-    client.values(session_id, k=2)
+    client.values(session_id, finish=None, k=2)
     labels = {"values": session_id, "finish": "nothing"}
     cut = client.fork_session(session_id, labels={**labels, "step": "0", "member": "2"})[0]["session_id"]
     seen = []
-    assert client.values(session_id, k=3, progress=seen.append).steps == seen
+    assert client.values(session_id, finish=None, k=3, progress=seen.append).steps == seen
     assert [each.n for each in seen] == [3]
     with pytest.raises(ReplyError, match="session"):
         client.get_session(cut)
@@ -243,7 +307,10 @@ def test_forks_refused_for_lack_of_room_are_retried_once(url):
     busy = Busy()
     with Client(url, transport=busy) as client:
         session_id = played(client, DISHES)
-        assert [(step.n, step.mean) for step in client.values(session_id, k=3).steps] == [(3, 0.0), (3, 1.0)]
+        assert [(step.n, step.mean) for step in client.values(session_id, finish=None, k=3).steps] == [
+            (3, 0.0),
+            (3, 1.0),
+        ]
     assert busy.refused
 
 
@@ -289,7 +356,9 @@ def test_wrong_arguments_are_one_sentence(client, url):
     for wrong, said in {
         "k must be a whole number, at least 1, not 0": {"k": 0},
         "concurrency must be a whole number, at least 1, not 0": {"concurrency": 0},
-        "finish must be a function, 'solution' or None, not 'soluton'": {"finish": "soluton"},
+        "None or a list of them, not 'soluton'": {"finish": "soluton"},
+        "one or several different ways": {"finish": []},
+        "one or several different ways, not ": {"finish": [None, None]},
         "labels can't contain 'step', which the forks already have": {"labels": {"step": "1"}},
         f"version 7 isn't a step of session {session_id}: use 0, 1": {"steps": [0, 7]},
     }.items():
@@ -336,7 +405,7 @@ async def groups(client, **more):
 
 def test_rollouts_come_with_the_values_of_their_steps(url):
     seen = []
-    tree = {"k": 2, "progress": lambda value: seen.append(value.session_id)}
+    tree = {"k": 2, "finish": None, "progress": lambda value: seen.append(value.session_id)}
 
     async def work(client):
         found = [await groups(client, labels={"run": "tree"}, concurrency=3, tree=tree) for _ in range(2)]

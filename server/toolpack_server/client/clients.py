@@ -9,10 +9,10 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, Literal, Self, TypedDict, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
 
 import httpx
 
@@ -29,7 +29,7 @@ from toolpack_server.client.exchange import (
 from toolpack_server.client.methods import AgentMethods, ClientMethods, Session
 from toolpack_server.client.requests import Request
 from toolpack_server.client.threads import values_in_threads
-from toolpack_server.client.values import CONCURRENCY, SessionValues, StepValue, Valuer
+from toolpack_server.client.values import BEST, CONCURRENCY, Finish, SessionValues, StepValue, Valuer
 
 T = TypeVar("T")
 
@@ -289,11 +289,12 @@ class Client(_SyncClient, ClientMethods):
         session_id: str,
         *,
         k: int = 1,
-        finish: "Callable[[AgentClient, Session], object] | Literal['solution'] | None" = None,
+        finish: Finish | Sequence[Finish] = BEST,
         steps: Iterable[int] | None = None,
         labels: Mapping[str, str] | None = None,
         progress: Callable[[StepValue], object] | None = None,
         concurrency: int = CONCURRENCY,
+        keep: bool = False,
     ) -> SessionValues:
         """Estimate the value of each step of a rollout: fork it k times there, finish, evaluate and close the forks.
 
@@ -306,21 +307,26 @@ class Client(_SyncClient, ClientMethods):
             k: Number of forks of each step. One is enough if `finish` and the world are deterministic.
             finish: A function that plays a fork to its end; it gets the client of the fork's agent and the fork, and
                 runs in threads. Or `solution`: the agent makes the calls of the task's solution that aren't in the
-                session's history yet, and answers. None: the forks end at once, so the value of a step is its reward.
+                session's history yet, and answers. Or `solution-by-function`: the same without calls that the history
+                has with other arguments. None: the forks end at once, so the value of a step is its reward. Of several
+                ways the best counts, in this order until one has the reward 1; then a value is never below the
+                rollout's own reward, and without a solution the task's other ways count. Default: all but a function.
             steps: Versions of the session. Default: 0, and the versions before and after each call in the history
                 that changed something.
             labels: Further labels of the forks. They always have `values` (the session's id), `step`, `member` and
                 `finish` (the function's name).
             progress: Called with the value of each step when its forks have ended.
             concurrency: Maximum number of open forks.
+            keep: Whether the fork with the highest reward of each step stays open. Rewards that were cached without it
+                have no fork.
 
         Raises:
             ValueError: An argument is wrong, or the session has no task.
             TypeError: `finish` is a coroutine function; only an `AsyncClient` can await it.
             ClientError: The session is closed, or the server doesn't answer.
         """
-        options: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "concurrency": concurrency}
-        return values_in_threads(self, session_id, finish, steps, **options)
+        options: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "keep": keep}
+        return values_in_threads(self, session_id, finish, steps, concurrency=concurrency, **options)
 
 
 class AsyncClient(_AsyncClient, ClientMethods):
@@ -351,15 +357,18 @@ class AsyncClient(_AsyncClient, ClientMethods):
         session_id: str,
         *,
         k: int = 1,
-        finish: "Callable[[AsyncAgentClient, Session], Awaitable[object]] | Literal['solution'] | None" = None,
+        finish: Finish | Sequence[Finish] = BEST,
         steps: Iterable[int] | None = None,
         labels: Mapping[str, str] | None = None,
         progress: Callable[[StepValue], object] | None = None,
         concurrency: int = CONCURRENCY,
+        keep: bool = False,
     ) -> SessionValues:
         """See `Client.values`. `finish` must be a coroutine function; any other raises `TypeError`."""
-        options: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "concurrency": concurrency}
-        return await Valuer(self, self.agent, finish=finish, **options).values(session_id, steps)
+        options: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "keep": keep}
+        return await Valuer(self, self.agent, finish=finish, concurrency=concurrency, **options).values(
+            session_id, steps
+        )
 
 
 class AgentClient(_SyncClient, AgentMethods):

@@ -559,8 +559,12 @@ class ClientMethods:
         """
 
     @requests("get_solution")
-    def get_solution(self, session_id: str) -> Solution:
-        """Return a solution of the session's task, as calls in the form of run_function."""
+    def get_solution(self, session_id: str, *, version: int | None = None) -> Solution:
+        """Return a solution of the session's task, as calls in the form of run_function, and its calls not made yet.
+
+        Args:
+            version: The version up to whose history `rest` counts; default: the current one.
+        """
 
     @requests("replay_session")
     def replay_session(

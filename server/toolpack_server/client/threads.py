@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from toolpack_server.client.methods import AgentMethods, ClientMethods, Session
 from toolpack_server.client.requests import Request
-from toolpack_server.client.values import SessionValues, Valuer
+from toolpack_server.client.values import SessionValues, Valuer, finishes_of
 
 T = TypeVar("T")
 
@@ -45,27 +45,33 @@ def values_in_threads(
 ) -> SessionValues:
     """Return the values of a rollout; see `Client.values`."""
 
-    async def finish_in_thread(agent: _Agent, fork: Session) -> None:
-        await asyncio.to_thread(finish, agent.client, fork)
-
     async def compute() -> SessionValues:
         with ThreadPoolExecutor(concurrency) as pool:
             asyncio.get_running_loop().set_default_executor(pool)
             return await valuer.values(session_id, steps)
 
-    if inspect.iscoroutinefunction(finish):
+    finishes = finishes_of(finish).values()
+    if any(map(inspect.iscoroutinefunction, finishes)):
         raise TypeError("finish is a coroutine function: use AsyncClient.values, or pass a plain function")
     with suppress(RuntimeError):  # no event loop runs in this thread
         asyncio.get_running_loop()
         raise ValueError("an event loop runs in this thread: use AsyncClient.values")
     in_threads = _Client(client)
-    if callable(finish):
-        finish_in_thread.__name__ = getattr(finish, "__name__", type(finish).__name__)
     valuer = Valuer(
         in_threads,
         in_threads.agent,
-        finish=finish_in_thread if callable(finish) else finish,
+        finish=[_in_thread(each) if callable(each) else each for each in finishes],
         concurrency=concurrency,
         **options,
     )
     return asyncio.run(compute())
+
+
+def _in_thread(finish: Any) -> Any:
+    """Return a coroutine function with the name of a function, which it calls in a thread."""
+
+    async def finish_in_thread(agent: _Agent, fork: Session) -> None:
+        await asyncio.to_thread(finish, agent.client, fork)
+
+    finish_in_thread.__name__ = getattr(finish, "__name__", type(finish).__name__)
+    return finish_in_thread

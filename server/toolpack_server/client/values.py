@@ -1,18 +1,17 @@
 """Values of a rollout's steps: the mean reward of forks that begin at a step and are played to their end.
 
-The reward of a finished fork is cached in the rollout's ledger, a session of its own, and the fork is closed. So the
-number of open forks is bounded, and a program that died can continue: cached rewards count, and forks that are still
-open were cut off, so they are closed and created again.
+Forks can be finished in several ways; then the best way counts. The reward of a finished fork is cached in the ledger
+of its way, a session of its own, and the fork is closed. So the number of open forks is bounded, and a program that
+died can continue: cached rewards count, and forks that are still open were cut off, so they are closed and created
+again.
 """
 
 import asyncio
 import inspect
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from decimal import Decimal
-from math import hypot, sqrt
+from dataclasses import dataclass, field, replace
+from math import hypot, inf, sqrt
 from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any, Literal, TypeVar
@@ -21,12 +20,21 @@ from toolpack_server.base.errors import ClientError, ReplyError
 from toolpack_server.client.batches import AsyncBatch
 from toolpack_server.client.methods import CallRecord, ClientMethods, Session
 from toolpack_server.client.requests import Request
-from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
+from toolpack_server.features.evaluation.tasks.results import AnswerRecord, Solution, SolutionCall, Verdict
 
 T = TypeVar("T")
 
 CONCURRENCY = 64
 """Default maximum number of open forks."""
+
+Finish = Callable[[Any, Session], Any] | Literal["solution", "solution-by-function"] | None
+"""A way to finish a fork; see `Client.values`."""
+
+BEST: tuple[Finish, ...] = ("solution", "solution-by-function", None)
+"""Default ways to finish forks: every continuation that is known without a policy."""
+
+FULL_REWARD = 1.0
+"""A step with this value isn't finished in a further way."""
 
 _LABEL = "values"  # its value is the rollout's session_id
 _OWN_LABELS = {_LABEL, "finish", "step", "member"}
@@ -47,6 +55,10 @@ class StepValue:
         rewards: The rewards of the forks.
         invalid: Number of forks whose verdict isn't valid. They don't count.
         errors: Exceptions raised by `finish`. Their forks don't count either.
+        finish: The name of the way in which the forks were finished: of several the best one. `rollout` if the rollout
+            itself has a higher reward than all of them.
+        calls: The calls that finished the forks; None if a function chose them.
+        fork: With `keep`, the session_id of the fork with the highest reward, which stays open.
     """
 
     session_id: str
@@ -54,6 +66,9 @@ class StepValue:
     rewards: tuple[float, ...]
     invalid: int = 0
     errors: tuple[Exception, ...] = ()
+    finish: str = "nothing"
+    calls: tuple[SolutionCall, ...] | None = None
+    fork: str | None = None
 
     @property
     def n(self) -> int:
@@ -73,15 +88,15 @@ class StepValue:
 
 @dataclass(frozen=True, slots=True)
 class CallValue:
-    """The value of a call.
+    """The value of a call, or of the answer.
 
     Attributes:
-        record: The call's record: its `function`, its `kwargs`, and the caller as `by`.
-        before: The value of the step before the call.
-        after: The value of the step after the call.
+        record: The record: a call has its `function`, its `kwargs`, and the caller as `by`.
+        before: The value of the step before it.
+        after: The value of the step after it. A call that changed nothing has the same step before and after it.
     """
 
-    record: CallRecord
+    record: CallRecord | AnswerRecord
     before: StepValue
     after: StepValue
 
@@ -105,12 +120,14 @@ class SessionValues:
     Attributes:
         session_id: The rollout's session.
         steps: The values of the steps, in order.
-        calls: The values of the calls that changed something and lie between two of the steps, in order.
+        calls: The values of the calls whose steps are among them, in order, with those that failed or only read.
+        answer: The value of the answer: after it comes the rollout's reward. None without an answer or its step.
     """
 
     session_id: str
     steps: list[StepValue]
     calls: list[CallValue]
+    answer: CallValue | None = None
 
 
 class _Unsent(ClientMethods):
@@ -130,10 +147,11 @@ class Valuer:
         client: An `AsyncClient`, or an object with the same `send`.
         agent: A function that returns the client of a session's agent, for `async with`.
         k: Number of forks of each step.
-        finish: How to finish a fork; see `Client.values`.
+        finish: How to finish a fork, or several ways; see `Client.values`.
         labels: Further labels of the forks.
         progress: Called with the value of each step.
         concurrency: Maximum number of open forks.
+        keep: Whether the best fork of each step stays open.
 
     Raises:
         ValueError: An argument is wrong.
@@ -146,21 +164,21 @@ class Valuer:
         agent: Callable[[Session], Any],
         *,
         k: int = 1,
-        finish: Callable[[Any, Session], Awaitable[object]] | Literal["solution"] | None = None,
+        finish: Finish | Sequence[Finish] = BEST,
         labels: Mapping[str, str] | None = None,
         progress: Callable[[StepValue], object] | None = None,
         concurrency: int = CONCURRENCY,
+        keep: bool = False,
     ) -> None:
         check_counts(k=k, concurrency=concurrency)
-        if not (finish is None or finish == "solution" or callable(finish)):
-            raise ValueError(f"finish must be a function, 'solution' or None, not {finish!r}")
-        if callable(finish):
-            check_async(finish=finish)
+        self.finishes = finishes_of(finish)
+        for each in self.finishes.values():
+            if callable(each):
+                check_async(finish=each)
         if wrong := _OWN_LABELS & {*(labels or ())}:
             raise ValueError(f"labels can't contain {min(wrong)!r}, which the forks already have: choose another name")
-        name = finish if isinstance(finish, str) else getattr(finish, "__name__", type(finish).__name__)
-        self.client, self.agent, self.k, self.finish = client, agent, k, finish
-        self.labels = {**(labels or {}), "finish": "nothing" if finish is None else name}
+        self.client, self.agent, self.k, self.keep = client, agent, k, keep
+        self.labels = {**(labels or {})}
         self.progress = progress or (lambda _value: None)
         self.slots = asyncio.Semaphore(concurrency)
         self.slot_lock = asyncio.Lock()  # one group takes slots at a time, so it gets enough for all of its forks
@@ -173,22 +191,38 @@ class Valuer:
             raise ValueError(f"session {session_id} has no task, so it has no reward: create the session with a task")
         path = [record async for record in self._pages("get_trace", session_id, key="place", path=True)]
         trace = [record async for record in self._pages("get_trace", session_id, key="index")]
-        calls = _calls_of([each for each in path if each["session_id"] == session_id], trace)
-        possible = sorted({0, *(version for each in calls for version in (each["version"] - 1, each["version"]))})
+        own = [each for each in path if each["session_id"] == session_id]
+        spans = _spans(own, trace)
+        possible = sorted({0, *(version for _, *span in spans for version in span)})
         chosen = possible if steps is None else sorted(set(steps))
         for version in chosen:
             if version not in possible:
                 raise ValueError(
                     f"version {version!r} isn't a step of session {session_id}: use {', '.join(map(str, possible))}"
                 )
-        solution = await self.client.get_solution(session_id) if self.finish == "solution" else None
-        values = await _Rollout(self, session, path, solution).values(chosen)
+        end = await self._end(session)
+        values = await _Rollout(self, session, await self._usable(session), end).values(chosen)
         call_values = [
-            CallValue(call, values[call["version"] - 1], values[call["version"]])
-            for call in calls
-            if {call["version"] - 1, call["version"]} <= values.keys()
+            CallValue(record, values[before], values[after])
+            for record, before, after in spans
+            if {before, after} <= values.keys() and record["kind"] == "call"
         ]
-        return SessionValues(session_id, [values[version] for version in chosen], call_values)
+        answers = [each for each in own if each["kind"] == "answer" and possible[-1] in values]
+        answer = CallValue(answers[-1], values[possible[-1]], end) if answers else None
+        return SessionValues(session_id, [values[version] for version in chosen], call_values, answer)
+
+    async def _usable(self, session: Session) -> dict[str, Finish]:
+        """Return the ways to finish forks. If there are several, omit those that need a solution that isn't there."""
+        if len(self.finishes) == 1 or (await self.client.get_task(session["task"]))["has_solution"]:
+            return self.finishes
+        return {name: each for name, each in self.finishes.items() if not isinstance(each, str)}
+
+    async def _end(self, session: Session) -> StepValue:
+        """Return the reward of the rollout itself, as a step."""
+        verdict = await self.client.evaluate_session(session["session_id"], raise_on_error=False)
+        reward = _reward(verdict)
+        rewards = () if reward is None else (reward,)
+        return StepValue(session["session_id"], verdict["version"], rewards, int(reward is None), finish="rollout")
 
     async def _pages(self, method: str, *args: Any, key: str, **more: Any) -> Any:
         page = await getattr(self.client, method)(*args, limit=_PAGE, **more)
@@ -197,30 +231,33 @@ class Valuer:
                 yield each
             page = await getattr(self.client, method)(*args, limit=_PAGE, after=page[-1][key], **more)
 
-    async def ledger(self, session_id: str, labels: dict[str, str]) -> tuple[str, dict[tuple[int, int], float | None]]:
-        """Return the id of a rollout's ledger, and the rewards in it by step and member. Create the ledger if needed.
-
-        A reward is None if its verdict was invalid. Close the forks that an interrupted run left open.
+    async def ledger(self, session_id: str, labels: dict[str, str]) -> "_Ledger":
+        """Return a rollout's ledger. Create it if needed. Close the forks that an interrupted run left open.
 
         Args:
             session_id: The rollout's session.
             labels: The labels that the ledger and the forks share.
         """
-        found, cut, noted = "", [], {}
+        found, cut = "", []
         async for each in self._pages("list_sessions", labels=labels, key="session_id"):
             more = each["labels"].keys() - labels.keys()
             if not more:
                 found = each["session_id"]
             elif more == {"step", "member"}:
                 cut.append(each["session_id"])
-        await self.close(cut)
         if not found:
-            ((ledger,),) = await self.send([_UNSENT.fork_session(session_id, version=0, labels=labels)])
-            return ledger["session_id"], {}
+            await self.close(cut)
+            ((created,),) = await self.send([_UNSENT.fork_session(session_id, version=0, labels=labels)])
+            return _Ledger(created["session_id"], labels)
+        ledger = _Ledger(found, labels)
         async for record in self._pages("get_trace", found, key="index"):
             if note := record.get("metadata", {}).get(_LABEL):
-                noted[note["step"], note["member"]] = note["reward"]
-        return found, noted
+                ledger.rewards[note["step"], note["member"]] = note["reward"]
+                if "fork" in note:
+                    ledger.keep(note["step"], note["reward"], note["fork"])
+        kept = {fork for _, fork in ledger.kept.values()}
+        await self.close([each for each in cut if each not in kept])
+        return ledger
 
     async def close(self, sessions: Iterable[str]) -> None:
         await self.send([closing(session_id) for session_id in sessions])
@@ -241,22 +278,52 @@ class Valuer:
         return results
 
 
-class _Rollout:
-    """The forks of one rollout, and their rewards."""
+@dataclass(slots=True)
+class _Ledger:
+    """The rewards of the forks that were finished in one way.
 
-    def __init__(
-        self, valuer: Valuer, session: Session, path: Sequence[Mapping[str, Any]], solution: Solution | None
-    ) -> None:
-        self._valuer, self._session, self._path, self._solution = valuer, session, path, solution
+    Attributes:
+        session_id: The session that has the rewards in its messages.
+        labels: The labels that it shares with the forks.
+        rewards: The rewards by step and member; None if the verdict was invalid.
+        kept: The best fork of each step that stays open, and its reward.
+    """
+
+    session_id: str
+    labels: dict[str, str]
+    rewards: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    kept: dict[int, tuple[float, str]] = field(default_factory=dict)
+
+    def keep(self, version: int, reward: float | None, fork: str) -> str | None:
+        """Keep a fork if it is the best of its step. Return the fork that isn't kept, if any."""
+        if reward is None:
+            return fork
+        best = self.kept.get(version)
+        if best is not None and best[0] >= reward:
+            return fork
+        self.kept[version] = reward, fork
+        return best and best[1]
+
+
+class _Rollout:
+    """The forks of one rollout, and their rewards.
+
+    Args:
+        valuer: The estimator.
+        session: The rollout's session.
+        finishes: The ways to finish forks, by name.
+        end: The rollout's own reward.
+    """
+
+    def __init__(self, valuer: Valuer, session: Session, finishes: Mapping[str, Finish], end: StepValue) -> None:
+        self._valuer, self._session, self._finishes, self._end_value = valuer, session, finishes, end
         self._id = session["session_id"]
-        self._labels = {**valuer.labels, _LABEL: self._id}
-        self._ledger = ""
-        self._noted: dict[tuple[int, int], float | None] = {}
+        self._ledgers: dict[str, asyncio.Task[_Ledger]] = {}
+        self._solutions: dict[int, Solution] = {}
         self._open: set[str] = set()
         self._tasks = asyncio.TaskGroup()
 
     async def values(self, versions: Iterable[int]) -> dict[int, StepValue]:
-        self._ledger, self._noted = await self._valuer.ledger(self._id, self._labels)
         try:
             async with self._tasks as tasks:
                 steps = [tasks.create_task(self._step(version)) for version in versions]
@@ -268,19 +335,62 @@ class _Rollout:
         return {value.version: value for value in (step.result() for step in steps)}
 
     async def _step(self, version: int) -> StepValue:
-        """Create and play the missing forks of a step, and return its value."""
-        size = self._valuer.group_size
-        missing = [member for member in range(self._valuer.k) if (version, member) not in self._noted]
-        groups = [missing[start : start + size] for start in range(0, len(missing), size)]
-        playing = [self._tasks.create_task(self._play(version, group)) for group in groups]
-        errors = [error for group in playing for error in await group]
-        ended = [reward for (step, _), reward in sorted(self._noted.items(), key=itemgetter(0)) if step == version]
-        rewards = tuple(reward for reward in ended if reward is not None)
-        value = StepValue(self._id, version, rewards, len(ended) - len(rewards), tuple(errors))
+        """Return the value of a step: the best of all ways to finish it, and of the rollout itself."""
+        is_single = len(self._valuer.finishes) == 1
+        tried: list[StepValue] = []
+        for name, finish in self._finishes.items():
+            if name == "solution-by-function" and not is_single and not await self._has_similar(version):
+                continue  # it would make the calls of `solution`
+            tried.append(await self._finished(version, name, finish))
+            if _worth(tried[-1]) >= FULL_REWARD:
+                break
+        value = max(tried, key=_worth)
+        if not is_single and _worth(self._end_value) > _worth(value):
+            value = replace(self._end_value, version=version)
+        await self._discard([each.fork for each in tried if each.fork and each is not value])
         self._valuer.progress(value)
         return value
 
-    async def _play(self, version: int, members: Sequence[int]) -> list[Exception]:
+    async def _has_similar(self, version: int) -> bool:
+        """Return whether the history made a call of the solution with other arguments."""
+        return any("similar" in call for call in (await self._solution(version))["rest"])
+
+    async def _discard(self, forks: Sequence[str]) -> None:
+        if forks:
+            await self._valuer.close(forks)
+
+    async def _ledger(self, name: str) -> _Ledger:
+        if name not in self._ledgers:
+            labels = {**self._valuer.labels, "finish": name, _LABEL: self._id}
+            self._ledgers[name] = self._tasks.create_task(self._valuer.ledger(self._id, labels))
+        return await self._ledgers[name]
+
+    async def _solution(self, version: int) -> Solution:
+        if version not in self._solutions:
+            self._solutions[version] = await self._valuer.client.get_solution(self._id, version=version)
+        return self._solutions[version]
+
+    async def _finished(self, version: int, name: str, finish: Finish) -> StepValue:
+        """Create and play the missing forks of a step that are finished in one way, and return its value."""
+        ledger, size = await self._ledger(name), self._valuer.group_size
+        calls = None if callable(finish) else await self._calls(version, finish)
+        missing = [member for member in range(self._valuer.k) if (version, member) not in ledger.rewards]
+        groups = [missing[start : start + size] for start in range(0, len(missing), size)]
+        playing = [self._tasks.create_task(self._play(ledger, version, finish, group)) for group in groups]
+        errors = [error for group in playing for error in await group]
+        ended = [reward for (step, _), reward in sorted(ledger.rewards.items(), key=itemgetter(0)) if step == version]
+        rewards = tuple(reward for reward in ended if reward is not None)
+        fork = ledger.kept[version][1] if self._valuer.keep and version in ledger.kept else None
+        return StepValue(self._id, version, rewards, len(ended) - len(rewards), tuple(errors), name, calls, fork)
+
+    async def _calls(self, version: int, finish: Finish) -> tuple[SolutionCall, ...]:
+        """Return the calls of the solution that finish a fork of a step."""
+        if finish is None:
+            return ()
+        rest = (await self._solution(version))["rest"]
+        return tuple(call for call in rest if finish == "solution" or "similar" not in call)
+
+    async def _play(self, ledger: _Ledger, version: int, finish: Finish, members: Sequence[int]) -> list[Exception]:
         """Create forks and play them to their end. Forks that end at about the same time are evaluated together."""
         slots, held = self._valuer.slots, 0
         running: dict[asyncio.Task[Exception | None], tuple[int, str]] = {}
@@ -290,12 +400,12 @@ class _Rollout:
                 while held < len(members):
                     await slots.acquire()
                     held += 1
-            for member, fork in zip(members, await self._fork(version, members), strict=True):
-                running[self._tasks.create_task(self._finish(fork, version))] = member, fork["session_id"]
+            for member, fork in zip(members, await self._fork(ledger, version, members), strict=True):
+                running[self._tasks.create_task(self._finish(fork, version, finish))] = member, fork["session_id"]
             while running:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 errors += [error for each in done if (error := each.result())]
-                await self._end(version, {running.pop(each): each.result() is None for each in done})
+                await self._end(ledger, version, {running.pop(each): each.result() is None for each in done})
                 for _ in done:
                     slots.release()
                     held -= 1
@@ -304,10 +414,10 @@ class _Rollout:
                 slots.release()
         return errors
 
-    async def _fork(self, version: int, members: Sequence[int]) -> list[Session]:
+    async def _fork(self, ledger: _Ledger, version: int, members: Sequence[int]) -> list[Session]:
         requests = []
         for member in members:
-            labels = {**self._labels, "step": str(version), "member": str(member)}
+            labels = {**ledger.labels, "step": str(version), "member": str(member)}
             seeds = self._seeds(f"{version}/{member}")
             requests.append(_UNSENT.fork_session(self._id, version=version, labels=labels, **seeds))
         forks = [fork for (fork,) in await self._valuer.send(requests)]
@@ -321,68 +431,78 @@ class _Rollout:
             seeds["perturbations"] = {"rules": rules, "seed": seed}
         return seeds
 
-    async def _finish(self, fork: Session, version: int) -> Exception | None:
+    async def _finish(self, fork: Session, version: int, finish: Finish) -> Exception | None:
         """Play a fork to its end. Return the exception that this raised, if any."""
         try:
-            if self._solution:
-                await self._solve(fork, version, self._solution)
-            elif callable(self._valuer.finish):
+            if callable(finish):
                 async with self._valuer.agent(fork) as agent:
-                    await self._valuer.finish(agent, fork)
+                    await finish(agent, fork)
+            elif finish is not None:
+                await self._solve(fork, await self._calls(version, finish), (await self._solution(version))["answer"])
         except Exception as error:  # noqa: BLE001 - any error: the other forks go on
             return error
         return None
 
-    async def _end(self, version: int, forks: Mapping[tuple[int, str], bool]) -> None:
-        """Evaluate the forks that were played to their end, cache their rewards, and close all forks."""
+    async def _end(self, ledger: _Ledger, version: int, forks: Mapping[tuple[int, str], bool]) -> None:
+        """Evaluate the forks that were played to their end, cache their rewards, and close all but those to keep."""
         played = [each for each, is_played in forks.items() if is_played]
         size = _EVALUATED_TOGETHER
         groups = [played[start : start + size] for start in range(0, len(played), size)]
         evaluating = [self._valuer.send([_evaluation(fork) for _, fork in group]) for group in groups]
         verdicts = [verdict for group in await asyncio.gather(*evaluating) for verdict in group]
-        entries = [self._entry(version, member, each) for (member, _), each in zip(played, verdicts, strict=True)]
-        await self._valuer.send([*entries, *(closing(fork) for _, fork in forks)])
+        entries, over = [], {fork for _, fork in forks}
+        for (member, fork), verdict in zip(played, verdicts, strict=True):
+            entries.append(self._entry(ledger, version, member, verdict, fork))
+            if self._valuer.keep:
+                over = (over - {fork}) | {each for each in [ledger.keep(version, _reward(verdict), fork)] if each}
+        await self._valuer.send([*entries, *map(closing, over)])
         self._open -= {fork for _, fork in forks}
-        self._noted |= {(version, member): _reward(each) for (member, _), each in zip(played, verdicts, strict=True)}
+        ledger.rewards |= {(version, member): _reward(each) for (member, _), each in zip(played, verdicts, strict=True)}
 
-    def _entry(self, version: int, member: int, verdict: Verdict) -> Any:
+    def _entry(self, ledger: _Ledger, version: int, member: int, verdict: Verdict, fork: str) -> Any:
         """Return the request that writes a reward into the ledger."""
         reward = _reward(verdict)
         text = f"reward {reward:g}" if reward is not None else f"invalid, {verdict['failure']['message']}"
-        metadata = {_LABEL: {"step": version, "member": member, "reward": reward}}
+        note: dict[str, Any] = {"step": version, "member": member, "reward": reward}
+        if self._valuer.keep:
+            note["fork"] = fork
         content, call_id = f"Fork {member} of version {version}: {text}", f"{version}/{member}"
-        return _UNSENT.add_message(self._ledger, "system", content, call_id=call_id, metadata=metadata)
+        return _UNSENT.add_message(ledger.session_id, "system", content, call_id=call_id, metadata={_LABEL: note})
 
-    async def _solve(self, fork: Session, version: int, solution: Solution) -> None:
-        """Make the calls of the task's solution that the history up to a version lacks, and submit the answer."""
-        history = [each for each in self._path if each["session_id"] != self._id or each["version"] <= version]
-        done = [_call_key(each) for each in history if "function" in each and not each["error"]]
+    async def _solve(self, fork: Session, calls: Iterable[SolutionCall], answer: str) -> None:
+        """Make calls of the task's solution, and submit its answer."""
         async with self._valuer.agent(fork) as agent:
-            for call in solution["calls"]:
-                function, kwargs, by = call["function"], call["kwargs"], call["by"]
-                if _call_key(call) in done:
-                    done.remove(_call_key(call))
-                elif by == "agent":
-                    await agent.run_function(function, kwargs)
+            for call in calls:
+                if call["by"] == "agent":
+                    await agent.run_function(call["function"], call["kwargs"])
                 else:
-                    async with self._valuer.agent({**fork, **fork["participants"][by]}) as other:
-                        await other.run_function(function, kwargs)
-            await agent.submit_answer(solution["answer"])
+                    async with self._valuer.agent({**fork, **fork["participants"][call["by"]]}) as other:
+                        await other.run_function(call["function"], call["kwargs"])
+            await agent.submit_answer(answer)
 
 
-def _call_key(call: Any) -> tuple[str, Any]:
-    """Return a key that is equal for equivalent calls; a number may be written as a text."""
-    return call["function"], _by_value(call["kwargs"])
+def finishes_of(finish: Any) -> dict[str, Finish]:
+    """Return the ways to finish a fork, by name, from one or several of them.
+
+    Raises:
+        ValueError: One of them isn't a way to finish a fork, or two have the same name.
+    """
+    given = list(finish) if isinstance(finish, Sequence) and not isinstance(finish, str) else [finish]
+    names = []
+    for each in given:
+        if not (each is None or each in ("solution", "solution-by-function") or callable(each)):
+            raise ValueError(
+                f"finish must be a function, 'solution', 'solution-by-function', None or a list of them, not {each!r}"
+            )
+        own = each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__)
+        names.append("nothing" if each is None else own)
+    if not given or len({*names}) < len(names):
+        raise ValueError(f"finish must be one or several different ways, not {finish!r}")
+    return dict(zip(names, given, strict=True))
 
 
-def _by_value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _by_value(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_by_value(each) for each in value]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_numeral = isinstance(value, str) and re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", value)
-    return Decimal(str(value)) if is_number or is_numeral else value
+def _worth(value: StepValue) -> float:
+    return -inf if value.mean is None else value.mean
 
 
 def _reward(verdict: Verdict) -> float | None:
@@ -421,8 +541,19 @@ def closing(session_id: str) -> Any:
     return replace(request, repeatable=True)
 
 
-def _calls_of(path: Sequence[Any], trace: Sequence[Any]) -> list[CallRecord]:
-    """Return the calls of a history that changed something. The record of each has the version that it created."""
+def _spans(path: Sequence[Any], trace: Sequence[Any]) -> list[tuple[Any, int, int]]:
+    """Return the records of a history that are calls, with the steps before and after each.
+
+    A step is a version that a call created, or that was there before it. A call that changed nothing belongs to the
+    step that it follows.
+    """
     versions = [0, *(record["version"] for record in trace)]
-    changes = {after["index"] for before, after in zip(versions, trace, strict=False) if after["version"] > before}
-    return [record for record in path if record["kind"] == "call" and record["index"] in changes]
+    changed = {after["index"] for before, after in zip(versions, trace, strict=False) if after["version"] > before}
+    spans: list[tuple[Any, int, int]] = []
+    step = 0
+    for record in path:
+        if record["kind"] == "call":
+            after = record["version"] if record["index"] in changed else step
+            spans.append((record, after - 1 if record["index"] in changed else step, after))
+            step = after
+    return spans

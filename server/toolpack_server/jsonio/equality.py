@@ -42,6 +42,19 @@ def equal_arguments(one: Any, other: Any) -> bool:
     return equal(one, other) or _decimal(one) == _decimal(other) is not None
 
 
+def argument_key(value: Any) -> Any:
+    """Return a hashable value that is equal for arguments of the same meaning; a number may be written as a text.
+
+    Unlike `equal_arguments`, it tells numbers apart that differ in the last digits of a float.
+    """
+    if isinstance(value, Mapping):
+        return dict, frozenset((name, argument_key(each)) for name, each in value.items())
+    if isinstance(value, list):
+        return list, tuple(map(argument_key, value))
+    number = _decimal(value)
+    return (type(value), value) if number is None else number
+
+
 def _decimal(value: Any) -> Decimal | None:
     if is_number(value):
         return Decimal(str(value))

@@ -5,15 +5,15 @@ verdict are finished rollouts; unfinished ones are closed and played again.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from toolpack_server.base.errors import ReplyError
 from toolpack_server.client.clients import AsyncAgentClient, AsyncClient
 from toolpack_server.client.methods import Session
-from toolpack_server.client.values import SessionValues, StepValue, Valuer, check_async, check_counts, closing
+from toolpack_server.client.values import Finish, SessionValues, StepValue, Valuer, check_async, check_counts, closing
 from toolpack_server.features.evaluation.tasks.results import Verdict
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
@@ -21,10 +21,11 @@ Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
 
 
 class Tree(TypedDict, total=False):
-    """Parameters for estimating the values of steps: `k`, `finish` and `progress` of `Client.values`."""
+    """Parameters for estimating the values of steps: `k`, `finish`, `progress` and `keep` of `Client.values`."""
 
     k: int
-    finish: Play | Literal["solution"] | None
+    finish: Finish | Sequence[Finish]
+    keep: bool
     progress: Callable[[StepValue], object] | None
 
 

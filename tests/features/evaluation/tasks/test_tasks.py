@@ -717,7 +717,8 @@ def test_reached_solution_compares_environment_and_answer(bench):
     session_id, _ = begin(bench, "chores/as-the-solution")
     solution = bench.rpc("get_solution", session_id=session_id)
     call = {"function": "do", "kwargs": DO}
-    assert solution == {"calls": [{**call, "by": "agent"}] * 2, "answer": "1,000 times\nDISHES"}
+    calls = [{**call, "by": "agent"}] * 2
+    assert solution == {"calls": calls, "answer": "1,000 times\nDISHES", "rest": calls}
     outcome = verdict(bench, session_id)
     assert [check["passed"] for check in outcome["checks"]] == [False, False, False]
     assert outcome["checks"][0]["detail"] == "/chores/done/dishes is missing"

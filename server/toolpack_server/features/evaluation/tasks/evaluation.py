@@ -30,7 +30,7 @@ from toolpack_server.execution.views import thawed
 from toolpack_server.execution.volumes import READING, Volumes
 from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.evaluation.tasks.finding import find_task
-from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
+from toolpack_server.features.evaluation.tasks.results import TaskSolution, Verdict
 from toolpack_server.features.evaluation.tasks.rollouts import (
     RewardError,
     Rollout,
@@ -137,7 +137,7 @@ def evaluate(name: str, evidence: Evidence, context: ExecutionContext) -> Verdic
         return verdict(name, evidence.version, returned, rollout.checks)
 
 
-def solve(name: str, evidence: Evidence, context: ExecutionContext) -> Solution:
+def solve(name: str, evidence: Evidence, context: ExecutionContext) -> TaskSolution:
     """Return a task's solution for the initial environment of a session.
 
     Raises:

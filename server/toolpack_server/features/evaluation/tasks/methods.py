@@ -190,12 +190,15 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
 
 
 class GetSolution(Method, result=Solution):
-    """Return a solution of the session's task, as calls in the form of run_function."""
+    """Return a solution of the session's task, as calls in the form of run_function, and its calls not made yet."""
 
     session_id: SessionId
+    version: Version | None = Field(
+        None, description="The version up to whose history `rest` counts; default: the current one."
+    )
 
     async def handle(self, caller: Caller, app: App) -> Solution:
-        return await app.feature(Tasks).solution(self.session_id, caller.sees)
+        return await app.feature(Tasks).solution(self.session_id, caller.sees, self.version)
 
 
 METHODS: tuple[type[Method], ...] = (

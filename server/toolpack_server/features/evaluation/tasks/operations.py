@@ -12,7 +12,7 @@ from typing_extensions import override
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.evaluation.tasks.evaluation import Evidence, evaluate, solve
-from toolpack_server.features.evaluation.tasks.results import Solution, Verdict
+from toolpack_server.features.evaluation.tasks.results import TaskSolution, Verdict
 
 
 @dataclass(eq=False)
@@ -38,19 +38,19 @@ class EvaluateTask(RunnerOperation[Verdict]):
 
 
 @dataclass(eq=False)
-class SolveTask(RunnerOperation[Solution]):
+class SolveTask(RunnerOperation[TaskSolution]):
     """Computes the solution of a task."""
 
     task: str
     evidence: Evidence
     name = "solve"
-    shape = TypeAdapter(Solution)
+    shape = TypeAdapter(TaskSolution)
 
     def __post_init__(self) -> None:
         self.who = f"The solution of {self.task!r}"
 
     @override
-    def run(self, context: ExecutionContext) -> Solution:
+    def run(self, context: ExecutionContext) -> TaskSolution:
         return solve(self.task, self.evidence, context)
 
 

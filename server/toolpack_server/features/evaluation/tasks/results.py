@@ -176,15 +176,27 @@ class SessionSummaries(TypedDict):
 
 
 class SolutionCall(TypedDict):
-    """A call in the form of `run_function`, and the name of the participant who makes it."""
+    """A call in the form of `run_function`, and the name of the participant who makes it.
+
+    `place` is the place in the session's history of the call that made it already. If there is none, `similar` is that
+    of a call of the same function with other arguments, which no call of the solution equals.
+    """
 
     function: str
     kwargs: dict[str, Json]
     by: str
+    place: NotRequired[int]
+    similar: NotRequired[int]
 
 
-class Solution(TypedDict):
+class TaskSolution(TypedDict):
     """One way to do a task: the calls and the answer."""
 
     calls: list[SolutionCall]
     answer: str
+
+
+class Solution(TaskSolution):
+    """One way to do a task: the calls and the answer. `rest` has the calls that the session's history lacks."""
+
+    rest: list[SolutionCall]

@@ -34,6 +34,7 @@ from toolpack_server.features.evaluation.tasks.results import (
     Verdict,
     VerdictFailure,
 )
+from toolpack_server.features.evaluation.tasks.solution_progress import compared_with, made
 from toolpack_server.features.evaluation.tasks.task import SEPARATOR, Task
 from toolpack_server.features.evaluation.tasks.validity import machine_failure, no_reward, participant_failure
 from toolpack_server.features.evaluation.tasks.verdicts import VerdictOperation
@@ -244,8 +245,8 @@ class Tasks:
             version = head.version if version is None else version
         return no_reward(name or "", version or 0, failure)
 
-    async def solution(self, session_id: str, owner: str | None) -> Solution:
-        """Return the solution of a session's task.
+    async def solution(self, session_id: str, owner: str | None, version: int | None = None) -> Solution:
+        """Return the solution of a session's task, and its calls that the history up to a version lacks.
 
         Raises:
             InvalidParamsError: The session has no task, or the task has no solution.
@@ -255,10 +256,15 @@ class Tasks:
             lambda reader: self._found(reader, session_id, owner, None)
         )
         heavy = self._sessions.heavy_reader
-        return await self._sessions.run_authors(
-            lambda: self._context.run(SolveTask(name, self.evidence(heavy, session, head, 0, None)[0])),
-            *(owner or "", "solve"),
-        )
+        at = head.version if version is None else version
+
+        def solve() -> Solution:
+            solution = self._context.run(SolveTask(name, self.evidence(heavy, session, head, 0, None)[0]))
+            path = self.evidence(heavy, session, head, at, None)[0].path
+            calls = compared_with([each.call for each in path], solution["calls"])
+            return {"calls": calls, "answer": solution["answer"], "rest": [each for each in calls if not made(each)]}
+
+        return await self._sessions.run_authors(solve, *(owner or "", "solve"))
 
     def _found(
         self, reader: SessionReader, session_id: str, owner: str | None, name: str | None
