@@ -434,12 +434,13 @@ def test_ask_a_server_whether_it_conforms(folder):
     assert re.sub(r"in \d+\.\d s", "in <time>", printed) == re.sub(r"in \d+\.\d s", "in <time>", table)
 
 
-def test_an_environment_for_trainers(folder):
-    (program,) = blocks("docs/train/rollouts.md", "An environment", "python")
-    (printed,) = blocks("docs/train/rollouts.md", "An environment", "text")
+@pytest.mark.parametrize("heading", ["An environment", "Fork at a step"])
+def test_an_environment_for_trainers(folder, heading):
+    (program,) = blocks("docs/train/rollouts.md", heading, "python")
+    (printed,) = blocks("docs/train/rollouts.md", heading, "text")
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
-        (folder / "environment.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
-        assert run_console([(".venv/bin/python environment.py", "")], folder) == [printed]
+        (folder / "program.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        assert run_console([(".venv/bin/python program.py", "")], folder) == [printed]
 
 
 @pytest.mark.parametrize(
@@ -631,6 +632,7 @@ RUN = {
     ("docs/reference/protocol.md", "Examples"),
     ("docs/train/rollouts.md", "A training loop"),
     ("docs/train/rollouts.md", "An environment"),
+    ("docs/train/rollouts.md", "Fork at a step"),
     ("docs/train/values.md", "One rollout"),
     ("docs/train/values.md", "Training with advantages"),
     ("docs/train/trainers.md", "ORS"),  # if the client is installed
@@ -696,7 +698,7 @@ def test_every_code_block_is_run_or_named_here():
         ("docs/reference/client.md", "A tree search"),
         ("docs/train/rollouts.md", "A training loop"),
     }
-    printed.add(("docs/train/rollouts.md", "An environment"))
+    printed |= {("docs/train/rollouts.md", "An environment"), ("docs/train/rollouts.md", "Fork at a step")}
     printed |= {("docs/train/values.md", "One rollout"), ("docs/train/values.md", "Training with advantages")}
     printed |= {
         ("README.md", "A first session"),
