@@ -184,12 +184,14 @@ def test_a_fork_before_a_record_has_what_was_then(stored_bench):
         (fork,) = bench.rpc("fork_session", session_id=root, before=before)
         assert amounts(bench, fork["session_id"]) == inherited
         assert (bench.result(fork["session_id"], "total"), fork["parent"]["version"]) == (total, total)
-    error = refused(-32602, bench.rpc, "fork_session", session_id=root, before=4)
-    assert error.data["detail"] == "The session has no record 4: it has 4."
+    (fork,) = bench.rpc("fork_session", session_id=root, before=4)
+    assert amounts(bench, fork["session_id"]) == [None, 1, None, 2]
+    error = refused(-32602, bench.rpc, "fork_session", session_id=root, before=5)
+    assert error.data["detail"] == "The session can't be forked before record 5: it has 4."
     error = refused(-32602, bench.rpc, "fork_session", session_id=root, before=1, version=1)
     assert error.data["detail"] == "A fork begins at a version or before a record: give only one of them."
     refused(-32602, bench.rpc, "fork_session", session_id=root, before=-1)
-    refused(-32602, bench.rpc, "fork_session", session_id=bench.create(), before=0)
+    refused(-32602, bench.rpc, "fork_session", session_id=bench.create(), before=1)
 
 
 @pytest.mark.parametrize("again", [0, 1])

@@ -253,8 +253,8 @@ class SessionFactory:
         before = request.before or 0
         if request.version is not None:
             raise InvalidParamsError("A fork begins at a version or before a record: give only one of them.")
-        if before > head.index:
-            raise InvalidParamsError(f"The session has no record {before}: it has {head.index + 1}.")
+        if before > head.index + 1:
+            raise InvalidParamsError(f"The session can't be forked before record {before}: it has {head.index + 1}.")
         for record in self._context.store.records(session_id, before - 2, 1) if before else ():
             self._context.records.read(session_id, record)  # raises if it was forged
             return ForkPoint(session_id, record.version, record.index, record.id)

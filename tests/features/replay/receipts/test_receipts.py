@@ -253,6 +253,35 @@ def test_receipt_of_a_fork_has_its_whole_past(tmp_path, seeds):
     assert said in refusal(tmp_path, sign_again(value, key))
 
 
+@pytest.mark.parametrize("seeds", [{}, FAMILY_SEEDS])
+def test_receipt_of_a_fork_before_a_record(seeds):
+    async def results():
+        isolation = "process" if seeds else "thread"
+        service = Service(memory_settings((server_process.serving.PACKS,), "bank", isolation=isolation))
+        send = local(service, Caller())
+
+        async def call(session_id, function, **kwargs):
+            await send("run_function", {"session_id": session_id, "function": function, "kwargs": kwargs})
+
+        async with service.running():
+            root = (await send("create_session", {"task": TASKS[0], **seeds}))["session_id"]
+            for function, kwargs in [("get_balance", {}), ("move_to_savings", {"amount": "300.00"}), ("get_iban", {})]:
+                await call(root, function, **kwargs)
+            await call(root, "get_savings_balance")
+            for before in (0, 1, 3):
+                (fork,) = await send("fork_session", {"session_id": root, "before": before})
+                await call(fork["session_id"], "get_savings_balance")
+            listed = (await send("summarize_sessions", {"evaluate": True, "order": "-created"}))["sessions"][::-1]
+            entries = [await create_entry(send, each) for each in listed]
+            for each in listed:
+                await send("close_session", {"session_id": each["session_id"]})
+            return entries, [await _replay_session(service, send, 0, *entry[:2], None) for entry in entries]
+
+    entries, again = asyncio.run(results())
+    assert [[len(part.records) for part in entry.parts] for entry, _, _ in entries] == [[4], [0, 1], [1, 1], [3, 1]]
+    assert [each["equal"] for each in again] == [True] * 4, again
+
+
 def test_fork_with_an_unreadable_parent_is_rejected(tmp_path):
     with server_process.served(tmp_path) as server:
         session_id = server.rpc("create_session", task=TASKS[0])["session_id"]

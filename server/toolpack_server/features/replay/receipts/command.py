@@ -262,10 +262,14 @@ def _fork(
     """
     own = kind.model_fields.keys() - ForkSession.model_fields.keys()
     params = {name: part.details.get(name, {}) for name in own & {*part.details, *before.details}}
+    count = len(before.records)
+    # The ticks tell whether a seeded fork began at the version, or before the record after these.
+    if part.details.get("ticks") == before.details.get("ticks", 0) + count:
+        params["before"] = count
+    else:
+        params["version"] = before.version
     try:
-        request = kind.model_validate(
-            {**params, "session_id": session_id, "version": before.version, "labels": dict(labels)}
-        )
+        request = kind.model_validate({**params, "session_id": session_id, "labels": dict(labels)})
     except ValidationError as error:
         location = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))[:80]
         raise click.ClickException(f"its {location} is invalid for a fork.") from None
