@@ -527,9 +527,9 @@ class Clients:
         connection.close()
         self.overloaded += connection.overloaded
 
-    def _call(self, connection, rng, session, number, *, with_id=True, first_seconds=ANSWER_SECONDS):
+    def _call(self, connection, rng, session, number, *, with_id=True, first_seconds=ANSWER_SECONDS, by=None):
         function, kwargs, *deadline = self._choice(rng)
-        by = rng.choice([CLIENT, *session.paths])
+        by = by or rng.choice([CLIENT, *session.paths])
         with_id = with_id or "entry" not in kwargs or deadline  # without an entry, two calls may be alike
         call_id = _new_id(rng) if with_id else None
         call = Call(number, function, kwargs, call_id, time.monotonic(), by, late=bool(deadline))
@@ -658,10 +658,16 @@ class Clients:
             self.surprises.append(f"{labels} must belong to one session: {listed}")
         return listed[0]
 
-    def _leave(self, connection, _rng, session, _number):
-        """End a session of MCP. The server evaluates it, and other clients may continue it."""
-        connection.leave(session.mcp)
-        self.counts["sessions left over MCP"] += 1
+    def _leave(self, connection, rng, session, number):
+        """Let the agent of a session of MCP call, and end the session.
+
+        The server evaluates it, as its agent has called something, and other clients may continue it.
+        """
+        self._call(connection, rng, session, number, by=AGENT)
+        answers = [call.envelope for call in session.calls if call.by == AGENT and call.envelope is not None]
+        if not all(map(is_unrecorded, answers)):
+            connection.leave(session.mcp)
+            self.counts["sessions left over MCP"] += 1
 
     def _call_impatiently(self, connection, rng, session, number):
         """Retry a call while the first attempt may still run."""
