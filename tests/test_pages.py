@@ -211,6 +211,14 @@ def test_a_session_in_curl(folder, page, heading):
         check_console(page, heading, folder, port_of(banner))
 
 
+def test_a_replay_in_python(folder):
+    (program,) = blocks("docs/evaluate/replay.md", "Replay a session", "python")
+    (printed,) = blocks("docs/evaluate/replay.md", "Replay a session", "text")
+    with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
+        (folder / "replay.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        assert run_console([(".venv/bin/python replay.py", "")], folder) == [printed]
+
+
 def test_a_first_task(folder):
     (folder / "packs").mkdir()
     (errand,), (program,) = blocks(TASK, "Write it", "python"), blocks(TASK, "Play it", "python")
@@ -698,6 +706,7 @@ def test_every_code_block_is_run_or_named_here():
         ("docs/reference/client.md", "A tree search"),
         ("docs/train/rollouts.md", "A training loop"),
     }
+    printed.add(("docs/evaluate/replay.md", "Replay a session"))
     printed |= {("docs/train/rollouts.md", "An environment"), ("docs/train/rollouts.md", "Fork at a step")}
     printed |= {("docs/train/values.md", "One rollout"), ("docs/train/values.md", "Training with advantages")}
     printed |= {
