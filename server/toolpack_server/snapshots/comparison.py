@@ -21,6 +21,7 @@ from toolpack_server.snapshots.graph import (
     MUTABLE,
     VALUES,
     children,
+    is_immutable,
     shown,
     slots_of,
 )
@@ -136,7 +137,10 @@ class _Comparison:
         if not (kind in (tuple, frozenset) and not before):  # empty ones are singletons
             paired = self._after_of.get(id(before), _ABSENT)
             if paired is not _ABSENT or id(after) in self._before_of:
-                return None if paired is after else "it is shared in only one of the two graphs"
+                if paired is after:
+                    return None
+                if not (kind in (tuple, frozenset) and is_immutable(before)):
+                    return "it is shared in only one of the two graphs"
             self._after_of[id(before)], self._before_of[id(after)] = after, before
         return _children(before, after, kind)
 

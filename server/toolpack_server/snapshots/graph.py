@@ -16,7 +16,7 @@ import re
 import types
 import uuid
 import zoneinfo
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -115,21 +115,34 @@ def holders(value: Any) -> Iterator[Any]:
     pending = [value]
     while pending:
         found = pending.pop()
-        kind = type(found)
-        if kind in ATOMS or id(found) in seen:
+        if type(found) in ATOMS or id(found) in seen:
             continue
         seen[id(found)] = found
         yield found
-        if kind is list or kind is tuple or kind is set or kind is frozenset:
-            pending += found
-        elif kind is dict:
-            pending += found
-            pending += found.values()
-        elif kind in VALUES or issubclass(kind, BUILTINS + IDENTICAL):
-            pending += [child for _, child in children(found)]
-        else:
-            for slot, held in _states(found):
-                pending += held.values() if slot.unpacked and isinstance(held, dict) else (held,)
+        pending += held_by(found)
+
+
+def held_by(value: Any) -> Iterable[Any]:
+    """Return the objects that this one holds directly; faster than `children`."""
+    kind = type(value)
+    if kind is list or kind is tuple or kind is set or kind is frozenset:
+        return value  # type: ignore[no-any-return]
+    if kind is dict:
+        return [*value, *value.values()]
+    if kind in VALUES or issubclass(kind, BUILTINS + IDENTICAL):
+        return [child for _, child in children(value)]
+    held: list[Any] = []
+    for slot, state in _states(value):
+        held += state.values() if slot.unpacked and isinstance(state, dict) else (state,)
+    return held
+
+
+def is_immutable(value: Any) -> bool:
+    """Return whether nothing can change a value, so that it makes no difference how many references lead to it."""
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        return all(map(is_immutable, value))
+    return (kind in VALUES and kind not in MUTABLE) or issubclass(kind, IDENTICAL)
 
 
 def shown(key: object) -> str:

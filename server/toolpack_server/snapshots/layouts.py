@@ -8,8 +8,10 @@ import enum
 import pickle
 import types
 from collections.abc import Callable
+from sys import getrefcount
 from typing import Any, Literal
 
+_FIELDS_SET = "__pydantic_fields_set__"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: set for every class that a `class` statement makes
 
 _GET_CONTENT: dict[type, Callable[[Any], Any]] = {
@@ -58,10 +60,13 @@ class Layout:
         dicts = [d for d in dicts if isinstance(d, types.GetSetDescriptorType)]
         self.slots: tuple[Any, ...] = (*dicts[:1], *members)
         self.hashed = _hashed(cls)
-        self._has_dict = bool(dicts)
+        self.has_dict = bool(dicts)
         self._getters = [slot.__get__ for slot in self.slots]
-        self._setters = [slot.__set__ for slot in self.slots]
+        self._setters = [slot.__set__ for slot in reversed(self.slots)]
         self._length = self.has_content + len(self.slots)
+        names = [slot.__name__ for slot in self.slots]
+        # The index in the state of the names that pydantic calls `model_fields_set`; 0 if there are none.
+        self._fields_set = names.index(_FIELDS_SET) if _FIELDS_SET in names and not self.has_content else 0
 
     def new(self) -> Any:
         """Create an empty instance, to be filled later."""
@@ -87,6 +92,18 @@ class Layout:
             held = tuple(map(self._get_slot, self._getters, [instance] * len(self._getters)))
         return (_GET_CONTENT[self.base](instance), *held) if self.has_content else held
 
+    def get_stable_state(self, instance: Any) -> tuple[Any, ...]:
+        """Return the state with `model_fields_set` as a sorted tuple, or True for all attributes.
+
+        A set that is read and written again may have another order, and so other bytes.
+        """
+        state = self.get_state(instance)
+        index = self._fields_set
+        if not index or type(state[index]) is not set or _references(state, index) > _OWN_REFERENCES:
+            return state  # something else refers to the set
+        names: Any = state[index]
+        return (*state[:index], True if names == state[0].keys() else tuple(sorted(names)), *state[index + 1 :])
+
     @staticmethod
     def _get_slot(get: Callable[[Any], Any], instance: Any) -> Any:
         try:
@@ -95,7 +112,7 @@ class Layout:
             return UNSET
 
     def set_state(self, instance: Any, state: Any) -> None:
-        """Fill an empty instance with this state, which may be forged."""
+        """Fill an empty instance with this state, which may be forged. `lazy_classes` needs the `__dict__` set last."""
         if type(state) is not tuple or len(state) != self._length:
             raise pickle.UnpicklingError("this isn't the state of an instance")
         if self.has_content:
@@ -104,11 +121,27 @@ class Layout:
                 raise pickle.UnpicklingError("this isn't the content of an instance")
             if not self.immutable:
                 _SET_CONTENT[self.base](instance, content)
-        if self._has_dict and type(state[0]) is not dict:
+        if self.has_dict and type(state[0]) is not dict:
             raise pickle.UnpicklingError("attributes must come in a dict")
-        for set_slot, value in zip(self._setters, state, strict=True):
+        index = self._fields_set
+        if index and type(state[index]) is not set:
+            state = self._with_fields_set(state, index)
+        for set_slot, value in zip(self._setters, reversed(state), strict=True):
             if value is not UNSET:
                 set_slot(instance, value)
+
+    @staticmethod
+    def _with_fields_set(state: Any, index: int) -> Any:
+        """Return a state of `get_stable_state` as `get_state` returns it."""
+        names = state[0] if state[index] is True else state[index]
+        return (*state[:index], {*names}, *state[index + 1 :]) if type(names) in (tuple, dict) else state
+
+
+def _references(state: tuple[Any, ...], index: int) -> int:
+    return getrefcount(state[index])
+
+
+_OWN_REFERENCES = _references(([],), 0) + 1  # of an object in a state that one slot of one instance refers to
 
 
 def layout_of(cls: type, name: str) -> Layout | None:

@@ -12,7 +12,7 @@ part of a cycle: `freeze` then starts again with `two_steps`, and reads the resu
 import collections
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, timezone
 from enum import Enum, Flag
 from typing import Any, NoReturn, Protocol
@@ -43,7 +43,7 @@ class OperatorTable:
 
     Every snapshot starts with `preamble`, which fetches each operator by name into the unpickler's memo; the rest of
     the bytes refers to it by number. `memo` gives the pickler the same numbers. `find` contains everything that can be
-    fetched.
+    fetched. `stable_writers` write the same bytes again after reading, as far as the order of sets allows it.
     """
 
     def __init__(self, classes: ClassTable) -> None:
@@ -55,6 +55,9 @@ class OperatorTable:
             found, writers = prepare(classes)
             operators |= found
             self.writers |= writers
+        self.stable_writers: dict[type, Write] = _Refusing(self.writers)
+        for cls, layout in classes.layouts.items():
+            self.stable_writers[cls] = _instance_writer(layout, layout.get_stable_state, operators)
         self.make = operators["make"]
         self.find = {(_MODULE, name): operator for name, operator in operators.items()}
         self.memo = {id(operator): (index, operator) for index, operator in enumerate(operators.values())}
@@ -182,32 +185,41 @@ def _enums(classes: ClassTable) -> _Prepared:
 def _instances(classes: ClassTable) -> _Prepared:
     layouts = classes.layouts
     by_name = {layout.name: layout for layout in layouts.values()}
-    the_new = _operator(lambda name: by_name[_plain_str(name)].new())
-    the_fill = _operator(lambda instance, state: layouts[type(instance)].set_state(instance, state))
-    the_make = _operator(lambda name, *state: by_name[_plain_str(name)].make(state))
+    operators = {
+        "new": _operator(lambda name: by_name[_plain_str(name)].new()),
+        "fill": _operator(lambda instance, state: layouts[type(instance)].set_state(instance, state)),
+        "make": _operator(lambda name, *state: by_name[_plain_str(name)].make(state)),
+    }
+    return operators, {cls: _instance_writer(layout, layout.get_state, operators) for cls, layout in layouts.items()}
 
-    def writer_for(layout: Layout) -> Write:
-        name, get_state, args = layout.name, layout.get_state, (layout.name,)
-        own_hash = layout.hashed == "by its own code"
 
-        def in_two_steps(_progress: WriteProgress, value: Any) -> tuple[Any, ...]:
-            return the_new, args, get_state(value), None, None, the_fill
+def _instance_writer(
+    layout: Layout, get_state: Callable[[Any], tuple[Any, ...]], operators: Mapping[str, Any]
+) -> Write:
+    """Return the writer of a class's instances.
 
-        def immutable(_progress: WriteProgress, value: Any) -> tuple[Any, ...]:
-            return the_make, (name, *get_state(value))
+    Args:
+        get_state: `layout.get_state` or `layout.get_stable_state`.
+    """
+    name, args = layout.name, (layout.name,)
+    new, fill, make = operators["new"], operators["fill"], operators["make"]
+    own_hash = layout.hashed == "by its own code"
 
-        def in_one_step(progress: WriteProgress, value: Any) -> tuple[Any, ...]:
-            if progress.two_steps:
-                return in_two_steps(progress, value)
-            if id(value) in progress.started:  # one of its attributes refers back to it
-                raise CycleError
-            progress.started.add(id(value))
-            progress.must_verify |= own_hash
-            return the_make, (name, *get_state(value))
+    def in_two_steps(_progress: WriteProgress, value: Any) -> tuple[Any, ...]:
+        return new, args, get_state(value), None, None, fill
 
-        if layout.immutable:
-            return immutable
-        return in_two_steps if layout.hashed == "by identity" else in_one_step
+    def immutable(_progress: WriteProgress, value: Any) -> tuple[Any, ...]:
+        return make, (name, *get_state(value))
 
-    operators = {"new": the_new, "fill": the_fill, "make": the_make}
-    return operators, {cls: writer_for(layout) for cls, layout in layouts.items()}
+    def in_one_step(progress: WriteProgress, value: Any) -> tuple[Any, ...]:
+        if progress.two_steps:
+            return in_two_steps(progress, value)
+        if id(value) in progress.started:  # one of its attributes refers back to it
+            raise CycleError
+        progress.started.add(id(value))
+        progress.must_verify |= own_hash
+        return make, (name, *get_state(value))
+
+    if layout.immutable:
+        return immutable
+    return in_two_steps if layout.hashed == "by identity" else in_one_step

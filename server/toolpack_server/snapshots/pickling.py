@@ -49,7 +49,7 @@ def freeze(value: object, classes: ClassTable) -> bytes:
     except SnapshotError:
         raise
     except Exception as error:  # noqa: BLE001 - writing may fail in any way
-        raise _explained(value, operators, error) from None
+        raise explain(value, operators, error) from None
 
 
 def thaw(data: bytes, classes: ClassTable) -> Any:
@@ -66,7 +66,7 @@ def thaw(data: bytes, classes: ClassTable) -> Any:
         ) from error
 
 
-class _Writer(pickle.Pickler):
+class SnapshotWriter(pickle.Pickler):
     """Writes all objects except plain builtins with the table's writers. Types without a writer are refused."""
 
     def __init__(self, buffer: io.BytesIO, operators: OperatorTable, *, two_steps: bool) -> None:
@@ -95,7 +95,7 @@ class _Reader(pickle.Unpickler):
 def _dump(value: object, operators: OperatorTable, *, two_steps: bool) -> bytes:
     buffer = io.BytesIO()
     buffer.write(operators.preamble)
-    writer = _Writer(buffer, operators, two_steps=two_steps)
+    writer = SnapshotWriter(buffer, operators, two_steps=two_steps)
     writer.dump(value)
     data = buffer.getvalue()
     if writer.must_verify:
@@ -137,9 +137,9 @@ def _hashes_by_value(member: object, operators: OperatorTable) -> bool:
     return layout is not None and layout.hashed != "by identity"
 
 
-def _explained(value: object, operators: OperatorTable, error: Exception) -> SnapshotError:
-    """Return an error with the object that can't be written and its path. Slow, but only called after a failure."""
-    writer = _Writer(io.BytesIO(), operators, two_steps=True)
+def explain(value: object, operators: OperatorTable, error: Exception) -> SnapshotError:
+    """Return an error that names the object that can't be written, and its path. Slow: call it only after a failure."""
+    writer = SnapshotWriter(io.BytesIO(), operators, two_steps=True)
     too_deep = isinstance(error, RecursionError)
     try:
         for path, depth, found in walk(value):
@@ -161,7 +161,7 @@ def _explained(value: object, operators: OperatorTable, error: Exception) -> Sna
     return SnapshotError(_problem("", value, reason))
 
 
-def _never_stored(value: object, writer: _Writer) -> str | None:
+def _never_stored(value: object, writer: SnapshotWriter) -> str | None:
     """Return what else prevents storing an instance of an undeclared class, in case its class were declared."""
     for path, _depth, found in walk(value):
         why = None if type(found) in NATIVE else _refusal(found, writer)
@@ -170,7 +170,7 @@ def _never_stored(value: object, writer: _Writer) -> str | None:
     return None
 
 
-def _refusal(value: object, writer: _Writer) -> UnsupportedObjectError | None:
+def _refusal(value: object, writer: SnapshotWriter) -> UnsupportedObjectError | None:
     try:
         writer.reducer_override(value)
     except Exception as why:  # noqa: BLE001 - writing may fail in any way

@@ -1,0 +1,317 @@
+"""Lazy instances: objects whose state is loaded at their first access.
+
+A lazy instance has the identity and the memory layout of the object that it becomes. Its class is generated: each
+special method and attribute of the real class is replaced by a hook. The first hook that runs loads the state, sets
+`__class__` to the real class, and repeats the access there. After that no hook is left. `importlib.util.LazyLoader`
+does the same to modules.
+
+The method resolution order of a lazy class contains the real class, but its `__bases__` don't. So `isinstance` and
+class attributes work, but no `__init_subclass__` runs and `__subclasses__()` doesn't list the lazy class.
+
+A class is lazy only if every way to its instances' state has a hook. `lazy_class` lists the exceptions.
+`tests/snapshots/test_ways_in.py` compares each known way with a real instance.
+"""
+
+import threading
+from collections.abc import Callable, Collection
+from types import FunctionType
+from typing import Any, NamedTuple, Protocol
+
+from pydantic import BaseModel
+from typing_extensions import Format, get_annotations
+
+from toolpack_server.snapshots.classes import is_foreign
+from toolpack_server.snapshots.layouts import Layout
+
+_set_class: Callable[[Any, type], None] = object.__dict__["__class__"].__set__
+_MODEL_SLOTS = frozenset(BaseModel.__slots__)
+
+_BINARY = (
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"),
+    *("and", "or", "xor"),
+)
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_NAMES = (
+    *("hash", "repr", "str", "bytes", "format", "bool", "len", "length_hint"),
+    *("iter", "next", "reversed", "contains", "getitem", "setitem", "delitem", "missing", "call", "enter", "exit"),
+    *("aenter", "aexit", "await", "aiter", "anext", "neg", "pos", "abs", "invert", "index", "int", "float", "complex"),
+    *("round", "trunc", "floor", "ceil", "copy", "deepcopy", "replace", "reduce", "reduce_ex", "getstate"),
+    *("getnewargs", "getnewargs_ex", "dir", "sizeof", "fspath", "buffer", "release_buffer", "get", "set", "delete"),
+    *("instancecheck", "subclasscheck", "prepare"),
+    *_COMPARISONS,
+)
+_SPECIAL = frozenset(f"__{name}__" for name in _NAMES)
+"""Methods that the interpreter looks up on the type, so `__getattribute__` doesn't see them."""
+
+_OPERATORS = (
+    *(f"__{name}__" for name in _COMPARISONS),
+    *(f"__{prefix}{name}__" for prefix in ("", "r", "i") for name in _BINARY),
+)
+
+_INHERITED = frozenset(
+    f"__{name}__" for name in ("repr", "str", "format", "reduce", "reduce_ex", "getstate", "dir", "sizeof")
+)
+"""Those of them that `object` defines and that read the instance's state."""
+
+
+class Loader(Protocol):
+    """Source of the states of lazy instances."""
+
+    def load(self, instance: Any) -> None:
+        """Load the state of a lazy instance and set its class, unless another thread has done so."""
+
+
+class Marker(dict[str, Any]):
+    """The `__dict__` of every unloaded instance of one loader.
+
+    It stays empty. An item in it shows that code has set an attribute without running a hook.
+    """
+
+    __slots__ = ("loader",)
+    loader: Loader
+
+
+class _LazyClass(NamedTuple):
+    cls: type
+    real: type
+    dict_slot: Any  # descriptor of the instances' `__dict__`
+
+
+# By the id of the lazy class. The classes themselves can't be keys, because they equal their real classes.
+_lazy_classes: dict[int, _LazyClass] = {}
+_errors = threading.local()
+
+
+def is_lazy(instance: object) -> bool:
+    """Return whether the state of an object isn't loaded yet."""
+    return id(type(instance)) in _lazy_classes
+
+
+def load(instance: Any) -> None:
+    """Load the state of an instance, if it is lazy."""
+    found = _lazy_classes.get(id(type(instance)))
+    if found is None:  # another thread has loaded it
+        return
+    attributes = found.dict_slot.__get__(instance)
+    if type(attributes) is Marker:
+        attributes.loader.load(instance)
+    elif type(instance) is found.cls:  # created by code that called `type(lazy_instance)(…)`
+        _set_class(instance, found.real)
+
+
+def unload(layout: Layout, lazy: type, instance: Any, marker: Marker) -> None:
+    """Turn an instance into a lazy one and drop its state."""
+    for slot in layout.slots[1:]:
+        try:
+            slot.__delete__(instance)
+        except AttributeError:  # the slot is empty
+            continue
+    layout.slots[0].__set__(instance, marker)
+    _set_class(instance, lazy)
+
+
+def restore(layout: Layout, instance: Any, state: Any) -> None:
+    """Give a lazy instance its state, which may be forged, and its real class."""
+    layout.set_state(instance, state)  # as long as its `__dict__` is the marker, other threads wait for the loader
+    _set_class(instance, layout.cls)
+
+
+class _Hooks:
+    """Attribute access of lazy instances. It precedes the real class in the method resolution order."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+    def __getattribute__(self, name: str) -> Any:
+        load(self)
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            _errors.last = error
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        # The interpreter calls this after `__getattribute__` has raised. The real `__getattr__` has already run.
+        error, _errors.last = getattr(_errors, "last", None), None
+        raise error or AttributeError(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        load(self)
+        setattr(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        load(self)
+        delattr(self, name)
+
+
+class _AttributeHook:
+    """Data descriptor of one attribute, for `object.__getattribute__` and `object.__setattr__`."""
+
+    def __init__(self, name: str, real: type) -> None:
+        self._name = name
+        self._real = real
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return getattr(self._real, self._name)
+        load(instance)
+        return object.__getattribute__(instance, self._name)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        load(instance)
+        object.__setattr__(instance, self._name, value)
+
+    def __delete__(self, instance: Any) -> None:
+        load(instance)
+        object.__delattr__(instance, self._name)
+
+
+def _method_hook(name: str) -> Callable[..., Any]:
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        load(self)
+        cls = type(self)
+        found = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+        bind = getattr(type(found), "__get__", None)  # as the interpreter does: it may be a static method
+        return (found if bind is None else bind(found, self, cls))(*args, **kwargs)
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+_METHOD_HOOKS = {name: _method_hook(name) for name in _SPECIAL | _INHERITED}
+
+
+def lazy_class(layout: Layout, table: Collection[type]) -> type | None:
+    """Create the lazy class of a layout's class, or return None if its instances can't be lazy.
+
+    They can't if one of these holds:
+
+    - The class hashes by value, derives from a builtin, has `__slots__`, or has no `__dict__`.
+    - It defines `__del__`, `__getattribute__` or `__set_name__`, or its metaclass defines `mro`.
+    - It defines operators: Python chooses between the methods of both operands by their types.
+    - An ancestor is in the table: in a union, pydantic-core would serialize an instance as that ancestor.
+    - Instances of subclasses are validated again in its model, or for a dataclass in any model.
+
+    Args:
+        table: All classes that the environment may contain.
+    """
+    cls = layout.cls
+    is_model = issubclass(cls, BaseModel)
+
+    own_slots = {slot.__name__ for slot in layout.slots} - (_MODEL_SLOTS if is_model else {"__dict__"})
+    if (
+        layout.hashed != "by identity"
+        or layout.has_content
+        or not layout.has_dict
+        or own_slots
+        or hasattr(cls, "__del__")
+        or any(name in vars(base) for base in cls.__mro__[:-1] for name in ("__getattribute__", "__set_name__"))
+        or type(cls).mro is not type.mro
+        or any(_is_own_operator(cls, name) for name in _OPERATORS)
+        or any(base in table for base in cls.__mro__[1:-1])
+        or any(map(_revalidates, (cls,) if is_model else (cls, *table)))
+    ):
+        return None
+    base = _layout_base(cls)
+    if base is None:
+        return None
+    lazy = _create(cls, base, _namespace(layout))
+    if lazy is not None:
+        _lazy_classes[id(lazy)] = _LazyClass(lazy, cls, layout.slots[0])
+    return lazy
+
+
+def _is_own_operator(cls: type, name: str) -> bool:
+    """Return whether a class has an operator that isn't generated by pydantic or `dataclass`."""
+    owner = next((base for base in cls.__mro__[:-1] if name in vars(base)), None)
+    if owner is None or owner.__module__.startswith("pydantic."):
+        return False
+    method = vars(owner)[name]
+    is_generated = "__dataclass_params__" in vars(owner) and isinstance(method, FunctionType)
+    return not (is_generated and method.__code__.co_filename == "<string>")
+
+
+def _revalidates(cls: type) -> bool:
+    configs = (getattr(cls, name, None) or {} for name in ("model_config", "__pydantic_config__"))
+    return any(config.get("revalidate_instances") == "subclass-instances" for config in configs)
+
+
+def _layout_base(cls: type) -> type | None:
+    """Return the nearest ancestor without a `__dict__` of its own, or `BaseModel`. None if it is an author's class."""
+    base: type = cls
+    while base is not BaseModel and (base.__dictoffset__ or base.__weakrefoffset__):
+        base = base.__base__  # type: ignore[assignment] # `object` ends the loop
+    return base if base in (object, BaseModel) or is_foreign(base) else None  # an author's would list the lazy class
+
+
+def _namespace(layout: Layout) -> dict[str, Any]:
+    """Return the hooks for the special methods that a class has, and for its attributes."""
+    cls = layout.cls
+    namespace: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+    }
+    for name in _SPECIAL | _INHERITED:
+        own = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+        if own is not None and (own is not vars(object).get(name) or name in _INHERITED):
+            namespace[name] = _METHOD_HOOKS[name]
+    namespace["__hash__"] = cls.__hash__
+    if "__dataclass_fields__" in vars(cls):  # orjson looks in the class's own namespace
+        namespace["__dataclass_fields__"] = vars(cls)["__dataclass_fields__"]
+    names = {slot.__name__ for slot in layout.slots}
+    names.update(getattr(cls, "__pydantic_fields__", ()), getattr(cls, "__dataclass_fields__", ()))
+    for base in cls.__mro__:
+        names.update(get_annotations(base, format=Format.FORWARDREF))
+    return namespace | {name: _AttributeHook(name, cls) for name in names - {"__class__"}}
+
+
+def _create(cls: type, base: type, namespace: dict[str, Any]) -> type | None:
+    """Create a lazy class, or return None if its instances can't become instances of `cls`."""
+    added = [
+        f"__{name}__"
+        for name in ("dict", "weakref")
+        if getattr(cls, f"__{name}offset__") and not getattr(base, f"__{name}offset__")
+    ]
+    if added != ["__dict__", "__weakref__"]:  # the default of a class without `__slots__`
+        namespace["__slots__"] = tuple(added)
+    if "__dict__" in namespace.get("__slots__", ()):
+        del namespace["__dict__"]  # the interpreter creates it
+
+    def derive(_meta: type, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> type:
+        """Create a class that code derives from `type(lazy_instance)`: it derives from the real class."""
+        real: Any = type(cls)
+        real_bases = (found.real if (found := _lazy_classes.get(id(base))) else base for base in bases)
+        return real(name, tuple(real_bases), namespace, **kwargs)  # type: ignore[no-any-return]
+
+    # Code that uses `type(lazy_instance)` gets the attributes of the real class.
+    meta_namespace = {
+        "mro": lambda lazy: (lazy, _Hooks, *cls.__mro__),
+        "__new__": derive,
+        "__getattribute__": lambda _lazy, name: getattr(cls, name),
+        "__setattr__": lambda _lazy, name, value: setattr(cls, name, value),
+        "__delattr__": lambda _lazy, name: delattr(cls, name),
+        "__eq__": _equals(cls),
+        "__hash__": lambda _lazy: type.__hash__(cls),
+        "__instancecheck__": lambda _lazy, instance: isinstance(instance, cls),
+        "__subclasscheck__": lambda _lazy, other: issubclass(other, cls),
+    }
+    try:
+        meta: Any = type.__new__(type, type(cls).__name__, (type(cls),), meta_namespace)
+        lazy: type = type.__new__(meta, cls.__name__, (base,), namespace)
+        _set_class(object.__new__(lazy), cls)
+    except TypeError:  # the layouts differ
+        return None
+    return lazy
+
+
+def _equals(cls: type) -> Callable[[type, object], bool]:
+    """Return a method that makes a lazy class equal to its real class."""
+
+    def equals(lazy: type, other: object) -> bool:
+        found = _lazy_classes.get(id(other))
+        return other is lazy or other is cls or (found is not None and found.real is cls)
+
+    return equals

@@ -1,0 +1,494 @@
+"""Graphs of lazy instances: loading of groups during a call, and writing of what it changed.
+
+`pieces` has the rule and the terms.
+"""
+
+import itertools
+import pickle
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from toolpack_server.base.errors import CycleError, SnapshotError
+from toolpack_server.base.uninterruptible import uninterruptible
+from toolpack_server.snapshots.chunks import CHUNK, Items
+from toolpack_server.snapshots.graph import ATOMS, is_immutable
+from toolpack_server.snapshots.lazy_classes import Marker, is_lazy, load, restore, unload
+from toolpack_server.snapshots.pickling import explain
+from toolpack_server.snapshots.pieces import (
+    Base,
+    ContainerWriter,
+    Dump,
+    Group,
+    GroupReader,
+    Groups,
+    GroupWriter,
+    LazyTable,
+    Roots,
+    Vocabulary,
+)
+
+PLAIN = ATOMS | {float}
+"""Types of the items that a chunked container may hold beside instances."""
+
+
+_CONTAINERS = {"dict": dict, "list": list}
+
+
+class LazyGraph:
+    """One object graph while a session uses it; only one call at a time.
+
+    Args:
+        base: The groups that the session started from.
+        delta: The groups that have changed since.
+
+    Attributes:
+        first: The graph's first object.
+        delta: The groups that differ from the base.
+        failure: The error of a group that couldn't be loaded. An author's code may have caught it.
+        numbers: The numbers of the roots in memory, by id.
+    """
+
+    def __init__(self, table: LazyTable, base: Base, delta: Groups | None = None) -> None:
+        self.table = table
+        self._base = base
+        self.delta: dict[int, Group | None] = dict(delta or {})
+        self._homes: dict[int, int] = {}
+        self._kinds: dict[int, str] = {}
+        for number, group in self.delta.items():
+            for root, kind in group.roots if group else ():
+                self._homes[root], self._kinds[root] = number, kind
+        self._next = max((base.next, *(number + 1 for number in (*self.delta, *self._homes))))
+        self._marker = Marker()
+        self._marker.loader = self
+        self._roots: dict[int, Any] = {}  # it keeps the ids in `numbers` from being reused
+        self.numbers: dict[int, int] = {}
+        self.failure: Exception | None = None
+        self._loaded: dict[int, Group] = {}
+        self._loading: set[int] = set()
+        self._container_ids: set[int] = set()  # of the roots that are dicts or lists
+        self._contents: dict[int, Items] = {}  # of chunked containers, as stored
+        self._lock = threading.RLock()
+        self._is_open = True
+        self.first: Any = None
+        if base.groups:
+            self.first = self._add(0, table.by_name[self._kind(0)].new())
+            self._load_group(0)
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes of the graph when it is stored."""
+        base = self._base.groups
+        replaced = sum(base[number].size for number in self.delta if number in base)
+        return self._base.size - replaced + sum(group.size for group in self.delta.values() if group)
+
+    @property
+    def count(self) -> int:
+        """The number of roots in memory."""
+        return len(self._roots)
+
+    # Reading
+
+    def root(self, number: int) -> Any:
+        """Return a root, lazy unless it was loaded. Bytes call this, so the number may be forged."""
+        if type(number) is not int:
+            raise pickle.UnpicklingError("a root has a number")
+        found = self._roots.get(number)
+        if found is None:
+            kind = self._kind(number)
+            if kind in _CONTAINERS:
+                found = self._add(number, _CONTAINERS[kind]())
+                self._container_ids.add(id(found))
+                home = self._home(number)
+                if home not in self._loading:
+                    self._load_group(home)
+            else:
+                (found,) = self._create([number], [kind])
+        return found
+
+    def load(self, instance: Any) -> None:
+        """Load the group of a lazy instance.
+
+        Raises:
+                ValueError: The call has ended.
+        """
+        with uninterruptible, self._lock:
+            if not is_lazy(instance):  # another thread was faster
+                return
+            if not self._is_open:
+                raise ValueError("this object belongs to a call that has ended, and can't be used any more")
+            try:
+                self._load_group(self._home(self.numbers[id(instance)]))
+            except Exception as error:
+                self.failure = error
+                raise
+
+    def load_all(self) -> None:
+        """Load all groups."""
+        while pending := [root for root in self._roots.values() if is_lazy(root)]:
+            for instance in pending:
+                load(instance)
+
+    def _load_group(self, number: int) -> GroupReader | None:
+        if number in self._loaded:
+            return None
+        if number in self._loading:
+            raise pickle.UnpicklingError("the state of an object is needed to create it")
+        group, reader = self._group(number), None
+        self._loading.add(number)
+        try:
+            if group.chunks is not None:
+                self._load_container(group.roots[0], group)
+            else:
+                reader = self._reader(group)
+                targets = [self.root(root) for root, _ in group.roots]
+                for target, (_, kind), state in zip(targets, group.roots, reader.load(), strict=True):
+                    if kind == "dict":
+                        target.update(zip(*state, strict=True))
+                    elif kind == "list":
+                        target.extend(state)
+                    else:
+                        restore(self.table.by_name[kind], target, state)
+            self._loaded[number] = group
+        finally:
+            self._loading.discard(number)
+        return reader
+
+    def _load_container(self, root: tuple[int, str], group: Group) -> None:
+        """Fill a chunked container with lazy instances."""
+        number, kind = root
+        container = self.root(number)
+        of_base = self._base.groups.get(number) is group
+        derived = self._base.contents.get(number) if of_base else None
+        if derived is not None:
+            keys, numbers, kinds = derived
+            values = self._create(numbers, kinds)
+        else:
+            keys, values, numbers, is_plain = None if kind == "list" else [], [], [], False
+            for chunk, _ in group.chunks or ():
+                some_keys, some_numbers, others = self._reader(self._group(chunk)).load()
+                if keys is not None:
+                    keys += some_keys
+                values += [others[index] if n is None else self.root(n) for index, n in enumerate(some_numbers)]
+                numbers += some_numbers
+                is_plain |= bool(others)
+            if of_base and not is_plain and len({*numbers}) == len(numbers):
+                kinds = [self._base.kinds[n] for n in numbers]
+                if _CONTAINERS.keys().isdisjoint(kinds):
+                    self._base.contents[number] = keys, numbers, kinds
+        if keys is None:
+            container.extend(values)
+        else:
+            container.update(zip(keys, values, strict=True))
+        self._contents[number] = Items(container, keys, values)
+
+    def _create(self, numbers: Sequence[int], kinds: Iterable[str]) -> list[Any]:
+        """Return lazy roots, and create the missing ones."""
+        if not self._roots.keys().isdisjoint(numbers):
+            return [self.root(number) for number in numbers]
+        instances: list[Any] = []
+        for kind, run in itertools.groupby(kinds):
+            layout = self.table.by_name[kind]
+            lazy: Any = self.table.lazy(layout.cls)
+            created: list[Any] = [*map(object.__new__, itertools.repeat(lazy, sum(1 for _ in run)))]
+            for _ in map(layout.slots[0].__set__, created, itertools.repeat(self._marker)):
+                pass
+            instances += created
+        self._roots.update(zip(numbers, instances, strict=True))
+        self.numbers.update(zip(map(id, instances), numbers, strict=True))
+        return instances
+
+    def _reader(self, group: Group) -> GroupReader:
+        return GroupReader(self.table, self.vocabulary, group.data, self.root)
+
+    def _group(self, number: int) -> Group:
+        group = self.delta.get(number)
+        return self._base.groups[number] if group is None else group
+
+    def _home(self, root: int) -> int:
+        home = self._homes.get(root)
+        return self._base.homes[root] if home is None else home
+
+    def _kind(self, root: int) -> str:
+        return self._kinds.get(root) or self._base.kinds[root]
+
+    def _add(self, number: int, value: Any) -> Any:
+        self._roots[number] = value
+        self.numbers[id(value)] = number
+        return value
+
+    # Calls
+
+    def open(self) -> None:
+        """Allow access to lazy instances."""
+        self._is_open = True
+
+    def end_call(self) -> None:
+        """Make everything loaded lazy again, except for the trunk and containers, and forbid access."""
+        with self._lock:
+            for number, group in [*self._loaded.items()]:
+                kinds = [kind for _, kind in group.roots]
+                if number and group.chunks is None and _CONTAINERS.keys().isdisjoint(kinds):
+                    for root, kind in group.roots:
+                        layout = self.table.by_name[kind]
+                        unload(layout, self.table.lazy(layout.cls), self._roots[root], self._marker)  # type: ignore[arg-type] # a root can be lazy
+                    del self._loaded[number]
+            self._is_open = False
+
+    def close(self) -> None:
+        """Free the objects. Whoever still holds a lazy instance can't load it any more."""
+        self._is_open = False
+        self._roots.clear()
+        self._contents.clear()
+        self.first = None
+
+    # Writing
+
+    def commit(self) -> dict[int, Group | None]:
+        """Write the loaded groups, and return those that have changed since the last commit.
+
+        Raises:
+            SnapshotError: Something can't be stored exactly. The graph can't be used any more.
+        """
+        with self._lock:
+            try:
+                return self._commit()
+            except SnapshotError:
+                raise
+            except Exception as error:  # noqa: BLE001 - writing may fail in any way
+                self.load_all()
+                raise explain(self.first, self.table.operators, error) from None
+
+    def _commit(self) -> dict[int, Group | None]:
+        if self._marker:
+            names = ", ".join(map(repr, self._marker))
+            raise SnapshotError(
+                f"{names} can't be stored: `object.__setattr__` set it on an object that wasn't loaded."
+            )
+        changes: dict[int, Group | None] = {}
+        members = {
+            number: [root for root, _ in group.roots] for number, group in self._loaded.items() if group.chunks is None
+        }
+        for number, contents in [*self._contents.items()]:
+            if contents.is_changed():
+                if self._add_items(contents, members):
+                    changes |= self._write_chunks(number, contents)
+                else:
+                    members[number] = [number]
+                    changes |= dict.fromkeys(chunk for chunk, _ in self._loaded[number].chunks or ())
+        written = _Writing(self, members)
+        written.run()
+        changes |= written.changes(self._loaded)
+        self._apply(changes)
+        for number in written.unverified.intersection(changes):
+            LazyGraph(self.table, self._base, self.delta).check_members(number)
+        return changes
+
+    def _apply(self, changes: Groups) -> None:
+        for number, group in changes.items():
+            self.delta[number] = group
+            if group is None or group.chunks is None:
+                self._contents.pop(number, None)
+            if group is None:
+                self._loaded.pop(number, None)
+            elif group.roots:
+                self._loaded[number] = group
+                for root, kind in group.roots:
+                    self._homes[root], self._kinds[root] = number, kind
+                if group.chunks is not None:
+                    self._contents[number] = Items.now(self._roots[number])
+
+    def _add_items(self, contents: Items, members: dict[int, list[int]]) -> bool:
+        """Make the new instances in a container roots. Return whether the container can stay in chunks."""
+        is_plain = contents.keys is None or PLAIN.issuperset(map(type, contents.container))
+        for value in contents.values_now():
+            if id(value) not in self.numbers and type(value) not in PLAIN:
+                if self.can_be_root(value):
+                    number = self.add_root(value)
+                    members[number] = [number]
+                else:
+                    is_plain = False
+        return is_plain
+
+    def can_be_root(self, value: Any) -> bool:
+        return type(value) in self.table.layouts and self.table.lazy(type(value)) is not None
+
+    def add_root(self, value: Any) -> int:
+        number, self._next = self._next, self._next + 1
+        self._add(number, value)
+        if type(value) in (dict, list):
+            self._container_ids.add(id(value))
+        return number
+
+    def roots_of(self, numbers: Iterable[int]) -> Roots:
+        return tuple((number, self._kind_of(self._roots[number])) for number in numbers)
+
+    def _kind_of(self, root: Any) -> str:
+        layout = self.table.layouts.get(type(root))
+        return type(root).__name__ if layout is None else layout.name
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._base.vocabulary
+
+    def dump(self, numbers: Sequence[int]) -> Dump:
+        """Write the states of roots."""
+        try:
+            return self._dump(numbers, two_steps=False)
+        except CycleError:
+            return self._dump(numbers, two_steps=True)
+
+    def _dump(self, numbers: Sequence[int], *, two_steps: bool) -> Dump:
+        states = [self._state(self._roots[number]) for number in numbers]
+        if numbers[0]:
+            dump = GroupWriter(self.table, self.vocabulary, self.numbers, two_steps=two_steps).run(states)
+            if self._container_ids.isdisjoint(dump.memo):
+                return dump
+        return ContainerWriter(self.table, self.vocabulary, self.numbers, two_steps=two_steps).run(states)
+
+    def _state(self, root: Any) -> Any:
+        if type(root) is dict:
+            return [*root], [*root.values()]
+        return [*root] if type(root) is list else self.table.layouts[type(root)].get_stable_state(root)
+
+    def _write_chunks(self, number: int, contents: Items) -> dict[int, Group | None]:
+        """Write the chunks of a container that have changed. Return them and the container's group."""
+        stored = self._loaded.get(number)
+        before = (stored and stored.chunks) or ()
+        changes: dict[int, Group | None] = {}
+        values = contents.values_now()
+        keys = None if contents.keys is None else [*contents.container]
+        front, back, start, end = contents.unchanged(before, keys, values)
+        free = [chunk for chunk, _ in before[front:back]]
+        middle = []
+        while start < end:
+            stop = min(end, start + CHUNK)
+            if free:
+                chunk = free.pop()
+            else:
+                chunk, self._next = self._next, self._next + 1
+            numbers = [self.numbers.get(id(value)) for value in values[start:stop]]
+            others = {index: values[start + index] for index, n in enumerate(numbers) if n is None}
+            items = None if keys is None else keys[start:stop], numbers, others
+            changes[chunk] = Group((), GroupWriter(self.table, self.vocabulary, {}, two_steps=False).run(items).data)
+            middle.append((chunk, stop - start))
+            start = stop
+        changes |= dict.fromkeys(free)
+        chunks = (*before[:front], *middle, *before[back:])
+        changes[number] = Group(((number, type(contents.container).__name__),), b"", chunks)
+        return changes
+
+    def check_members(self, number: int) -> None:
+        """Check that every set and dict in a group finds its members. Some hash by a state that may load later."""
+        reason = "a set or dict of the environment can't be stored: a member's hash depends on a cycle that holds it."
+        try:
+            reader = self._load_group(number)
+        except Exception as error:  # `__hash__` of an empty instance may raise anything
+            raise SnapshotError(reason) from error
+        for value in reader.memo.copy().values() if reader else ():
+            if isinstance(value, set | frozenset | dict) and not all(member in value for member in list(value)):
+                raise SnapshotError(reason)
+
+    def write_all(self, value: Any, containers: Iterable[Any], pieces: Iterable[Any]) -> dict[int, Group]:
+        """Write all groups of a graph that has no base yet.
+
+        Args:
+            value: The first object.
+            containers: The containers to store in chunks.
+            pieces: Instances that are pieces; sharing may add others.
+        """
+        self.first = value
+        self._add(0, value)
+        chunked = {self.add_root(container): container for container in containers}
+        numbers = [0, *map(self.add_root, pieces)]
+        written = _Writing(self, {number: [number] for number in numbers})
+        written.run()
+        groups = written.changes({})
+        for number, container in chunked.items():
+            groups |= self._write_chunks(number, Items(container, [] if type(container) is dict else None, []))
+        return {number: group for number, group in groups.items() if group is not None}
+
+    def collected(self) -> dict[int, Group]:
+        """Return all groups that are reachable from the trunk. Groups of removed pieces aren't."""
+        fresh = LazyGraph(self.table, self._base, self.delta)
+        fresh.load_all()
+        groups = {number: fresh._group(number) for number in fresh._loaded}
+        return groups | {chunk: fresh._group(chunk) for group in groups.values() for chunk, _ in group.chunks or ()}
+
+
+class _Writing:
+    """Writes groups, again and again, until no two of them hold the same object.
+
+    Args:
+        members: The numbers of the roots of each group.
+    """
+
+    def __init__(self, graph: LazyGraph, members: dict[int, list[int]]) -> None:
+        self._graph = graph
+        self._members = members
+        self._dumps: dict[int, Dump] = {}
+        self._united: dict[int, int] = {}  # group by the number of one that was united with it
+
+    def run(self) -> None:
+        pending = sorted(self._members)
+        while pending:
+            for number in pending:
+                self._dumps[number] = self._graph.dump(self._members[number])
+            pending = self._separate(self._shared())
+
+    @property
+    def unverified(self) -> set[int]:
+        """Groups that must be read back, because a hash by an author's code may depend on a cycle."""
+        return {number for number, dump in self._dumps.items() if dump.must_verify}
+
+    def changes(self, stored: Mapping[int, Group]) -> dict[int, Group | None]:
+        """Return the groups that differ from the stored ones."""
+        changes: dict[int, Group | None] = dict.fromkeys(self._united)
+        for number, dump in self._dumps.items():
+            group = Group(self._graph.roots_of(self._members[number]), dump.data)
+            if stored.get(number) != group:
+                changes[number] = group
+        return changes
+
+    def _shared(self) -> list[tuple[Any, int, int]]:
+        """Return each mutable object that two groups hold, and the two groups, in a reproducible order."""
+        shared = []
+        owners: dict[int, int] = {}
+        fixed = self._graph.vocabulary.memo.keys()  # they are in every pickler's memo
+        for number, dump in sorted(self._dumps.items()):
+            common = (owners.keys() & dump.memo.keys()) - fixed
+            found = [dump.memo[key] for key in common if key not in self._graph.numbers]
+            mutable = [(index, value) for index, value in found if not is_immutable(value)]
+            mutable.sort(key=lambda entry: entry[0])
+            shared += [(value, owners[id(value)], number) for _, value in mutable]
+            owners |= dict.fromkeys(dump.memo, number)
+        return shared
+
+    def _separate(self, shared: list[tuple[Any, int, int]]) -> list[int]:
+        """Make shared instances roots; if there are none, unite groups. Return the groups to write again."""
+        again: set[int] = set()
+        for value, left, right in shared:
+            if id(value) in self._graph.numbers:  # the loop has just added it
+                again |= {left, right}
+            elif self._graph.can_be_root(value):
+                number = self._graph.add_root(value)
+                self._members[number] = [number]
+                again |= {left, right, number}
+        if not again:
+            for _, left, right in shared:
+                again |= self._unite(left, right)
+        return sorted(again.intersection(self._members))
+
+    def _unite(self, left: int, right: int) -> set[int]:
+        low, high = sorted((self._find(left), self._find(right)))
+        if low == high:
+            return set()
+        self._united[high] = low
+        self._members[low] += self._members.pop(high)
+        self._dumps.pop(high, None)
+        return {low}
+
+    def _find(self, number: int) -> int:
+        while number in self._united:
+            number = self._united[number]
+        return number
