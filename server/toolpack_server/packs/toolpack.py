@@ -41,6 +41,7 @@ class Toolpack:
         functions: Functions to register.
         opt_in: Only sessions that name this toolpack get it.
         state_types: Classes that the environment may hold besides those in its annotations.
+        lazy: Load the objects of a large environment when a call uses them. See `snapshots/pieces.py`.
 
     Attributes:
         place: The file and line that create it, and its name, for error messages.
@@ -59,8 +60,10 @@ class Toolpack:
         functions: Iterable[Any] = (),
         opt_in: bool = False,
         state_types: Iterable[type] = (),
+        lazy: bool = True,
     ) -> None:
         self.name = name
+        self.lazy = lazy
         self.description = caller_description()
         self.opt_in = opt_in
         self.place = caller_place(name)
