@@ -60,6 +60,7 @@ ALLOWED_ANYS = {
     ("snapshots/classes.py", "operators"): "they are built from this class, and kept with it",
     ("snapshots/classes.py", "state"): "what pickle hands over",
     ("snapshots/layouts.py", "state"): "likewise",
+    ("snapshots/lazy_classes.py", "state"): "likewise",
     ("web/http_server.py", "app"): "uvicorn's name for any ASGI application",
 }
 CLIENTS_MAY_IMPORT = re.compile(

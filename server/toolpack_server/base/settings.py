@@ -209,6 +209,9 @@ class Settings(_FromEnvironment, FixedLimits):
     max_environment_bytes: int = Field(
         32 * 2**20, ge=1024, description="Maximum size of the snapshot of a toolpack's environment."
     )
+    lazy_min_bytes: int = Field(
+        0, ge=0, description="Size from which on an environment is stored in pieces, loaded when used; 0: never."
+    )
     max_volume_bytes: int = Field(
         64 * 2**20, ge=2**16, description="Maximum size of a database or of a tree of files in an environment."
     )

@@ -14,9 +14,11 @@ from pydantic import BaseModel
 
 from toolpack_server.base.cache import BoundedCache
 from toolpack_server.base.errors import ClassesChangedError, SnapshotError, TooLargeError
+from toolpack_server.execution.lazy_environment import LazyEnvironment
 from toolpack_server.execution.parts import SEPARATOR as PART_SEPARATOR
 from toolpack_server.execution.parts import divide, toolpack_of
 from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.lazy_obstacles import lazy_obstacle
 from toolpack_server.snapshots.pickling import freeze, thaw
 from toolpack_server.snapshots.seal import seal, unseal
 from toolpack_server.volumes.volume import VolumeContext, first_piece, part_name, take_out
@@ -31,6 +33,7 @@ class PlainCodec:
         self.catalog = catalog
         self.max_bytes = max_bytes
         self.volumes = volumes
+        self.lazy_kind = LazyEnvironment.kind_for(catalog.classes, max_bytes)
         # Cache of digests of snapshots that are known to restore their environment exactly.
         self.exact = BoundedCache[tuple[tuple[str, bytes], ...], bool](KNOWN_EXACT)
 
@@ -72,18 +75,23 @@ class PlainCodec:
     ) -> dict[str, bytes]:
         """Take the volumes out of an environment, divide the rest into parts, and freeze each; raises as `encode`.
 
-        Volumes are built within `interruptible`, because that may run an author's code or a client's SQL.
+        A large environment becomes one chain of objects instead, unless it would gain nothing. Volumes are built
+        within `interruptible`, because that may run an author's code or a client's SQL.
         """
         pack = self.catalog.toolpacks[toolpack]
         volumes = take_out(environment, of_instances=pack.holds_instances)
         parts = divide(pack, environment, frozenset(volumes))
         payloads = {part: self._freeze(part, piece) for part, piece in parts.items()}
+        min_bytes = self.volumes.limits.lazy_min_bytes
+        is_large = min_bytes and sum(map(len, payloads.values())) >= min_bytes
+        if is_large and pack.lazy and lazy_obstacle(pack) is None:
+            payloads = self.lazy_kind.first_part(toolpack, environment) or payloads
         for path, volume in volumes.items():
             self.volumes.kinds[volume.kind]  # raises KeyError for an unknown kind, which couldn't be read again
             part = part_name(f"{toolpack}{PART_SEPARATOR}{path}", volume.kind, 0)
             with interruptible:
                 body = volume.build(self.volumes.limits)
-            payloads[part] = first_piece(volume, body)
+            payloads[part] = first_piece(volume.kind, body)
         return payloads
 
     def _freeze(self, part: str, environment: BaseModel) -> bytes:

@@ -37,7 +37,7 @@ def build(
     # Seeded sessions build their environments each time, mostly with the same bytes: cache the result of the check.
     frozen = {part: payload for part, payload in payloads.items() if not is_piece(part)}
     digests = tuple((part, hashlib.blake2b(payload).digest()) for part, payload in frozen.items())
-    if not codec.exact.get(digests):
+    if frozen and not codec.exact.get(digests):  # `LazyEnvironment.first_part` has checked a chain
         restored = environments({part: codec.thaw(payload) for part, payload in frozen.items()})
         changed = difference(environment, restored[toolpack])
         if changed:

@@ -18,11 +18,13 @@ from pydantic import BaseModel, RootModel
 
 from toolpack_server.base.errors import ReadOnlyError, SnapshotError
 from toolpack_server.execution.codec import PlainCodec
+from toolpack_server.execution.lazy_environment import LazyEnvironment
 from toolpack_server.execution.parts import merge
 from toolpack_server.execution.plan import Plan
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import Volumes
-from toolpack_server.snapshots.comparison import first_difference
+from toolpack_server.snapshots.comparison import Difference, first_difference
+from toolpack_server.snapshots.pieces import Groups
 
 FIRST_CALLS = 3  # of each function that are always checked
 SHARE = 0.02  # maximum share of the time that checks may take
@@ -125,14 +127,18 @@ class ReadOnlyCheck:
         self._restored[part] = codec.try_freeze(environment)
         self.seconds += time.perf_counter() - began
 
-    def before(self, world: CheckedWorld, toolpack: str) -> BaseModel | None:
-        """Return a copy of an environment, if the call may have changed it already.
+    def before(self, world: CheckedWorld, toolpack: str) -> BaseModel | Groups | None:
+        """Return a copy of an environment, if the call may have changed it already, or the state of a lazy environment.
 
         None: the snapshot still equals the environment, or the environment can't be stored and the call will fail.
         """
         began = time.perf_counter()
         try:
             environment, parts = world.loaded.get(toolpack) or (None, ())
+            lazy = _lazy_environment(world, toolpack)
+            if lazy is not None and environment is not None:
+                with _without_volumes(world, environment):
+                    return lazy.state()
             if environment is None or world.dirty.isdisjoint(parts):
                 return None
             with _without_volumes(world, environment):
@@ -142,7 +148,7 @@ class ReadOnlyCheck:
         finally:
             self.seconds += time.perf_counter() - began
 
-    def after(self, world: CheckedWorld, function: str, key: Key, before: BaseModel | None) -> None:
+    def after(self, world: CheckedWorld, function: str, key: Key, before: BaseModel | Groups | None) -> None:
         """Raise `ReadOnlyError` if a function has changed its environment. `before` is the result of `before()`."""
         world.plan.comparing()
         began = time.perf_counter()
@@ -157,17 +163,24 @@ class ReadOnlyCheck:
             self.broken = *key, f"{where}: {reason}"
             raise ReadOnlyError(f"{function} promised read_only=True but changed {where}", *self.broken)
 
-    def change(self, world: CheckedWorld, toolpack: str, before: BaseModel | None) -> tuple[str, str] | None:
+    def change(self, world: CheckedWorld, toolpack: str, before: BaseModel | Groups | None) -> Difference | None:
         """Return the path and the reason of an environment's change since `before`, or since its snapshot."""
         environment, parts = world.loaded.get(toolpack) or (None, ())
-        if environment is None or not parts:  # only volumes, and a read-only call can't write to volumes
+        lazy = _lazy_environment(world, toolpack)
+        if environment is None or not (parts or lazy):  # only volumes, and a read-only call can't write to volumes
             return None
         with _without_volumes(world, environment):
-            return self._changed(world, environment, parts, before)
+            if lazy is not None:
+                change = lazy.change_since({} if isinstance(before, BaseModel) else before)
+            else:
+                change = self._changed(world, environment, parts, before if isinstance(before, BaseModel) else None)
+        if change and isinstance(environment, RootModel):  # its only field is the environment: leave it out
+            change = change[0].removeprefix("root").removeprefix("."), change[1]
+        return change
 
     def _changed(
         self, world: CheckedWorld, environment: BaseModel, parts: Sequence[str], before: BaseModel | None
-    ) -> tuple[str, str] | None:
+    ) -> Difference | None:
         codec = world.codec
         now = codec.try_freeze(environment)
         if before is None:
@@ -176,15 +189,11 @@ class ReadOnlyCheck:
             before = merge(world.decode(part) for part in parts)
         was = codec.try_freeze(before)
         if now is None or was is None:
-            change = first_difference(before, environment)
-        elif now == was:
+            return first_difference(before, environment)
+        if now == was:
             return None
-        else:
-            # Compare restored copies, so that a difference that storing loses anyway isn't reported.
-            change = first_difference(codec.thaw(was), codec.thaw(now))
-        if change and isinstance(environment, RootModel):  # its only field is the environment: leave it out
-            change = change[0].removeprefix("root").removeprefix("."), change[1]
-        return change
+        # Compare restored copies, so that a difference that storing loses anyway isn't reported.
+        return first_difference(codec.thaw(was), codec.thaw(now))
 
     def _is_as_it_was(self, world: CheckedWorld, parts: Sequence[str], now: bytes) -> bool:
         """Return whether bytes equal an environment's only part. If not, the environment may still be the same."""
@@ -194,6 +203,11 @@ class ReadOnlyCheck:
         if self._restored.get(part) == now:
             return True
         return now == world.codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
+
+
+def _lazy_environment(world: CheckedWorld, toolpack: str) -> LazyEnvironment | None:
+    """Return the content of a toolpack's environment, if it is stored as a chain."""
+    return None if world.volumes is None else world.volumes.lazy_environment(toolpack)
 
 
 def _without_volumes(world: CheckedWorld, environment: BaseModel) -> AbstractContextManager[None]:

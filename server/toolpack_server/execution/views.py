@@ -13,7 +13,7 @@ from toolpack_server.execution.codec import PlainCodec
 from toolpack_server.execution.host_errors import host_error
 from toolpack_server.execution.parts import environments, toolpack_of
 from toolpack_server.execution.snapshot import Snapshot
-from toolpack_server.execution.volumes import READING, Volumes, stored_volumes
+from toolpack_server.execution.volumes import READING, Volumes, chain_of, stored_environment, stored_volumes
 from toolpack_server.jsonio.strict import Fragment, dumps
 from toolpack_server.jsonio.view import to_json
 from toolpack_server.volumes.volume import Volume, is_piece
@@ -29,6 +29,10 @@ def thawed(codec: PlainCodec, snapshot: Snapshot, volumes: Volumes | None = None
     by_toolpack = environments(
         {part: codec.decode(part, blob_id, blobs[part]) for part, blob_id in parts.items() if not is_piece(part)}
     )
+    for toolpack in dict.fromkeys(map(toolpack_of, parts)):
+        stored = stored_environment(tuple(parts), toolpack)
+        if stored is not None:
+            by_toolpack[toolpack] = codec.lazy_kind.read(chain_of(codec, snapshot, stored), codec.volumes)
     if volumes is not None:
         for toolpack, environment in by_toolpack.items():
             if stored_volumes(tuple(parts), toolpack):
@@ -82,4 +86,4 @@ def bind_volumes(snapshot: Snapshot, volumes: Volumes) -> Mapping[str, Volume]:
     """Return the volumes of a snapshot by name, without decoding its environments."""
     for toolpack in dict.fromkeys(map(toolpack_of, snapshot.parts)):
         volumes.bind(toolpack, None, snapshot)
-    return volumes.bound
+    return {name: volume for name, volume in volumes.bound.items() if isinstance(volume, Volume)}

@@ -14,12 +14,15 @@ from pydantic import BaseModel
 
 from toolpack_server.base.errors import SnapshotError
 from toolpack_server.execution.codec import PlainCodec
+from toolpack_server.execution.lazy_environment import LazyEnvironment, lazy_name
+from toolpack_server.execution.parts import toolpack_of
 from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.volumes.scratch import CopyHandle
 from toolpack_server.volumes.volume import (
     SLOTS,
     Chain,
+    Content,
     Mount,
     Volume,
     extend_chain,
@@ -37,10 +40,10 @@ READING = "the environment is open for reading only"
 
 
 class Stored(NamedTuple):
-    """Description of a stored volume, derived from the names of its parts."""
+    """Description of a stored chain, derived from the names of its parts."""
 
     name: str
-    path: str  # of the volume's attribute in the environment
+    path: str  # of the volume's attribute in the environment; "" for the environment itself (`LazyEnvironment`)
     kind: str
     parts: tuple[str, ...]  # by slot
     live: str  # key of the working copy's handle in `Snapshot.live`; no part has such a name
@@ -52,8 +55,8 @@ class Stored(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def stored_volumes(parts: tuple[str, ...], toolpack: str) -> tuple[Stored, ...]:
-    """Return the volumes of a toolpack in a session with these parts."""
+def stored_chains(parts: tuple[str, ...], toolpack: str) -> tuple[Stored, ...]:
+    """Return the chains of a toolpack in a session with these parts: that of its environment, and its volumes."""
     by_name: dict[str, list[str]] = {}
     for part in sorted(parts):
         if is_piece(part) and part.startswith(f"{toolpack}/"):
@@ -64,13 +67,51 @@ def stored_volumes(parts: tuple[str, ...], toolpack: str) -> tuple[Stored, ...]:
     )
 
 
+@lru_cache(maxsize=1024)
+def stored_volumes(parts: tuple[str, ...], toolpack: str) -> tuple[Stored, ...]:
+    """Return the volumes of a toolpack in a session with these parts."""
+    return tuple(stored for stored in stored_chains(parts, toolpack) if stored.path)
+
+
+@lru_cache(maxsize=1024)
+def stored_environment(parts: tuple[str, ...], toolpack: str) -> Stored | None:
+    """Return the chain of a toolpack's environment, or None if the environment is stored in parts.
+
+    If a session has both, a reset has emptied the chain.
+    """
+    if any(toolpack_of(part) == toolpack and not is_piece(part) for part in parts):
+        return None
+    return next((stored for stored in stored_chains(parts, toolpack) if not stored.path), None)
+
+
+def class_parts(parts: Iterable[str]) -> list[str]:
+    """Return the parts whose seals show which classes the environments were written with.
+
+    These are the parts of environments. Of a chain of objects, the newest piece is enough; it is usually small.
+    """
+    newest: dict[str, str] = {}
+    for part in sorted(parts):
+        if not is_piece(part):
+            newest[part] = part
+        elif volume_of(part) == lazy_name(toolpack_of(part)):
+            newest[volume_of(part)] = part
+    return [*newest.values()]
+
+
+def chain_of(codec: PlainCodec, snapshot: Snapshot, stored: Stored) -> Chain:
+    """Return a chain of a snapshot. Its pieces are read on demand."""
+    ids = [snapshot.parts[part] for part in stored.parts]
+    return Chain(stored.name, stored.kind, stored.parts, ids, partial(_payload, codec, snapshot))
+
+
 def volume_pointers(parts: Iterable[str]) -> dict[str, str]:
     """Return the JSON Pointers to the volumes of a session with these parts, by volume name."""
     names = dict.fromkeys(volume_of(part) for part in parts if is_piece(part))
     pointers = {}
     for name in names:
         toolpack, _, path = name.partition("/")
-        pointers[name] = f"/{toolpack}/{path.replace('.', '/')}"
+        if path:
+            pointers[name] = f"/{toolpack}/{path.replace('.', '/')}"
     return pointers
 
 
@@ -98,7 +139,8 @@ class Volumes:
         self._codec = codec
         self._read_only = read_only
         self._policy = policy
-        self.bound: dict[str, Volume] = {}
+        self.bound: dict[str, Content] = {}
+        self._mounts: dict[str, Mount] = {}
         self._stored: dict[str, Stored] = {}
         # The environments with their volumes, by path, and whether their toolpack holds instances.
         self._inside: list[tuple[BaseModel, dict[str, Volume], bool]] = []
@@ -112,21 +154,35 @@ class Volumes:
             kind = context.kinds[stored.kind]
             volume = self.bound.get(stored.name)
             if volume is None:
-                chain = Chain(
-                    stored.name,
-                    stored.kind,
-                    stored.parts,
-                    [snapshot.parts[part] for part in stored.parts],
-                    partial(_payload, self._codec, snapshot),
-                )
-                volume = self.bound[stored.name] = kind.__new__(kind)
-                handle = snapshot.live.pop(stored.live, None)
-                volume.mount = Mount(chain, kind, context, self._read_only, self._policy is not None, handle)
-                self._stored[stored.name] = stored
-            if environment is not None and put_in(environment, stored.path, volume, of_instances=of_instances):
+                volume = kind.__new__(kind)
+                self._mount(volume, stored, snapshot)
+            if (
+                environment is not None
+                and isinstance(volume, Volume)
+                and put_in(environment, stored.path, volume, of_instances=of_instances)
+            ):
                 placed[stored.path] = volume
         if environment is not None:
             self._inside.append((environment, placed, of_instances))
+
+    def bind_lazy(self, stored: Stored, snapshot: Snapshot) -> BaseModel:
+        """Return a toolpack's environment that is stored as a chain."""
+        content = self._codec.lazy_kind()
+        self._mount(content, stored, snapshot)
+        return content.environment()
+
+    def lazy_environment(self, toolpack: str) -> LazyEnvironment | None:
+        """Return the content of a toolpack's environment, if the call uses it and it is stored as a chain."""
+        content = self.bound.get(lazy_name(toolpack))
+        return content if isinstance(content, LazyEnvironment) else None
+
+    def _mount(self, content: Content, stored: Stored, snapshot: Snapshot) -> None:
+        chain, handle = chain_of(self._codec, snapshot, stored), snapshot.live.pop(stored.live, None)
+        is_pinned = self._policy is not None
+        mount = Mount(chain, type(content), self._codec.volumes, self._read_only, is_pinned, handle)
+        content.mount = self._mounts[stored.name] = mount
+        self.bound[stored.name] = content
+        self._stored[stored.name] = stored
 
     def take_out(self) -> None:
         """Take all volumes out of the environments, so that these can be encoded.
@@ -177,11 +233,11 @@ class Volumes:
         for name, changed in finished.items():
             volume = self.bound[name]
             keys[name] = (
-                self._add(changes, self._stored[name], volume, changed) if changed else _mount(volume).chain.key
+                self._add(changes, self._stored[name], volume, changed) if changed else self._mounts[name].chain.key
             )
         kept: dict[str, CopyHandle] = {}
         for name, key in keys.items():
-            mount = _mount(self.bound[name])
+            mount = self._mounts[name]
             working_copy, origin, mount.working_copy, mount.handle = mount.working_copy, mount.handle, None, None
             if working_copy is not None:
                 kept[self._stored[name].live] = mount.context.scratch.put(key, working_copy, origin)
@@ -216,15 +272,16 @@ class Volumes:
         return next((volume.mount.error for volume in self.bound.values() if volume.mount and volume.mount.error), None)
 
     def _add(
-        self, changes: Changes, stored: Stored, volume: Volume, changed: Mapping[Any, int]
+        self, changes: Changes, stored: Stored, volume: Content, changed: Mapping[Any, int]
     ) -> tuple[str, ...] | None:
         """Add the changes of a volume to `changes`. Return the key of its working copy, or None if it is unknown."""
-        mount, codec = _mount(volume), self._codec
+        mount, codec = self._mounts[stored.name], self._codec
         working_copy = mount.copy()
         payloads, working_copy.pieces = extend_chain(mount.chain, volume, working_copy.pieces, changed)
         sealed = {part: codec.seal(part, payload) for part, payload in payloads.items()}
         changes.blobs.update(sealed)
-        changes.counts[stored.name] = len(changed)
+        if stored.path:
+            changes.counts[stored.name] = len(changed)
         if self._policy is not None:
             digest, context = self._policy.digest_piece, codec.volumes
             changes.digests.update({part: digest(part, payload, context) for part, payload in payloads.items()})
@@ -236,17 +293,17 @@ class Volumes:
     def _end(self, live: dict[str, CopyHandle], name: str, *, keep: bool) -> None:
         """Release a volume. Keep its working copy only if the volume confirms that it is unchanged."""
         volume = self.bound[name]
-        mount = _mount(volume)
+        mount = self._mounts[name]
         mount.ended = True
         if mount.working_copy is not None:
             unchanged = False
             with suppress(Exception):
                 unchanged = volume.abandon()
             working_copy, handle, mount.working_copy, mount.handle = mount.working_copy, mount.handle, None, None
-            if mount.read_only and handle is not None:
+            if mount.read_only and volume.is_shareable and handle is not None:
                 mount.context.scratch.release(handle, keep=unchanged)
                 mount.handle = handle if unchanged else None
-            elif unchanged and keep:
+            elif unchanged and (keep or mount.read_only):
                 mount.handle = mount.context.scratch.put(mount.chain.key, working_copy, handle)
             else:
                 working_copy.discard()
@@ -257,9 +314,3 @@ class Volumes:
 
 def _payload(codec: PlainCodec, snapshot: Snapshot, part: str) -> bytes:
     return codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
-
-
-def _mount(volume: Volume) -> Mount:
-    if volume.mount is None:
-        raise TypeError("this volume isn't bound to a call")
-    return volume.mount

@@ -17,7 +17,7 @@ from toolpack_server.execution.parts import emptied, merge, parts_in_use, parts_
 from toolpack_server.execution.plan import Plan
 from toolpack_server.execution.read_only_checks import ReadOnlyCheck
 from toolpack_server.execution.snapshot import Snapshot
-from toolpack_server.execution.volumes import READ_ONLY, Volumes, stored_volumes
+from toolpack_server.execution.volumes import READ_ONLY, Volumes, stored_chains, stored_environment
 from toolpack_server.jsonio.strict import cut_if_longer, dumps
 from toolpack_server.jsonio.view import to_json, without_json
 
@@ -76,20 +76,23 @@ class World:
 
     def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, Sequence[str]]:
         names = tuple(self.snapshot.parts)
-        if not stored_volumes(names, toolpack):
+        if not stored_chains(names, toolpack):
             return self._load_parts(toolpack, names, footprint)
-        attributes = footprint and without_volumes(names, toolpack, footprint)
-        if footprint and not attributes:
-            environment: BaseModel = emptied(self.context.codec.catalog.toolpacks[toolpack].environment_class)
-            parts: Sequence[str] = ()
-        else:
-            environment, parts = self._load_parts(toolpack, names, attributes)
         if self.volumes is None:
             self.volumes = Volumes(
                 self.context.codec,
                 read_only=READ_ONLY if self.plan.read_only else "",
                 policy=self.plan.policy,
             )
+        chain = stored_environment(names, toolpack)
+        attributes = footprint and without_volumes(names, toolpack, footprint)
+        parts: Sequence[str]
+        if chain is not None:
+            environment, parts = self.volumes.bind_lazy(chain, self.snapshot), ()
+        elif footprint and not attributes:
+            environment, parts = emptied(self.context.codec.catalog.toolpacks[toolpack].environment_class), ()
+        else:
+            environment, parts = self._load_parts(toolpack, names, attributes)
         self.volumes.bind(toolpack, environment, self.snapshot)
         return environment, parts
 

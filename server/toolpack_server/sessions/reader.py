@@ -233,7 +233,7 @@ class SessionReader:
         volume_json = self._in_volume(snapshot, pointer, after, limit)
         if volume_json is not None:
             return Fragment(volume_json)
-        if volume_pointers(snapshot.parts):
+        if any(map(is_piece, snapshot.parts)):
             self._require_heavy()
         text = self._runner.run(ViewEnvironments(snapshot))
         if not pointer:
@@ -280,9 +280,10 @@ class SessionReader:
         before = self._at(session_id, owner, from_version)
         after = self._at(session_id if to_session_id is None else to_session_id, owner, to_version)
         olds, news = volume_pointers(before.parts), volume_pointers(after.parts)
+        if any(map(is_piece, (*before.parts, *after.parts))):
+            self._require_heavy()
         if not olds and not news:
             return json_patch(*(loads(self._runner.run(ViewEnvironments(each))) for each in (before, after)))
-        self._require_heavy()
         patch = json_patch(*(loads(self._runner.run(ViewWithoutVolumes(each))) for each in (before, after)))
         if any(not change["path"] for change in patch):
             return [{"op": "replace", "path": "", "value": loads(self._runner.run(ViewEnvironments(after)))}]
@@ -320,10 +321,11 @@ class SessionReader:
         toolpacks = Recipe.of(session).toolpacks
         at = head.version if version is None else version
         snapshot = self.snapshot(session_id, head, at)
+        if any(map(is_piece, snapshot.parts)):
+            self._require_heavy()
         exported = self._runner.run(ExportEnvironments(snapshot))
         contents: dict[str, str] = {}
         if volume_pointers(snapshot.parts):
-            self._require_heavy()
             contents = self._runner.run(ExportVolumes(snapshot))
         return {
             "format": FORMAT,

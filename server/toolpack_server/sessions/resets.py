@@ -10,6 +10,8 @@ from toolpack_server.base.errors import ClassesChangedError, MissingBlobError
 from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.execution.parts import emptied, toolpack_of
+from toolpack_server.execution.snapshot import Snapshot
+from toolpack_server.execution.volumes import chain_of, class_parts, stored_environment
 from toolpack_server.protocol.results import ResetRecord
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.operation import SessionOperation
@@ -43,7 +45,7 @@ class ResetOperation(SessionOperation):
         context = self.context
         state.take_live()
         parts = context.store.parts_at(self.session_id, self.to_version)
-        opened = [part for part in parts if not is_piece(part)]
+        opened = class_parts(parts)
         try:
             blobs: Mapping[str, bytes] = context.store.blobs([parts[part] for part in opened])
         except MissingBlobError:
@@ -60,7 +62,7 @@ class ResetOperation(SessionOperation):
             parts, blobs = self._rebuild(state.session, parts)
             new_blobs = blobs
         parts, new_blobs = self._without_newer_pieces(state, parts, new_blobs)
-        by_part = {part: blobs[parts[part]] for part in opened if part in parts}
+        by_part = {part: blobs[parts[part]] for part in opened if part in parts and not is_piece(part)}
         members = {"to_version": self.to_version}
         return Effect(state.version + 1, members, 1, parts=parts, new_blobs=new_blobs, blobs=by_part)
 
@@ -86,8 +88,16 @@ class ResetOperation(SessionOperation):
         for part in old.keys() - parts.keys():
             if is_piece(part):  # `_without_newer_pieces` empties it
                 continue
-            empty = emptied(context.catalog.toolpacks[toolpack_of(part)].environment_class)
-            parts[part], blob = context.codec.encode(part, empty)
+            toolpack = toolpack_of(part)
+            stored = stored_environment(tuple(parts), toolpack)
+            if stored is None:
+                environment = emptied(context.catalog.toolpacks[toolpack].environment_class)
+            else:  # while the session has this part, its environment can't be a chain
+                chain = chain_of(context.codec, Snapshot(parts, {name: blobs[parts[name]] for name in parts}), stored)
+                environment = context.codec.lazy_kind.read(chain, context.codec.volumes)
+                for piece in stored.parts:
+                    del parts[piece]
+            parts[part], blob = context.codec.encode(part, environment)
             blobs[parts[part]] = blob
         return parts, blobs
 

@@ -88,19 +88,21 @@ BYTES_PER_ENTRY = 3200  # sets `max_entries`: 20,971 files in 64 MB
 
 
 class Limits(NamedTuple):
-    """Size limits of a volume, and limits of its view. See `Settings`.
+    """Size limits of volumes, of their views, and of environments that are stored as a whole. See `Settings`.
 
     Attributes:
         max_bytes: Maximum size of the content.
         max_entries: Maximum number of named entries, such as files.
         view_rows: Maximum number of rows of a table in a view.
         view_seconds: Time limit for creating a view.
+        lazy_min_bytes: Size from which on an environment is stored in pieces; 0 means never.
     """
 
     max_bytes: int = 64 * 2**20
     max_entries: int = 64 * 2**20 // BYTES_PER_ENTRY
     view_rows: int = 1000
     view_seconds: float = 30
+    lazy_min_bytes: int = 0
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -109,10 +111,74 @@ class Limits(NamedTuple):
             settings.max_volume_bytes // BYTES_PER_ENTRY,
             settings.max_view_rows,
             settings.timeout_seconds,
+            settings.lazy_min_bytes,
         )
 
 
-class Volume(ABC):
+class Content(ABC):
+    """Base class of content that is stored as a chain of pieces: volumes, and large environments.
+
+    Attributes:
+        kind: Identifier of the kind in the names of parts and in schemas.
+        is_shareable: Several readers may use one working copy at a time.
+        mount: The call's access to the content. None outside of calls.
+    """
+
+    kind: ClassVar[str]
+    is_shareable: ClassVar[bool] = True
+    mount: "Mount | None" = None
+
+    @classmethod
+    @abstractmethod
+    def open(cls, chain: "Chain", context: "VolumeContext") -> WorkingCopy:
+        """Return a working copy with the content of a chain.
+
+        Raises:
+            StateDamagedError: The pieces can't be read.
+        """
+
+    @classmethod
+    @abstractmethod
+    def sizes(cls, body: Body) -> Mapping[Key, int]:
+        """Return the bytes of each key in a piece other than the first, as `finish` reported them."""
+
+    @abstractmethod
+    def finish(self) -> Mapping[Key, int]:
+        """End the use by a function that returned, and return the bytes of each key that it changed.
+
+        Afterwards only `body` may be called, and `mount.copy()` has the current content. `finish` is called only if the
+        call used the working copy and isn't read-only.
+
+        Raises:
+            Exception: The content can't be stored. The call fails, and the working copies of all its volumes are
+                discarded.
+        """
+
+    @abstractmethod
+    def body(self, keys: Mapping[Key, int] | None) -> Body:
+        """Return a piece with the current content of these keys, or their removal. None: the whole content."""
+
+    @abstractmethod
+    def abandon(self) -> bool:
+        """End the use by a function that failed or is read-only. Return whether the working copy is proven unchanged.
+
+        Proof is, for example, an empty write-ahead log. Without proof, return False or raise any exception. In each
+        case, close everything that the function opened.
+        """
+
+    def resources(self) -> Sequence[Any]:
+        """Return the objects that the function received from it and that can't be used after the call."""
+        return ()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return an error that a function raised, with details that its author needs but couldn't know.
+
+        If a `RequestError` is returned instead, it refuses the call.
+        """
+        return error
+
+
+class Volume(Content):
     """Base class of volumes, such as `Database` and `Files`. Authors put instances into their environments.
 
     Each subclass is a kind of volume. It must define `kind` and the abstract methods: `__deepcopy__`, `build`, `parse`,
@@ -125,18 +191,14 @@ class Volume(ABC):
       first use creates the copy, or takes it from the scratch folder.
 
     Attributes:
-        kind: Identifier of the kind in the names of parts and in schemas.
         alternative_types: Other types that a function's parameter may have to get this volume. Each is mapped to the
             name of the method that returns such an object.
         written_by: Name and version of the library that lays out the bytes, if another version of it may lay out the
             same content differently; else "".
-        mount: The call's access to the volume. None if an author created the instance.
     """
 
-    kind: ClassVar[str]
     alternative_types: ClassVar[Mapping[type, str]] = {}
     written_by: ClassVar[str] = ""
-    mount: "Mount | None" = None
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
@@ -176,13 +238,23 @@ class Volume(ABC):
             ValueError: The value doesn't fit.
         """
 
-    def adopt(self, default: "Volume") -> None:  # noqa: B027 - most kinds have no such options
+    def adopt(self, default: "Volume") -> None:
         """Copy the options of the field's default, but not its content. Called after `parse`."""
 
     @classmethod
     def json_schema(cls, default: "Volume | None") -> Mapping[str, Any]:  # noqa: ARG003 - kinds use it
         """Return members that `list_toolpacks` shows in the schema of the field besides its type."""
         return {}
+
+    @classmethod
+    def open(cls, chain: "Chain", context: "VolumeContext") -> WorkingCopy:
+        bodies, pieces = chain.read_pieces(cls)
+        try:
+            loaded = cls.load(bodies, context)
+        except ValueError as error:
+            raise damaged_error(chain.name) from error
+        loaded.pieces = pieces
+        return loaded
 
     @classmethod
     @abstractmethod
@@ -196,49 +268,9 @@ class Volume(ABC):
             ValueError: The pieces can't be read.
         """
 
-    @classmethod
-    @abstractmethod
-    def sizes(cls, body: Body) -> Mapping[Key, int]:
-        """Return the bytes of each key in a piece other than the first, as `finish` reported them."""
-
-    @abstractmethod
-    def finish(self) -> Mapping[Key, int]:
-        """End the use by a function that returned, and return the bytes of each key that it changed.
-
-        Afterwards only `body` may be called, and `mount.copy()` has the current content. `finish` is called only if the
-        call used the working copy and isn't read-only.
-
-        Raises:
-            Exception: The content can't be stored. The call fails, and the working copies of all its volumes are
-                discarded.
-        """
-
-    @abstractmethod
-    def body(self, keys: Mapping[Key, int] | None) -> Body:
-        """Return a piece with the current content of these keys, or their removal. None: the whole content."""
-
-    @abstractmethod
-    def abandon(self) -> bool:
-        """End the use by a function that failed or is read-only. Return whether the working copy is proven unchanged.
-
-        Proof is, for example, an empty write-ahead log. Without proof, return False or raise any exception. In each
-        case, close everything that the function opened.
-        """
-
     def convert(self, target: type) -> Any:
         """Return this volume as an object of one of the `alternative_types`."""
         return getattr(self, self.alternative_types[target])()
-
-    def resources(self) -> Sequence[Any]:
-        """Return the objects that the function received from this volume and that can't be used after the call."""
-        return ()
-
-    def explain(self, error: BaseException) -> BaseException:
-        """Return an error that a function raised, with details that its author needs but couldn't know.
-
-        If a `RequestError` is returned instead, it refuses the call.
-        """
-        return error
 
     @abstractmethod
     def view(self) -> Any:
@@ -329,18 +361,26 @@ class Chain:
         self.key: tuple[str, ...] | None = (name, *ids) if all(ids) else None
         self._read = read
 
-    def read_pieces(self, kind: type[Volume]) -> tuple[list[Body], tuple[PieceInfo, ...]]:
+    def read_pieces(
+        self, kind: type[Content], first: PieceInfo | None = None
+    ) -> tuple[list[Body], tuple[PieceInfo, ...]]:
         """Read and check all pieces, and return their content and metadata, the first piece first.
+
+        Args:
+            first: Metadata of the first piece, if the caller has its content. Then only later pieces are returned as
+                content.
 
         Raises:
             StateDamagedError: A piece can't be read, or isn't from this chain.
         """
         bodies: list[Body] = []
-        pieces: list[PieceInfo] = []
+        pieces: list[PieceInfo] = [] if first is None else [first]
         ends: list[bytes] = []
         for slot, part in enumerate(self.parts):
             if part != part_name(self.name, self.kind, slot):
-                raise _damaged_error(self.name)
+                raise damaged_error(self.name)
+            if first is not None and slot == 0:
+                continue
             payload = self._read(part)
             if is_void(payload):
                 ends.append(payload)
@@ -349,13 +389,13 @@ class Chain:
                 body, piece_id, previous = _unpack(payload)
                 sizes = kind.sizes(body) if pieces else None
             except (LookupError, TypeError, ValueError) as error:
-                raise _damaged_error(self.name) from error
+                raise damaged_error(self.name) from error
             if ends or previous != (pieces[-1].id if pieces else ""):
-                raise _damaged_error(self.name)
+                raise damaged_error(self.name)
             bodies.append(body)
             pieces.append(PieceInfo(piece_id, sizes, len(payload)))
-        if not bodies or not {VOID, *(_end_marker(piece.id) for piece in pieces)}.issuperset(ends):
-            raise _damaged_error(self.name)
+        if not pieces or not {VOID, *(_end_marker(piece.id) for piece in pieces)}.issuperset(ends):
+            raise damaged_error(self.name)
         return bodies, tuple(pieces)
 
 
@@ -376,7 +416,7 @@ class Mount:
     """
 
     chain: Chain
-    volume: type[Volume]
+    volume: type[Content]
     context: VolumeContext
     read_only: str = ""
     pinned: bool = False
@@ -397,7 +437,7 @@ class Mount:
             scratch, key = self.context.scratch, self.chain.key
             with uninterruptible:
                 try:
-                    if self.read_only:
+                    if self.read_only and self.volume.is_shareable:
                         self.handle = scratch.share(key, self.handle, self._load)
                         self.working_copy = self.handle.entry.copy
                     else:
@@ -412,13 +452,7 @@ class Mount:
         return ValueError(f"{self.chain.name!r} belongs to a call that has ended, and can't be used any more")
 
     def _load(self) -> WorkingCopy:
-        bodies, pieces = self.chain.read_pieces(self.volume)
-        try:
-            loaded = self.volume.load(bodies, self.context)
-        except ValueError as error:
-            raise _damaged_error(self.chain.name) from error
-        loaded.pieces = pieces
-        return loaded
+        return self.volume.open(self.chain, self.context)
 
 
 def part_name(name: str, kind: str, slot: int) -> str:
@@ -455,13 +489,13 @@ def volume_of(part: str) -> str:
     return part.partition(SEPARATOR)[0]
 
 
-def first_piece(volume: Volume, body: Body) -> bytes:
+def first_piece(kind: str, body: Body) -> bytes:
     """Return the payload of the first piece of a new chain."""
-    return _pack(volume.kind, "", body)[1]
+    return _pack(kind, "", body)[1]
 
 
 def extend_chain(
-    chain: Chain, volume: Volume, pieces: tuple[PieceInfo, ...], changed: Mapping[Key, int]
+    chain: Chain, volume: Content, pieces: tuple[PieceInfo, ...], changed: Mapping[Key, int]
 ) -> tuple[dict[str, bytes], tuple[PieceInfo, ...]]:
     """Return the payloads of the parts that a change writes, and the metadata of the chain's pieces after it.
 
@@ -516,7 +550,7 @@ def read_piece(payload: bytes) -> Body:
     return _unpack(payload)[0]
 
 
-def _damaged_error(name: str) -> StateDamagedError:
+def damaged_error(name: str) -> StateDamagedError:
     return StateDamagedError(
         f"The stored pieces of {name!r} don't belong together: they were damaged or exchanged. Restore a backup, or "
         "close the session."

@@ -31,7 +31,6 @@ from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.execution.volumes import READ_ONLY
 from toolpack_server.execution.world import ExecutionContext, World
 from toolpack_server.features.api.core import InvalidParamsError, TooLargeError
-from toolpack_server.features.api.volumes import Volume
 from toolpack_server.features.authoring.checking.findings import Finding
 from toolpack_server.functions.leftovers import Watch
 from toolpack_server.functions.steps import Steps
@@ -224,7 +223,7 @@ def _setter(kind: type, attribute: str) -> str:
     return "" if "__init__" in names else min(names, key=lambda name: not name.startswith("_"), default="")
 
 
-def _type_of(volume: Volume, lent: Any) -> str:
+def _type_of(volume: Any, lent: Any) -> str:
     wanted = next((kind for kind in volume.alternative_types if isinstance(lent, kind)), type(lent))
     return f"{wanted.__module__}.{wanted.__qualname__}"
 

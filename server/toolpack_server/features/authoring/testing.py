@@ -19,7 +19,7 @@ from toolpack_server.base.errors import CallError, RegistrationError
 from toolpack_server.base.settings import Settings
 from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import CallFailure
-from toolpack_server.execution.views import reading, thawed
+from toolpack_server.execution.views import bind_volumes, reading, thawed
 from toolpack_server.functions_runtime import FunctionCall
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.checks import initial_problem
@@ -297,7 +297,7 @@ class _Server:
         snapshot = reader.snapshot(session_id, head, version)
         with reading(codec) as volumes:
             environments = thawed(codec, snapshot, volumes)
-            for name, volume in volumes.bound.items():
+            for name, volume in bind_volumes(snapshot, volumes).items():
                 toolpack, _, path = name.partition("/")
                 of_instances = self.catalog.toolpacks[toolpack].holds_instances
                 put_in(environments[toolpack], path, copy.deepcopy(volume), of_instances=of_instances)

@@ -32,7 +32,7 @@ from toolpack_server.execution.read_only_checks import ReadOnlyCheck
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.execution.runtime import SessionRuntime
 from toolpack_server.execution.snapshot import Snapshot
-from toolpack_server.execution.volumes import Stored, stored_volumes
+from toolpack_server.execution.volumes import Stored, stored_chains
 from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.executors.channel import Frame
 from toolpack_server.features.executors.transport import (
@@ -91,7 +91,7 @@ class CallTransport(Transport[Outcome]):
         ]
         references = {part: snapshot.live.pop(part, None) for part in self._used}
         self._live: dict[str, ProcessReference] = {part: ref for part, ref in references.items() if ref is not None}
-        self._volumes = [stored for toolpack in footprint for stored in stored_volumes(self._parts, toolpack)]
+        self._volumes = [stored for toolpack in footprint for stored in stored_chains(self._parts, toolpack)]
         for stored in self._volumes:
             held = snapshot.live.pop(stored.live, None)
             if held is not None and held.pieces == tuple(snapshot.parts[part] for part in stored.parts):

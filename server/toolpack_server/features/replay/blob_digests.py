@@ -13,6 +13,7 @@ from toolpack_server.base.cache import BoundedCache
 from toolpack_server.execution.parts import toolpack_of
 from toolpack_server.execution.runner import Runner, RunnerOperation
 from toolpack_server.execution.snapshot import Snapshot
+from toolpack_server.execution.volumes import chain_of, stored_environment
 from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.features.replay.world_digest import Entries, part_entries, piece_entries, world_digest
 from toolpack_server.sessions.part_bytes import PartBytes
@@ -39,6 +40,11 @@ class ReadEntries(RunnerOperation[dict[str, Entries | None]]):
                 entries[part] = piece_entries(part, codec.unseal(part, blob_id, snapshot.blobs[part]), codec.volumes)
             else:
                 entries[part] = part_entries(codec.decode(part, blob_id, snapshot.blobs[part]), codec.catalog.classes)
+        for toolpack in dict.fromkeys(map(toolpack_of, snapshot.parts)):
+            stored = stored_environment(tuple(snapshot.parts), toolpack)
+            if stored is not None:
+                environment = codec.lazy_kind.read(chain_of(codec, snapshot, stored), codec.volumes)
+                entries[stored.parts[0]] = part_entries(environment, codec.catalog.classes)
         return entries
 
     @override
@@ -65,12 +71,19 @@ class StateDigests:
             parts: The blob id of each part.
             blobs: Bytes of parts. It must have the blobs that aren't stored yet; other blobs are read from the store.
         """
-        cached = {part: self._cache.get(blob_id) for part, blob_id in parts.items()}
+        keys, names = dict(parts), tuple(parts)
+        chains = [stored_environment(names, toolpack) for toolpack in dict.fromkeys(map(toolpack_of, names))]
+        for stored in filter(None, chains):  # the environment depends on all pieces of its chain
+            keys[stored.parts[0]] = " ".join(map(parts.__getitem__, stored.parts))
+        cached = {part: self._cache.get(key) for part, key in keys.items()}
         entries = {part: entry[0] for part, entry in cached.items() if entry is not None}
         missing = {part: blob_id for part, blob_id in parts.items() if part not in entries}
+        for stored in filter(None, chains):
+            if stored.parts[0] in missing:
+                missing.update((part, parts[part]) for part in stored.parts)
         if missing:
             read = self._runner.run(ReadEntries(Snapshot(missing, PartBytes(self._store, missing, blobs))))
-            for part, blob_id in missing.items():
+            for part in missing:
                 entries[part] = read[part]
-                self.put(blob_id, read[part])
+                self.put(keys[part], read[part])
         return world_digest((toolpack_of(part), each) for part, each in entries.items())

@@ -23,6 +23,7 @@ from toolpack_server.base.errors import (
 )
 from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import Failure, cut_error
+from toolpack_server.execution.volumes import class_parts
 from toolpack_server.features.replay.replay_operations import (
     CopyOperation,
     ReplayCall,
@@ -46,7 +47,6 @@ from toolpack_server.sessions.manager import SessionManager
 from toolpack_server.sessions.recipes import Recipe, began_as_fork, details_of
 from toolpack_server.sessions.repeatable_kind import RepeatableKind
 from toolpack_server.stores.base import StoredSession
-from toolpack_server.volumes.volume import is_piece
 
 KEEP_ALIVE = 4  # renewals of the replayed session during one TTL
 AT_ONCE = 2  # max concurrent replays of an owner in a worker
@@ -182,7 +182,7 @@ class Replays:
     def _has_loaded_classes(self, session: StoredSession) -> bool:
         """Return whether the loaded classes wrote the first version of a session."""
         first = self._context.store.parts_at(session.id, 0)
-        parts = {part: blob_id for part, blob_id in first.items() if not is_piece(part)}
+        parts = {part: first[part] for part in class_parts(first)}
         blobs = self._context.store.blobs([*parts.values()])
         try:
             for part, blob_id in parts.items():

@@ -9,18 +9,21 @@ from collections.abc import Iterable
 from contextvars import Context
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.functions.docstrings import hidden_sections
 from toolpack_server.functions_runtime import Function
 from toolpack_server.packs.checks import BUILD_SECONDS, requires
 from toolpack_server.packs.import_timeout import TimeLimitExceeded, time_limit
+from toolpack_server.packs.lazy_obstacles import lazy_obstacle
 from toolpack_server.packs.names import without_dots
 from toolpack_server.packs.registration import place
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.comparison import difference
+from toolpack_server.snapshots.graph import holders
 
+MAX_RECORDS, MANY_RECORDS = 10_000, 1_000  # items of one container of an environment
 MAX_NAME = 64  # characters; the limit of several model providers
 PORTABLE_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
 
@@ -56,7 +59,19 @@ def _environment_notes(pack: Toolpack) -> list[str]:
             f"{place(pack.factory)}: two initial environments from the same options differ ({changing}): use a "
             "random.Random with a seed and fixed times, so that sessions start alike."
         )
-    return notes
+    return notes + _size_notes(pack, first)
+
+
+def _size_notes(pack: Toolpack, environment: BaseModel) -> list[str]:
+    """Return notes on an environment that makes each call slow."""
+    largest = max((len(held) for held in holders(environment) if type(held) in (dict, list)), default=0)
+    if largest > MAX_RECORDS:
+        text = f"{place(pack.source)}: a container of the environment has {largest} items: keep them in a Database"
+        return [f"{text}, so that a call doesn't open all of them."]
+    obstacle = lazy_obstacle(pack) if pack.lazy and largest >= MANY_RECORDS else None
+    if obstacle is None:
+        return []
+    return [f"{obstacle}: so the environment can't be loaded lazily, and each call reads and writes all of it."]
 
 
 def _function_notes(pack: Toolpack) -> list[str]:

@@ -26,6 +26,7 @@ class ClassToolpacks(Toolpack):
         options: Maker | None = None,
         opt_in: bool = False,
         state_types: Iterable[type] = (),
+        lazy: bool = True,
     ) -> Self:
         """Create a toolpack from a class. The environment is one instance; public methods are the functions.
 
@@ -42,13 +43,14 @@ class ClassToolpacks(Toolpack):
             opt_in: Whether only sessions that name this toolpack get it.
             state_types: Further classes whose objects the instance may contain. Classes in the modules of `cls` and its
                 bases, and in annotations of constructors, are found automatically.
+            lazy: Load the objects of a large environment when a call uses them.
 
         Raises:
             RegistrationError: The class or a method can't be used; the message says what to do.
         """
         with located(caller_place(name)):
             world = world_of_class(name, cls, read_only, exclude, options)
-            return toolpack._of(cls, world, name, opt_in, state_types)
+            return toolpack._of(cls, world, name, opt_in, state_types, lazy)
         return toolpack(name, opt_in=opt_in)  # `located` collected the error
 
     @classmethod
@@ -62,6 +64,7 @@ class ClassToolpacks(Toolpack):
         options: Mapping[str, Maker] | None = None,
         opt_in: bool = False,
         state_types: Iterable[type] = (),
+        lazy: bool = True,
     ) -> Self:
         """Create a toolpack from several classes. The environment contains one instance of each.
 
@@ -80,13 +83,21 @@ class ClassToolpacks(Toolpack):
         """
         with located(caller_place(name)):
             world = world_of_classes(name, classes, read_only, exclude, options or {})
-            return toolpack._of(next(iter(classes.values())), world, name, opt_in, state_types)
+            return toolpack._of(next(iter(classes.values())), world, name, opt_in, state_types, lazy)
         return toolpack(name, opt_in=opt_in)  # `located` collected the error
 
     @classmethod
-    def _of(toolpack, source: type, world: ClassWorld, name: str, opt_in: bool, state_types: Iterable[type]) -> Self:  # noqa: N804
+    def _of(
+        toolpack,  # noqa: N804 - as above
+        source: type,
+        world: ClassWorld,
+        name: str,
+        opt_in: bool,
+        state_types: Iterable[type],
+        lazy: bool,
+    ) -> Self:
         kinds = dict.fromkeys([*state_types, *world.state_types])
-        pack = toolpack(name, world.environment, opt_in=opt_in, state_types=kinds)
+        pack = toolpack(name, world.environment, opt_in=opt_in, state_types=kinds, lazy=lazy)
         pack._hold(source, world)  # noqa: SLF001 - an instance of this class
         return pack
 
