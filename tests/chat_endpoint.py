@@ -84,16 +84,16 @@ class ChatEndpoint:
 
 @contextlib.contextmanager
 def endpoint(answers: Callable[[list[dict[str, Any]]], Any]) -> Iterator[ChatEndpoint]:
-    found = ChatEndpoint(answers)
-    app = Starlette(routes=[Route("/v1/chat/completions", found.__call__, methods=["POST"])])
+    endpoint = ChatEndpoint(answers)
+    app = Starlette(routes=[Route("/v1/chat/completions", endpoint.__call__, methods=["POST"])])
     config = uvicorn.Config(app, log_level="critical", access_log=False, ws="none")
     server, listener = Listening(config), listen("127.0.0.1", 0)
-    found.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    endpoint.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
         assert server.listens.wait(PATIENCE), "the endpoint did not start"
-        yield found
+        yield endpoint
     finally:
         server.force_exit = server.should_exit = True
         thread.join(PATIENCE)

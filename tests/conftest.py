@@ -46,10 +46,10 @@ def check_installation():
     """Stop if an installed distribution has other entry points than this folder's pyproject.toml."""
     for path in (TESTS.parent, TESTS.parent / "packages" / "toolpack-trainers"):
         project = tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        wanted = {(group, *each) for group, names in project["entry-points"].items() for each in names.items()}
+        expected = {(group, *each) for group, names in project["entry-points"].items() for each in names.items()}
         with contextlib.suppress(ModuleNotFoundError):
-            found = {(each.group, each.name, each.value) for each in distribution(project["name"]).entry_points}
-            if wanted <= found:
+            installed = {(each.group, each.name, each.value) for each in distribution(project["name"]).entry_points}
+            if expected <= installed:
                 continue
         pytest.exit(
             f"{project['name']} isn't installed as its pyproject.toml says: run "

@@ -152,8 +152,8 @@ def is_ended(connection):
         return True
 
 
-def check_refusal(told, status):
-    assert told[0] == status
-    message = told[1]["error"].pop("message")
-    assert told[1] == {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "data": {"status": status}}}
+def check_refusal(reply, status):
+    assert reply[0] == status
+    message = reply[1]["error"].pop("message")
+    assert reply[1] == {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "data": {"status": status}}}
     return message

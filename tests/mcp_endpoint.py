@@ -39,8 +39,8 @@ class Mcp:
 
     def post(self, message, headers=(), *, path=None):
         content = message if isinstance(message, bytes | str) else json.dumps(message)
-        given = {"Content-Type": "application/json", **dict(headers)}
-        return self.http.post(path or self.path, content=content, headers=given)
+        all_headers = {"Content-Type": "application/json", **dict(headers)}
+        return self.http.post(path or self.path, content=content, headers=all_headers)
 
     def legacy(self, method, /, _headers=(), **params):
         """Send a request of the legacy era, and return the HTTP response."""
@@ -83,17 +83,17 @@ def served(sign_seconds=event_stream.SIGN_SECONDS, **settings):
 
 def events(text):
     """Return the events of a stream: each event's data, or None for a comment."""
-    found = []
+    items = []
     for block in text.strip("\n").split("\n\n"):
         lines = block.split("\n")
         if lines[0].startswith(":"):
             assert len(lines) == 1
-            found.append(None)
+            items.append(None)
         else:
             assert lines[0] == "event: message"
             assert len(lines) == 2
-            found.append(json.loads(lines[1].removeprefix("data: ")))
-    return found
+            items.append(json.loads(lines[1].removeprefix("data: ")))
+    return items
 
 
 def refusal(reply, status, code):

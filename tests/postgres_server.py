@@ -89,8 +89,8 @@ class Postgres:
     def copy(self, port: int) -> None:
         """Create a standby of the server at a port. It follows when it is started."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        given = ("-h", "127.0.0.1", "-p", str(port), "-U", "tests", "-c", "fast", "--no-sync", "-R")
-        self.run("pg_basebackup", "-D", str(self._folder), *given)
+        options = ("-h", "127.0.0.1", "-p", str(port), "-U", "tests", "-c", "fast", "--no-sync", "-R")
+        self.run("pg_basebackup", "-D", str(self._folder), *options)
 
     def start(self, *options: str) -> None:
         flags = ("-D", str(self._folder), "-p", str(self.port), "-k", "", "-h", "127.0.0.1", *self._options, *options)
@@ -127,13 +127,13 @@ class Postgres:
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
     """Create a temporary folder for Postgres' user."""
-    made, user = Path(tempfile.mkdtemp(prefix="toolpack-postgres-", dir="/tmp")), _user()
+    new_folder, user = Path(tempfile.mkdtemp(prefix="toolpack-postgres-", dir="/tmp")), _user()
     try:
         if user is not None:
-            os.chown(made, user.pw_uid, user.pw_gid)
-        yield made
+            os.chown(new_folder, user.pw_uid, user.pw_gid)
+        yield new_folder
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(new_folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -155,10 +155,10 @@ def emptied(url: str) -> str:
     return url
 
 
-def ask(url: str, statement: str, *given: str) -> list[tuple]:
+def ask(url: str, statement: str, *parameters: str) -> list[tuple]:
     """Run a statement, or several without parameters, and return the rows."""
     import psycopg  # noqa: PLC0415 - an extra
 
     with psycopg.connect(url, autocommit=True) as connection:
-        found = connection.execute(statement, given or None)
-        return found.fetchall() if found.description else []
+        cursor = connection.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description else []

@@ -30,7 +30,7 @@ class RawWebSocket:
     """A connection after its handshake; `status` and `body` are those of the response."""
 
     def __init__(self, port, path, token=None, *, seconds=PATIENCE, **headers):
-        given = {
+        headers_to_send = {
             "host": "127.0.0.1",
             "upgrade": "websocket",
             "connection": "Upgrade",
@@ -39,7 +39,10 @@ class RawWebSocket:
             **({} if token is None else {"authorization": f"Bearer {token}"}),
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }
-        lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items() if value is not None)]
+        lines = [
+            f"GET {path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in headers_to_send.items() if value is not None),
+        ]
         self.connection = socket.create_connection(("127.0.0.1", port), timeout=seconds)
         self._file = self.connection.makefile("rb")
         self.write(("\r\n".join(lines) + "\r\n\r\n").encode())

@@ -46,16 +46,16 @@ ledger: Any = sys.modules["toolpacks.ledger"]
 nasty: Any = sys.modules["toolpacks.nasty"]
 
 
-def open_store(url: str, **given: Any) -> SessionStore:
+def open_store(url: str, **options: Any) -> SessionStore:
     """Open a store of the loaded features. Searching for installed ones takes longer than most tests."""
-    return stores.open_store(url, features=FEATURES, **given)
+    return stores.open_store(url, features=FEATURES, **options)
 
 
-def http_client(url: Any, **given: Any) -> Any:
+def http_client(url: Any, **options: Any) -> Any:
     """Return a client of plain HTTP. Reading all TLS certificates takes longer than most tests."""
     import httpx  # noqa: PLC0415 - a test of a user's toolpack doesn't have it
 
-    return httpx.Client(base_url=url, verify=False, **{"timeout": PATIENCE, **given})
+    return httpx.Client(base_url=url, verify=False, **{"timeout": PATIENCE, **options})
 
 
 def wait_until(condition: Callable[[], Any], what: str = "the condition that the test waits for") -> Any:
@@ -168,9 +168,9 @@ def _shared_zygote(configuration: Any, expected: object) -> Any:
     if key not in _zygotes:
         from toolpack_server.features.executors.child import Zygote  # noqa: PLC0415 - it imports modules that only Linux has
 
-        made = _zygotes[key] = Zygote(configuration, expected)
-        atexit.register(made.close)
-        made.close = lambda: None
+        zygote = _zygotes[key] = Zygote(configuration, expected)
+        atexit.register(zygote.close)
+        zygote.close = lambda: None
     return _zygotes[key]
 
 

@@ -29,9 +29,9 @@ def resources(folder):
 
 def by_name(folder):
     listed = [*resources(ROOT / "deploy" / folder)]
-    found = {(each["kind"], each["metadata"]["name"]): each for each in listed}
-    assert len(found) == len(listed), "two have one name"
-    return found
+    resources_by_name = {(each["kind"], each["metadata"]["name"]): each for each in listed}
+    assert len(resources_by_name) == len(listed), "two have one name"
+    return resources_by_name
 
 
 WITH_REDIS, WITH_POSTGRES = by_name("redis"), by_name("postgres")
@@ -56,10 +56,10 @@ def test_every_file_is_part_of_a_base_and_is_validated():
 
 
 def test_the_pods_variables_are_settings():
-    known = {f"TOOLPACK_{name.upper()}" for name in Settings.model_fields}
-    assert VARIABLES.keys() <= known
-    given = {name: variable["value"] for name, variable in VARIABLES.items() if "value" in variable}
-    Settings(**{name.removeprefix("TOOLPACK_").lower(): value for name, value in given.items()})
+    names = {f"TOOLPACK_{name.upper()}" for name in Settings.model_fields}
+    assert VARIABLES.keys() <= names
+    variables = {name: variable["value"] for name, variable in VARIABLES.items() if "value" in variable}
+    Settings(**{name.removeprefix("TOOLPACK_").lower(): value for name, value in variables.items()})
     flags = {argument.partition("=")[0] for argument in SERVER["args"][1:]}
     assert flags <= {option for parameter in serve.params for option in parameter.opts}
 
@@ -67,10 +67,10 @@ def test_the_pods_variables_are_settings():
 def test_the_command_of_the_page_makes_the_secret():
     page = (ROOT / "docs/operate/operate.md").read_text(encoding="utf-8")
     name, *keys = re.search(r"^kubectl create secret generic (.*)$", page, re.MULTILINE)[1].split(" --from-literal=")
-    made = {key.partition("=")[0] for key in keys}
+    names = {key.partition("=")[0] for key in keys}
     references = [each["valueFrom"]["secretKeyRef"] for each in VARIABLES.values() if "valueFrom" in each]
     assert {each["name"] for each in references} == {name}
-    assert {each["key"] for each in references} == made
+    assert {each["key"] for each in references} == names
     store = next(key.partition("=")[2] for key in keys if key.startswith("store="))
     redis = resource("Service", "redis")
     assert store == f"redis://{redis['metadata']['name']}:{redis['spec']['ports'][0]['port']}/0"

@@ -48,9 +48,9 @@ def settings_table():
 
 
 def test_every_setting_is_documented():
-    wanted = settings_table()
-    found = [line for line in OPERATE.splitlines() if line.startswith(f"| `{PREFIX}")]
-    assert found == wanted, "the settings table of docs/operate/operate.md must be:\n" + "\n".join(wanted)
+    expected = settings_table()
+    lines = [line for line in OPERATE.splitlines() if line.startswith(f"| `{PREFIX}")]
+    assert lines == expected, "the settings table of docs/operate/operate.md must be:\n" + "\n".join(expected)
 
 
 def test_every_method_is_documented_with_its_parameters_in_order():
@@ -76,8 +76,8 @@ def test_the_methods_of_an_agents_address_are_documented():
 
 
 def test_every_error_code_is_documented():
-    known = {*codes.STANDARD, *codes.CODES.values(), *codes.FAILURE_CODES.values(), -32000}
-    assert sorted(int(row[0]) for row in rows(r"-32\d\d\d")) == sorted(known)
+    all_codes = {*codes.STANDARD, *codes.CODES.values(), *codes.FAILURE_CODES.values(), -32000}
+    assert sorted(int(row[0]) for row in rows(r"-32\d\d\d")) == sorted(all_codes)
 
 
 def image(instruction):
@@ -104,10 +104,10 @@ def as_in_the_image(tmp_path, **more):
 
 def test_the_image_starts_with_tokens_and_is_healthy(tmp_path):
     port = str(free_port())
-    given = dict(re.findall(r"-e (TOOLPACK_\w+)=(\S+)", OPERATE))
-    assert given.keys() == {"TOOLPACK_TOKENS", "TOOLPACK_PACKS"}
-    given = {name: value.strip("`.") for name, value in given.items()}
-    process = as_in_the_image(tmp_path, TOOLPACK_PORT=port, **given)
+    variables = dict(re.findall(r"-e (TOOLPACK_\w+)=(\S+)", OPERATE))
+    assert variables.keys() == {"TOOLPACK_TOKENS", "TOOLPACK_PACKS"}
+    variables = {name: value.strip("`.") for name, value in variables.items()}
+    process = as_in_the_image(tmp_path, TOOLPACK_PORT=port, **variables)
     python, *arguments = image("    CMD")  # indented, because it belongs to HEALTHCHECK
     assert python == "python"
     check = [sys.executable, *arguments]

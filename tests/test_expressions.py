@@ -34,7 +34,7 @@ OWN = {"server/toolpack_server/features/evaluation/tasks/report.py": "the consol
 
 def uses():
     """Find each expression in the code, and the methods that use it."""
-    found = {}
+    methods_by_expression = {}
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         name = str(path.relative_to(ROOT))
         if name in OWN:
@@ -46,13 +46,15 @@ def uses():
         for node in ast.walk(tree):
             owner, method = _method(node) or ("", "")
             if owner == "re" and method in METHODS and isinstance(node.args[0], ast.Constant):
-                found.setdefault((name, node.lineno, repr(node.args[0].value)), set()).add(method)
+                methods_by_expression.setdefault((name, node.lineno, repr(node.args[0].value)), set()).add(method)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in compiled:
-                found.setdefault((name, compiled[node.value.id].lineno, node.value.id), set()).add(node.attr)
+                methods_by_expression.setdefault((name, compiled[node.value.id].lineno, node.value.id), set()).add(
+                    node.attr
+                )
         for owner, value in compiled.items():
             if owner:  # otherwise only another module may use it
-                found.setdefault((name, value.lineno, owner), {"finditer"})
-    return {each: methods & METHODS for each, methods in found.items()}
+                methods_by_expression.setdefault((name, value.lineno, owner), {"finditer"})
+    return {each: methods & METHODS for each, methods in methods_by_expression.items()}
 
 
 def _method(node):
@@ -141,9 +143,9 @@ def limited():
 @pytest.mark.heavy
 @pytest.mark.usefixtures("limited")
 def test_no_regular_expression_backtracks():
-    found = uses()
-    assert {"_TOKEN", "_TYPED", "_MEMBER", "_CALL"} <= {what for _, _, what in found}
-    slow = {place: too_slow(pattern_of(place[0], place[2]), methods) for place, methods in found.items()}
+    expressions = uses()
+    assert {"_TOKEN", "_TYPED", "_MEMBER", "_CALL"} <= {what for _, _, what in expressions}
+    slow = {place: too_slow(pattern_of(place[0], place[2]), methods) for place, methods in expressions.items()}
     assert {place: how for place, how in slow.items() if how} == {}
 
 

@@ -112,9 +112,9 @@ def is_gone(feature, bench, without, described):
         shown = {"Session": session, "AddressPaths": session}.get(kind.__name__, {})
         assert shown.keys().isdisjoint(feature.results[kind].__annotations__)
     for method, parameters in feature.parameters.items():
-        given = {"session_id": "none"} if "session_id" in method.model_fields else {}
+        params = {"session_id": "none"} if "session_id" in method.model_fields else {}
         for parameter in parameters.model_fields.keys() - method.model_fields.keys():
-            detail = refused(-32602, bench.rpc, method.declared.name, **given, **{parameter: "x"}).data["detail"]
+            detail = refused(-32602, bench.rpc, method.declared.name, **params, **{parameter: "x"}).data["detail"]
             assert f"{parameter}: Extra inputs are not permitted. The parameters are: " in detail
     assert not feature.about or feature.about not in described["info"]["description"]
     shown = console_files(bench.service.context.record_kinds, bench.service.features)
@@ -155,10 +155,10 @@ def test_creating_a_features_parts_changes_no_server(make_bench):
     for feature in FEATURES:
         hooks = (*feature.creation_hooks, *feature.operation_hooks, *feature.filters)
         parts = (*feature.services, *feature.address_hooks, *feature.address_tools, feature.tracer)
-        made = [*(make(service.context) for make in hooks), *(make(service) for make in parts if make)]
-        made += [kind() for kind in (*feature.watchers, feature.named_addresses) if kind]
+        parts_made = [*(make(service.context) for make in hooks), *(make(service) for make in parts if make)]
+        parts_made += [kind() for kind in (*feature.watchers, feature.named_addresses) if kind]
         after = holdings(service)  # while all created objects still exist
-        assert after.keys() == before.keys(), (feature.name, made)
+        assert after.keys() == before.keys(), (feature.name, parts_made)
         assert [place for place, values in after.items() if not same(values, before[place])] == [], feature.name
 
 

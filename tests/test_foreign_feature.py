@@ -222,8 +222,8 @@ def test_its_websocket_has_the_access_rules_of_requests(site, tmp_path, store_ur
         for _ in range(3):
             with RawWebSocket(port, "/tide", token="12345678") as one:
                 for heard in (1, 2):
-                    asked = one.ask({"toolpacks": ["bank"], "tide": "flood"})
-                    assert asked == {"tide": "flood", "heard": heard}
+                    reply = one.ask({"toolpacks": ["bank"], "tide": "flood"})
+                    assert reply == {"tide": "flood", "heard": heard}
         server.http.headers["Authorization"] = "Bearer 12345678"
         assert len(server.rpc("list_sessions")) == 6
 

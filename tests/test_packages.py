@@ -27,8 +27,8 @@ def imported(path):
 @pytest.mark.parametrize("package", ["toolpack-conformance", "toolpack-trainers"])
 def test_package_imports_only_the_feature_api(package):
     folder = ROOT / "packages" / package
-    found = {module for path in FILES if path.is_relative_to(folder) for module, _ in imported(path)}
-    assert {each for each in found if each.startswith(f"{CORE}.") and not each.startswith(tuple(PUBLIC))} <= SEAM
+    modules = {module for path in FILES if path.is_relative_to(folder) for module, _ in imported(path)}
+    assert {each for each in modules if each.startswith(f"{CORE}.") and not each.startswith(tuple(PUBLIC))} <= SEAM
 
 
 def test_tools_for_authors_import_few_other_names():

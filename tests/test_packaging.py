@@ -72,9 +72,9 @@ def test_imports_match_the_declared_dependencies():
     modules = {name for path in files for name in imported_modules(path.read_text(encoding="utf-8"))}
     modules -= sys.stdlib_module_names | {"toolpack_server", "toolpacks"} | UNDECLARED
     distributions = packages_distributions()
-    found = {canonical(distributions[module][0]) for module in modules - {"opentelemetry"}}
+    requirements = {canonical(distributions[module][0]) for module in modules - {"opentelemetry"}}
     parts = {name for name in declared() if name.startswith("opentelemetry-")}
-    assert found == declared() - parts
+    assert requirements == declared() - parts
     assert parts <= {canonical(name) for name in distributions["opentelemetry"]}
 
 
@@ -86,8 +86,8 @@ def test_imports_of_packages_match_their_dependencies(path):
     ours = {"toolpack_server", own}
     others = modules - ours - sys.stdlib_module_names - UNDECLARED
     distributions = packages_distributions()
-    found = {canonical(distributions[module][0]) for module in others} | {"toolpack-server"}
-    assert found == {canonical(re.match(r"[\w.-]+", each)[0]) for each in project["dependencies"]}
+    requirements = {canonical(distributions[module][0]) for module in others} | {"toolpack-server"}
+    assert requirements == {canonical(re.match(r"[\w.-]+", each)[0]) for each in project["dependencies"]}
     assert project["version"] == PROJECT["version"]
     assert f"toolpack-server=={PROJECT['version']}" in project["dependencies"]
 
@@ -199,8 +199,8 @@ def test_the_server_uses_no_other_attributes_of_uvicorn():
     assert {node.attr for node in nested if node.value.attr == "config"} <= CONFIG
     assert {node.attr for node in nested if node.value.attr == "server_state"} <= STATE
     (theirs,) = ast.parse(textwrap.dedent(inspect.getsource(DrainingServer))).body
-    known = attributes(ours) | attributes(theirs)
-    assert {node.attr for node in attributes_of("self", theirs)} - known <= OVERRIDDEN
+    names = attributes(ours) | attributes(theirs)
+    assert {node.attr for node in attributes_of("self", theirs)} - names <= OVERRIDDEN
 
 
 def test_one_file_imports_uvicorn():
@@ -225,8 +225,8 @@ def files_in(folder):
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
         return {name for name in listed.stdout.split("\0") if name and (folder / name).exists()}
     folders = (".ci", "docs", "packages", "schemas", "server", "tests", "tools", "toolpacks")
-    found = [path for name in folders for path in (folder / name).rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)) for path in found if "__pycache__" not in path.parts}
+    paths = [path for name in folders for path in (folder / name).rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)) for path in paths if "__pycache__" not in path.parts}
 
 
 def test_the_sdist_has_every_file_of_the_project(tmp_path):

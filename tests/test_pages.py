@@ -58,8 +58,8 @@ def section(page, heading):
 
 def blocks(page, heading, *languages):
     """Return the code blocks of a section in one of these languages."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", section(page, heading), re.MULTILINE | re.DOTALL)
-    return [block for language, block in found if language in languages]
+    code_blocks = re.findall(r"^```(\w*)\n(.*?)^```$", section(page, heading), re.MULTILINE | re.DOTALL)
+    return [block for language, block in code_blocks if language in languages]
 
 
 def commands_and_outputs(block):

@@ -47,9 +47,9 @@ def try_all(pattern, flags):
     compiled, kind = re.compile(pattern, flags), type(pattern)
     for fragment in fragments(pattern):
         for text in (fragment * TIMES, f"a{fragment * TIMES}\0"):
-            given = text.encode("latin-1", "replace") if kind is bytes else text
-            compiled.fullmatch(given)
-            compiled.search(given)
+            subject = text.encode("latin-1", "replace") if kind is bytes else text
+            compiled.fullmatch(subject)
+            compiled.search(subject)
 
 
 @pytest.mark.parametrize(("pattern", "flags"), [*patterns()])

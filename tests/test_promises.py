@@ -42,17 +42,17 @@ def listed(page):
 def sections(text):
     """Return the paragraphs, list entries and table cells below each heading of a page, each as one line."""
     text = re.sub(r"^ *```.*?^ *```$", "\n", text, flags=re.MULTILINE | re.DOTALL)
-    found = {}
+    paragraphs = {}
     for line in map(str.strip, text.splitlines()):
         if line.startswith("#"):
-            blocks = found[line.lstrip("# ")] = [""]
+            blocks = paragraphs[line.lstrip("# ")] = [""]
         elif line.startswith("|"):
             blocks += [cell.strip() for cell in line.strip("|").split(" | ")]
         elif not line or line.startswith("- "):
             blocks.append(line.removeprefix("- "))
         else:
             blocks[-1] += f" {line}"
-    return found
+    return paragraphs
 
 
 def sentences(blocks):

@@ -224,8 +224,8 @@ def test_servers_are_replaced_without_a_refused_call(tmp_path):
             caller.start()
 
         def more_calls():
-            wanted = sum(len(each.answered) for each in callers) + CALLS_BETWEEN
-            wait_until(lambda: sum(len(each.answered) for each in callers) >= wanted or problems(), "calls")
+            calls_expected = sum(len(each.answered) for each in callers) + CALLS_BETWEEN
+            wait_until(lambda: sum(len(each.answered) for each in callers) >= calls_expected or problems(), "calls")
 
         def problems():
             return [each.problem for each in callers if each.problem]

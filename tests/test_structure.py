@@ -82,8 +82,8 @@ def test_the_client_imports_only_results_and_errors():
     for folder in ("client", "training"):
         for path in (SERVER / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
-            found = re.findall(r"^ *(?:from|import) (toolpack_server\b[\w.]*)", text, re.MULTILINE)
-            assert [module for module in found if not CLIENTS_MAY_IMPORT.fullmatch(module)] == [], path
+            modules = re.findall(r"^ *(?:from|import) (toolpack_server\b[\w.]*)", text, re.MULTILINE)
+            assert [module for module in modules if not CLIENTS_MAY_IMPORT.fullmatch(module)] == [], path
 
 
 def test_files_hold_one_noun_and_say_why_they_exist(nodes):
@@ -94,14 +94,14 @@ def test_files_hold_one_noun_and_say_why_they_exist(nodes):
 
 
 def test_a_class_name_has_one_meaning(nodes):
-    found = {}
+    classes = {}
     for path in FILES:
         if path.relative_to(SERVER).parts[0] in OUTSIDE_THE_SERVER:
             continue
         names = {node.name.lstrip("_") for node in nodes[path] if isinstance(node, ast.ClassDef)}
         for named in names:
-            found.setdefault(named, []).append(name(path))
-    assert {named: paths for named, paths in found.items() if len(paths) > 1 and named not in SHARED_NAMES} == {}
+            classes.setdefault(named, []).append(name(path))
+    assert {named: paths for named, paths in classes.items() if len(paths) > 1 and named not in SHARED_NAMES} == {}
 
 
 def package_of(module):
@@ -111,7 +111,7 @@ def package_of(module):
 
 def package_imports(nodes):
     """Return the imports between packages of the server."""
-    found = set()
+    imports = set()
     for path in FILES:
         first = path.relative_to(SERVER).parts[0]
         if first in OUTSIDE_THE_SERVER or first in {"__init__.py", "__main__.py"}:
@@ -123,18 +123,18 @@ def package_imports(nodes):
             else:
                 modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules = [module for module in modules if module and module.startswith("toolpack_server.")]
-            found |= {(importer, package_of(module)) for module in modules}
-    return {(importer, imported) for importer, imported in found if importer != imported}
+            imports |= {(importer, package_of(module)) for module in modules}
+    return {(importer, imported) for importer, imported in imports if importer != imported}
 
 
 def test_packages_import_few_others_and_have_no_cycles(nodes):
-    found = package_imports(nodes)
+    imports = package_imports(nodes)
     sorter = graphlib.TopologicalSorter()
-    for importer, imported in found:
+    for importer, imported in imports:
         sorter.add(importer, imported)
     sorter.prepare()  # raises CycleError
-    assert len(found) <= MAX_PACKAGE_IMPORTS
-    assert not [arrow for arrow in found if arrow[1] == "features"]
+    assert len(imports) <= MAX_PACKAGE_IMPORTS
+    assert not [arrow for arrow in imports if arrow[1] == "features"]
 
 
 def is_any(annotation):
@@ -151,10 +151,10 @@ def anys(nodes):
 
 
 def test_no_any_replaces_a_class_of_the_server(nodes):
-    found = {
+    names = {
         (name(path), each) for path in FILES for each in anys(nodes[path]) if each.strip("_") in NAMES_OF_KNOWN_CLASSES
     }
-    assert found == ALLOWED_ANYS.keys()
+    assert names == ALLOWED_ANYS.keys()
 
 
 def named(nodes):
@@ -188,15 +188,19 @@ def test_only_one_module_has_the_numbers_of_errors(nodes):
 
 
 def test_only_one_module_creates_the_servers_logger():
-    made = [name(path) for path in FILES if 'getLogger("toolpack_server")' in path.read_text(encoding="utf-8")]
-    assert made == ["base/logger.py"]
+    names = [name(path) for path in FILES if 'getLogger("toolpack_server")' in path.read_text(encoding="utf-8")]
+    assert names == ["base/logger.py"]
 
 
 def test_every_error_is_in_one_tree_and_says_what_it_means():
-    found = [error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, BaseException)]
-    bases = [error for error in found if not issubclass(error, errors.ToolpackServerError)]
+    error_classes = [
+        error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, BaseException)
+    ]
+    bases = [error for error in error_classes if not issubclass(error, errors.ToolpackServerError)]
     assert bases == [errors.Interrupted]
-    assert all(error.__doc__ and error.__doc__ not in {base.__doc__ for base in error.__bases__} for error in found)
+    assert all(
+        error.__doc__ and error.__doc__ not in {base.__doc__ for base in error.__bases__} for error in error_classes
+    )
 
 
 def test_programs_import_these_names():

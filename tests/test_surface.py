@@ -21,9 +21,9 @@ DOCUMENT = openrpc(all_methods(load_features()), load_features())
 
 
 def protocol(document=DOCUMENT):
-    found = Surface()
-    found.add_methods(document)
-    return found
+    surface = Surface()
+    surface.add_methods(document)
+    return surface
 
 
 def changed(change):
@@ -53,8 +53,8 @@ def test_a_removed_method_is_a_break_named_once():
 
 
 def test_a_renamed_parameter_is_a_break():
-    found = changed(lambda _, methods: parameter(methods, "run_function", "kwargs").update(name="arguments"))
-    assert ("run_function(kwargs)", "is gone") in found
+    broken = changed(lambda _, methods: parameter(methods, "run_function", "kwargs").update(name="arguments"))
+    assert ("run_function(kwargs)", "is gone") in broken
 
 
 def test_only_a_required_new_parameter_is_a_break():
@@ -66,8 +66,8 @@ def test_only_a_required_new_parameter_is_a_break():
 
 
 def test_parameters_in_another_order_are_a_break():
-    found = changed(lambda _, methods: methods["get_trace"]["params"].reverse())
-    assert ("get_trace(session_id)", "no longer: by position, at 1") in found
+    broken = changed(lambda _, methods: methods["get_trace"]["params"].reverse())
+    assert ("get_trace(session_id)", "no longer: by position, at 1") in broken
 
 
 def test_only_a_removed_choice_is_a_break():
@@ -80,8 +80,8 @@ def test_only_a_removed_choice_is_a_break():
 
 
 def test_a_changed_default_is_a_break():
-    found = changed(lambda _, methods: parameter(methods, "get_trace", "limit")["schema"].update(default=50))
-    assert found == {("get_trace(limit)", "no longer: default 100")}
+    broken = changed(lambda _, methods: parameter(methods, "get_trace", "limit")["schema"].update(default=50))
+    assert broken == {("get_trace(limit)", "no longer: default 100")}
 
 
 def test_only_a_narrower_limit_is_a_break():
@@ -137,9 +137,9 @@ def python(**names):
     """Describe a module that has these names."""
     module = types.ModuleType("described")
     vars(module).update(names, __all__=[*names])
-    found = Surface()
-    found.add_objects("toolpack_server", module)
-    return found
+    surface = Surface()
+    surface.add_objects("toolpack_server", module)
+    return surface
 
 
 class Options(TypedDict):
@@ -222,22 +222,22 @@ def test_only_removed_names_and_attributes_are_breaks():
     class OtherError(RuntimeError):
         __module__ = "toolpack_server.base.errors"
 
-    found = set(breaks(python(It=KnownError, other=plain), python(It=OtherError)))
-    assert {name for name, _ in found} == {
+    broken = set(breaks(python(It=KnownError, other=plain), python(It=OtherError)))
+    assert {name for name, _ in broken} == {
         "toolpack_server.It",
         "toolpack_server.It.close",
         "toolpack_server.It.colour",
         "toolpack_server.It.size",
         "toolpack_server.other",
     }
-    assert ("toolpack_server.It", "no longer: is a ValueError") in found
+    assert ("toolpack_server.It", "no longer: is a ValueError") in broken
     assert set(breaks(python(It=BaseError), python(It=KnownError, other=plain))) == set()
 
 
 def settings(**fields):
-    found = Surface()
-    found.add_settings(create_model("Some", __base__=_FromEnvironment, **fields))
-    return found
+    surface = Surface()
+    surface.add_settings(create_model("Some", __base__=_FromEnvironment, **fields))
+    return surface
 
 
 def test_breaks_of_settings():
@@ -253,9 +253,9 @@ def test_breaks_of_settings():
 
 def test_breaks_of_commands():
     def described(*parameters):
-        found = Surface()
-        found.add_command("tool", click.Group("tool", commands=[click.Command("run", params=[*parameters])]))
-        return found
+        surface = Surface()
+        surface.add_command("tool", click.Group("tool", commands=[click.Command("run", params=[*parameters])]))
+        return surface
 
     url, quiet = click.Option(["--url"]), click.Option(["--quiet/--loud"])
     before = described(url, quiet, click.Argument(["name"], required=False))
@@ -271,21 +271,21 @@ def test_breaks_of_commands():
 
 def test_breaks_of_metrics_formats_and_errors(monkeypatch):
     def described():
-        found = Surface()
-        found.add_metrics()
-        found.add_formats()
-        found.add_errors()
-        return found
+        broken = Surface()
+        broken.add_metrics()
+        broken.add_formats()
+        broken.add_errors()
+        return broken
 
     before = described()
     assert {"toolpack_calls_total", "toolpack_sessions", "toolpack_executors", "-32005"} <= before.keys()
     monkeypatch.setattr(surface, "SQLITE", 2)
     monkeypatch.setattr(surface, "OK", "fine")
     monkeypatch.setattr(surface, "CODES", {})
-    found = set(breaks(before, described()))
-    assert ("format of SQLite stores", "no longer: is 1") in found
-    assert ("toolpack_calls_total", 'no longer: outcome="ok"') in found
-    assert ("-32005", "is gone") in found
+    broken = set(breaks(before, described()))
+    assert ("format of SQLite stores", "no longer: is 1") in broken
+    assert ("toolpack_calls_total", 'no longer: outcome="ok"') in broken
+    assert ("-32005", "is gone") in broken
     monkeypatch.setattr(surface, "exposition", lambda *_: b"")
     assert ("toolpack_calls_total", "is gone") in set(breaks(before, described()))
 

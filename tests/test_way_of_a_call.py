@@ -75,8 +75,8 @@ class Counted:
     """A server that counts its function calls, with a session for each toolpack."""
 
     def __init__(self, frames, folder, **settings):
-        given = {"data_dir": folder, "pack_dir": (serving.PACKS,), "packs": NAMES, **settings}
-        self.server = WholeServer(load_catalog((serving.PACKS,), NAMES), **given)
+        settings_of_server = {"data_dir": folder, "pack_dir": (serving.PACKS,), "packs": NAMES, **settings}
+        self.server = WholeServer(load_catalog((serving.PACKS,), NAMES), **settings_of_server)
         self._frames = frames
         self._sessions = {name: self.server.rpc("create_session", toolpacks=[name]) for name in NAMES}
         self._call_ids = map(str, itertools.count())
@@ -150,14 +150,14 @@ def servers(tmp_path_factory):
         patch.setattr(threads, "TICK_SECONDS", serving.PATIENCE)
         frames = Frames()
         closing.enter_context(frames.watching())
-        made = {}
+        counts = {}
 
         def get(isolation, *, anew=False):
-            if isolation not in made or anew:
+            if isolation not in counts or anew:
                 with serving.zygotes_shared(isolation == "process"):
-                    made[isolation] = Counted(frames, tmp_path_factory.mktemp(isolation), isolation=isolation)
-                closing.callback(made[isolation].server.close)
-            return made[isolation]
+                    counts[isolation] = Counted(frames, tmp_path_factory.mktemp(isolation), isolation=isolation)
+                closing.callback(counts[isolation].server.close)
+            return counts[isolation]
 
         yield get
 

@@ -49,9 +49,9 @@ class Warm(subprocess.Popen[Any]):
     forked = False
 
     def _execute_child(self, args: Any, *others: Any) -> None:
-        given = inspect.signature(subprocess.Popen._execute_child).bind(self, args, *others).arguments
-        env = given["env"] if given["env"] is not None else dict(os.environ)
-        simple = not (given["executable"] or given["preexec_fn"] or given["shell"] or given["pass_fds"])
+        arguments = inspect.signature(subprocess.Popen._execute_child).bind(self, args, *others).arguments
+        env = arguments["env"] if arguments["env"] is not None else dict(os.environ)
+        simple = not (arguments["executable"] or arguments["preexec_fn"] or arguments["shell"] or arguments["pass_fds"])
         if self.is_cold or not simple or [*args][: len(PROGRAM)] != PROGRAM or sys.platform != "linux":
             super()._execute_child(args, *others)
             return
@@ -61,13 +61,13 @@ class Warm(subprocess.Popen[Any]):
         if Warm._origin.decided != decides(env):
             super()._execute_child(args, *others)
             return
-        streams = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
+        streams = [arguments["p2cread"], arguments["c2pwrite"], arguments["errwrite"]]
         streams = [number if stream == -1 else stream for number, stream in enumerate(streams)]
-        asked = {"argv": [*args][len(PROGRAM) :], "env": env, "cwd": str(given["cwd"] or Path.cwd())}
-        asked["session"] = given["start_new_session"]
+        asked = {"argv": [*args][len(PROGRAM) :], "env": env, "cwd": str(arguments["cwd"] or Path.cwd())}
+        asked["session"] = arguments["start_new_session"]
         self.pid = Warm._origin.ask(asked, streams)
         self.forked = self._child_created = True
-        self._close_pipe_fds(*(given[name] for name in PIPES))
+        self._close_pipe_fds(*(arguments[name] for name in PIPES))
 
     def _internal_poll(self, *args: Any, **kwargs: Any) -> int | None:
         if not self.forked:
@@ -132,16 +132,16 @@ def main(control: socket.socket) -> None:
         message, streams, _, _ = socket.recv_fds(control, 2**20, 3)
         if not message:
             os._exit(0)
-        asked = json.loads(message)
-        if "ended" in asked:
+        request = json.loads(message)
+        if "ended" in request:
             # Reap it only now. Until then, the system keeps it as a process that has ended.
-            number, status = os.waitpid(asked["ended"], os.WNOHANG)
+            number, status = os.waitpid(request["ended"], os.WNOHANG)
             control.send(json.dumps(status if number else None).encode())
             continue
         pid = os.fork()
         if pid == 0:
             control.close()
-            become(asked, streams)
+            become(request, streams)
         control.send(json.dumps(pid).encode())
         for stream in streams:
             os.close(stream)

@@ -111,13 +111,13 @@ def error(code, message="No.", **data):
 
 @pytest.mark.parametrize(("made_in", "methods"), [(ClientMethods, CLIENTS_METHODS), (AgentMethods, AGENTS_METHODS)])
 def test_each_server_method_has_a_client_method_like_it(made_in, methods):
-    wanted = {each.declared.name.removeprefix("rpc."): {*each.model_fields} for each in methods}
-    made = {
+    server_methods = {each.declared.name.removeprefix("rpc."): {*each.model_fields} for each in methods}
+    client_methods = {
         name: {*each.signature.parameters} - {"self"}
         for name, each in vars(made_in).items()
         if isinstance(each, method)
     }
-    assert made == wanted
+    assert client_methods == server_methods
 
 
 @pytest.mark.parametrize(
@@ -451,8 +451,8 @@ def test_requests_a_proxy_may_have_forwarded_are_not_retried(ask, pauses, status
 @pytest.mark.parametrize("kind", [AgentClient, AsyncAgentClient])
 def test_a_missing_server_is_one_error_without_the_agents_key(kind):
     async def ask():
-        asked = kind(f"http://127.0.0.1:{free_port()}/agents/key", retries=0).run_function("f")
-        return await asked if inspect.isawaitable(asked) else asked
+        call = kind(f"http://127.0.0.1:{free_port()}/agents/key", retries=0).run_function("f")
+        return await call if inspect.isawaitable(call) else call
 
     with pytest.raises(NoReplyError) as refused:
         asyncio.run(ask())

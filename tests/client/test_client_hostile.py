@@ -135,7 +135,7 @@ def test_an_agent_path_must_belong_to_this_server(path):
     batch=some.booleans(),
 )
 def test_any_bad_answer_raises_a_client_error(name, reply, status, batch):
-    wanted = {each: "s" for each, parameter in METHODS[name].signature.parameters.items()
+    arguments = {each: "s" for each, parameter in METHODS[name].signature.parameters.items()
               if parameter.default is inspect.Parameter.empty and each != "self"}  # fmt: skip
 
     def answer(_request):
@@ -145,10 +145,10 @@ def test_any_bad_answer_raises_a_client_error(name, reply, status, batch):
     with client, contextlib.suppress(ClientError):
         if batch:
             with client.batch() as collected:
-                found = getattr(collected, name)(**wanted)
+                found = getattr(collected, name)(**arguments)
             result = found.result()
         else:
-            result = getattr(client, name)(**wanted)
+            result = getattr(client, name)(**arguments)
         assert fits(METHODS[name].signature.return_annotation)(result)
 
 
@@ -173,11 +173,11 @@ def test_environments_and_rollouts_raise_only_client_errors():
         return None
 
     assert isinstance(asyncio.run(run()).error, ClientError)
-    made = object.__new__(type("Made", (TrainingEnvironment,), {"_of_task": "a/b"}))
-    made.__init__("http://there", "a/b")
-    made._client = Client("http://there", transport=httpx.MockTransport(answer), retries=0)
-    assert made.reset() == ""
-    assert made.problem
+    environment = object.__new__(type("Made", (TrainingEnvironment,), {"_of_task": "a/b"}))
+    environment.__init__("http://there", "a/b")
+    environment._client = Client("http://there", transport=httpx.MockTransport(answer), retries=0)
+    assert environment.reset() == ""
+    assert environment.problem
 
 
 async def _play(_agent, _session):

@@ -86,8 +86,8 @@ def server(tmp_path_factory, packs):
 
 @pytest.fixture
 def environment(server):
-    with TrainingEnvironment(server.url, task=SAVE, labels=RUN) as made:
-        yield made
+    with TrainingEnvironment(server.url, task=SAVE, labels=RUN) as environment:
+        yield environment
     assert server.rpc("list_sessions") == []  # nothing is left
 
 
@@ -146,8 +146,8 @@ def test_a_group_of_forks_diverges_and_closes_together(environment, server):
         members[1].move_to_savings("300.00")
         assert [each.get_reward() for each in members] == [0.0, 1.0, 0.0]
         assert {type(each) for each in members} == {type(environment)}  # TRL distinguishes environments by class
-        found = server.rpc("summarize_sessions", labels=RUN, evaluate=True)["sessions"]
-        assert sorted(each["labels"]["rollout"] for each in found) == ["0", "1", "2"]
+        sessions = server.rpc("summarize_sessions", labels=RUN, evaluate=True)["sessions"]
+        assert sorted(each["labels"]["rollout"] for each in sessions) == ["0", "1", "2"]
         parents = {each.get("parent")["session_id"] for each in server.rpc("list_sessions", labels=RUN)}
         assert len(parents) == 1
 
@@ -214,10 +214,10 @@ def test_a_lost_server_gives_an_invalid_sample_not_reward_0(tmp_path, packs):
 
 
 def test_closing_a_session_does_not_wait_for_a_lost_server(server):
-    asked = []
+    requests = []
 
     def lose(request):
-        asked.append(json.loads(request.content)["method"])
+        requests.append(json.loads(request.content)["method"])
         raise httpx.ConnectError("lost")
 
     environment = TrainingEnvironment(server.url, task=SAVE, labels=RUN)
@@ -226,7 +226,7 @@ def test_closing_a_session_does_not_wait_for_a_lost_server(server):
     environment._client = Client(server.url, retries=0, transport=httpx.MockTransport(lose))
     assert environment.get_reward() is None
     environment.close()
-    assert asked == ["evaluate_session"]
+    assert requests == ["evaluate_session"]
     assert server.rpc("close_session", labels=RUN) == 1
 
 
@@ -289,8 +289,8 @@ def test_kept_rollouts_have_their_verdicts_as_records(server):
         with environment.group(2) as members:
             members[1].move_to_savings(amount="300.00")
             assert [member.get_reward() for member in members] == [0.0, 1.0]
-    found = server.rpc("summarize_sessions", labels=labels)["sessions"]
-    assert sorted(each.get("verdict")["reward"] for each in found) == [0.0, 0.0, 1.0, 1.0]
+    sessions = server.rpc("summarize_sessions", labels=labels)["sessions"]
+    assert sorted(each.get("verdict")["reward"] for each in sessions) == [0.0, 0.0, 1.0, 1.0]
     assert len(server.rpc("list_sessions", passed=True)) == 2
     assert server.rpc("close_session", labels=labels) == len(server.rpc("list_sessions")) + 4 == 4
 
@@ -340,9 +340,9 @@ def call(function, **arguments):
 
 @pytest.fixture
 def played(server):
-    made = TextEnvironment(server.url, SAVE, labels=RUN, max_turns=4)
-    yield made
-    made.close()
+    environment = TextEnvironment(server.url, SAVE, labels=RUN, max_turns=4)
+    yield environment
+    environment.close()
     assert server.rpc("list_sessions") == []
 
 

@@ -26,8 +26,8 @@ PACK = "agentdojo-workspace"
 @pytest.fixture(scope="module")
 def client():
     catalog = load_catalog((), (PACK,))
-    with running(catalog, store="memory:") as url, Client(url) as made:
-        yield made
+    with running(catalog, store="memory:") as url, Client(url) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,9 @@ def env(start):
 
 @pytest.fixture
 def runtime(client):
-    made = RemoteRuntime.bind(client, PACK)(SUITE.tools)
-    yield made
-    made.close()
+    runtime = RemoteRuntime.bind(client, PACK)(SUITE.tools)
+    yield runtime
+    runtime.close()
 
 
 @pytest.fixture
@@ -160,9 +160,9 @@ def test_a_missing_environment_is_refused_as_in_agentdojo(runtime):
     ],
 )
 def test_errors_become_exceptions_of_their_class(runtime, error, kind):
-    made = runtime._exception("get_unread_emails", {}, error)
-    assert isinstance(made, kind)
-    assert f"{type(made).__name__}: {made}" == error
+    exception = runtime._exception("get_unread_emails", {}, error)
+    assert isinstance(exception, kind)
+    assert f"{type(exception).__name__}: {exception}" == error
 
 
 def test_wrong_arguments_raise_pydantics_own_error(runtime, env):

@@ -55,19 +55,19 @@ async def groups(client, play, labels, tasks=TASKS, **more):
 
 def test_each_task_gets_a_group_with_verdicts(run):
     async def work(client, labels):
-        found = await groups(client, do_the_dishes, labels, [*TASKS, *TASKS])
+        results = await groups(client, do_the_dishes, labels, [*TASKS, *TASKS])
         run = await client.summarize_sessions(labels, evaluate=True)
         assert await client.list_sessions(labels=labels, passed=False) == [
-            session for session in await client.list_sessions(labels=labels) if session["session_id"] == lost(found)
+            session for session in await client.list_sessions(labels=labels) if session["session_id"] == lost(results)
         ]
-        return found, run
+        return results, run
 
-    def lost(found):
-        return next(each.session["session_id"] for group in found for each in group if not each.verdict["passed"])
+    def lost(results):
+        return next(each.session["session_id"] for group in results for each in group if not each.verdict["passed"])
 
-    found, evaluated = run(work)
-    assert sorted(group[0].task for group in found) == TASKS
-    for group in found:
+    results, evaluated = run(work)
+    assert sorted(group[0].task for group in results) == TASKS
+    for group in results:
         assert [each.number for each in group] == [0, 1, 2]
         assert [each.played for each in group] == ["0", "1", "2"]
         assert {each.task for each in group} == {group[0].task}
@@ -154,9 +154,9 @@ def test_a_failed_evaluation_ends_no_other_rollout(run, monkeypatch):
         monkeypatch.setattr(client, "evaluate_session", fails_once)
         return await groups(client, do_the_dishes, labels)
 
-    found = [each for group in run(work) for each in group]
-    assert [(each.verdict, each.error.code) for each in found if each.error] == [(None, -32008)]
-    assert len(found) == 6
+    results = [each for group in run(work) for each in group]
+    assert [(each.verdict, each.error.code) for each in results if each.error] == [(None, -32008)]
+    assert len(results) == 6
 
 
 def test_a_fork_with_a_verdict_is_no_finished_rollout(run):
@@ -185,10 +185,10 @@ def test_a_close_whose_answer_is_lost_ends_no_run(run):
             return response
 
         client._http.send = loses
-        found = await groups(client, do_the_dishes, labels)
+        results = await groups(client, do_the_dishes, labels)
         assert lost
         assert half["session_id"] not in {each["session_id"] for each in await client.list_sessions(labels=labels)}
-        return found
+        return results
 
     assert all(each.verdict for group in run(work) for each in group)
 
@@ -284,9 +284,9 @@ def test_an_agent_shares_connections_but_not_the_token(url):
 def test_each_rollout_of_a_group_has_its_own_perturbations(run):
     rules = {"rules": [{"error": "ConnectionError: down", "rate": 0.5}]}
 
-    async def seeds(client, labels, **given):
-        found = await groups(client, do_the_dishes, labels, ["chores/dishes"], perturbations={**rules, **given})
-        return [each.session.get("perturbations")["seed"] for each in found[0]]
+    async def seeds(client, labels, **options):
+        results = await groups(client, do_the_dishes, labels, ["chores/dishes"], perturbations={**rules, **options})
+        return [each.session.get("perturbations")["seed"] for each in results[0]]
 
     async def work(client, labels):
         return await seeds(client, labels), await seeds(client, {"run": "the same"}, seed="mine")
@@ -319,13 +319,13 @@ def test_a_kill_of_the_server_ends_no_rollout(tmp_path, caplog):
                 await asyncio.to_thread(wait_until, lambda: caplog.records)  # the log's line on the outage
                 second = server_process.served(tmp_path, *flags)
                 await asyncio.to_thread(servers.enter_context, second)
-                (found,) = await work
+                (results,) = await work
                 traces.extend([await client.get_trace(session_id) for session_id in playing])
-                return found
+                return results
 
-    found = asyncio.run(everything())
-    assert [each.error for each in found] == [None] * 4
-    assert [each.verdict["valid"] for each in found] == [True] * 4
+    results = asyncio.run(everything())
+    assert [each.error for each in results] == [None] * 4
+    assert [each.verdict["valid"] for each in results] == [True] * 4
     assert [[each["kwargs"]["chore"] for each in trace if each["kind"] == "call"] for trace in traces] == [chores] * 4
     assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
         f"http://127.0.0.1:{flags[1]} doesn't answer. Idempotent requests are retried."

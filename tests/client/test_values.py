@@ -32,8 +32,8 @@ def url():
 
 @pytest.fixture
 def client(url):
-    with Client(url) as made:
-        yield made
+    with Client(url) as client:
+        yield client
 
 
 def in_async_code(url, work):
@@ -73,7 +73,7 @@ def expected(chance, saved, turns=3):
 async def estimates(client, chances, k):
     """Return the estimate, its standard error and the true value, for each policy and each of its steps and calls."""
     path = [("move_to_savings", {"amount": "100.00"})] * 3
-    found = []
+    rows = []
     for chance in chances:
         session = await client.create_session(task="bank/save-300")
         for function, kwargs in path:
@@ -81,23 +81,23 @@ async def estimates(client, chances, k):
         values = await client.values(session["session_id"], k=k, finish=saving(chance))
         assert [step.n for step in values.steps] == [k] * 4
         true = [expected(chance, saved) for saved in range(4)]
-        found += [(step.mean, step.standard_error, true[step.version]) for step in values.steps]
-        found += [
+        rows += [(step.mean, step.standard_error, true[step.version]) for step in values.steps]
+        rows += [
             (call.advantage, call.standard_error, true[call.after.version] - true[call.before.version])
             for call in values.calls
         ]
-    return found
+    return rows
 
 
-def are_near(found):
-    return [abs(estimate - true) <= 3 * error for estimate, error, true in found]
+def are_near(rows):
+    return [abs(estimate - true) <= 3 * error for estimate, error, true in rows]
 
 
 def test_values_and_advantages_are_those_of_enumeration(url):
-    found = in_async_code(url, lambda client: estimates(client, [0.4], 24))
-    assert len(found) == 4 + 3
-    assert all(are_near(found)), found
-    assert max(abs(estimate - true) for estimate, _, true in found) > 0  # they are estimates
+    rows = in_async_code(url, lambda client: estimates(client, [0.4], 24))
+    assert len(rows) == 4 + 3
+    assert all(are_near(rows)), rows
+    assert max(abs(estimate - true) for estimate, _, true in rows) > 0  # they are estimates
 
 
 @pytest.mark.long
@@ -289,16 +289,16 @@ class Busy(httpx.HTTPTransport):
     refused = 0
 
     def handle_request(self, request):
-        asked = json.loads(request.content)
-        forks = [each for each in asked if each["method"] == "fork_session"] if isinstance(asked, list) else []
+        body = json.loads(request.content)
+        forks = [each for each in body if each["method"] == "fork_session"] if isinstance(body, list) else []
         if not forks:
             return super().handle_request(request)
         self.refused += 1
-        asked.remove(forks[0])
+        body.remove(forks[0])
         replies = [{"id": forks[0]["id"], "error": {"code": -32006, "message": "No room.", "data": {}}}]
-        if asked:
+        if body:
             headers = {name: value for name, value in request.headers.items() if name != "content-length"}
-            reply = super().handle_request(httpx.Request("POST", request.url, headers=headers, json=asked))
+            reply = super().handle_request(httpx.Request("POST", request.url, headers=headers, json=body))
             replies += json.loads(reply.read())
         return httpx.Response(200, json=replies)
 
@@ -332,8 +332,8 @@ def test_concurrency_limits_open_forks(url):
 
         return await client.values(session["session_id"], k=23, finish=play, concurrency=5)
 
-    found = in_async_code(url, work)
-    assert found.steps[0].n == len(counts) == 23
+    result = in_async_code(url, work)
+    assert result.steps[0].n == len(counts) == 23
     assert max(counts) == 5
 
 
@@ -408,8 +408,8 @@ def test_rollouts_come_with_the_values_of_their_steps(url):
     tree = {"k": 2, "finish": None, "progress": lambda value: seen.append(value.session_id)}
 
     async def work(client):
-        found = [await groups(client, labels={"run": "tree"}, concurrency=3, tree=tree) for _ in range(2)]
-        return found, await client.list_sessions(labels={"run": "tree"})
+        results = [await groups(client, labels={"run": "tree"}, concurrency=3, tree=tree) for _ in range(2)]
+        return results, await client.list_sessions(labels={"run": "tree"})
 
     (first, again), sessions = in_async_code(url, work)
     assert [[step.mean for step in each.values.steps] for each in first["chores/dishes"]] == [[0.0], [0.0, 1.0]]
@@ -452,9 +452,9 @@ def test_a_thousand_forks_survive_kills_of_both_sides(tmp_path):
 
         def noted():
             with Client(server.url) as client:
-                found = client.list_sessions(labels={"values": session_id}, limit=1000)
-                ledger = [each["session_id"] for each in found if "step" not in each["labels"]]
-                assert len(found) - len(ledger) <= 16
+                forks = client.list_sessions(labels={"values": session_id}, limit=1000)
+                ledger = [each["session_id"] for each in forks if "step" not in each["labels"]]
+                assert len(forks) - len(ledger) <= 16
                 pages = [client.get_trace(each, after=after, limit=1000) for each in ledger for after in (-1, 999)]
             notes = [record for page in pages for record in page]
             assert len({(note["metadata"]["values"]["step"], note["call_id"]) for note in notes}) == len(notes)

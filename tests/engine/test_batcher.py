@@ -118,13 +118,13 @@ def test_requests_refused_before_they_begin_are_answered(together):
 
 def ended(futures):
     """Return the results of requests, and the codes of refused ones."""
-    found = []
+    sizes = []
     for future in futures:
         try:
-            found.append(future.result(PATIENCE))
+            sizes.append(future.result(PATIENCE))
         except RpcError as error:
-            found.append(error.code)
-    return found
+            sizes.append(error.code)
+    return sizes
 
 
 @pytest.mark.parametrize("repeatable", [False, True])
@@ -154,13 +154,13 @@ def test_sessions_of_a_crowd_have_their_own_parameters(bench):
     for toolpacks in (["ledger"], ["ledger", "vault"]):
         bench.create(*toolpacks)
     kinds = [("ann", ["ledger"]), ("bob", ["ledger"]), ("ann", ["ledger", "vault"])]
-    asked = [
+    parameters = [
         {"owner": owner, "toolpacks": toolpacks, "labels": {"n": str(n)}, "ttl_seconds": 100 + n}
         for n, (owner, toolpacks) in enumerate(kinds * 5)
     ]
     with bench.paused():
-        futures = [bench.later("create_session", **each) for each in asked]
-    for each, session in zip(asked, ended(futures), strict=True):
+        futures = [bench.later("create_session", **each) for each in parameters]
+    for each, session in zip(parameters, ended(futures), strict=True):
         stored, _ = bench.store.get(session["session_id"])
         assert (stored.owner, session["toolpacks"], stored.labels, stored.ttl_seconds) == (
             each["owner"], each["toolpacks"], each["labels"], each["ttl_seconds"]
@@ -171,9 +171,11 @@ def test_duplicates_in_a_crowd_create_one_session(stored_bench):
     bench = stored_bench
     (was_there,) = [bench.rpc("create_session", toolpacks=["ledger"], call_id="c0")]
     bench.result(was_there["session_id"], "add", amount=2)
-    asked = [{"call_id": f"c{number % 5}", "labels": {"n": str(number)} if number > 14 else {}} for number in range(20)]
+    parameters = [
+        {"call_id": f"c{number % 5}", "labels": {"n": str(number)} if number > 14 else {}} for number in range(20)
+    ]
     with bench.paused():
-        futures = [bench.later("create_session", toolpacks=["ledger"], **each) for each in asked]
+        futures = [bench.later("create_session", toolpacks=["ledger"], **each) for each in parameters]
     answers = ended(futures)
     assert answers[0] == was_there
     for number, answer in enumerate(answers):

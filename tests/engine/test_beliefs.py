@@ -186,11 +186,11 @@ def test_a_worker_that_knows_no_digest_resets_a_seeded_session(store_url, versio
     with bench_with_volumes(store) as second:
         assert second.rpc("reset_session", session_id=session_id, version=version)["version"] == 5
         change_volumes(second, session_id, 3)
-        found = states(second, session_id)
-        assert len(found) == 7
-        assert None not in found
+        state = states(second, session_id)
+        assert len(state) == 7
+        assert None not in state
         if version:
-            assert found[4] == found[2]
+            assert state[4] == state[2]
         replayed = second.rpc("replay_session", session_id=session_id)
         assert (replayed["complete"], replayed.get("diverged")) == (True, None)
     with bench_with_volumes(store) as third:

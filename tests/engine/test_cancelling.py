@@ -12,8 +12,8 @@ from toolpack_server.engine.pace import Pace
 
 
 def gate(name):
-    made = ledger.gates[name] = threading.Event()
-    return made
+    event = ledger.gates[name] = threading.Event()
+    return event
 
 
 def cancel(bench, session_id, call):
@@ -124,10 +124,10 @@ def test_a_call_whose_clock_has_not_started_never_runs(bench):
     loads, goes_on = threading.Event(), threading.Event()
     load = bench.store.get
 
-    def slow_load(given):
+    def slow_load(arguments):
         loads.set()
         assert goes_on.wait(PATIENCE)
-        return load(given)
+        return load(arguments)
 
     bench.store.get = slow_load
     runs = len(ledger.runs)
@@ -147,8 +147,8 @@ def test_a_committed_call_stays_after_cancelling(bench):
     commits, goes_on = threading.Event(), threading.Event()
     commit = bench.store.commit
 
-    def slow_commit(given):
-        kept = commit(given)
+    def slow_commit(arguments):
+        kept = commit(arguments)
         commits.set()
         assert goes_on.wait(PATIENCE)
         return kept

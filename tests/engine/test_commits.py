@@ -52,8 +52,8 @@ def store():
 
 @pytest.fixture
 def bench(store):
-    with serving.Bench(store=store) as made:
-        yield made
+    with serving.Bench(store=store) as bench:
+        yield bench
 
 
 def overloaded(call):

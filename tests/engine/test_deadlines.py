@@ -225,10 +225,10 @@ class Held:
 @pytest.fixture
 def held(request, bench, monkeypatch, clock):
     del clock  # it stands still by now
-    made = Held(bench, monkeypatch, **request.param)
-    yield made
-    made.gate.set()
-    made.bench.close()
+    bench_with_held_store = Held(bench, monkeypatch, **request.param)
+    yield bench_with_held_store
+    bench_with_held_store.gate.set()
+    bench_with_held_store.bench.close()
 
 
 @pytest.mark.parametrize("held", [{"threads": 1, "timeout_seconds": 0.2}], indirect=True)
@@ -427,10 +427,10 @@ def test_a_missed_store_deadline_mentions_no_call_id(bench, clock, method, param
         params = {"bundle": bench.rpc("export_bundle", session_id=session_id)["bundle"]}
     real, held, opened = getattr(bench.store, step), threading.Event(), threading.Event()
 
-    def hold(*given, **more):
+    def hold(*arguments, **more):
         held.set()
         opened.wait(PATIENCE)
-        return real(*given, **more)
+        return real(*arguments, **more)
 
     setattr(bench.store, step, hold)
     request = hasty.later(method, **(params or {"session_id": session_id}))

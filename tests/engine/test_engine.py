@@ -90,8 +90,8 @@ def test_kinds_of_an_owner_take_turns():
 
 def test_kinds_not_known_to_wait_have_a_limited_reserve():
     lane = Lane(1, 1, Backlog())
-    known = {"sleep"}
-    lane.keep_reserve(RESERVE, lambda kind: kind not in known)
+    waiting_kinds = {"sleep"}
+    lane.keep_reserve(RESERVE, lambda kind: kind not in waiting_kinds)
     first, second = Submitted("ann", "sleep"), Submitted("ann", "sleep")
     assert lane.enter(first)
     assert not lane.enter(second)
@@ -101,7 +101,7 @@ def test_kinds_not_known_to_wait_have_a_limited_reserve():
     assert [lane.enter(job) for job in others].count(True) == RESERVE - RESERVE_PER_KIND
     assert lane.enter(new[0])  # the job is inside
     assert lane.leave(new[0]) == [new[-1]]  # of the same kind, though the other job has waited longer
-    known.add("new")
+    waiting_kinds.add("new")
     started = lane.leave_reserve(new[1])  # the job turns out to wait, and takes a slot of its owner
     assert started == [others[-RESERVE_PER_KIND]]
     assert lane.leave_reserve(new[1]) == []
@@ -110,11 +110,11 @@ def test_kinds_not_known_to_wait_have_a_limited_reserve():
 
 
 def test_jobs_that_leave_the_reserve_take_no_others_slot():
-    lane, known = Lane(6, 3, Backlog()), set()
-    lane.keep_reserve(2, lambda kind: kind not in known)
+    lane, waiting_kinds = Lane(6, 3, Backlog()), set()
+    lane.keep_reserve(2, lambda kind: kind not in waiting_kinds)
     hers = [Submitted("ann", "sleep") for _ in range(8)]
     assert [lane.enter(job) for job in hers] == [True] * 5 + [False] * 3
-    known.add("sleep")
+    waiting_kinds.add("sleep")
     assert [lane.leave_reserve(job) for job in hers] == [[]] * 8
     his = [Submitted("bob", "sleep") for _ in range(4)]
     assert [lane.enter(job) for job in his] == [True] * 3 + [False]
@@ -291,8 +291,8 @@ def test_signals_reach_the_main_thread_while_others_run_the_loop():
 @pytest.mark.parametrize(("function", "kwargs"), [("add", {"amount": 1}), ("total", {})])  # the second is compared
 def test_jobs_of_ended_calls_are_freed_without_gc(make_bench, function, kwargs, at_once, monkeypatch):
     bench, jobs = make_bench(verify_read_only=True), weakref.WeakSet()
-    made = Job.__init__
-    monkeypatch.setattr(Job, "__init__", lambda job: (made(job), jobs.add(job))[0])
+    init = Job.__init__
+    monkeypatch.setattr(Job, "__init__", lambda job: (init(job), jobs.add(job))[0])
     session_id = bench.create()
     gc.collect()
     gc.disable()

@@ -22,9 +22,9 @@ SEVERAL = {"ann": "12345678", "bob": "87654321"}
 @pytest.fixture
 def gate():
     """Hold functions until the test ends."""
-    made = ledger.gates["fairness"] = threading.Event()
-    yield made
-    made.set()
+    event = ledger.gates["fairness"] = threading.Event()
+    yield event
+    event.set()
 
 
 def hold(bench, owner=""):
@@ -95,8 +95,8 @@ def test_an_owner_over_its_thread_share_delays_only_itself(gate, monkeypatch):
 
     other = hold(bench, "bob")
     wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 3, "the other name's call")
-    known = bench.rpc("run_function", owner="ann", session_id=quick, function="add", kwargs={"amount": 1})
-    assert known["error"] is None  # a function known to be quick needs no separate thread
+    envelope = bench.rpc("run_function", owner="ann", session_id=quick, function="add", kwargs={"amount": 1})
+    assert envelope["error"] is None  # a function known to be quick needs no separate thread
     assert bench._run(bench.sessions.ping_store()) == (True, "")
 
     clock.move(600)

@@ -91,9 +91,9 @@ def answers(bench, model, most):
 def stops(monkeypatch):
     for module in (pace, threads):
         monkeypatch.setattr(module, "QUICK_SECONDS", -1.0)  # quick calls would run on the event loop's thread
-    made = Stops()
-    threading.settrace(made.trace)  # before any thread starts
-    yield made
+    tracer = Stops()
+    threading.settrace(tracer.trace)  # before any thread starts
+    yield tracer
     threading.settrace(None)
 
 

@@ -26,15 +26,15 @@ def store():
 
 @pytest.fixture
 def bench(store):
-    with serving.Bench(store=store) as made:
-        yield made
+    with serving.Bench(store=store) as bench:
+        yield bench
 
 
 @pytest.fixture
 def second(store):
     """Return another worker on the same store."""
-    with serving.Bench(store=store) as made:
-        yield made
+    with serving.Bench(store=store) as bench:
+        yield bench
 
 
 def claim(store, session_id, *dead):
@@ -142,7 +142,7 @@ def test_a_lease_whose_answer_was_lost_is_released(bench, store):
 
 def test_a_worker_keeps_its_own_lease_for_running_calls(store):
     store.create([session := stored()], {}, {})
-    made = Leases(store)
+    leases = Leases(store)
     claimed = []
     real = store.claim
 
@@ -154,72 +154,72 @@ def test_a_worker_keeps_its_own_lease_for_running_calls(store):
     store.claim = lose
     states = [SessionState(*store.get(session.id)) for _ in range(2)]
     with pytest.raises(OverloadedError):
-        made.acquire(states[:1])
+        leases.acquire(states[:1])
     assert not states[0].leased
     store.claim = lambda *arguments: claimed.append(arguments[0]) or real(*arguments)
-    made.keep_up(lambda _: True)  # a call waits there and will take the lease
+    leases.keep_up(lambda _: True)  # a call waits there and will take the lease
     assert len(claimed) == 1
-    made.acquire(states[1:])
+    leases.acquire(states[1:])
     assert states[1].leased
-    made.keep_up(lambda _: False)
+    leases.keep_up(lambda _: False)
     assert len(claimed) == 2
     assert store.get(session.id)[1].epoch == states[1].epoch
     assert not is_free(store, session.id)
-    made.release(states[1])
-    made.keep_up(lambda _: False)
+    leases.release(states[1])
+    leases.keep_up(lambda _: False)
     assert is_free(store, session.id)
 
 
 def test_a_session_that_became_busy_keeps_its_lease(store):
     store.create([session := stored()], {}, {})
-    made = Leases(store)
-    made.acquire([SessionState(*store.get(session.id))])
-    store.ask(session.id, made.holder)
+    leases = Leases(store)
+    leases.acquire([SessionState(*store.get(session.id))])
+    store.ask(session.id, leases.holder)
     looks = iter([False, True])
-    made.keep_up(lambda _: next(looks))
+    leases.keep_up(lambda _: next(looks))
     assert not is_free(store, session.id)
-    made.keep_up(lambda _: False)
+    leases.keep_up(lambda _: False)
     assert is_free(store, session.id)
 
 
 def test_releases_during_a_release_are_sent_next(store):
     store.create([session := stored()], {}, {})
-    made = Leases(store)
+    leases = Leases(store)
     first, later = (SessionState(*store.get(session.id)) for _ in range(2))
-    made.acquire([first])
-    made.release(first)
+    leases.acquire([first])
+    leases.release(first)
     release = store.release
 
     def meanwhile(*lease):
         store.release = release
         release(*lease)
-        made.acquire([later])
-        made.release(later)
+        leases.acquire([later])
+        leases.release(later)
 
     store.release = meanwhile
-    made.keep_up(lambda _: False)
+    leases.keep_up(lambda _: False)
     assert not is_free(store, session.id)
-    made.keep_up(lambda _: False)
+    leases.keep_up(lambda _: False)
     assert is_free(store, session.id)
 
 
 def test_a_late_release_keeps_a_new_lease_of_its_number(store):
     store.create([session := stored()], {}, {})
-    made = Leases(store)
+    leases = Leases(store)
     refused, later = (SessionState(*store.get(session.id)) for _ in range(2))
-    made.acquire([refused])
+    leases.acquire([refused])
     refused.invalid = "The commit was refused."
-    made.release(refused)
+    leases.release(refused)
     store._leases[session.id] = 0, None  # as it was before
     release = store.release
 
     def meanwhile(*lease):
         store.release = release
-        made.acquire([later])
+        leases.acquire([later])
         release(*lease)
 
     store.release = meanwhile
-    made.keep_up(lambda _: False)
+    leases.keep_up(lambda _: False)
     assert later.leased
     assert later.epoch == refused.epoch
     assert store._leases[session.id] == (later.epoch, later.holder)
@@ -388,15 +388,15 @@ def test_a_lease_moves_after_5_seconds_without_heartbeats(watcher):
 
 
 def test_a_waiting_call_continues_if_the_holder_is_unreachable(watcher, store):
-    asked = []
+    requests = []
 
     def fail(session_id, _holder):
-        asked.append(session_id)
+        requests.append(session_id)
         raise OverloadedError("out of reach")
 
     store.ask = fail
     watcher.looks_until_taken(0.02)
-    assert asked == [watcher.session_id] * 4
+    assert requests == [watcher.session_id] * 4
 
 
 def test_the_lease_of_an_ended_worker_moves_at_once(watcher, store):
@@ -461,7 +461,7 @@ def test_a_worker_sends_heartbeats_even_if_it_has_nothing_to_do(store, monkeypat
 
 
 def test_a_failed_end_notice_is_logged_once_and_retried(store, caplog):
-    made = Leases(store)
+    leases = Leases(store)
     heartbeat = store.heartbeat
 
     def fail(_holder):
@@ -469,10 +469,10 @@ def test_a_failed_end_notice_is_logged_once_and_retried(store, caplog):
 
     store.heartbeat = fail
     for _ in range(3):
-        made.keep_up(lambda _: False)
+        leases.keep_up(lambda _: False)
     assert caplog.text.count("can't be told that this worker is alive") == 1
     store.heartbeat = heartbeat
-    made.keep_up(lambda _: False)
+    leases.keep_up(lambda _: False)
     assert list(store._heartbeats.values()) == [1]
 
 
@@ -519,7 +519,7 @@ def test_lease_requests_in_redis_expire_soon(redis_url):
             store.ask("session", holder)
         store.holder_ended("ends")
         store.ask("session", "ends")
-        asked = {name: client.ttl(name) for name in client.keys("toolpack:asked:*")}
-        assert asked.keys() == {b"toolpack:asked:lives", b"toolpack:asked:is new"}
-        assert all(0 < seconds <= 60 for seconds in asked.values())
+        ttls = {name: client.ttl(name) for name in client.keys("toolpack:asked:*")}
+        assert ttls.keys() == {b"toolpack:asked:lives", b"toolpack:asked:is new"}
+        assert all(0 < seconds <= 60 for seconds in ttls.values())
         assert store.heartbeat("lives") == {"session"}

@@ -59,9 +59,9 @@ def lone(request, monkeypatch):
     # On a busy machine, too, a function counts as quick until a test says otherwise.
     monkeypatch.setattr(pace, "QUICK_SECONDS", PATIENCE)
     monkeypatch.setattr(pace, "SLOW_LOOKS", None)
-    made = Lone(**getattr(request, "param", {}))
-    yield made
-    made.bench.close()
+    lone_bench = Lone(**getattr(request, "param", {}))
+    yield lone_bench
+    lone_bench.bench.close()
 
 
 def test_lone_quick_calls_run_on_the_event_loops_thread(lone):

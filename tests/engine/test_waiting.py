@@ -38,8 +38,8 @@ def bench(gate, monkeypatch):
     """Return a server whose async functions share loops, however quick they are."""
     monkeypatch.setattr(pace.Pace, "is_quick", lambda _, kind: kind == "note")
     pauses.seen.clear()
-    with Bench(CATALOG) as made:
-        yield made
+    with Bench(CATALOG) as bench:
+        yield bench
         pauses.gates[gate].set()
 
 

@@ -48,8 +48,8 @@ class FaultsFeature(Feature):
 
 @pytest.fixture
 def bench():
-    with Bench(features=[*load_features(), FaultsFeature]) as made:
-        yield made
+    with Bench(features=[*load_features(), FaultsFeature]) as bench:
+        yield bench
 
 
 @pytest.fixture

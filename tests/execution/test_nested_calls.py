@@ -76,8 +76,8 @@ def test_nested_results_are_recorded_before_later_changes(bench):
 def test_a_failed_calls_record_has_its_nested_calls(bench, function, kwargs, returned):
     session_id = bench.create()
     error = bench.call(session_id, function, **kwargs)["error"]
-    found = [(each["result"], each["error"]) for each in last(bench, session_id)["nested"]]
-    assert found == [("", error) if result is None else (result, None) for result in returned]
+    outcomes = [(each["result"], each["error"]) for each in last(bench, session_id)["nested"]]
+    assert outcomes == [("", error) if result is None else (result, None) for result in returned]
 
 
 def test_a_missed_deadline_hides_no_nested_call(bench):

@@ -287,8 +287,8 @@ def test_names_of_parts():
 
 @pytest.fixture
 def parted():
-    with serving.Bench(Catalog({"desk": desk()})) as made:
-        yield made
+    with serving.Bench(Catalog({"desk": desk()})) as bench:
+        yield bench
 
 
 def sizes(bench, session_id):

@@ -115,8 +115,8 @@ def test_objects_are_compared_only_where_their_bytes_differ(make_bench, monkeypa
     monkeypatch.setattr(read_only_checks, "first_difference", lambda *pair: walked.append(pair[0]) or compare(*pair))
     bench = make_bench(CATALOG, packs=NAMES, verify_read_only=True, cache_bytes=0)
     shelf = {"books": [f"book {number}" for number in range(999, 0, -1)], "lent": ["ann", "bob", "carl", "dora"]}
-    given = {"liars": {"seen": ["a word"] * 1000, "shelf": shelf, "notes": {"a": [1, 2] * 500}}}
-    session_id = bench.rpc("create_session", toolpacks=["liars"], environment=given)["session_id"]
+    environment = {"liars": {"seen": ["a word"] * 1000, "shelf": shelf, "notes": {"a": [1, 2] * 500}}}
+    session_id = bench.rpc("create_session", toolpacks=["liars"], environment=environment)["session_id"]
     for _ in range(3):  # on a restored environment, and on one from the last call
         assert bench.result(session_id, "search", word="nothing") == bench.result(session_id, "see", word="more") - 1
     bench.result(session_id, "search", word="nothing")

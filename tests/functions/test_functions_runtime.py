@@ -114,10 +114,10 @@ def describe(text: str) -> str:
 
 @pytest.fixture
 def runtime():
-    made = FunctionsRuntime()
+    runtime = FunctionsRuntime()
     for function in (send, note, order, slowly, fail, describe):
-        assert made.register_function(function) is function
-    return made
+        assert runtime.register_function(function) is function
+    return runtime
 
 
 def test_a_function_changes_the_passed_environment(runtime):
@@ -322,13 +322,13 @@ def numpy(x: int, y: str = "a", hidden: int = 0) -> None:
 
 @pytest.mark.parametrize("function", [sphinx, google, numpy])
 def test_every_style_of_docstring_says_the_same(function):
-    made = make_function(function)
-    properties = made.parameters.model_json_schema()["properties"]
+    function_made = make_function(function)
+    properties = function_made.parameters.model_json_schema()["properties"]
     assert {name: field["description"] for name, field in properties.items()} == {
         "x": "The first\nof them.",
         "y": "The second.",
     }
-    assert made.description == "Do it."
+    assert function_made.description == "Do it."
 
 
 def test_numpy_style_may_describe_two_parameters_at_once():

@@ -20,8 +20,8 @@ LEAVE = ["leave_thread", "leave_in_executor", "leave_to_thread", "leave_run_in_e
 
 @pytest.fixture
 def bench():
-    with Bench(CATALOG) as made:
-        yield made
+    with Bench(CATALOG) as bench:
+        yield bench
     stragglers.executor.shutdown(wait=False)
     stragglers.executor = ThreadPoolExecutor(1)
 

@@ -78,11 +78,11 @@ def test_a_kill_during_concurrent_calls_loses_no_answered_one(tmp_path):
             assert [record["version"] for record in trace] == list(range(1, len(trace) + 1))
             entries = server.rpc("get_environment", session_id=session, pointer="/ledger/ledger/entries")
             assert entries == rebuilt(trace)
-        told = {(session, r["call_id"]): r["result"] for session, trace in traces.items() for r in trace}
+        results = {(session, r["call_id"]): r["result"] for session, trace in traces.items() for r in trace}
         for session, call_id, result in acknowledged:
-            assert told[session, call_id] == result
+            assert results[session, call_id] == result
         # At most the calls in flight at the server's death are there in addition. Sending them again runs them once.
-        assert 0 <= len(told) - len(acknowledged) <= CLIENTS
+        assert 0 <= len(results) - len(acknowledged) <= CLIENTS
         for client in clients:
             first = server.rpc("run_function", **client.attempted)
             assert server.rpc("run_function", **client.attempted) == first

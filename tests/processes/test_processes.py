@@ -94,17 +94,17 @@ def server(clock):
     service = SimpleNamespace(settings=Settings(drain_seconds=8), sessions=manager)
     service.is_unfit = lambda: sessions.stuck > service.settings.max_stuck_threads
     gateway = SimpleNamespace(ready=True, answering=0, service=service, connections=SimpleNamespace(closing=False))
-    made = DrainingServer(lambda: None, gateway, SupervisorPipe())
-    made.servers = []
-    made.gateway, made.sessions, made.clock, made.told = gateway, sessions, clock, told
+    draining = DrainingServer(lambda: None, gateway, SupervisorPipe())
+    draining.servers = []
+    draining.gateway, draining.sessions, draining.clock, draining.told = gateway, sessions, clock, told
 
     async def tick(_self, _counter):
-        return made.should_exit
+        return draining.should_exit
 
     # uvicorn's own tick writes headers and counts requests, and there are none here.
-    made.tick = lambda: _run(DrainingServer.on_tick(made, 0))
+    draining.tick = lambda: _run(DrainingServer.on_tick(draining, 0))
     uvicorn_tick, uvicorn.Server.on_tick = uvicorn.Server.on_tick, tick
-    yield made
+    yield draining
     uvicorn.Server.on_tick = uvicorn_tick
 
 
@@ -309,9 +309,9 @@ class Waiting:
 @pytest.fixture(params=["one process", "supervised"])
 def waiting(request, tmp_path):
     flags = ["--store", "memory:"] if request.param == "one process" else []
-    made = Waiting(tmp_path, *flags, DRAIN_SECONDS="600")
-    yield made
-    made.end()
+    waiting_server = Waiting(tmp_path, *flags, DRAIN_SECONDS="600")
+    yield waiting_server
+    waiting_server.end()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -335,9 +335,9 @@ def test_a_server_in_shutdown_delay_serves_but_is_not_ready(tmp_path, flags):
         with serving.http_client(waiting.http.base_url) as balancer:
             wait_until(lambda: balancer.get("/readyz").status_code == 503, "the word that it stops")
             assert balancer.get("/healthz").status_code == 200
-        asked = {"jsonrpc": "2.0", "id": 1, "method": "get_session", "params": {"session_id": session}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "get_session", "params": {"session_id": session}}
         for _ in range(2):
-            answer = waiting.http.post("/rpc", json=asked)
+            answer = waiting.http.post("/rpc", json=body)
             assert serving.result_of(answer.content)["session_id"] == session
             assert answer.headers["Connection"] == "close"  # so that its client connects to another server next
         waiting.process.send_signal(signal.SIGINT)

@@ -57,8 +57,8 @@ class Reloading:
 
     def _url(self):
         assert self.process.poll() is None, self.said()
-        found = re.search(r"http://127\.0\.0\.1:\d+", self.said())
-        return found and found[0]
+        match = re.search(r"http://127\.0\.0\.1:\d+", self.said())
+        return match and match[0]
 
     def said(self):
         return self.log.read_text()
@@ -203,12 +203,12 @@ def descendants(pid):
     for line in listed.splitlines():
         child, parent = map(int, line.split())
         children.setdefault(parent, []).append(child)
-    found, todo = [], [pid]
+    pids, todo = [], [pid]
     while todo:
         more = children.get(todo.pop(), [])
-        found += more
+        pids += more
         todo += more
-    return found
+    return pids
 
 
 def is_running(pid):

@@ -109,13 +109,13 @@ def test_a_stopping_server_logs_why_and_nothing_else(tmp_path, store):
 def witnesses(pid):
     """Return the processes with the command line of a server that are neither the server nor its children."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             if (folder / "cmdline").read_bytes() == command and pid not in {parent, int(folder.name)}:
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 def words_of(folder):

@@ -134,8 +134,8 @@ def test_forks_cost_little_more_than_a_row(tmp_path, store):
         grown = store_size(tmp_path, store) - before
         assert len({fork["session_id"] for fork in forks}) == FORKS
         assert grown / FORKS < 2000
-        told = client.send("get_environment", session_id=forks[-1]["session_id"])
-        assert told == client.send("get_environment", session_id=session)
+        environment = client.send("get_environment", session_id=forks[-1]["session_id"])
+        assert environment == client.send("get_environment", session_id=session)
 
 
 def test_memory_is_not_shared(tmp_path):

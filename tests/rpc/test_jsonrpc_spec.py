@@ -232,10 +232,10 @@ class Twice:
     def __init__(self, bench, monkeypatch, methods):
         async def echo(request, caller, app):
             del caller, app
-            given = request.model_dump()
-            if len(str(given)) % 5 == 0:
+            params = request.model_dump()
+            if len(str(params)) % 5 == 0:
                 raise OverloadedError("on purpose")
-            return given
+            return params
 
         for method in methods:
             monkeypatch.setattr(method, "handle", echo)

@@ -144,11 +144,11 @@ def test_an_answer_gets_the_room_left_in_its_batch():
         session = server.create("ledger")
         for _ in range(300):
             server.call(session, "add", amount=10**17)
-        asked = request("get_environment", 1, session_id=session)
-        size = len(server.answer(json.dumps(asked)))
+        body = request("get_environment", 1, session_id=session)
+        size = len(server.answer(json.dumps(body)))
         echo = request("run_function", 2, session_id=session, function="echo", kwargs={"value": "x" * 900})
         assert ALLOWED - 900 < size < ALLOWED
-        after, last = json.loads(server.answer(json.dumps([echo, asked])))
+        after, last = json.loads(server.answer(json.dumps([echo, body])))
         assert ("result" in after, last["error"]["code"]) == (True, -32007)
 
 
@@ -157,11 +157,11 @@ def test_a_calls_result_is_answered_despite_small_limits(text):
     with Bench(max_body_bytes=1024) as server:
         session = server.create("ledger")
         times = (2**20 - 2) // (len(json.dumps(text, ensure_ascii=False).encode()) - 2)
-        asked = {"function": "repeat", "kwargs": {"text": text, "times": times}}
+        params = {"function": "repeat", "kwargs": {"text": text, "times": times}}
         small = request("run_function", 1, session_id=session, function="echo", kwargs={"value": "x" * 900})
-        large = [request("run_function", 2, session_id=session, **asked)]
-        told = json.loads(server.answer(json.dumps([small, *large])))[1]["result"]
-        assert (told["error"], told["result"]) == (None, text * times)
+        large = [request("run_function", 2, session_id=session, **params)]
+        envelope = json.loads(server.answer(json.dumps([small, *large])))[1]["result"]
+        assert (envelope["error"], envelope["result"]) == (None, text * times)
 
 
 # Limits of waiting calls
@@ -398,10 +398,10 @@ def state(name, blob=b"", *, live=False):
     with Bench() as server:
         session_id = server.create("ledger")
         session, head = server.store.get(session_id)
-    made = SessionState(dataclasses.replace(session, id=name), head)
-    made.blobs = {"ledger": blob}
-    made.live = {"ledger": ledger.LedgerEnvironment()} if live else {}
-    return made
+    state_of_session = SessionState(dataclasses.replace(session, id=name), head)
+    state_of_session.blobs = {"ledger": blob}
+    state_of_session.live = {"ledger": ledger.LedgerEnvironment()} if live else {}
+    return state_of_session
 
 
 def test_the_session_cache_has_a_memory_limit():
@@ -510,10 +510,10 @@ def test_agents_keys_are_remembered_only_up_to_a_number(monkeypatch):
             assert server.rpc("run_function", agent_key=key, function="add", kwargs={"amount": 1})["error"] is None
             assert 1 <= len(server.sessions._agents) <= 3
         # An unknown key isn't cached at all.
-        known = dict(server.sessions._agents)
+        cached = dict(server.sessions._agents)
         for number in range(5):
             refused(-32001, server.rpc, "list_functions", agent_key=str(number))
-        assert server.sessions._agents == known
+        assert server.sessions._agents == cached
 
 
 def test_a_remembered_agents_key_is_not_looked_up_again():
@@ -676,10 +676,10 @@ def test_the_limit_of_open_files_is_logged_once(tmp_path, monkeypatch):
             for _ in range(100):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE))
             wait_until(lambda: "Too many" in (tmp_path / "server.log").read_text(), "a line in the log")
-            told = socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE)
-        with told:  # accepted when the others are gone, because asyncio has retried meanwhile
-            told.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert told.recv(100).startswith(b"HTTP/1.1 200")
+            connection = socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE)
+        with connection:  # accepted when the others are gone, because asyncio has retried meanwhile
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
         at_start, line = (tmp_path / "server.log").read_text().splitlines()
     assert "allows 60 open files" in at_start
     assert "TOOLPACK_MAX_CONNECTIONS" in at_start
@@ -710,8 +710,8 @@ def test_a_request_to_upgrade_is_answered_as_without_it(endpoint, protocol_name,
             connection.sendall(piece)
         if sent == "together":
             connection.sendall(HEAD + WHOLE)
-        head, *told = read(connection, more=True)
-        assert tuple(told) == expected
+        head, *replies = read(connection, more=True)
+        assert tuple(replies) == expected
         assert b"connection: close" not in head
         if sent != "together":
             connection.sendall(HEAD + WHOLE)

@@ -53,12 +53,12 @@ def test_a_type_without_optional_members_costs_nothing():
 def test_no_result_uses_null_for_unset():
     from pydantic import TypeAdapter  # noqa: PLC0415
 
-    found = set()
+    null_members = set()
 
     def look(schema, name=""):
         if isinstance(schema, dict):
             if {"type": "null"} in schema.get("anyOf", ()):
-                found.add(name)
+                null_members.add(name)
             for each, value in schema.get("properties", {}).items():
                 look(value, each)
             for each in ("$defs", "items", "anyOf", "additionalProperties"):
@@ -72,4 +72,4 @@ def test_no_result_uses_null_for_unset():
 
     for method in [*CLIENTS_METHODS, *AGENTS_METHODS]:
         look(TypeAdapter(method.declared.result).json_schema(mode="serialization"))
-    assert found - {"variant"} <= VALUES  # of perturbations: clients may send null, too
+    assert null_members - {"variant"} <= VALUES  # of perturbations: clients may send null, too

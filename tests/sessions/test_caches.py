@@ -50,8 +50,8 @@ SMALL = Catalog({"small": small})
 
 @pytest.fixture(params=["sqlite", "memory"])
 def store(request, store_url):
-    with contextlib.closing(open_store(store_url(request.param))) as made:
-        yield made
+    with contextlib.closing(open_store(store_url(request.param))) as new_store:
+        yield new_store
 
 
 @pytest.mark.parametrize("given", ["options", "environment"])

@@ -11,8 +11,10 @@ pytestmark = serving.IN_BOTH
 
 
 def sent(bench, session_id, function="add", call_id="first", kwargs=None, **params):
-    given = {"amount": 1} if kwargs is None else kwargs
-    return bench.rpc("run_function", session_id=session_id, function=function, kwargs=given, call_id=call_id, **params)
+    arguments = {"amount": 1} if kwargs is None else kwargs
+    return bench.rpc(
+        "run_function", session_id=session_id, function=function, kwargs=arguments, call_id=call_id, **params
+    )
 
 
 def times(function):

@@ -96,10 +96,10 @@ def test_a_running_replay_keeps_its_session_alive(make_bench, monkeypatch):
     gate.clear()
     get, failures = bench.store.get, [OverloadedError("The store is away.")]
 
-    def failing(asked):
+    def failing(ids):
         if failures:
             raise failures.pop()
-        return get(asked)
+        return get(ids)
 
     def wait_for_renewals(count):
         before = get(session_id)[0].expires_at

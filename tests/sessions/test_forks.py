@@ -20,8 +20,8 @@ KINDS = all_record_kinds(load_features())
 
 
 def path(bench, session_id, **more):
-    found = bench.rpc("get_trace", session_id=session_id, path=True, **{"limit": 1000, **more})
-    return [(record["session_id"], record["index"]) for record in found]
+    records = bench.rpc("get_trace", session_id=session_id, path=True, **{"limit": 1000, **more})
+    return [(record["session_id"], record["index"]) for record in records]
 
 
 def fork(bench, session_id, **more):
@@ -209,11 +209,11 @@ class Counted:
             setattr(bench.store, method, self._counted(getattr(bench.store, method)))
 
     def _counted(self, read):
-        def counted(*given, **more):
-            found = read(*given, **more)
+        def counted(*arguments, **more):
+            result = read(*arguments, **more)
             self.reads += 1
-            self.records += sum(len(some) if isinstance(some, list) else 1 for some in found)
-            return found
+            self.records += sum(len(some) if isinstance(some, list) else 1 for some in result)
+            return result
 
         return counted
 
@@ -268,9 +268,9 @@ def test_a_session_that_is_closed_while_it_is_forked_has_no_fork(stored_bench, m
     add(bench, session_id, 9)
     step = getattr(bench.store, method)
 
-    def closed_meanwhile(*given):
+    def closed_meanwhile(*arguments):
         bench.store.delete([session_id])
-        return step(*given)
+        return step(*arguments)
 
     setattr(bench.store, method, closed_meanwhile)
     refused(-32001, fork, bench, session_id, version=version)
@@ -320,17 +320,17 @@ def test_a_repeated_fork_is_the_same_after_its_parent_is_closed(bench):
 
 def families(bench):
     """Create two sessions of four records, and a fork of a fork of each. Close all others."""
-    made = []
+    ids = []
     for amount in (1, 2):
         root = bench.create()
         for _ in range(4):
             bench.result(root, "add", amount=amount)
         child = fork(bench, root)
         bench.result(child, "add", amount=amount)
-        made.append((root, child, fork(bench, child)))
+        ids.append((root, child, fork(bench, child)))
         close(bench, root)
         close(bench, child)
-    return made
+    return ids
 
 
 OTHER_BODY = """

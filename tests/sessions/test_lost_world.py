@@ -59,9 +59,9 @@ class Redis:
 
 @pytest.fixture(params=["sqlite", "redis"])
 def kept(request, tmp_path):
-    made = Redis(request.getfixturevalue("redis_url")) if request.param == "redis" else Sqlite(tmp_path)
-    with contextlib.closing(made):
-        yield made
+    new_store = Redis(request.getfixturevalue("redis_url")) if request.param == "redis" else Sqlite(tmp_path)
+    with contextlib.closing(new_store):
+        yield new_store
 
 
 @contextlib.contextmanager

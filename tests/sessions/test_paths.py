@@ -71,13 +71,13 @@ def test_a_forks_path_begins_with_that_of_its_parent(stored_bench):
     (grandchild,) = bench.rpc("fork_session", session_id=child["session_id"])
     bench.call(root, "add", amount=4)  # after the fork
     bench.call(grandchild["session_id"], "add", amount=100)
-    found = path(bench, grandchild["session_id"])
+    records = path(bench, grandchild["session_id"])
     owners = [root, root, child["session_id"], grandchild["session_id"]]
-    assert [(record["place"], record["session_id"], record["kwargs"]["amount"]) for record in found] == [
+    assert [(record["place"], record["session_id"], record["kwargs"]["amount"]) for record in records] == [
         *zip(range(4), owners, [1, 2, 10, 100], strict=True)
     ]
-    assert path(bench, grandchild["session_id"], after=1, limit=2) == found[2:]
-    assert path(bench, grandchild["session_id"], after=0, limit=1) == found[1:2]
+    assert path(bench, grandchild["session_id"], after=1, limit=2) == records[2:]
+    assert path(bench, grandchild["session_id"], after=0, limit=1) == records[1:2]
     assert path(bench, grandchild["session_id"], after=3) == []
 
 
@@ -107,12 +107,12 @@ def test_a_long_path_is_read_in_pages(monkeypatch, make_bench):
         bench.call(session_id, "add", amount=amount)
     (fork,) = bench.rpc("fork_session", session_id=session_id)
     bench.call(fork["session_id"], "add", amount=20)
-    found, after = [], -1
+    records, after = [], -1
     while page := path(bench, fork["session_id"], after=after):
         assert len(page) < 20
-        found += page
+        records += page
         after = page[-1]["place"]
-    assert [record["kwargs"]["amount"] for record in found] == [*range(21)]
+    assert [record["kwargs"]["amount"] for record in records] == [*range(21)]
 
 
 def test_another_owners_path_is_refused(bench):

@@ -122,17 +122,17 @@ class Sessions(RuleBasedStateMachine):
         self.bench.close()
 
     def _check_trajectories(self):
-        send, found = local(self.bench.service, Caller()), []
+        send, records = local(self.bench.service, Caller()), []
         for session in self.histories:
-            told = self.bench._run(participant_view(send, session, AGENT))
-            found.append(atif(told.session, told.messages, told.tools, {}))
+            view = self.bench._run(participant_view(send, session, AGENT))
+            records.append(atif(view.session, view.messages, view.tools, {}))
             path = self.bench.rpc("get_trace", session_id=session, limit=1000, path=True)
             calls = [record for record in path if record["kind"] == "call"]
-            steps = [step for step in found[-1]["steps"] if "tool_calls" in step]
+            steps = [step for step in records[-1]["steps"] if "tool_calls" in step]
             assert [step["tool_calls"][0]["arguments"] for step in steps] == [call["kwargs"] for call in calls]
             copied = [step.get("is_copied_context", False) for step in steps]
             assert copied == [call["session_id"] != session for call in calls]
-        assert harbor.errors(found) == []
+        assert harbor.errors(records) == []
 
 
 class MovingSessions(Sessions):

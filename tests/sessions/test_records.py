@@ -110,13 +110,13 @@ def test_a_trace_page_has_a_size_and_continues_after_it(bench):
 
 
 def test_a_session_list_page_has_a_size_and_continues(bench):
-    made = {bench.create(labels={"name": "x" * 3000}) for _ in range(12)}
+    ids = {bench.create(labels={"name": "x" * 3000}) for _ in range(12)}
     listed, pages = [], 0
     while page := bench.rpc("list_sessions", after=listed[-1] if listed else ""):
         assert len(json.dumps(page)) < 6 * LIMIT
         listed += [session["session_id"] for session in page]
         pages += 1
-    assert set(listed) == made
+    assert set(listed) == ids
     assert len(listed) == 12
     assert pages > 2
 

@@ -115,8 +115,8 @@ def test_bad_options_are_refused_with_the_reason(bench, options, says):
 
 @serving.in_both
 def test_an_environment_is_built_through_its_validators(stored_bench):
-    given = {"ledger": {"ledger": {"entries": ["1", 2**70]}}}
-    session_id = stored_bench.create("ledger", environment=given)
+    environment = {"ledger": {"ledger": {"entries": ["1", 2**70]}}}
+    session_id = stored_bench.create("ledger", environment=environment)
     assert stored_bench.result(session_id, "add", amount=1) == 2**70 + 2
     assert refused(-32602, stored_bench.create, "ledger", environment={"ledger": {"ledger": 1}}).data["detail"]
     whole = refused(-32602, stored_bench.create, "ledger", environment={"ledger": None})
@@ -127,10 +127,10 @@ def test_an_environment_is_built_through_its_validators(stored_bench):
 
 @serving.in_both
 def test_a_read_environment_can_be_passed_to_a_new_session(bench):
-    told = bench.rpc("get_environment", session_id=bench.create("nasty"))
-    again = bench.rpc("get_environment", session_id=bench.create("nasty", environment=told))
+    environment = bench.rpc("get_environment", session_id=bench.create("nasty"))
+    again = bench.rpc("get_environment", session_id=bench.create("nasty", environment=environment))
     assert again["nasty"]["wireName"] == "plain"
-    assert again["nasty"]["numbers"] == told["nasty"]["numbers"]
+    assert again["nasty"]["numbers"] == environment["nasty"]["numbers"]
 
 
 def test_sessions_are_listed_by_id_and_labels_in_pages(stored_bench):
@@ -148,24 +148,24 @@ def test_sessions_are_listed_by_id_and_labels_in_pages(stored_bench):
 
 def test_sessions_are_listed_newest_first_and_by_parent_in_pages(stored_bench, clock):
     bench = stored_bench
-    made = []
+    ids = []
     for _ in range(5):
-        made.append(bench.create("ledger"))
+        ids.append(bench.create("ledger"))
         clock.move(1)
-    forks = [fork["session_id"] for fork in bench.rpc("fork_session", session_id=made[1], count=5)]
+    forks = [fork["session_id"] for fork in bench.rpc("fork_session", session_id=ids[1], count=5)]
 
     def listed(**params):
         return [session["session_id"] for session in bench.rpc("list_sessions", **params)]
 
-    newest = [*reversed(forks), *reversed(made)]
+    newest = [*reversed(forks), *reversed(ids)]
     assert listed(order="-created") == newest
     assert listed(order="-created", limit=3) == newest[:3]
     assert listed(order="-created", limit=3, after=newest[2]) == newest[3:6]
-    assert listed(parent=made[1]) == listed(parent=made[1], order="id") == sorted(forks)
-    assert listed(parent=made[1], order="-created", after=newest[1]) == newest[2:5]
-    assert listed(parent=made[0]) == listed(parent="never was") == listed(parent=made[1], owner="bob") == []
-    bench.rpc("close_session", session_id=made[1])
-    assert listed(parent=made[1], after=min(forks)) == sorted(forks)[1:]
+    assert listed(parent=ids[1]) == listed(parent=ids[1], order="id") == sorted(forks)
+    assert listed(parent=ids[1], order="-created", after=newest[1]) == newest[2:5]
+    assert listed(parent=ids[0]) == listed(parent="never was") == listed(parent=ids[1], owner="bob") == []
+    bench.rpc("close_session", session_id=ids[1])
+    assert listed(parent=ids[1], after=min(forks)) == sorted(forks)[1:]
     bench.rpc("close_session", session_id=newest[2])
     error = refused(-32602, listed, order="-created", after=newest[2])
     assert error.data["detail"] == (
@@ -281,9 +281,9 @@ def test_an_expired_session_not_yet_deleted_can_be_used(stored_bench, clock, pas
 
 
 def test_a_page_of_sessions_is_full_though_some_have_expired(stored_bench, pass_time):
-    made = sorted((stored_bench.create(ttl_seconds=10 + 90 * (number % 2)), number % 2) for number in range(20))
+    ids = sorted((stored_bench.create(ttl_seconds=10 + 90 * (number % 2)), number % 2) for number in range(20))
     pass_time(stored_bench, 11)
-    alive = [session_id for session_id, lives in made if lives]
+    alive = [session_id for session_id, lives in ids if lives]
     pages, after = [], ""
     while page := stored_bench.rpc("list_sessions", limit=3, after=after):
         pages.append([session["session_id"] for session in page])
@@ -339,8 +339,8 @@ def test_a_record_has_the_start_time_of_its_call(bench, clock):
     bench.result(session_id, "add", amount=1)
     clock.move(4)
     bench.rpc("reset_session", session_id=session_id)
-    told = [moment(record["started_at"]) for record in bench.rpc("get_trace", session_id=session_id)]
-    assert told == [datetime.fromtimestamp(clock.time() - ago, UTC) for ago in (4, 0)]
+    times = [moment(record["started_at"]) for record in bench.rpc("get_trace", session_id=session_id)]
+    assert times == [datetime.fromtimestamp(clock.time() - ago, UTC) for ago in (4, 0)]
 
 
 def test_a_session_renewed_elsewhere_is_alive_here(tmp_path, pass_time):
@@ -645,8 +645,8 @@ def shop(**fields):
     """Return a catalog with one toolpack whose environment has these fields, always with the same names."""
     annotations = {name: type(value) for name, value in fields.items()}
     names = {"__module__": __name__, "__qualname__": "Shop", "__annotations__": annotations}
-    made = type("Shop", (TaskEnvironment,), names | fields)
-    pack = Toolpack("shop", made)
+    shop_class = type("Shop", (TaskEnvironment,), names | fields)
+    pack = Toolpack("shop", shop_class)
 
     @pack.function
     def sell() -> int:

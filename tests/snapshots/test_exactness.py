@@ -478,8 +478,8 @@ def test_random_generators_continue_where_they_were():
 
 
 def test_default_factories_stay():
-    made = collections.defaultdict(Owner)
-    copy = kept([collections.defaultdict(list), collections.defaultdict(None), made])
+    owners = collections.defaultdict(Owner)
+    copy = kept([collections.defaultdict(list), collections.defaultdict(None), owners])
     assert copy[0]["new"] == []
     assert copy[2]["new"] == Owner()
 

@@ -116,12 +116,12 @@ def shape():
     """Return everything that an attack might alter: the fixture classes, their members and the operators."""
     classes = (Color, Rights, Guarded, Thing, Slim, Word, Outside, BaseModel, enum.Enum, Decimal)
     members = (*Color, *Rights)
-    known = operators.operators_of(CLASSES)
+    table = operators.operators_of(CLASSES)
     return (
         [dict(vars(cls)) for cls in classes],
         [dict(vars(member)) for member in members],
-        [(dir(found), type(found), dict(vars(type(found)))) for found in known.find.values()],
-        dict(known.find),
+        [(dir(each), type(each), dict(vars(type(each)))) for each in table.find.values()],
+        dict(table.find),
         dict(CLASSES.names),
     )
 
@@ -291,8 +291,8 @@ def test_forged_bytes_are_refused(opcodes):
 
 def test_the_assembler_writes_readable_snapshots():
     """Otherwise the attacks above might fail only because they are malformed."""
-    found = thaw(raw(call("make", named(Guarded), *FILLED)), CLASSES)
-    assert (found.number, found._private) == (2, 5)
+    restored = thaw(raw(call("make", named(Guarded), *FILLED)), CLASSES)
+    assert (restored.number, restored._private) == (2, 5)
     assert thaw(raw(RED), CLASSES) is Color.RED
     assert thaw(raw(call("flags", named(Rights), 3)), CLASSES) is Rights.READ | Rights.WRITE
     assert thaw(raw(call("make", named(Word), "a")), CLASSES) == "a"
@@ -301,15 +301,15 @@ def test_the_assembler_writes_readable_snapshots():
 
 def test_restored_state_sets_no_property_and_no_class_attribute():
     state = ({"trap": 2, "__class__": 3, "check": 4, "model_config": 5}, set(), None, None)
-    found = thaw(raw(call("make", named(Guarded), *state)), CLASSES)
-    assert type(found) is Guarded
-    assert found.trap == 1
+    restored = thaw(raw(call("make", named(Guarded), *state)), CLASSES)
+    assert type(restored) is Guarded
+    assert restored.trap == 1
     assert Guarded.model_config == {}
 
 
 def test_build_changes_only_its_own_instance():
-    found = thaw(raw(build(NEW_GUARDED, {"__dict__": {"number": 9}})), CLASSES)
-    assert found.number == 9
+    restored = thaw(raw(build(NEW_GUARDED, {"__dict__": {"number": 9}})), CLASSES)
+    assert restored.number == 9
     assert Guarded.model_fields["number"].default == 1
 
 
@@ -351,8 +351,8 @@ def test_real_snapshots_name_only_operators():
     """No class, no module: a snapshot can only fetch names from one short list."""
     value = [Guarded(), Color.RED, Decimal(1), Rights(3), Word("w"), Thing.__new__(Thing)]
     ran.clear()
-    found = {arg for opcode, arg, _ in pickletools.genops(freeze(value, CLASSES)) if "GLOBAL" in opcode.name}
-    assert found == {f"toolpack {name}" for _, name in operators.operators_of(CLASSES).find}
+    names = {arg for opcode, arg, _ in pickletools.genops(freeze(value, CLASSES)) if "GLOBAL" in opcode.name}
+    assert names == {f"toolpack {name}" for _, name in operators.operators_of(CLASSES).find}
 
 
 def test_operators_have_no_state():

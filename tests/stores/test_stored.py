@@ -100,10 +100,10 @@ def fill(bench):
 
 def read(bench):
     """Check that both sessions are unchanged, and continue them."""
-    found = {each["labels"]["role"]: each for each in bench.rpc("list_sessions")}
-    assert len(found) == 2
-    parent, child = (found[role]["session_id"] for role in ("parent", "child"))
-    assert found["child"].get("parent") == {"session_id": parent, "version": 1}
+    sessions = {each["labels"]["role"]: each for each in bench.rpc("list_sessions")}
+    assert len(sessions) == 2
+    parent, child = (sessions[role]["session_id"] for role in ("parent", "child"))
+    assert sessions["child"].get("parent") == {"session_id": parent, "version": 1}
     assert bench.result(parent, "look") == [*EXACT, "one", "two"]
     assert bench.result(child, "look") == [*EXACT, "one", "other"]
     assert bench.call(parent, "note", {"call_id": "call 1"}, text="two") == {"result": 2, "error": None}
@@ -113,7 +113,7 @@ def read(bench):
     assert bench.rpc("reset_session", session_id=parent)["version"] == 3
     assert bench.result(parent, "note", text="new") == 1
     assert bench.rpc("fork_session", session_id=child)[0]["toolpacks"] == ["shop"]
-    agent_key = found["child"]["agent_path"].removeprefix("/agents/")
+    agent_key = sessions["child"]["agent_path"].removeprefix("/agents/")
     assert bench.rpc("run_function", agent_key=agent_key, function="note", kwargs={"text": "agent"})["error"] is None
     assert bench.rpc("close_session", session_id=parent) == 1
     assert bench.result(child, "look") == [*EXACT, "one", "other", "agent"]
@@ -159,19 +159,19 @@ class Redis:
 
     def dumped(self):
         keys = {key: self.client.type(key) for key in sorted(self.client.keys("*"))}
-        found = {text(key): [text(kind), self.READ[kind](self.client, key)] for key, kind in keys.items()}
-        return json.dumps(found, indent=1) + "\n"
+        dump = {text(key): [text(kind), self.READ[kind](self.client, key)] for key, kind in keys.items()}
+        return json.dumps(dump, indent=1) + "\n"
 
     @staticmethod
     def layout(dumped):
         """Return the kinds of keys, with their types and the structure of their values."""
-        found = {}
+        kinds = {}
         for name, (kind, value) in json.loads(dumped).items():
             place = anonymous(name)
             is_blob = place.startswith("toolpack:blob:")  # its format has a separate number
             if not PASSING & {*place.split(":")}:
-                found.setdefault((place, kind), set()).update([] if is_blob else parts_of(value))
-        return found
+                kinds.setdefault((place, kind), set()).update([] if is_blob else parts_of(value))
+        return kinds
 
     def load(self, dumped):
         for name, (kind, value) in json.loads(dumped).items():
@@ -192,14 +192,14 @@ class Postgres:
     def __init__(self, url):
         self.url = url
 
-    def ask(self, statement, *given):
-        return postgres_server.ask(self.url, statement, *given)
+    def ask(self, statement, *parameters):
+        return postgres_server.ask(self.url, statement, *parameters)
 
     def dumped(self):
         from toolpack_server.features.stores.postgres.statements import MIGRATIONS  # noqa: PLC0415 - its driver is an extra
 
         tables = [name for (name,) in self.ask("SELECT tablename FROM pg_tables WHERE schemaname = 'toolpack'")]
-        found = {
+        dump = {
             "made by": MIGRATIONS,
             "layout": [
                 *self.ask(
@@ -213,14 +213,14 @@ class Postgres:
                 for name in sorted(tables)
             },
         }
-        return json.dumps(found, indent=1) + "\n"
+        return json.dumps(dump, indent=1) + "\n"
 
     def load(self, dumped):
-        found = json.loads(dumped)
+        dump = json.loads(dumped)
         postgres_server.emptied(self.url)
-        for step in found["made by"]:
+        for step in dump["made by"]:
             self.ask(step)
-        for name, rows in found["rows"].items():
+        for name, rows in dump["rows"].items():
             self.ask(f"DELETE FROM toolpack.{name}")
             into = f"INSERT INTO toolpack.{name} OVERRIDING SYSTEM VALUE SELECT *"
             self.ask(f"{into} FROM jsonb_populate_recordset(NULL::toolpack.{name}, %s::jsonb)", json.dumps(rows))
@@ -254,12 +254,12 @@ def made_of(text):
 def types(line):
     """Return the structure of a line of JSON. A null member counts as a missing one."""
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except ValueError:
         return anonymous(line)
-    if isinstance(found, dict):
-        return f"{{{', '.join(sorted(anonymous(name) for name, each in found.items() if each is not None))}}}"
-    return f"[{', '.join(type(each).__name__ for each in found)}]" if isinstance(found, list) else type(found).__name__
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(anonymous(name) for name, each in value.items() if each is not None))}}}"
+    return f"[{', '.join(type(each).__name__ for each in value)}]" if isinstance(value, list) else type(value).__name__
 
 
 def text(value):

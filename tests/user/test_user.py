@@ -35,9 +35,9 @@ def url():
 
 @pytest.fixture
 def client(url):
-    with Client(url) as made:
-        yield made
-        made.close_session(labels={"run": "x"})
+    with Client(url) as client:
+        yield client
+        client.close_session(labels={"run": "x"})
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_one_answer_makes_no_more_calls_than_turns_are_left(client, url):
 
 
 def test_a_call_that_leaves_no_record_is_not_repeated_for_ever():
-    made, failed = [], []
+    created, failed = [], []
 
     class Agent:
         async def get_task(self):
@@ -152,8 +152,8 @@ def test_a_call_that_leaves_no_record_is_not_repeated_for_ever():
         async def list_functions(self, **_):
             return {"result": []}
 
-        async def run_function(self, *given, **_):
-            made.append(given)
+        async def run_function(self, *arguments, **_):
+            created.append(arguments)
             return {"result": "", "error": "CrashedError: `look` has ended its process 3 times"}
 
     class Client:
@@ -174,7 +174,7 @@ def test_a_call_that_leaves_no_record_is_not_repeated_for_ever():
     view = View({}, installed_kinds(), Limits(100, None), lambda _: False, True)
     session = {"session_id": "x", "participants": {"user": {}}}
     assert asyncio.run(Player(Client(), session, "user", Steps(), view).play()) == "failed (unrecorded)"
-    assert len(made) == 5
+    assert len(created) == 5
     assert "CrashedError" in failed[1]
 
 
@@ -290,7 +290,7 @@ def test_a_participant_without_calls_left_is_told_so(client, url):
     with endpoint(lambda messages: said("###STOP###") if "[Your last" in str(messages) else called("look")) as at:
         assert user(url, *model(at), "--first").returncode == 0
     assert done(client, session) == ["look", "###STOP###"]
-    assert ["tools" in asked for asked in at.asked] == [True, False, False]
+    assert ["tools" in body for body in at.asked] == [True, False, False]
 
 
 def test_a_model_that_fails_for_a_while_is_retried(client, url):
@@ -388,9 +388,9 @@ def run(url, script):
     from toolpack_server.user.run import Run, installed_kinds  # noqa: PLC0415
 
     view = View({}, installed_kinds(), Limits(100, None), lambda text: any(stop in text for stop in STOPS), first=False)
-    made = Run({"run": "x"}, "user", Script(script[1]), view, None, report=lambda _: None)
-    asyncio.run(made.play(url, None))
-    return made.summary()
+    run_of_script = Run({"run": "x"}, "user", Script(script[1]), view, None, report=lambda _: None)
+    asyncio.run(run_of_script.play(url, None))
+    return run_of_script.summary()
 
 
 def test_a_fork_goes_on_and_a_reset_goes_back(client, url, script):
@@ -478,12 +478,12 @@ def test_a_missing_option_is_named_in_a_sentence(script, monkeypatch, url):
     model_at = ["--model", "m", "--url", url]
     if "OPENAI_API_KEY" not in __import__("os").environ:
         assert told(*model_at).startswith("toolpack-server: Set OPENAI_API_KEY")
-    found = builtins.__import__
+    real_import = builtins.__import__
 
     def without_openai(name, *given):
         if name == "openai":
             raise ImportError(name)
-        return found(name, *given)
+        return real_import(name, *given)
 
     monkeypatch.setattr(builtins, "__import__", without_openai)
     needed = "toolpack-server: A model needs the openai package: pip install 'toolpack-server[user]'.\n"
@@ -502,8 +502,8 @@ def test_a_missing_server_ends_the_program(script, monkeypatch):
 def test_calls_count_and_private_messages_stay_private():
     call = {"kind": "call", "by": "user", "function": "look", "kwargs": {}, "result": 1, "error": None}
     whispered = {"kind": "message", "role": "user", "content": "Psst.", "by": "agent", "to": "judge"}
-    told = {"name": "user", "others": ["agent", "judge"], "prompt": "Ask.", "max_calls": 3}
-    view = View(told, installed_kinds(), Limits(9, None), lambda _text: False, False)
+    participant = {"name": "user", "others": ["agent", "judge"], "prompt": "Ask.", "max_calls": 3}
+    view = View(participant, installed_kinds(), Limits(9, None), lambda _text: False, False)
     position = view.position([call, {**call, "nested": [call]}, whispered], [])
     assert (position.may_call, position.heard) == (False, -1)
 
@@ -524,10 +524,10 @@ def test_an_endpoint_may_be_silent_for_days(monkeypatch):
         raise TimeoutError
 
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    made = ChatModel("m", None, PATIENCE, 2000)
-    made._client.chat.completions.with_raw_response.create = silent
+    model = ChatModel("m", None, PATIENCE, 2000)
+    model._client.chat.completions.with_raw_response.create = silent
     monkeypatch.setattr(models, "asyncio", SimpleNamespace(sleep=pause, timeout=asyncio.timeout))
     with pytest.raises(models.ModelError, match="didn't answer"):
-        asyncio.run(made.answer([], [], 0))
+        asyncio.run(model.answer([], [], 0))
     assert len(paused) == 2000
     assert max(paused) <= 60

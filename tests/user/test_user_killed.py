@@ -36,8 +36,8 @@ def faulty():
             return chance.choice(faults)
         return phone.the_model([each for each in messages if "[Your last" not in str(each["content"])])
 
-    with endpoint(answer) as made:
-        yield made
+    with endpoint(answer) as endpoint_of_model:
+        yield endpoint_of_model
 
 
 def started(url, model_at):

@@ -35,10 +35,10 @@ def isolation(request):
     return request.param
 
 
-def make(isolation, store, **given):
+def make(isolation, store, **settings):
     if isolation == "process":
-        given = {"isolation": "process", "packs": ("breaking",), "pack_dir": (PACKS,), "executors": 1, **given}
-    return Bench(CATALOG, store, **given)
+        settings = {"isolation": "process", "packs": ("breaking",), "pack_dir": (PACKS,), "executors": 1, **settings}
+    return Bench(CATALOG, store, **settings)
 
 
 class World:
@@ -238,8 +238,8 @@ def test_an_open_database_file_cannot_change_a_stored_one(isolation):
         session = bench.create("breaking")
         bench.result(session, "leave_path_open", number=1)
         assert bench.result(session, "write_there") == "done"
-        found = bench.result(session, "look")
-        assert (found["entries"], found["check"]) == ([1, 1], "ok")
+        content = bench.result(session, "look")
+        assert (content["entries"], content["check"]) == ([1, 1], "ok")
 
 
 # What belongs to whom

@@ -211,8 +211,8 @@ def test_other_hosts_are_served_where_tokens_or_keys_guard(guarded):
 def asking(**settings):
     """Send requests to an application without an HTTP library, which might refuse the request first."""
     bench = serving.Bench(**settings)
-    made = create_app(bench.service)
-    made.state.gateway.ready = True
+    application = create_app(bench.service)
+    application.state.gateway.ready = True
 
     def ask(method, path, headers, *messages):
         sent, body = [], iter(messages or [{"type": "http.request", "body": BODY, "more_body": False}])
@@ -225,7 +225,7 @@ def asking(**settings):
 
         scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
                  "headers": headers, "http_version": "1.1", "scheme": "http"}  # fmt: skip
-        bench._run(made(scope, receive, send))
+        bench._run(application(scope, receive, send))
         return sent[0]["status"], sent[1]["body"]
 
     try:
@@ -309,9 +309,9 @@ def test_security_headers_may_appear_only_once(app, where, name):
     assert app(*where, headers)[0] == 200
     for twice in ([*headers, (name, ONCE[name])], [(name, b"other"), *headers]):
         status, body = app(*where, twice)
-        told = json.loads(body)["error"]
-        assert (status, told["code"], told["data"]) == (400, -32000, {"status": 400})
-        assert told["message"] == f"The header {name.decode()} is duplicated: send it once."
+        error = json.loads(body)["error"]
+        assert (status, error["code"], error["data"]) == (400, -32000, {"status": 400})
+        assert error["message"] == f"The header {name.decode()} is duplicated: send it once."
 
 
 def test_the_document_is_open_rpc_and_the_same_everywhere(server):

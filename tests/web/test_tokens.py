@@ -106,20 +106,20 @@ def test_the_command_prints_a_line_that_works(tmp_path):
     token = done.stderr.rpartition(" ")[2].strip()
     assert token not in done.stdout
     assert len(token) >= 32
-    made = gate(tmp_path, done.stdout)
-    assert owner(made, token) == "carol"
+    gate_of_file = gate(tmp_path, done.stdout)
+    assert owner(gate_of_file, token) == "carol"
     with pytest.raises(HttpRefusedError):
-        owner(made, token + "x")
+        owner(gate_of_file, token + "x")
 
 
 def test_only_a_known_token_is_accepted(tmp_path):
     token, line = new_token("carol")
-    made = gate(tmp_path, line)
+    gate_of_file = gate(tmp_path, line)
     for wrong in (*map(str, range(3000)), token[:-1], token + "x", token.swapcase(), line, line.rpartition(":")[2]):
         with pytest.raises(HttpRefusedError) as refused:
-            owner(made, wrong)
+            owner(gate_of_file, wrong)
         assert refused.value.status == 401
-    assert owner(made, token) == "carol"
+    assert owner(gate_of_file, token) == "carol"
 
 
 @pytest.mark.parametrize("digit", [0, 31, -1])
@@ -134,8 +134,8 @@ def test_a_hash_is_compared_whole(tmp_path, digit):
 
 def test_a_name_may_have_several_tokens_in_the_file(tmp_path):
     (one, first), (other, second) = new_token("carol"), new_token("carol")
-    made = gate(tmp_path, f"{first}\r\n  # old\n{second}\n")
-    assert owner(made, one) == owner(made, other) == "carol"
+    gate_of_file = gate(tmp_path, f"{first}\r\n  # old\n{second}\n")
+    assert owner(gate_of_file, one) == owner(gate_of_file, other) == "carol"
 
 
 @pytest.mark.parametrize(
@@ -224,16 +224,16 @@ def made_up(schema):
 
 def every_method(session_id):
     """Return a request for each method on one session, and variants for methods that check the session first."""
-    asked = {}
+    parameters = {}
     for method in CLIENTS_METHODS:
         schema = method.model_json_schema()
         if "session_id" in method.model_fields:
             needed = {name: made_up(schema["properties"][name]) for name in schema.get("required", [])}
-            asked[method.declared.name] = needed | {"session_id": session_id}
-    assert len(asked) > 14
+            parameters[method.declared.name] = needed | {"session_id": session_id}
+    assert len(parameters) > 14
     run = {"session_id": session_id, "function": "add", "kwargs": {"amount": 1}}
     return [
-        *asked.items(),
+        *parameters.items(),
         ("get_environment", {"session_id": session_id, "version": 99, "pointer": "/none"}),
         ("get_trace", {"session_id": session_id, "after": 5}),
         ("reset_session", {"session_id": session_id, "version": 99}),
@@ -252,8 +252,8 @@ def test_other_and_unknown_sessions_get_identical_answers(ann, bob):
     before = ann.rpc("get_trace", session_id=session_id), ann.rpc("get_environment", session_id=session_id)
     closed = ann.rpc("create_session", toolpacks=["ledger"])["session_id"]
     ann.rpc("close_session", session_id=closed)
-    asked = [every_method(one) for one in (session_id, UNKNOWN, closed)]
-    for anothers, unknown, gone in zip(*asked, strict=True):
+    requests = [every_method(one) for one in (session_id, UNKNOWN, closed)]
+    for anothers, unknown, gone in zip(*requests, strict=True):
         replies = [bob.post("/rpc", request(method, **params)) for method, params in (anothers, unknown, gone)]
         assert {reply.status_code for reply in replies} == {200}
         assert len({reply.content for reply in replies}) == 1, anothers
@@ -300,10 +300,10 @@ def test_an_agent_may_send_batches(server, ann):
     session = ann.rpc("create_session", toolpacks=["ledger"])
     add = {"function": "add", "kwargs": {"amount": 2}}
     batch = [request("run_function", 1, **add), request("get_trace", 2), request("run_function", 3, **add), 4]
-    told = Client(server).post(session["agent_path"], batch).json()
-    assert [answer["id"] for answer in told] == [1, 2, 3, None]
-    assert [answer.get("error", {}).get("code") for answer in told] == [None, -32601, None, -32600]
-    assert told[2]["result"] == {"result": 4, "error": None}
+    replies = Client(server).post(session["agent_path"], batch).json()
+    assert [answer["id"] for answer in replies] == [1, 2, 3, None]
+    assert [answer.get("error", {}).get("code") for answer in replies] == [None, -32601, None, -32600]
+    assert replies[2]["result"] == {"result": 4, "error": None}
 
 
 def test_unknown_and_closed_keys_get_identical_answers(server, ann):
@@ -374,8 +374,8 @@ def test_names_of_this_machine_are_served(local, host):
     ],
 )  # fmt: skip
 def test_other_names_are_403_with_one_shape(local, host):
-    status, told = exchange(local, f"Host: {host}")
-    assert (status, told["error"]["code"], told["error"]["data"]) == (403, -32000, {"status": 403})
+    status, body = exchange(local, f"Host: {host}")
+    assert (status, body["error"]["code"], body["error"]["data"]) == (403, -32000, {"status": 403})
 
 
 @pytest.mark.parametrize("hosts", [("127.0.0.1", "evil.com"), ("evil.com", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")])
@@ -491,8 +491,8 @@ def test_the_compose_file_has_no_secret_and_asks_for_both():
     for name in ("TOOLPACK_SECRET_KEY", "TOOLPACK_TOKENS"):
         assert re.search(rf"^      {name}: \$\{{{name}:\?[^}}]+\}}$", text, re.MULTILINE)
     flags = re.findall(r"^      - (--[a-z-]+)=", text, re.MULTILINE)
-    known = {option for parameter in serve.params for option in parameter.opts}
-    assert set(flags) <= known
+    options = {option for parameter in serve.params for option in parameter.opts}
+    assert set(flags) <= options
 
 
 # Written secrets
@@ -534,9 +534,9 @@ def test_no_secret_is_ever_written(server, folder, ann, bob):
             replies.append(connection.recv(65536))
     written = (folder / "server.log").read_text() + server.banner
     assert session_id[:8] in written
-    told = b"".join(replies)
+    output = b"".join(replies)
     encoded, token = base64.b64encode(ANN.encode()).decode(), (folder / "filed").read_text()
     for secret in (ANN, BOB, key, session_id, encoded, token, str(folder), str(PACKS), "Traceback"):
         assert secret not in written
     for secret in (BOB, token, str(folder), str(PACKS), "Traceback"):
-        assert secret.encode() not in told
+        assert secret.encode() not in output

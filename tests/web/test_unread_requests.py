@@ -47,8 +47,8 @@ def read_all(connection):
 
 def test_an_unknown_key_is_answered_before_the_body_comes(endpoint):
     with endpoint.connect(head(UNKNOWN, b"Content-Length: 2000")) as connection:
-        status, told = answer(connection)
-        assert (status, told["error"]["code"], told["id"]) == (200, -32001, None)
+        status, reply = answer(connection)
+        assert (status, reply["error"]["code"], reply["id"]) == (200, -32001, None)
         assert is_ended(connection)
 
 
@@ -61,8 +61,8 @@ def test_the_body_of_an_unknown_key_is_not_parsed(endpoint):
 def test_an_unknown_key_of_mcp_waits_for_its_body_only_a_moment(endpoint, monkeypatch, announced):
     monkeypatch.setattr(mcp_endpoint, "STRANGER_SECONDS", 0.05)
     with endpoint.connect(head(UNKNOWN_MCP, b"Content-Length: %d" % announced)) as connection:
-        status, told = answer(connection)
-        assert (status, told["error"]["code"], told["id"]) == (200, -33001, None)
+        status, reply = answer(connection)
+        assert (status, reply["error"]["code"], reply["id"]) == (200, -33001, None)
         assert is_ended(connection)
     wait_until(lambda: in_flight(endpoint) == 0, "their release")
 
@@ -141,9 +141,9 @@ def test_more_framing_than_content_is_refused(endpoint, path):
 def test_small_chunks_of_a_small_body_are_accepted(endpoint):
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in PING) + b"0\r\n\r\n"
     with endpoint.connect(head("/rpc", b"Transfer-Encoding: chunked"), chunks) as connection:
-        status, told = answer(connection)
-        assert (status, told["id"]) == (200, 1)
-        assert "result" in told
+        status, reply = answer(connection)
+        assert (status, reply["id"]) == (200, 1)
+        assert "result" in reply
 
 
 def test_a_large_body_in_chunks_is_accepted(guarded):
@@ -151,9 +151,9 @@ def test_a_large_body_in_chunks_is_accepted(guarded):
     chunks = piece * 900 + b"%x\r\n%b\r\n0\r\n\r\n" % (len(PING), PING)
     lines = b"Transfer-Encoding: chunked", b"Authorization: Bearer ann-secret"
     with guarded.connect(head("/rpc", *lines), chunks) as connection:
-        status, told = answer(connection)
-        assert (status, told["id"]) == (200, 1)
-        assert "result" in told
+        status, reply = answer(connection)
+        assert (status, reply["id"]) == (200, 1)
+        assert "result" in reply
 
 
 @pytest.mark.parametrize("length", [b"9" * 23, b"9" * 5000, b"0" * 5000 + b"5", b"0" * 30, b"5x", b"-5"])
