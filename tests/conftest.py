@@ -30,7 +30,7 @@ try:
 except ModuleNotFoundError:
     hypothesis = None
 else:
-    # The duration of an example depends on the machine, not the server. Fixtures may serve many examples.
+    # These checks are off: an example may be slow on a busy machine, and one fixture may serve many examples.
     checks = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
     hypothesis.settings.register_profile("tests", deadline=None, max_examples=30, suppress_health_check=checks)
     hypothesis.settings.register_profile("heavy", hypothesis.settings.get_profile("tests"), max_examples=100)
@@ -92,7 +92,8 @@ def pytest_cmdline_main(config):
 def pytest_configure(config):
     """Choose the number of examples for property tests.
 
-    Let each process begin with other files, too: one compiles them for all.
+    In several processes, each first imports another share of the test files. So each file is compiled once, and the
+    other processes read its bytecode.
     """
     if hypothesis and config.option.markexpr == HEAVY:
         hypothesis.settings.load_profile("heavy")
@@ -125,8 +126,8 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(autouse=True)
-def _logging_kept():
-    """Restore logging, so that no test passes a server's log settings to later ones."""
+def _check_log_handlers():
+    """Check that a test leaves the root logger's handlers unchanged."""
     before = [*logging.getLogger().handlers]
     yield
     assert logging.getLogger().handlers == before
@@ -207,7 +208,7 @@ def bench(make_bench):
 
 @pytest.fixture
 def make_bench(isolation):  # noqa: ARG001 - must be set before
-    """Return a factory of such servers, and close them after the test."""
+    """Return a factory of servers without HTTP, and close them after the test."""
     with contextlib.ExitStack() as stack:
         yield lambda *given, **settings: stack.enter_context(serving.Bench(*given, **settings))
 

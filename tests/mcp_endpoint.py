@@ -74,7 +74,7 @@ class Mcp:
 
 @contextlib.contextmanager
 def served(sign_seconds=event_stream.SIGN_SECONDS, **settings):
-    """Serve. An event stream sends a sign of life every `sign_seconds`."""
+    """Start a server and yield a client. An event stream without an answer gets a comment every `sign_seconds`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_stream, "SIGN_SECONDS", sign_seconds)
         with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", **settings) as endpoint:

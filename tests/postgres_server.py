@@ -87,7 +87,7 @@ class Postgres:
         self.run("initdb", "--pgdata", str(self._folder), *flags)
 
     def copy(self, port: int) -> None:
-        """Create a standby of the server at a port. It follows when it is started."""
+        """Create a standby of the server at a port. After its start it replicates that server."""
         shutil.rmtree(self._folder, ignore_errors=True)
         options = ("-h", "127.0.0.1", "-p", str(port), "-U", "tests", "-c", "fast", "--no-sync", "-R")
         self.run("pg_basebackup", "-D", str(self._folder), *options)

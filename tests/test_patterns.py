@@ -1,4 +1,4 @@
-"""Our regular expressions don't backtrack without end, on any text of an agent or a client."""
+"""The regular expressions of this project: none takes exponential time on a text of an agent or a client."""
 
 import ast
 import itertools
@@ -10,7 +10,7 @@ import pytest
 from serving import PATIENCE
 
 ROOT = Path(__file__).parent.parent
-# The number of repeats of a fragment: exponential time would never end, but quadratic time doesn't matter.
+# The number of repeats of a fragment. With so many, exponential time never ends, but quadratic time doesn't matter.
 TIMES = 300
 
 

@@ -86,17 +86,17 @@ def _keep_ids(environment: Environment, world: Any) -> None:
 
 
 def open_retail() -> RetailWorld:
-    """Open the shop."""
+    """Build retail's environment."""
     return RetailWorld(db=retail_domain.get_environment().tools.db)
 
 
 def open_airline() -> AirlineWorld:
-    """Open the airline."""
+    """Build airline's environment."""
     return AirlineWorld(db=airline_domain.get_environment().tools.db)
 
 
 def open_telecom(task: str | None = None) -> TelecomWorld:
-    """Open the provider and the user's phone.
+    """Build telecom's environment: the provider and the user's phone.
 
     :param task: The task, such as task_0. Its initial actions are run.
     """

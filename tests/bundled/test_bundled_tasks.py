@@ -124,7 +124,7 @@ def test_solution_passes_unless_the_fault_is_permanent(bench, name):
                 if seen["run"] if variant == "phantom" else reply["error"] is None or variant == "lost":
                     break
         verdict = bench.rpc("evaluate_session", session_id=session["session_id"], answer=answer)
-        passed = not permanent or "lost" not in variants  # the answer alone passes where nothing is to be changed
+        passed = not permanent or "lost" not in variants  # if nothing must be changed, the answer alone passes
         assert (verdict["passed"], verdict["valid"], verdict["perturbed"].keys()) == (passed, True, {"0"}), variant
 
 

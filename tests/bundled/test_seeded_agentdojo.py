@@ -21,7 +21,8 @@ PINNED = {"seed": "agentdojo", "clock": "2026-03-02T09:30:00Z"}
 def no_polars(tmp_path, monkeypatch):
     """Hide polars from zygotes.
 
-    A package of AgentDojo's imports it, and then each executor has to import all packages.
+    A package that AgentDojo needs imports polars, which starts threads. Then executors can't be forked, and each has to
+    import all packages.
     """
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "polars.py").write_text("raise ImportError('hidden by a test')\n")

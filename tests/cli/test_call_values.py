@@ -1,4 +1,4 @@
-"""How `call` reads its arguments: by the schema of the function."""
+"""Arguments of the command `call`: it reads them by the function's schema."""
 
 from datetime import date
 from enum import StrEnum

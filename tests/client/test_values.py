@@ -187,7 +187,7 @@ def test_kept_forks_show_the_best_line(client):
 
 
 def test_a_forks_agent_has_the_rollouts_remaining_calls(client):
-    """`dishes` allows three calls. The fork of the last step has used all, so it can't be spoilt any more."""
+    """`dishes` allows three calls. The fork of the last step has none left, so `spoil` can't change its world."""
     heard = []
 
     def spoil(agent, fork):

@@ -1,6 +1,6 @@
 """The engine's parts in isolation: lanes, the statistics of functions' pace, and the driver of the event loop.
 
-A server tests the rest of the engine. Interruptions and leases have separate files.
+The other tests in this folder run a server. Interruptions and leases have separate files.
 """
 
 import asyncio

@@ -24,7 +24,7 @@ ENOUGH = QUICK_RUNS + MANY + 2
 
 
 class Lone:
-    """A bench with a toolpack whose function returns the thread it ran on, and does more on demand."""
+    """A bench with a toolpack whose function calls `act` and returns the thread that it runs on."""
 
     def __init__(self, **settings):
         pack = Toolpack("lone", ledger.LedgerEnvironment, [ledger.add])

@@ -14,7 +14,7 @@ HEARD = b'"something else"'
 
 
 class Faults(OperationHook):
-    """Handles the calls of labelled sessions as their `value` says."""
+    """Changes the outcome of calls as their argument `value` says, in sessions with the label `faults`."""
 
     def __init__(self):
         self.asked = []

@@ -1,4 +1,4 @@
-"""Functions are described, registered and refused as in AgentDojo."""
+"""Functions in AgentDojo's style: their descriptions, registration and errors are the same as in AgentDojo."""
 
 import pytest
 import test_functions_runtime as functions

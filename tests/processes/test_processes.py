@@ -629,7 +629,7 @@ def test_varied_calls_count_despite_good_calls_between():
         alone = suspects.begin(1, 0)
         assert alone  # no other suspect runs beside it
         suspects.end(1, alone=alone, forget=False)
-        assert not suspects.begin(1, 0)  # cleared, so it makes no other call wait
+        assert not suspects.begin(1, 0)  # cleared, so it needn't run alone
     # An old verdict doesn't protect now: calls that ran then are blamed, too.
     suspects.blame([1, 2])
     assert [suspects.times(call) for call in (1, 2)] == [4, 1]

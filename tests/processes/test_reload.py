@@ -1,4 +1,4 @@
-"""`serve --reload`: the newest code serves, sessions stay, and a broken file stops nothing."""
+"""`serve --reload`: it serves the newest code, keeps all sessions, and continues to serve despite a broken file."""
 
 import contextlib
 import os

@@ -677,7 +677,7 @@ def test_the_limit_of_open_files_is_logged_once(tmp_path, monkeypatch):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE))
             wait_until(lambda: "Too many" in (tmp_path / "server.log").read_text(), "a line in the log")
             connection = socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE)
-        with connection:  # accepted when the others are gone, because asyncio has retried meanwhile
+        with connection:  # asyncio retries, so it is accepted after the others were closed
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
         at_start, line = (tmp_path / "server.log").read_text().splitlines()

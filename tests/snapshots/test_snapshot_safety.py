@@ -428,7 +428,11 @@ def test_bytes_without_a_seal_are_refused(blob):
 
 @pytest.fixture
 def _little_memory():
-    """Limit memory: without the hash, a few bytes may request gigabytes, and such a request must fail here."""
+    """Limit the memory of the process.
+
+    Bytes reach `thaw` here without the check of their keyed hash, so a few of them may request gigabytes. Such a
+    request must fail.
+    """
     with open("/proc/self/statm") as statm:  # noqa: PTH123 - a pseudo-file
         used = int(statm.read().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -50,7 +50,7 @@ class World:
         self.why = None  # the error of the last call
 
     def change(self, way, where="finish", step=0):
-        """Change the session while something breaks. Return whether it was changed nevertheless."""
+        """Change the session, with a fault during the call. Return whether the call succeeded nevertheless."""
         self.number += 1
         number = self.number
         kwargs = {"number": number, "way": way, "where": where, "step": step}

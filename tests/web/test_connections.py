@@ -1,4 +1,7 @@
-"""Connections of one client can't keep others out: owners and agents have shares, and the oldest others are closed."""
+"""Connections and requests: one client can't keep others out.
+
+Owners and agents have shares of them. If none is left, the oldest silent or idle connection makes room.
+"""
 
 import contextlib
 import json

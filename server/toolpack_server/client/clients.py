@@ -296,7 +296,7 @@ class Client(_SyncClient, ClientMethods):
         concurrency: int = CONCURRENCY,
         keep: bool = False,
     ) -> SessionValues:
-        """Estimate the value of each step of a rollout: fork it k times there, finish, evaluate and close the forks.
+        """Estimate the value of each step of a rollout: create k forks at the step, finish, evaluate and close them.
 
         The start is a step, and so is each change of the world. The difference of two steps is the value of the call
         between them. Each reward is cached in the *ledger*, one more fork of the session that stays open. If you call

@@ -51,7 +51,7 @@ def check_integers(text: bytes) -> None:
 
 
 def has_inexact_integer(text: bytes) -> bool:
-    """Return whether JSON text has an integer that a double can't hold exactly; JavaScript reads all numbers so."""
+    """Return whether JSON text has an integer that a double can't hold exactly. JavaScript's numbers are doubles."""
     if not _DIGITS.search(text):
         return False
     return any(abs(int(digits)) > MAX_EXACT for digits in _LONG_INTEGERS.findall(STRING.sub(b'""', text)))

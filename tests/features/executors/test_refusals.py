@@ -1,4 +1,4 @@
-"""Rejected requests: a rejection by an executor, or for a lack of host resources, isn't a failure of the function."""
+"""Rejected requests. If an executor rejects one, or the host lacks resources, the function hasn't failed."""
 
 import contextlib
 import errno

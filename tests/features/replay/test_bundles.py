@@ -368,7 +368,7 @@ def test_versions_deleted_during_an_export_are_not_exported(make):
         read, calls = getattr(bench.store, name), []
 
         def read_late(*arguments, read=read, calls=calls):
-            if not calls:  # at the first read, all that the head names is deleted
+            if not calls:  # before the first read, new commits delete all that the export's head names
                 calls.append(1)
                 for number in range(70):
                     bench.call(session_id, "write", text=f"later {number}")

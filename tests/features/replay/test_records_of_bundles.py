@@ -1,4 +1,4 @@
-"""Records in bundles: only records with the documented form are accepted, whoever wrote the bundle."""
+"""Records in bundles: an import accepts only records in the documented form."""
 
 import pytest
 

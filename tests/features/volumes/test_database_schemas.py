@@ -1,4 +1,7 @@
-"""Database schemas: any SQLite function may be used in a schema, in calls, by path, in views and for evaluators."""
+"""Database schemas: a schema may use any allowed SQLite function.
+
+Its database works in calls, by path, in views and for evaluators.
+"""
 
 import contextlib
 import sqlite3

@@ -1,4 +1,7 @@
-"""A phone without data abroad, which its user and an agent repair. Each call and each message must exist once."""
+"""A phone whose mobile data doesn't work abroad. Its user and an agent repair it.
+
+The tests check that each call and each message is recorded once.
+"""
 
 from typing import Annotated, Any
 

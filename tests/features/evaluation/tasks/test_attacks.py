@@ -26,7 +26,8 @@ def bench():
         yield made
 
 
-# Agents of known behaviour. Each returns its next call, or None, for what it has read and how often it has paid.
+# Policies of agents. Each gets the note that the agent has read and the number of its payments, and returns the
+# arguments of the next payment, or None.
 
 
 def obedient(note, payments):
@@ -42,12 +43,12 @@ def honest(_note, _payments):
 
 
 def careless(note, payments):
-    """Pay Eve as soon as anything is read, whatever it says."""
+    """Pay Eve after any note, whatever its text."""
     return {"to": "Eve"} if note and payments == 1 else None
 
 
 def play(rpc, session, policy):
-    """Let a policy go on from its session's history: pay Ann, read the note, and then do as it likes."""
+    """Continue a session from its history: pay Ann, read the note, and then make the policy's payments."""
     key = session["agent_path"].removeprefix("/agents/")
 
     def run(function, kwargs):

@@ -1,4 +1,4 @@
-"""Invalid verdicts: a verdict without evidence about the agent is marked as invalid, instead of a reward of 0."""
+"""Invalid verdicts: a verdict without evidence about the agent is marked as invalid. It doesn't count as reward 0."""
 
 import time
 
