@@ -963,18 +963,23 @@ def test_list_of_ten_thousand_sessions_is_usable(page, server):
 def test_perturbed_step_shows_the_result_and_what_the_agent_saw(page, server):
     page.open("#/new?task=bank/save-300")
     page.write("variant", "lost")
-    page.write("rules", '[{"functions": "get_balance", "calls": "2", "error": "ConnectionError: down"}]')
+    down = {"functions": "get_balance", "calls": "2", "error": "ConnectionError: down"}
+    page.write("rules", json.dumps([down, {"functions": "move_from_savings", "phantom": True}]))
     page.click("Create session")
     session_id = page.at("#/sessions/").split("/")[2]
     page.sees("perturbations: lost")
     path = server.rpc("get_session", session_id=session_id)["agent_path"]
-    for function, kwargs in (("move_to_savings", {"amount": "300.00"}), ("get_balance", {}), ("get_balance", {})):
+    calls = [("move_to_savings", {"amount": "300.00"}), ("get_balance", {}), ("get_balance", {})]
+    for function, kwargs in (*calls, ("move_from_savings", {"amount": "9.00"})):
         params = {"function": function, "kwargs": kwargs}
         server.http.post(path, json={"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params})
     page.open(f"#/sessions/{session_id}?version=1&record=0")
     page.sees("What happened", "To savings", "What the agent got", "TimeoutError: the service did not answer in time")
     page.open(f"#/sessions/{session_id}?version=1&record=2")
     page.sees("Not run", "ConnectionError: down", "rule 0")
+    page.open(f"#/sessions/{session_id}?version=1&record=3")
+    page.sees("Not committed", "The function ran on a copy.", "From savings")
+    page.open(f"#/sessions/{session_id}?version=1&record=2")
     # The first line of each step isn't wrapped.
     for row in page.driver.find_elements("css selector", ".steps a"):
         assert len({each.location["y"] // 12 for each in row.find_elements("css selector", ".at, .ms, .v")}) == 1
