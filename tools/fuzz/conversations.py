@@ -59,6 +59,8 @@ MODERN = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},
 }
+EXTENSIONS = {"io.modelcontextprotocol/tasks": {}}
+ACCEPTS = MODERN | {"io.modelcontextprotocol/clientCapabilities": {"extensions": EXTENSIONS}}
 ADD = {"name": "add", "arguments": {"amount": 1}}
 
 
@@ -72,11 +74,14 @@ _MCP_BODIES = [
     _mcp_body("tools/call", name="add", arguments={"amount": {"$call": {"function": "total", "args": {}}}}),
     _mcp_body("tools/list", _meta=MODERN | {"io.modelcontextprotocol/protocolVersion": "1" * 1500}),
     _mcp_body("x" * 1500), _mcp_body("tools/call", name="\u0000" * 100), b'{"jsonrpc": "2.0", "method": "x"}',
+    _mcp_body("tools/call", **ADD, _meta=ACCEPTS), _mcp_body("tasks/get", taskId="x." * 700, _meta=ACCEPTS),
+    _mcp_body("tasks/cancel", taskId={"x": []}, _meta=ACCEPTS), _mcp_body("tasks/update", _meta=MODERN),
     b"[]", b"{", b"5", b'{"jsonrpc":"2.0","id":1,"result":{}}', b'{"jsonrpc":"2.0","id":{},"method":"ping"}',
 ]  # fmt: skip
 _MCP_HEADERS = [
         b"MCP-Protocol-Version: 2026-07-28", b"MCP-Protocol-Version: 2025-06-18", b"MCP-Protocol-Version: \xff",
-        b"MCP-Protocol-Version: " + b"1" * 2000, b"Mcp-Method: tools/call", b"Mcp-Method: =?base64?\xff?=",
+        b"MCP-Protocol-Version: " + b"1" * 2000, b"Mcp-Method: tools/call", b"Mcp-Method: tasks/get",
+        b"Mcp-Method: tasks/cancel", b"Mcp-Method: =?base64?\xff?=",
         b"Mcp-Name: add", b"Mcp-Name: =?base64?YWRk?=", b"Mcp-Name: =?base64?" + b"A" * 3000 + b"?=",
         b"Mcp-Param-X: " + b"y" * 3000, b"Mcp-Session-Id: x", b"Last-Event-ID: 5", b"Accept: text/event-stream",
         b"Accept: " + b"text/event-stream," * 100, b"Origin: http://localhost:1", b"Origin: http://[::1",
