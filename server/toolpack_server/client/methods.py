@@ -17,6 +17,7 @@ from toolpack_server.features.evaluation.perturbations.results import Perturbati
 from toolpack_server.features.evaluation.tasks.results import (
     AgentTask,
     AnswerRecord,
+    Review,
     SessionSummaries,
     Solution,
     TaskDescription,
@@ -564,6 +565,15 @@ class ClientMethods:
 
         Args:
             version: The version up to whose history `rest` counts; default: the current one.
+        """
+
+    @requests("review_session")
+    def review_session(self, session_id: str, *, record: bool = False) -> Review:
+        """Find the call that lost a rollout, and a continuation that would have won.
+
+        Args:
+            record: Store the review until the session gets a further record, and keep the fork with the winning
+                continuation. A stored review is returned at once.
         """
 
     @requests("replay_session")

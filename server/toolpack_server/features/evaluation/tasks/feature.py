@@ -7,6 +7,7 @@ from toolpack_server.features.evaluation.tasks.creation_hook import TaskCreation
 from toolpack_server.features.evaluation.tasks.methods import METHODS
 from toolpack_server.features.evaluation.tasks.operations import OPERATIONS
 from toolpack_server.features.evaluation.tasks.results import SessionTask
+from toolpack_server.features.evaluation.tasks.reviews import Reviews
 from toolpack_server.features.evaluation.tasks.service import Tasks
 from toolpack_server.features.evaluation.tasks.summaries import Summaries
 from toolpack_server.features.evaluation.tasks.verdicts import VerdictFilter, VerdictKind, VerdictRequest
@@ -18,7 +19,7 @@ from toolpack_server.wiring.feature import Feature
 class TasksFeature(Feature):
     name = "tasks"
     needs = ("episodes",)
-    services = (Tasks, Summaries)
+    services = (Tasks, Summaries, Reviews)
     methods = METHODS
     record_kinds = (AnswerKind, VerdictKind)
     parameters = {CreateSession: TaskRequest, ListSessions: VerdictRequest}

@@ -10,12 +10,14 @@ from pydantic import Field
 from toolpack_server.base.errors import InvalidParamsError, RequestError
 from toolpack_server.features.evaluation.tasks.results import (
     AgentTask,
+    Review,
     SessionSummaries,
     Solution,
     TaskDescription,
     TaskPage,
     Verdict,
 )
+from toolpack_server.features.evaluation.tasks.reviews import Reviews
 from toolpack_server.features.evaluation.tasks.service import TaskQuery, Tasks
 from toolpack_server.features.evaluation.tasks.summaries import Summaries, omit_if_known
 from toolpack_server.features.evaluation.tasks.summary_order import BY_STORE, Order
@@ -201,6 +203,21 @@ class GetSolution(Method, result=Solution):
         return await app.feature(Tasks).solution(self.session_id, caller.sees, self.version)
 
 
+class ReviewSession(Method, result=Review):
+    """Find the call that lost a rollout, and a continuation that would have won."""
+
+    session_id: SessionId
+    record: bool = Field(
+        False,
+        description="Store the review until the session gets a further record, and keep the fork with the winning "
+        "continuation. A stored review is returned at once.",
+    )
+
+    async def handle(self, caller: Caller, app: App) -> Review:
+        review = app.feature(Reviews).review(self.session_id, caller.sees, record=self.record)
+        return await caller.run_while_connected(review)
+
+
 METHODS: tuple[type[Method], ...] = (
     ListTasks,
     GetTask,
@@ -210,4 +227,5 @@ METHODS: tuple[type[Method], ...] = (
     EvaluateSession,
     SummarizeSessions,
     GetSolution,
+    ReviewSession,
 )

@@ -200,3 +200,61 @@ class Solution(TaskSolution):
     """One way to do a task: the calls and the answer. `rest` has the calls that the session's history lacks."""
 
     rest: list[SolutionCall]
+
+
+class ReviewedRecord(TypedDict):
+    """A call or the answer under review: the value of the step before and after it, null where it is unknown.
+
+    `mark`: `solution` (as in the solution), `own` (in its own way, and the value stayed), `read`, `failed`, `lost` (the
+    value fell most), `worse` (it fell less), `late` (nothing could be won any more), `unknown`, or `answer`.
+    """
+
+    index: int
+    before: float | None
+    after: float | None
+    mark: Literal["solution", "own", "read", "failed", "lost", "worse", "late", "unknown", "answer"]
+
+
+class ReviewCheck(TypedDict):
+    """A check of the evaluator and whether it passes at a step."""
+
+    name: str
+    passed: bool
+
+
+class ReviewStep(TypedDict):
+    """A step under review: a version of the session, its value, and the checks if the agent stops there."""
+
+    version: int
+    value: float | None
+    checks: list[ReviewCheck]
+
+
+class ReviewLine(TypedDict):
+    """A continuation from a version: calls, the answer, and their reward. `fork` is the session that has played it."""
+
+    version: int
+    calls: list[SolutionCall]
+    answer: str
+    reward: float
+    fork: NotRequired[str]
+
+
+class Review(TypedDict):
+    """The review of a rollout. `lost` is the index of the record that lost it, and `line` would have won before it.
+
+    `never_called` has the calls that the rollout lacked at its end, if it could still be won there. Values are lower
+    bounds: a better agent may know another continuation.
+    """
+
+    session_id: str
+    task: str
+    reward: float | None
+    passed: bool
+    summary: str
+    records: list[ReviewedRecord]
+    steps: list[ReviewStep]
+    checks: list[TaskCheck]
+    never_called: list[SolutionCall]
+    lost: NotRequired[int]
+    line: NotRequired[ReviewLine]

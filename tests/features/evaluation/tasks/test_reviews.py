@@ -1,0 +1,140 @@
+"""Reviews of rollouts: the call that lost a rollout, and what would have won."""
+
+import pytest
+import serving
+from serving import PACKS, RpcError
+
+from toolpack_server.features.evaluation.tasks import reviews
+from toolpack_server.packs.loading import load_catalog
+
+CATALOG = load_catalog((PACKS,), ("bank", "chores", "ledger"))
+NEW_RENT = {
+    "recipient": "DE89370400440532013000",
+    "amount": "1080.00",
+    "subject": "Rent, Deichweg 3",
+    "interval_months": 1,
+    "first_day": "2026-04-01",
+}
+LOSING = [
+    ("list_standing_orders", {}),
+    ("cancel_standing_order", {"order_id": 1}),
+    ("cancel_standing_order", {"order_id": 99}),
+    ("move_from_savings", {"amount": "3000.00"}),
+    ("send_money", {"recipient": NEW_RENT["recipient"], "amount": "2160.00", "subject": "Deposit of my flat"}),
+    ("cancel_standing_order", {"order_id": 3}),
+    ("cancel_standing_order", {"order_id": 2}),
+]
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with serving.Bench(CATALOG) as server:
+        yield server
+
+
+def played(bench, task, calls, answer="Done.", **more):
+    session = bench.rpc("create_session", task=task, **more)
+    key = session["agent_path"].removeprefix("/agents/")
+    for function, kwargs in calls:
+        bench.rpc("run_function", agent_key=key, function=function, kwargs=kwargs)
+    if answer is not None:
+        bench.rpc("submit_answer", agent_key=key, answer=answer)
+    return session["session_id"]
+
+
+def forks(bench, session_id):
+    return bench.rpc("list_sessions", parent=session_id)
+
+
+def test_review_names_the_losing_call_and_what_would_have_won(bench):
+    session_id = played(bench, "bank/moving-out", LOSING)
+    review = bench.rpc("review_session", session_id=session_id)
+    assert review["lost"] == 5
+    assert review["summary"].startswith("Lost at call 5, cancel_standing_order(order_id=3): the value fell from 1.00")
+    marks = [(each["mark"], each["before"], each["after"]) for each in review["records"]]
+    assert marks == [
+        ("read", 1.0, 1.0),
+        ("solution", 1.0, 1.0),
+        ("failed", 1.0, 1.0),
+        ("own", 1.0, 1.0),  # another amount than the solution's
+        ("own", 1.0, 1.0),  # another subject
+        ("lost", 1.0, 0.0),
+        ("solution", 0.0, 0.0),
+        ("answer", 0.0, 0.0),
+    ]
+    line = review["line"]
+    assert (line["version"], line["reward"]) == (3, 1.0)
+    assert sorted(call["function"] for call in line["calls"]) == ["cancel_standing_order", "create_standing_order"]
+    (turned,) = [
+        now["name"]
+        for before, now in zip(review["steps"][3]["checks"], review["steps"][4]["checks"], strict=True)
+        if before["passed"] and not now["passed"]
+    ]
+    assert "other standing orders" in turned
+    assert forks(bench, session_id) == []
+
+
+def test_review_names_the_call_that_was_never_made(bench):
+    session_id = played(bench, "bank/moving-out", LOSING[:2])
+    review = bench.rpc("review_session", session_id=session_id)
+    assert "lost" not in review
+    assert {call["function"] for call in review["never_called"]} >= {"create_standing_order", "send_money"}
+    assert review["summary"].startswith("No call lost it: ")
+    assert review["line"]["reward"] == 1
+
+
+def test_review_of_a_wrong_or_missing_answer(bench):
+    dishes = [("do", {"chore": "dishes"})] * 2
+    for answer, said in (("None.", "Lost at the answer: the value fell from 1.00 to 0.00."), (None, "never answered")):
+        session_id = played(bench, "chores/as-the-solution", dishes, answer)
+        review = bench.rpc("review_session", session_id=session_id)
+        assert said in review["summary"]
+        assert review.get("lost") == (None if answer is None else 2)
+        assert (review["line"]["calls"], review["line"]["answer"]) == ([], "1,000 times\nDISHES")
+
+
+def test_review_blames_nothing_in_a_rollout_that_passed(bench):
+    calls = [(call["function"], call["kwargs"]) for call in solution(bench, "bank/moving-out")]
+    review = bench.rpc("review_session", session_id=played(bench, "bank/moving-out", calls))
+    assert (review["passed"], "lost" in review, "line" in review) == (True, False, False)
+    assert review["summary"] == "Passed with the reward 1: no call lost it."
+
+
+def solution(bench, task):
+    session_id = bench.rpc("create_session", task=task)["session_id"]
+    return bench.rpc("get_solution", session_id=session_id)["calls"]
+
+
+def test_review_without_a_known_way_to_win_names_nothing(bench):
+    review = bench.rpc("review_session", session_id=played(bench, "chores/returns-false", [("rest", {})]))
+    assert "lost" not in review
+    assert "No continuation is known" in review["summary"]
+    session_id = played(bench, "chores/raises", [("rest", {})])
+    assert "no valid verdict" in bench.rpc("review_session", session_id=session_id)["summary"]
+    with pytest.raises(RpcError, match="The session has no task, so no reward can be lost"):
+        bench.rpc("review_session", session_id=bench.create("chores"))
+
+
+def test_a_stored_review_lasts_until_the_next_record(bench):
+    session_id = played(bench, "bank/moving-out", LOSING, None)
+    review = bench.rpc("review_session", session_id=session_id, record=True)
+    played_line = review["line"]["fork"]
+    assert bench.rpc("evaluate_session", session_id=played_line)["passed"]
+    assert [each["kwargs"] for each in bench.rpc("get_trace", session_id=played_line) if "kwargs" in each] == [
+        call["kwargs"] for call in review["line"]["calls"]
+    ]
+    assert bench.rpc("review_session", session_id=session_id) == review
+    assert len(forks(bench, session_id)) == 2
+    bench.rpc("run_function", session_id=session_id, function="get_balance")
+    assert "fork" not in bench.rpc("review_session", session_id=session_id)["line"]
+
+
+def test_a_long_rollout_needs_few_forks(bench, monkeypatch):
+    """Halving finds the same call as evaluating each step."""
+    calls = [("move_to_savings", {"amount": "0.01"})] * 3 + LOSING + [("move_to_savings", {"amount": "0.01"})] * 3
+    session_id = played(bench, "bank/moving-out", calls)
+    every = bench.rpc("review_session", session_id=session_id)
+    monkeypatch.setattr(reviews, "MAX_STEPS", 4)
+    halved = bench.rpc("review_session", session_id=session_id)
+    assert len(halved["steps"]) < len(every["steps"])
+    assert (halved["lost"], halved["records"], halved["summary"]) == (8, every["records"], every["summary"])
