@@ -177,7 +177,7 @@ def test_commands_are_listed_without_being_imported():
         "assert not {'pydantic', 'jsonrpcserver', 'toolpack_server.wiring', 'toolpack_server.rpc'} & sys.modules.keys()"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"^  (\w+)  ", shown.partition("Commands:")[2], re.MULTILINE) == sorted(
+    assert re.findall(r"^  ([\w-]+)  ", shown.partition("Commands:")[2], re.MULTILINE) == sorted(
         {name.split()[0] for name in all_commands()}
     )
 

@@ -24,7 +24,7 @@ def imported(path):
             yield from ((alias.name, set()) for alias in node.names)
 
 
-@pytest.mark.parametrize("package", ["toolpack-conformance", "toolpack-trainers"])
+@pytest.mark.parametrize("package", ["toolpack-a2a", "toolpack-conformance", "toolpack-trainers"])
 def test_package_imports_only_the_feature_api(package):
     folder = ROOT / "packages" / package
     modules = {module for path in FILES if path.is_relative_to(folder) for module, _ in imported(path)}
@@ -49,6 +49,8 @@ def test_no_process_that_serves_imports_what_only_authors_run(command):
     )
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     only_authors = (
+        "a2a",
+        "toolpack_a2a",
         "toolpack_author",
         "toolpack_conformance",
         "toolpack_server.features.authoring.checking",

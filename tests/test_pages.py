@@ -16,13 +16,16 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+import urllib.request
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import redis_server
 import test_ors_clients
 import trainers_player
 from ci import IN_CI, without
@@ -441,6 +444,51 @@ def test_ask_a_server_whether_it_conforms(folder):
     assert re.sub(r"in \d+\.\d s", "in <time>", printed) == re.sub(r"in \d+\.\d s", "in <time>", table)
 
 
+def test_judge_an_a2a_agent(folder):
+    page = "docs/evaluate/a2a.md"
+    (setup,) = blocks(page, "Judge an agent", "sh")
+    (program,) = blocks(page, "Judge an agent", "python")
+    (block,) = blocks(page, "Judge an agent", "console")
+    ((command, shown),) = commands_and_outputs(block)
+    (green,) = blocks(page, "Be a green agent", "sh")
+    ports = {"9010": str(redis_server.free_port()), "9009": str(redis_server.free_port())}
+    with serving(setup, folder) as banner, ExitStack() as stack:
+        ports["8000"] = port_of(banner)
+
+        def here(text):
+            return re.sub(r"\b(8000|9009|9010)\b", lambda match: ports[match[1]], text)
+
+        (folder / "agent.py").write_text(here(program))
+        for line, port in ((".venv/bin/python agent.py", "9010"), (here(green), "9009")):
+            stack.callback(start_beside(line, folder, ports[port]))
+        (printed,) = run_console([(here(command), "")], folder)
+        run = re.compile("judge=[0-9a-f]{8}")
+        assert run.sub("", masked(printed)) == run.sub("", masked(here(shown)))
+        (request,) = blocks(page, "Be a green agent", "text")
+        part = {"kind": "text", "text": here(request)}
+        message = {"role": "user", "messageId": "1", "parts": [part], "kind": "message"}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {"message": message}}
+        post = urllib.request.Request(
+            f"http://127.0.0.1:{ports['9009']}/", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(post, timeout=PATIENCE) as reply:
+            ((_, data),) = [artifact["parts"] for artifact in json.load(reply)["result"]["artifacts"]]
+        assert (data["data"]["rollouts"], data["data"]["pass_rate"]) == (2, 1)
+
+
+def start_beside(command, folder, port):
+    """Start a program, wait until it listens, and return a function that stops it."""
+    process = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=folder, env=environment())
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", int(port))).close()
+            return lambda: (process.kill(), process.wait())
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("heading", ["An environment", "Fork at a step"])
 def test_an_environment_for_trainers(folder, heading):
     (program,) = blocks("docs/train/rollouts.md", heading, "python")
@@ -646,6 +694,8 @@ RUN = {
     ("docs/train/values.md", "Training with advantages"),
     ("docs/train/trainers.md", "ORS"),  # if the client is installed
     ("docs/train/trainers.md", "OpenEnv"),  # likewise
+    ("docs/evaluate/a2a.md", "Judge an agent"),
+    ("docs/evaluate/a2a.md", "Be a green agent"),
     ("docs/evaluate/faults.md", "In one sitting"),
     ("docs/evaluate/faults.md", "Variants of tasks"),
     ("docs/evaluate/faults.md", "Attack success"),
@@ -715,7 +765,7 @@ def test_every_code_block_is_run_or_named_here():
         ("docs/train/trainers.md", "ORS"),
         ("docs/train/trainers.md", "OpenEnv"),
     }
-    printed.add((WORLDS, "Packages"))
+    printed |= {(WORLDS, "Packages"), ("docs/evaluate/a2a.md", "Be a green agent")}
     printed |= {("docs/evaluate/faults.md", "In one sitting"), ("docs/evaluate/faults.md", "Variants of tasks")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]

@@ -1,0 +1,204 @@
+"""A green agent, as AgentBeats calls it: it gets the URL of an agent by A2A, and replies with verdicts on rollouts."""
+
+import json
+import logging
+import uuid
+from typing import Any
+
+import uvicorn
+from a2a.helpers.proto_helpers import new_data_part, new_task_from_user_message, new_text_message, new_text_part
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.events import EventQueue
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
+from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
+from a2a.types.a2a_pb2 import AgentCapabilities, AgentCard, AgentInterface, AgentSkill
+from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from toolpack_a2a.agent import AgentError, open_agent
+from toolpack_a2a.judging import Judge, JudgedRollout, JudgeError
+from toolpack_server import ToolpackServerError
+from toolpack_server.client import AsyncClient
+from toolpack_server.features.api.commands import echo
+
+VERSION = "0.1.0"
+MAX_BODY_BYTES = 2**20
+MAX_CONNECTIONS = 100
+MAX_ASSESSMENTS = 4  # at the same time
+MAX_ROLLOUTS = 1000  # of an assessment
+MAX_SECONDS = 86_400
+EXAMPLE = '{"participants": {"agent": "http://127.0.0.1:9010"}, "config": {"tasks": ["bank/save-300"]}}'
+
+
+class AssessmentConfig(BaseModel):
+    """What to play."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks: list[str] = Field(default_factory=list, max_length=MAX_ROLLOUTS, description="Tasks, as toolpack/name.")
+    toolpack: str | None = Field(None, description="A toolpack, whose tasks are played, too.")
+    split: str | None = Field(None, description="The split of the toolpack's tasks.")
+    attempts: int = Field(1, ge=1, le=MAX_ROLLOUTS, description="Rollouts of each task.")
+    timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS, description="Seconds for a rollout.")
+
+
+class Assessment(BaseModel):
+    """AgentBeats' request of an assessment."""
+
+    participants: dict[str, str] = Field(min_length=1, max_length=1, description="The URL of the agent, by its role.")
+    config: AssessmentConfig
+
+
+def parsed(text: str) -> Assessment:
+    """Return the assessment that a message asks for.
+
+    Raises:
+        InvalidParamsError: The message isn't such a request.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidParamsError(f"The message isn't JSON: send an assessment, such as {EXAMPLE}.") from None
+    try:
+        return Assessment.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        location = ".".join(map(str, problem["loc"]))[:200] or "The message"
+        raise InvalidParamsError(f"{location}: {problem['msg']}. Send an assessment, such as {EXAMPLE}.") from None
+
+
+class GreenAgent(AgentExecutor):
+    """Judges the agent of each request with the tasks of a server."""
+
+    def __init__(self, url: str, public_url: str, token: str | None) -> None:
+        self._url = url
+        self._public_url = public_url
+        self._token = token
+        self._running = 0
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        assessment = parsed(context.get_user_input())
+        if self._running >= MAX_ASSESSMENTS:
+            raise UnsupportedOperationError(f"{MAX_ASSESSMENTS} assessments are running: send this one again later.")
+        message = context.message
+        assert message is not None  # noqa: S101 - its text was read
+        task = context.current_task or new_task_from_user_message(message)
+        await event_queue.enqueue_event(task)
+        updater = TaskUpdater(event_queue, task.id, task.context_id)
+        self._running += 1
+        try:
+            rollouts = await self._assess(assessment, updater)
+        except (AgentError, JudgeError, ToolpackServerError, ValueError) as error:
+            await updater.failed(new_text_message(str(error)))
+        else:
+            text, results = _results(assessment, rollouts)
+            await updater.add_artifact([new_text_part(text), new_data_part(results)], name="Result")
+            await updater.complete()
+        finally:
+            self._running -= 1
+
+    async def _assess(self, assessment: Assessment, updater: TaskUpdater) -> list[JudgedRollout]:
+        (agent_url,) = assessment.participants.values()
+        config, rollouts = assessment.config, []
+        async with AsyncClient(self._url, token=self._token) as client, open_agent(agent_url) as agent:
+            judge = Judge(client, self._public_url, uuid.uuid4().hex[:8])
+            tasks = await judge.tasks(config.tasks, config.toolpack, config.split)
+            if len(tasks) * config.attempts > MAX_ROLLOUTS:
+                raise JudgeError(f"An assessment has at most {MAX_ROLLOUTS} rollouts: play fewer tasks or attempts.")
+            await updater.start_work()
+            for task in tasks:
+                for _ in range(config.attempts):
+                    rollouts.append(await judge.play(agent, task, config.timeout_seconds))
+                    await updater.start_work(new_text_message(rollouts[-1].line()))
+        return rollouts
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        """Confirm that a task is cancelled. The SDK has cancelled `execute`."""
+        task = context.current_task
+        if task is not None:
+            await TaskUpdater(event_queue, task.id, task.context_id).cancel()
+
+
+def _results(assessment: Assessment, rollouts: list[JudgedRollout]) -> tuple[str, dict[str, Any]]:
+    """Return the results as text and as data."""
+    valid, passed = [sum(getattr(rollout, name) for rollout in rollouts) for name in ("is_valid", "passed")]
+    rate = passed / valid if valid else None
+    text = "\n".join([*(rollout.line() for rollout in rollouts), f"{passed} of {len(rollouts)} passed."])
+    counts = {"rollouts": len(rollouts), "valid": valid, "passed": passed, "pass_rate": rate}
+    data = {"participants": assessment.participants, **counts, "results": [rollout.as_json() for rollout in rollouts]}
+    return text, data
+
+
+class BodyLimit:
+    """ASGI middleware that answers 413 to a request whose body is larger than `MAX_BODY_BYTES`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > MAX_BODY_BYTES:
+                refusal = JSONResponse({"error": f"The body has more than {MAX_BODY_BYTES} bytes: send less."}, 413)
+                await refusal(scope, receive, send)
+                return
+        read = False
+
+        async def replay() -> Message:
+            nonlocal read
+            if read:
+                return await receive()
+            read = True
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        await self._app(scope, replay, send)
+
+
+def card_at(url: str) -> AgentCard:
+    skill = AgentSkill(
+        id="judge",
+        name="Judge an agent",
+        description="Has an agent play tasks with the tools of an MCP server, and evaluates the world that it left.",
+        tags=["evaluation", "benchmark", "green agent"],
+        examples=[EXAMPLE],
+    )
+    return AgentCard(
+        name="Toolpack Server",
+        description="Judges agents with tasks of a Toolpack Server.",
+        version=VERSION,
+        supported_interfaces=[
+            AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version=version) for version in ("1.0", "0.3")
+        ],
+        capabilities=AgentCapabilities(streaming=True),
+        default_input_modes=["text/plain", "application/json"],
+        default_output_modes=["text/plain", "application/json"],
+        skills=[skill],
+    )
+
+
+def create_app(card: AgentCard, executor: AgentExecutor) -> ASGIApp:
+    handler = DefaultRequestHandler(agent_executor=executor, task_store=InMemoryTaskStore(), agent_card=card)
+    rpc = create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True)
+    return BodyLimit(Starlette(routes=[*create_agent_card_routes(card), *rpc]))
+
+
+def serve(host: str, port: int, card_url: str | None, url: str, public_url: str, token: str | None) -> None:
+    """Serve a green agent until a signal stops it."""
+    config = uvicorn.Config("", host=host, port=port, log_level=logging.WARNING, limit_concurrency=MAX_CONNECTIONS)
+    listening = config.bind_socket()
+    address = f"http://{host}:{listening.getsockname()[1]}/"
+    config.app = create_app(card_at(card_url or address), GreenAgent(url, public_url, token))
+    echo(f"Green agent on {address}, with the tasks of {url}")
+    uvicorn.Server(config).run(sockets=[listening])
