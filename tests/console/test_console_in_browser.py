@@ -1134,6 +1134,36 @@ def test_forks_of_a_session_are_shown_as_a_tree(page, server):
     page.at(f"#/compare/{one}/{root}?traces=")
 
 
+def test_review_leads_from_the_losing_call_to_a_winning_fork(page, server):
+    session_id = server.rpc("create_session", task="bank/moving-out")["session_id"]
+    for order in (1, 3, 2):
+        server.call(session_id, "cancel_standing_order", order_id=order)
+    server.rpc("submit_answer", session_id=session_id, answer=MARKUP)
+    page.open(f"#/sessions/{session_id}")
+    page.click("Review", ".tabs a")
+    page.sees("Lost at call 1, cancel_standing_order(order_id=3): the value fell from 1.00 to 0.00.")
+    rows = [row.text.split("\n") for row in page.driver.find_elements("css selector", "ol.review:first-of-type li")]
+    marks = ["as in the solution", "the losing call", "as in the solution", ""]
+    assert [row[2].partition(" ")[2] for row in rows[:4]] == marks
+    assert page.run("return document.querySelector('.turns .turned').innerText.includes('fails from here on')")
+    for width, dark in ((400, True), (1280, False)):
+        page.resize(width, dark=dark)
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+    page.tab_to("compared with the rollout")
+    page.press(Keys.ENTER)
+    page.at(f"#/compare/{session_id}/")
+    page.sees("Compare", "cancel_standing_order")
+    page.run("history.back()")
+    page.sees("What would have won, from version 1")
+    page.click("Edit and try")
+    assert "run=cancel_standing_order" in page.at(f"#/sessions/{session_id}?version=1")
+    assert page.field("order_id").get_attribute("value") == "3"
+    page.run("history.back()")
+    (fork,) = server.rpc("list_sessions", labels={"review": session_id, "line": "best"})  # opened twice, made once
+    assert server.rpc("evaluate_session", session_id=fork["session_id"])["passed"]
+    assert page.run("return window.ran") == 0
+
+
 def test_values_of_a_sessions_steps_are_shown_as_a_table(page, server):
     session_id = server.rpc("create_session", task="chores/raises")["session_id"]
     for chore in ("dishes", "missing"):  # Without `missing` the evaluator fails; with it the reward is 1.

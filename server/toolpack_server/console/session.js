@@ -18,6 +18,7 @@ import {
 import { openEvaluation, verdictOf } from "./evaluation.js";
 import { filesIn, fromBase64 } from "./files.js";
 import { forksOf, openForks } from "./forks.js";
+import { openReview } from "./review.js";
 import { all, call, stringify, world } from "./rpc.js";
 import { openRun } from "./run.js";
 import { trailOf } from "./runs_parts.js";
@@ -28,7 +29,7 @@ import { countRecords, indexOf, records } from "./trace.js";
 
 const NOT_FOUND = -32001;
 const LOOK_AGAIN = 1000; // milliseconds
-const PANELS = { run: openRun, talk: openTalk, forks: openForks, evaluate: openEvaluation };
+const PANELS = { run: openRun, talk: openTalk, forks: openForks, evaluate: openEvaluation, review: openReview };
 const panelOf = (query) => Object.keys(PANELS).find((name) => name in query);
 
 export function openSession(place, [id], query, signal) {
@@ -221,6 +222,7 @@ function headOf({ id, session, query, hasTasks, verdict, prompt, forks, version:
       tab("run", "Run a function"),
       (parent || forks.length > 0) && tab("forks", forks.length ? count(forks.length, "fork") : "Forks"),
       hasTasks && tab("evaluate", "Evaluate"),
+      task && tab("review", "Review"),
     ),
   ];
 }

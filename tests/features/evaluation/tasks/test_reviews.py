@@ -60,7 +60,7 @@ def test_review_names_the_losing_call_and_what_would_have_won(bench):
         ("own", 1.0, 1.0),  # another subject
         ("lost", 1.0, 0.0),
         ("solution", 0.0, 0.0),
-        ("answer", 0.0, 0.0),
+        ("end", 0.0, 0.0),
     ]
     line = review["line"]
     assert (line["version"], line["reward"]) == (3, 1.0)

@@ -206,13 +206,13 @@ class ReviewedRecord(TypedDict):
     """A call or the answer under review: the value of the step before and after it, null where it is unknown.
 
     `mark`: `solution` (as in the solution), `own` (in its own way, and the value stayed), `read`, `failed`, `lost` (the
-    value fell most), `worse` (it fell less), `late` (nothing could be won any more), `unknown`, or `answer`.
+    value fell most), `worse` (it fell less), `late` (nothing could be won any more), `unknown`, or `end` (the answer).
     """
 
     index: int
     before: float | None
     after: float | None
-    mark: Literal["solution", "own", "read", "failed", "lost", "worse", "late", "unknown", "answer"]
+    mark: Literal["solution", "own", "read", "failed", "lost", "worse", "late", "unknown", "end"]
 
 
 class ReviewCheck(TypedDict):

@@ -314,7 +314,7 @@ def _largest_fall(spans: Sequence[_Span], values: Mapping[int, float | None], ow
 def _mark(span: _Span, before: float | None, after: float | None, places: set[int]) -> Any:
     record = span.record
     if record["kind"] == "answer":
-        return "answer"
+        return "end"
     if record["error"] is not None:
         return "failed"
     if span.before == span.after:
