@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,12 +12,14 @@ import redis_server
 import server_process
 from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.helpers.proto_helpers import new_text_message
-from a2a.types.a2a_pb2 import CancelTaskRequest, Role, SendMessageRequest, TaskState
+from a2a.server.context import ServerCallContext
+from a2a.types.a2a_pb2 import CancelTaskRequest, Role, SendMessageRequest, Task, TaskState, TaskStatus
 from a2a.utils.errors import A2AError
 from a2a_serving import TASK
 from google.protobuf.json_format import MessageToDict
 from patience import PATIENCE
 
+from toolpack_a2a import green_agent
 from toolpack_a2a.green_agent import MAX_ASSESSMENTS, MAX_BODY_BYTES
 
 
@@ -122,8 +125,36 @@ def test_body_that_is_too_large_or_nested_is_refused(green):
     nested = b'{"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": ' + b"[" * (MAX_BODY_BYTES - 100)
     assert "error" in httpx.post(green, content=nested, timeout=PATIENCE).json()
     large = httpx.post(green, content=b" " * (MAX_BODY_BYTES + 1), timeout=PATIENCE)
-    assert (large.status_code, large.json()) == (413, {"error": "The body has more than 1048576 bytes: send less."})
+    assert (large.status_code, large.json()) == (413, {"error": "The body has more than 262144 bytes: send less."})
     assert httpx.get(f"{green}.well-known/agent-card.json").status_code == 200
+
+
+def test_refused_messages_take_no_memory(server):
+    text = "x" * (MAX_BODY_BYTES - 1000)
+    part = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage"}
+    part["params"] = {"message": {"role": "ROLE_USER", "messageId": "1", "parts": [{"text": text}]}}
+    with serve_green_agent(server) as (green, process), httpx.Client(timeout=PATIENCE) as client:
+
+        def send(count):
+            for _ in range(count):
+                assert "error" in client.post(green, json=part, headers={"A2A-Version": "1.0"}).json()
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            return int(status.partition("VmRSS:")[2].split()[0])
+
+        assert send(120) - send(20) < 15_000  # KiB: all of them together have 25 MiB
+
+
+def test_ended_assessments_are_forgotten(monkeypatch):
+    monkeypatch.setattr(green_agent, "MAX_ENDED", 2)
+
+    async def run():
+        store, context = green_agent.RecentTasks(), ServerCallContext()
+        states = [TaskState.TASK_STATE_WORKING, *[TaskState.TASK_STATE_COMPLETED] * 4]
+        for number, state in enumerate(states):
+            await store.save(Task(id=str(number), context_id="1", status=TaskStatus(state=state)), context)
+        return [number for number in range(5) if await store.get(str(number), context)]
+
+    assert asyncio.run(run()) == [0, 3, 4]
 
 
 def test_number_of_running_assessments_is_limited(green, url):

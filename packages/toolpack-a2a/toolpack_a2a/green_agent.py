@@ -3,16 +3,33 @@
 import json
 import logging
 import uuid
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import uvicorn
-from a2a.helpers.proto_helpers import new_data_part, new_task_from_user_message, new_text_message, new_text_part
+from a2a.helpers.proto_helpers import (
+    get_message_text,
+    new_data_part,
+    new_task_from_user_message,
+    new_text_message,
+    new_text_part,
+)
 from a2a.server.agent_execution import AgentExecutor, RequestContext
-from a2a.server.events import EventQueue
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event, EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
 from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
-from a2a.types.a2a_pb2 import AgentCapabilities, AgentCard, AgentInterface, AgentSkill
+from a2a.types.a2a_pb2 import (
+    AgentCapabilities,
+    AgentCard,
+    AgentInterface,
+    AgentSkill,
+    SendMessageRequest,
+    Task,
+    TaskState,
+)
+from a2a.types.a2a_pb2 import Message as A2AMessage
 from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
@@ -26,11 +43,18 @@ from toolpack_server.client import AsyncClient
 from toolpack_server.features.api.commands import echo
 
 VERSION = "0.1.0"
-MAX_BODY_BYTES = 2**20
+MAX_BODY_BYTES = 2**18
 MAX_CONNECTIONS = 100
 MAX_ASSESSMENTS = 4  # at the same time
 MAX_ROLLOUTS = 1000  # of an assessment
 MAX_SECONDS = 86_400
+MAX_ENDED = 100  # assessments whose results can still be read
+ENDED = {
+    TaskState.TASK_STATE_COMPLETED,
+    TaskState.TASK_STATE_FAILED,
+    TaskState.TASK_STATE_CANCELED,
+    TaskState.TASK_STATE_REJECTED,
+}
 EXAMPLE = '{"participants": {"agent": "http://127.0.0.1:9010"}, "config": {"tasks": ["bank/save-300"]}}'
 
 
@@ -80,10 +104,18 @@ class GreenAgent(AgentExecutor):
         self._token = token
         self._running = 0
 
-    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        assessment = parsed(context.get_user_input())
+    def check(self, message: A2AMessage) -> None:
+        """Refuse a message that asks for no assessment, or for one too many.
+
+        Raises:
+            A2AError: The message is refused.
+        """
+        parsed(get_message_text(message))
         if self._running >= MAX_ASSESSMENTS:
             raise UnsupportedOperationError(f"{MAX_ASSESSMENTS} assessments are running: send this one again later.")
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        assessment = parsed(context.get_user_input())
         message = context.message
         assert message is not None  # noqa: S101 - its text was read
         task = context.current_task or new_task_from_user_message(message)
@@ -131,6 +163,42 @@ def _results(assessment: Assessment, rollouts: list[JudgedRollout]) -> tuple[str
     counts = {"rollouts": len(rollouts), "valid": valid, "passed": passed, "pass_rate": rate}
     data = {"participants": assessment.participants, **counts, "results": [rollout.as_json() for rollout in rollouts]}
     return text, data
+
+
+class CheckedHandler(DefaultRequestHandler):
+    """Refuses messages before the SDK keeps them: it keeps those that an executor refuses for as long as it runs."""
+
+    def __init__(self, executor: GreenAgent, card: AgentCard) -> None:
+        super().__init__(agent_executor=executor, task_store=RecentTasks(), agent_card=card)
+        self._check = executor.check
+
+    async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> A2AMessage | Task:
+        self._check(params.message)
+        result: A2AMessage | Task = await super().on_message_send(params, context)
+        return result
+
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        self._check(params.message)
+        async for event in super().on_message_send_stream(params, context):
+            yield event
+
+
+class RecentTasks(InMemoryTaskStore):
+    """Keeps the running tasks and the last `MAX_ENDED` others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended: dict[str, ServerCallContext] = {}
+
+    async def save(self, task: Task, context: ServerCallContext) -> None:
+        await super().save(task, context)
+        if task.status.state in ENDED:
+            self._ended[task.id] = context
+        while len(self._ended) > MAX_ENDED:
+            oldest = next(iter(self._ended))
+            await self.delete(oldest, self._ended.pop(oldest))
 
 
 class BodyLimit:
@@ -188,9 +256,8 @@ def card_at(url: str) -> AgentCard:
     )
 
 
-def create_app(card: AgentCard, executor: AgentExecutor) -> ASGIApp:
-    handler = DefaultRequestHandler(agent_executor=executor, task_store=InMemoryTaskStore(), agent_card=card)
-    rpc = create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True)
+def create_app(card: AgentCard, executor: GreenAgent) -> ASGIApp:
+    rpc = create_jsonrpc_routes(CheckedHandler(executor, card), "/", enable_v0_3_compat=True)
     return BodyLimit(Starlette(routes=[*create_agent_card_routes(card), *rpc]))
 
 
@@ -198,6 +265,7 @@ def serve(host: str, port: int, card_url: str | None, url: str, public_url: str,
     """Serve a green agent until a signal stops it."""
     config = uvicorn.Config("", host=host, port=port, log_level=logging.WARNING, limit_concurrency=MAX_CONNECTIONS)
     listening = config.bind_socket()
+    listening.listen(MAX_CONNECTIONS)  # clients that read the line below can connect at once
     address = f"http://{host}:{listening.getsockname()[1]}/"
     config.app = create_app(card_at(card_url or address), GreenAgent(url, public_url, token))
     echo(f"Green agent on {address}, with the tasks of {url}")
