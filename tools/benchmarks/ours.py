@@ -172,6 +172,7 @@ def serving(
                 "waiter",
                 "bank",
                 "books",
+                "register",
                 *(f"agentdojo-{suite}" for suite, _, _ in AGENTDOJO.values()),
             ]
             arguments += ["--pack-dir", PACKS, "--packs", ",".join(packs)]

@@ -5,8 +5,9 @@ other load on the machine affects both. A bound is on the ratio to A; the bounds
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -20,6 +21,8 @@ FIRST_CHANGE = {"100 KB": 2.5, "1 MB": 2.5, "10 MB": 6, "50 MB": 25}
 READERS_MS = {"100 KB": 15, "1 MB": 20, "10 MB": 150, "50 MB": 500}
 MEASURED, FEW, FORKED = 200, 5, 5
 VERSIONS, OLD = 60, 300
+LAZY_BYTES = 2**18
+LAZY = {"read": 0.2, "change": 0.1, "fork": 0.2}
 FORKS = 1000
 PAPERS = 1000
 
@@ -33,6 +36,7 @@ def worlds(workshop: Workshop) -> Iterator[Bound]:
         for name, size in SIZES.items():
             yield from _database(server, objects, name, size)
         yield from _files(server, objects)
+    yield from _objects(workshop)
 
 
 class _Session:
@@ -158,3 +162,35 @@ def _files(server: Server, objects: _Session) -> Iterator[Bound]:
     )
     name = f"command in the directory of {PAPERS:,} files, beside its own time"
     yield Bound(name, inside - plain, 9, unit=" ms", detail=f"CPU {inside:.2f} - {plain:.2f} ms")
+
+
+def _objects(workshop: Workshop) -> Iterator[Bound]:
+    """Compare calls on 5,000 objects, stored in pieces, with the same calls on the whole environment."""
+    other = replace(workshop, folder=workshop.folder / "whole")
+    other.folder.mkdir()
+    with (
+        serving(workshop, settings={"TOOLPACK_LAZY_MIN_BYTES": str(LAZY_BYTES)}) as lazy,
+        serving(other, settings={"TOOLPACK_LAZY_MIN_BYTES": "0"}) as whole,
+    ):
+        sessions = [_Session(server, server.create("register", {}), "", {}) for server in (lazy, whole)]
+        for name, function, kwargs in (("read", "look", {}), ("change", "move", {"town": "Rome"})):
+            actions = [(one.server, partial(_call_number, one, function, kwargs)) for one in sessions]
+            pieces, all_of_it = costs(actions, FEW * 4)
+            detail = f"CPU {pieces:.2f} / {all_of_it:.2f} ms"
+            yield Bound(f"{name} of one of 5,000 objects, in pieces", pieces / all_of_it, LAZY[name], detail=detail)
+            actions = [(one.server, partial(_call_in_fork, one, function, kwargs)) for one in sessions]
+            pieces, all_of_it = costs(actions, FEW * 4)
+            detail = f"CPU {pieces:.2f} / {all_of_it:.2f} ms, with the fork"
+            yield Bound(f"first {name} in a fork, in pieces", pieces / all_of_it, LAZY["fork"], detail=detail)
+        changes = partial(_repeated, partial(_call_number, sessions[0], "move", {"town": "Oslo"}), VERSIONS)
+        yield _bytes("bytes of a version of 5,000 objects in pieces", lazy, changes, VERSIONS, 12)
+
+
+def _call_number(session: _Session, function: str, kwargs: Mapping[str, object], number: int) -> None:
+    session.call(function, key=f"p{number}", **kwargs)
+
+
+def _call_in_fork(session: _Session, function: str, kwargs: Mapping[str, object], number: int) -> None:
+    (fork,) = session.forks(1)
+    _call_number(_Session(session.server, fork, "", {}), function, kwargs, number)
+    session.close([fork])
