@@ -235,7 +235,7 @@ class SessionReader:
             return Fragment(volume_json)
         if any(map(is_piece, snapshot.parts)):
             self._require_heavy()
-        text = self._runner.run(ViewEnvironments(snapshot))
+        text = self._view(snapshot, session_id, owner, version)
         if not pointer:
             return Fragment(text)
         try:
@@ -277,13 +277,15 @@ class SessionReader:
         """Return the JSON Patch between two versions, of one session or two. `DiffEnvironment` has the parameters."""
         if from_version is None and to_session_id is None:
             from_version = 0
-        before = self._at(session_id, owner, from_version)
-        after = self._at(session_id if to_session_id is None else to_session_id, owner, to_version)
+        to_session_id = session_id if to_session_id is None else to_session_id
+        sources = (session_id, owner, from_version), (to_session_id, owner, to_version)
+        before, after = (self._at(*source) for source in sources)
         olds, news = volume_pointers(before.parts), volume_pointers(after.parts)
         if any(map(is_piece, (*before.parts, *after.parts))):
             self._require_heavy()
         if not olds and not news:
-            return json_patch(*(loads(self._runner.run(ViewEnvironments(each))) for each in (before, after)))
+            snapshots = zip((before, after), sources, strict=True)
+            return json_patch(*(loads(self._view(snapshot, *source)) for snapshot, source in snapshots))
         patch = json_patch(*(loads(self._runner.run(ViewWithoutVolumes(each))) for each in (before, after)))
         if any(not change["path"] for change in patch):
             return [{"op": "replace", "path": "", "value": loads(self._runner.run(ViewEnvironments(after)))}]
@@ -376,6 +378,21 @@ class SessionReader:
         if self._max_bytes is not None and sum(map(len, blobs.values())) > self._max_bytes:
             raise HeavyReadError
         return Snapshot(parts, PartBytes(self._store, parts, {part: blobs[parts[part]] for part in opened}))
+
+    def _view(self, snapshot: Snapshot, session_id: str, owner: str | None, version: int | None) -> bytes:
+        """Return the JSON of a snapshot's environments. The other arguments are those of `_at`, which returned it.
+
+        Raises:
+            SessionNotFoundError: The session was closed meanwhile.
+            OverloadedError: The session has changed meanwhile.
+            MissingBlobError: A part or a piece is not in the store.
+        """
+        try:
+            return self._runner.run(ViewEnvironments(snapshot))
+        except MissingBlobError:  # pieces are read on demand
+            if self._at(session_id, owner, version).parts != snapshot.parts:
+                raise OverloadedError("The session has changed meanwhile. Send the request again.") from None
+            raise
 
     def _at(self, session_id: str, owner: str | None, version: int | None) -> Snapshot:
         _, head = self.find(session_id, owner)
