@@ -5,6 +5,7 @@ change itself. Hooks of features run before and after it. The record and the cha
 has neither.
 """
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,13 +15,14 @@ from toolpack_server.base.times import timestamp
 from toolpack_server.engine.jobs import LaneName, StartClock
 from toolpack_server.engine.state import NONE, Effect, SessionState, added_bytes
 from toolpack_server.functions.steps import Steps
+from toolpack_server.jsonio.strict import dumps
 from toolpack_server.observability.trace_context import trace_context
 from toolpack_server.observability.tracing import CallTrace
 from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.hooks import SessionHook
 from toolpack_server.sessions.recipes import Recipe
-from toolpack_server.sessions.records import request_digest, stored_call_id
+from toolpack_server.sessions.records import stored_call_id
 from toolpack_server.stores.base import Record, StoredSession
 
 
@@ -177,7 +179,8 @@ class SessionOperation:
             CallIdReusedError: The record belongs to another request.
         """
         call_id = self.recorded_call_id or ""
-        self._digest = request_digest(self.method, *self.asked())
+        asked = dumps([self.method, *self.asked()], sort_keys=True)  # the order of members makes no difference
+        self._digest = hashlib.blake2b(asked, digest_size=16).hexdigest()
         if self.by != CLIENT and kept and self.context.addresses.named.of(kept):
             call_id = self.recorded_call_id = f"{self.by}/{self.call_id}"  # each address has its own call_ids
         stored = stored_call_id(call_id, self.by)

@@ -10,7 +10,6 @@ A record has three lines:
 The server doesn't use a record whose HMAC doesn't match.
 """
 
-import hashlib
 import hmac
 from collections.abc import Mapping
 from typing import Any
@@ -24,11 +23,6 @@ from toolpack_server.stores.base import Record, new_record_id
 # Prefixes of stored call_ids: of agents' call_ids always, of a client's only if it begins with one of them.
 _ADDRESSES, _CLIENTS = "agent:", "client:"
 SMALL_BYTES = 1000  # a value of this size isn't cut when several values together are too large
-
-
-def request_digest(method: str, *parameters: Any) -> str:
-    """Return a digest that identifies a repeated request. The order of an object's members makes no difference."""
-    return hashlib.blake2b(dumps([method, *parameters], sort_keys=True), digest_size=16).hexdigest()
 
 
 def stored_call_id(call_id: str, by: str) -> str:

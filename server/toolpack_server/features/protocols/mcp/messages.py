@@ -62,15 +62,11 @@ class McpMessage:
     meta: dict[str, Any]  # `_meta` of the parameters
     header_version: str | None  # of the HTTP header
     modern: bool  # whether the message belongs to the modern era
+    named: Any  # the name or id in the parameters that modern clients repeat in a header
 
     @property
     def is_notification(self) -> bool:
         return self.id is None
-
-    @property
-    def named(self) -> Any:
-        """The name or id in the parameters that modern clients repeat in a header."""
-        return self.params.get(NAMING[self.method]) if self.method in NAMING else None
 
     @property
     def accepts_handles(self) -> bool:
@@ -138,7 +134,8 @@ def read_message(value: Any, header_version: str | None = None) -> McpMessage:
         raise McpRefusedError(_invalid("`_meta` must be an object."), request_id=message_id)
     method = value["method"]
     modern = VERSION_KEY in meta or (header_version == MODERN and method != INITIALIZE)
-    return McpMessage(message_id, method, params, meta, header_version, modern)
+    named = params.get(NAMING[method]) if method in NAMING else None
+    return McpMessage(message_id, method, params, meta, header_version, modern, named)
 
 
 def _no_request(detail: str, message_id: Any = None) -> McpRefusedError:

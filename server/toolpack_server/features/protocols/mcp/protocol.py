@@ -167,7 +167,8 @@ class Mcp:
                     f"ValidationError: argument `{argument[:200]}` is a nested call, which MCP doesn't support: call "
                     f"that function first, then pass its result."
                 )
-        self._note_asker(message)
+        if self._sessions.tracer is not None:
+            _note_asker(message)
         if message.modern and problem is None and message.accepts_handles:
             answer = await self._handles.call(caller, request)
             return answer if isinstance(answer, bytes) else call_result(answer, message.id)
@@ -175,14 +176,15 @@ class Mcp:
         return call_result(outcome, message.id)
 
     async def _get_task(self, caller: Caller, message: McpMessage) -> bytes:
-        self._note_asker(message)
+        if self._sessions.tracer is not None:
+            _note_asker(message)
         return await self._handles.get(caller, message)
 
-    def _note_asker(self, message: McpMessage) -> None:
-        """Store who asks for a call, if calls are traced."""
-        if self._app.sessions.tracer is not None:
-            version = message.meta.get(VERSION_KEY) or message.header_version or ""
-            asked_by.set(AskedBy("mcp", message.method, message.id, version))
+
+def _note_asker(message: McpMessage) -> None:
+    """Store who asks for a call, for its trace."""
+    version = message.meta.get(VERSION_KEY) or message.header_version or ""
+    asked_by.set(AskedBy("mcp", message.method, message.id, version))
 
 
 def _named(message: McpMessage) -> tuple[str, str | None]:

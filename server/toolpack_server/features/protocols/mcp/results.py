@@ -69,29 +69,23 @@ def success(message: McpMessage, members: bytes) -> McpReply:
 
 
 def call_result(outcome: Outcome, request_id: Any = None) -> bytes:
-    """Return the members of the result of a call.
+    """Return the members of the result of a call. A failed call is a result with `isError`, so the agent can react.
 
     Raises:
         McpRefusedError: There is no such function.
     """
-    failure = outcome.failure
+    failure, text = outcome.failure, outcome.result
     if failure is not None and failure.why is Failure.NOT_FOUND:
         described = ERROR_INVALID_PARAMS, failure.text, {"detail": failure.text}
         raise McpRefusedError(described, malformed=False, request_id=request_id)
-    return tool_result(outcome)
-
-
-def tool_result(outcome: Outcome) -> bytes:
-    """Return the members of a tool's result. A failed call is a result with `isError`, so the agent can react."""
-    if outcome.result is None:
-        return tool_error(outcome.failure.text if outcome.failure else "")
-    text = outcome.result
+    if text is None:
+        return tool_error(failure.text if failure else "")
     if outcome.content:
         return b'"content":%b,"isError":false' % text
     shape = text[:1]
+    structured = _structured(text) if shape == b"{" else b""
     if shape != b'"':  # a string is its own text, everything else its JSON
         text = dumps(text.decode())
-    structured = _structured(outcome.result) if shape == b"{" else b""
     return b'"content":[{"type":"text","text":%b}]%b,"isError":false' % (text, structured)
 
 
