@@ -201,6 +201,30 @@ def test_breaks_of_signatures(before, now, found):
     assert set(breaks(python(it=before), python(it=now))) == found
 
 
+def test_an_attribute_may_move_to_a_base_class():
+    class Base:
+        """Base.
+
+        Attributes:
+            size: How large it is.
+        """
+
+        __module__ = "toolpack_server.base"
+        size: int
+
+    class Whole(Base):
+        __doc__ = Base.__doc__
+        __module__ = "toolpack_server.base"
+
+    class Divided(Base):
+        """Divided."""
+
+        __module__ = "toolpack_server.base"
+
+    assert [*breaks(python(It=Whole), python(It=Divided))] == []
+    assert {name for name, _ in breaks(python(It=Divided), python(It=object))} == {"toolpack_server.It.size"}
+
+
 def test_only_removed_names_and_attributes_are_breaks():
     class BaseError(ValueError):
         __module__ = "toolpack_server.base.errors"

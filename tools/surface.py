@@ -292,7 +292,8 @@ class Surface(dict[str, Thing]):
         public = [base for base in cls.__mro__[1:-1] if base.__module__ in {"builtins", *MODULES, "pydantic.main"}]
         self[name].gives |= {f"is a {base.__name__}" for base in public if not base.__name__.startswith("_")}
         self._add_callable(name, cls)
-        documented = docstring_parser.parse(inspect.getdoc(cls) or "").params
+        described = [base.__doc__ or "" for base in cls.__mro__ if base.__module__.startswith("toolpack_server")]
+        documented = [each for text in described for each in docstring_parser.parse(text).params]
         attributes = {each.arg_name for each in documented if each.args[0] == "attribute"}
         attributes |= {*getattr(cls, "model_fields", ()), *getattr(cls, "__dataclass_fields__", ())}
         for attribute in attributes:
