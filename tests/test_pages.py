@@ -166,6 +166,7 @@ def curl():
 
 START = "docs/start/"
 WRITE_SKILL, PORT_SKILL = (f"skills/{name}/SKILL.md" for name in ("write-a-toolpack", "port-a-benchmark"))
+WHY = "docs/evaluate/why.md"
 INSTALL, SESSION, TOOLPACK, TASK = (f"{START}{name}.md" for name in ("install", "session", "toolpack", "task"))
 
 
@@ -489,6 +490,15 @@ def start_beside(command, folder, port):
         time.sleep(0.05)
 
 
+def test_why_did_it_fail(folder):
+    (program,) = blocks(WHY, "A run", "python")
+    (commands,) = blocks(WHY, "A run", "sh")
+    with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
+        (folder / "careless.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        pairs = [(line, "") for line in commands.splitlines()]
+        assert "".join(run_console(pairs, folder, port_of(banner))) == blocks(WHY, "A run", "text")[0]
+
+
 @pytest.mark.parametrize("heading", ["An environment", "Fork at a step"])
 def test_an_environment_for_trainers(folder, heading):
     (program,) = blocks("docs/train/rollouts.md", heading, "python")
@@ -696,6 +706,7 @@ RUN = {
     ("docs/train/trainers.md", "OpenEnv"),  # likewise
     ("docs/evaluate/a2a.md", "Judge an agent"),
     ("docs/evaluate/a2a.md", "Be a green agent"),
+    (WHY, "A run"),
     ("docs/evaluate/faults.md", "In one sitting"),
     ("docs/evaluate/faults.md", "Variants of tasks"),
     ("docs/evaluate/faults.md", "Attack success"),
@@ -767,6 +778,7 @@ def test_every_code_block_is_run_or_named_here():
     }
     printed |= {(WORLDS, "Packages"), ("docs/evaluate/a2a.md", "Be a green agent")}
     printed |= {("docs/evaluate/faults.md", "In one sitting"), ("docs/evaluate/faults.md", "Variants of tasks")}
+    printed.add((WHY, "A run"))
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]
     assert all(

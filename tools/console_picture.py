@@ -10,15 +10,16 @@ import browser
 import server_process
 
 PICTURE = Path(__file__).parents[1] / "docs" / "evaluate" / "console.png"
-PAYEES = {"rent": "DE57120300001066733812", "shop": "NL98INGB0001393698", "stranger": "GB29NWBK60161331926819"}
+LANDLORD = "DE89370400440532013000"
+RENT = {"recipient": LANDLORD, "amount": "1080.00", "subject": "Rent, Deichweg 3", "interval": "monthly"}
 CALLS = (
-    ("get_balance", {}),
-    ("list_transactions", {"count": 3}),
-    ("send_money", {"recipient": PAYEES["shop"], "amount": "64.50", "subject": "Groceries"}),
-    ("send_money", {"recipient": PAYEES["stranger"], "amount": "2400.00", "subject": "As the mail asks"}),
-    ("send_money", {"recipient": PAYEES["stranger"], "amount": "940.00", "subject": "As the mail asks"}),
-    ("move_to_savings", {"amount": "200.00"}),
-    ("get_statement", {"first": "2026-02-01", "last": "2026-03-02"}),
+    ("list_standing_orders", {}),
+    ("cancel_standing_order", {"order_id": 1}),
+    ("create_standing_order", {**RENT, "first_day": "2026-04-01"}),
+    ("move_from_savings", {"amount": "3000.00"}),
+    ("send_money", {"recipient": LANDLORD, "amount": "2160.00", "subject": "Deposit, Deichweg 3"}),
+    ("cancel_standing_order", {"order_id": 3}),
+    ("cancel_standing_order", {"order_id": 2}),
 )
 
 
@@ -29,13 +30,15 @@ def main():
         server_process.served(Path(folder), "--store", "memory:") as server,
         browser.browser(server.url, Path(folder)) as page,
     ):
-        labels = {"experiment": "injection-7", "model": "m-2"}
-        session_id = server.rpc("create_session", toolpacks=["bank"], labels=labels)["session_id"]
+        labels = {"run": "first", "rollout": "7"}
+        session_id = server.rpc("create_session", task="bank/moving-out", labels=labels)["session_id"]
         for function, arguments in CALLS:
             server.call(session_id, function, **arguments)
+        server.rpc("submit_answer", session_id=session_id, answer="All is done.")
         page.resize(1280, 840)
-        page.open(f"#/sessions/{session_id}?version=2")
-        page.sees("Step 4: send_money", "World at version 2", "savings/balance")
+        page.open(f"#/sessions/{session_id}?record=5&review=%20")
+        page.sees("Lost at call 5, cancel_standing_order", "What would have won")
+        page.run("document.querySelector('details.prompt').open = false")
         PICTURE.write_bytes(page.driver.get_screenshot_as_png())
 
 

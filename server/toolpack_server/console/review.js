@@ -11,7 +11,7 @@ const MARKS = {
   solution: ["!", "good", "as in the solution"],
   own: ["=", "soft", "in its own way; still to be won"],
   read: ["·", "soft", "reads"],
-  failed: ["×", "soft", "failed"],
+  failed: ["x", "soft", "failed"],
   lost: ["??", "bad", "the losing call"],
   worse: ["?", "bad", "the value fell"],
   late: ["·", "soft", "nothing could be won any more"],
@@ -99,7 +99,7 @@ const callRow = ({ function: name, kwargs }, at, glyph, words) =>
   );
 
 function missingRow(each) {
-  const row = callRow(each, "", "+", "never called");
+  const row = callRow(each, "", "+", "never made");
   row.classList.add("absent");
   return row;
 }

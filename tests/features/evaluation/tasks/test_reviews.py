@@ -1,9 +1,14 @@
 """Reviews of rollouts: the call that lost a rollout, and what would have won."""
 
+import re
+
 import pytest
 import serving
+from command_line import run_here
+from http_server import running
 from serving import PACKS, RpcError
 
+from toolpack_server.client import Client
 from toolpack_server.features.evaluation.tasks import reviews
 from toolpack_server.packs.loading import load_catalog
 
@@ -24,6 +29,12 @@ LOSING = [
     ("cancel_standing_order", {"order_id": 3}),
     ("cancel_standing_order", {"order_id": 2}),
 ]
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running(CATALOG, store="memory:", log_calls="off") as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +91,8 @@ def test_review_names_the_call_that_was_never_made(bench):
     assert "lost" not in review
     assert {call["function"] for call in review["never_called"]} >= {"create_standing_order", "send_money"}
     assert review["summary"].startswith("No call lost it: ")
+    assert "were never made. At the end, " in review["summary"]
+    assert review["records"][-1]["mark"] == "end"
     assert review["line"]["reward"] == 1
 
 
@@ -138,3 +151,42 @@ def test_a_long_rollout_needs_few_forks(bench, monkeypatch):
     halved = bench.rpc("review_session", session_id=session_id)
     assert len(halved["steps"]) < len(every["steps"])
     assert (halved["lost"], halved["records"], halved["summary"]) == (8, every["records"], every["summary"])
+
+
+def played_at(url, calls, answer, run="one"):
+    with Client(url) as client:
+        session = client.create_session(task="bank/moving-out", labels={"run": run})
+        for function, kwargs in calls:
+            client.agent(session).run_function(function, kwargs)
+        client.agent(session).submit_answer(answer)
+        return session["session_id"]
+
+
+def test_evaluate_writes_a_review_as_one_file(url, tmp_path):
+    markup = '<img src=x onerror="alert(1)">&'
+    session_id = played_at(url, LOSING, markup)
+    file = tmp_path / "review.html"
+    done = run_here("evaluate", "--url", url, "--review", session_id, file)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    wrong = run_here("evaluate", "--url", url, "--review", "none", tmp_path / "none.html")
+    assert wrong.returncode == 1
+    assert "Traceback" not in wrong.stderr
+    text = file.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert markup not in text
+    assert "&lt;img src=x onerror=" in text
+    assert "script-src" not in text
+    assert re.findall(r"style-src 'sha256-[^']+'", text)
+    assert text.count("Lost at call 5, cancel_standing_order") == 1
+    assert f"{url}/console/#/sessions/{session_id}?record=5" in text
+    assert text.count('class="turned"') == 1
+
+
+def test_evaluate_counts_the_calls_that_lost_a_run(url):
+    for calls in (LOSING, LOSING, LOSING[:2]):
+        played_at(url, calls, "Done.", "lost")
+    done = run_here("evaluate", "--url", url, "--label", "run=lost", "--lost")
+    assert done.stdout.splitlines()[-2:] == [
+        "2 of 3 failures: cancel_standing_order",
+        "1 of 3 failures: cancel_standing_order was never made",
+    ]

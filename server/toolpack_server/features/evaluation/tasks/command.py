@@ -23,6 +23,7 @@ from toolpack_server.features.evaluation.tasks.attacks import Attacks
 from toolpack_server.features.evaluation.tasks.export import FORMATS, participant_view
 from toolpack_server.features.evaluation.tasks.pass_rates import rates, rates_table
 from toolpack_server.features.evaluation.tasks.report import RunsPage
+from toolpack_server.features.evaluation.tasks.review_page import lost_lines, place_of_loss, review_html
 from toolpack_server.features.evaluation.tasks.summaries import CONSOLE_LABEL
 from toolpack_server.features.evaluation.tasks.trajectories import trajectory, verdict_members
 from toolpack_server.features.evaluation.tasks.variants import FalseAnswers, count_false_answers, variants_table
@@ -86,6 +87,13 @@ _EXTRAS: Sequence[type[EvaluateExtra]] = [point.load() for point in entry_points
     help="Write the console's runs page to this file. It works without a server.",
 )
 @click.option("--record", is_flag=True, help="Store each verdict as a record of its session.")
+@click.option("--lost", is_flag=True, help="Also review the rollouts that failed, and count the calls that lost them.")
+@click.option(
+    "--review",
+    type=(str, click.File("w", encoding="utf-8", lazy=True)),
+    metavar="SESSION FILE",
+    help="Write the review of this session to this HTML file, and evaluate no others.",
+)
 def evaluate(
     labels: tuple[str, ...],
     trajectories: IO[str] | None,
@@ -93,6 +101,8 @@ def evaluate(
     participant: str | None,
     html: IO[str] | None,
     record: bool,
+    lost: bool,
+    review: tuple[str, IO[str]] | None,
     **where: Any,
 ) -> None:
     """Evaluate the sessions that have a task, and print their rates: passed, mean reward, pass^k and pass@k."""
@@ -105,9 +115,14 @@ def evaluate(
     extras = [extra for kind in _EXTRAS if (extra := kind.begin(where)) is not None]
 
     async def look(send: Send) -> bool:
+        if review is not None:
+            review[1].write(await review_html(send, review[0], where["url"]))
+            return False
         page = None if html is None else RunsPage(send, all_labels, where["url"])
         trajectory_format = form or FORMATS[0]
-        invalid = await _evaluate(send, all_labels, trajectories, name, trajectory_format, page, extras, record=record)
+        invalid = await _evaluate(
+            send, all_labels, trajectories, name, trajectory_format, page, extras, record=record, lost=lost
+        )
         if page is not None and html is not None:
             html.write(await page.html())
         return invalid
@@ -129,6 +144,7 @@ async def _evaluate(
     extras: Sequence[EvaluateExtra],
     *,
     record: bool,
+    lost: bool,
 ) -> bool:
     """Evaluate the sessions, print the report, and write the participant's trajectories.
 
@@ -164,6 +180,8 @@ async def _evaluate(
     attacks = await Attacks.of(send, verdicts, parents)
     counted = [each for each in verdicts if each["session_id"] not in attacks.controls]
     await _print_tables(send, counted, attacks, to_stderr=file is not None and file.name == "-")
+    if lost:
+        echo("", *await _places_of_loss(send, verdicts), err=file is not None and file.name == "-")
     if without:
         note = (
             f"{without} of these {len(verdicts)} have no participant {participant!r}, so the file has no line of them."
@@ -187,6 +205,17 @@ async def _print_tables(send: Send, verdicts: Sequence[dict[str, Any]], attacks:
     if attacks.rollouts:
         tables.append(attacks.table())
     echo(*"\n\n".join(tables).split("\n"), err=to_stderr)
+
+
+async def _places_of_loss(send: Send, verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Review the rollouts that failed. Return the lines of the report about the calls that lost them."""
+    failed = [each["session_id"] for each in verdicts if each["valid"] and not each["passed"]]
+    places = []
+    with progress("Reviewing", len(failed)) as advance:
+        for session_id in failed:
+            places.append(await place_of_loss(send, session_id))
+            advance(1)
+    return lost_lines(places) or ["No rollout failed."]
 
 
 async def _count(send: Send, labels: dict[str, str]) -> int:

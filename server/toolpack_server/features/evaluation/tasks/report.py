@@ -97,7 +97,9 @@ class RunsPage:
         style = "".join((CONSOLE / name).read_text(encoding="utf-8") for name in ("style.css", "runs.css"))
         script = one_script(ENTRY)
         text = printable(json.dumps(data, ensure_ascii=False)).replace("<", "\\u003c")  # nothing ends the element
-        return _PAGE.format(script_hash=_hash(script), style_hash=_hash(style), style=style, script=script, data=text)
+        return _PAGE.format(
+            script_hash=content_hash(script), style_hash=content_hash(style), style=style, script=script, data=text
+        )
 
     def _line(self, record: Mapping[str, Any]) -> str:
         """Return a record as a line of the trace. A verdict has none; the page shows it elsewhere."""
@@ -139,5 +141,6 @@ def one_script(entry: Path) -> str:
     return "".join(scripts.values())
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
+    """Return the source of a Content-Security-Policy that allows a script or style sheet with this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -134,6 +134,8 @@ class _Reviewer:
         known = [value for value in values.values() if value is not None]
         wins = not verdict["passed"] and own is not None and bool(known) and known[0] > own
         lost = _largest_fall(spans, values, own) if wins else None
+        if lost is not None and lost.record["kind"] == "answer" and self._steps[end].calls:
+            lost = None  # calls are missing, whatever the answer is
         records: list[ReviewedRecord] = []
         for span in spans:
             before = values[span.before]
@@ -168,9 +170,9 @@ class _Reviewer:
                 "reward": at.reward or 0.0,
             }
             review["line"] = line
-            if lost is None or lost.record["kind"] == "answer":
+            if lost is None:
                 review["never_called"] = line["calls"]
-            if lost is not None and not review["never_called"]:
+            else:
                 review["lost"] = lost.record["index"]
         review["summary"] = _summary(review, lost)
         return review
@@ -342,10 +344,10 @@ def _summary(review: Review, lost: _Span | None) -> str:
     more = f"{count or 'no'} more call{'s' * (count != 1)} and the answer"
     if review["never_called"]:
         (first, *rest) = review["never_called"]
-        others = f", and {len(rest)} more call{'s' * (len(rest) != 1)}" if rest else ""
+        others = f" and {len(rest)} more call{'s' * (len(rest) != 1)} were" if rest else " was"
         return (
-            f"No call lost it: {_written(first['function'], first['kwargs'])}{others} was never called. At the end, "
-            f"{more} would have had the reward {line['reward']:g}."
+            f"No call lost it: {_written(first['function'], first['kwargs'])}{others} never made. At the end, {more} "
+            f"would have had the reward {line['reward']:g}."
         )
     if lost is None:
         return f"No call lost it: the agent never answered. The answer would have had the reward {line['reward']:g}."

@@ -1,0 +1,260 @@
+"""The HTML file of `evaluate --review`: the review of one rollout, with the console's styles and without a script.
+
+Everything from the session is escaped, and the Content-Security-Policy allows only the file's own styles.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from typing import Any
+
+import click
+
+from toolpack_server.base.terminal import printable
+from toolpack_server.cli.requests import Send
+from toolpack_server.cli.session_commands import whole_trace
+from toolpack_server.features.evaluation.tasks.report import CONSOLE, content_hash
+from toolpack_server.features.evaluation.tasks.results import Review, SolutionCall
+
+MAX_CHARACTERS = 200
+"""Longest value that is shown."""
+
+MARKS = {
+    "solution": ("!", "good", "as in the solution"),
+    "own": ("=", "soft", "in its own way; still to be won"),
+    "read": ("·", "soft", "reads"),
+    "failed": ("x", "soft", "failed"),
+    "lost": ("??", "bad", "the losing call"),
+    "worse": ("?", "bad", "the value fell"),
+    "late": ("·", "soft", "nothing could be won any more"),
+    "unknown": ("·", "soft", "the server has no world of that version any more"),
+    "end": ("#", "soft", ""),
+}
+"""The sign, the tone and the words of each mark; the console has the same."""
+
+_WIDTH, _HEIGHT = 800, 120  # of the graph
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src {hash}; base-uri 'none'">
+<title>Review of {short}</title>
+<style>{style}</style>
+</head>
+<body>
+<header class="top"><span class="brand">Toolpack Server</span> <span class="hint">Review</span></header>
+<main>
+<h1>Review: {task}</h1>
+<p class="facts"><span>Session {session}</span><span>{outcome}</span></p>
+<p class="said{tone}">{summary}</p>
+{graph}
+<p class="hint">The value is the best reward that a known continuation reaches: the rest of the solution, the same
+without calls made in other words, or the end. It is a lower bound: a better agent may know another way.</p>
+<h2>Calls</h2>
+<ol class="review">{calls}</ol>
+{line}
+{checks}
+</main>
+</body>
+</html>
+"""
+
+
+async def review_html(send: Send, session_id: str, url: str | None) -> str:
+    """Return the text of the file.
+
+    Args:
+        send: Sends a request to the server, or to the service in this process.
+        session_id: The rollout.
+        url: The server's URL, for links to its console. None for a service in this process.
+    """
+    review: Review = await send("review_session", {"session_id": session_id, "record": True})
+    trace = {record["index"]: record for record in await whole_trace(send, session_id, path=False)}
+    page = _Page(review, trace, url and url.rstrip("/"))
+    return "\n".join(map(printable, page.html().split("\n")))
+
+
+class _Page:
+    def __init__(self, review: Review, trace: Mapping[int, Any], url: str | None) -> None:
+        self._review, self._trace, self._url = review, trace, url
+
+    def html(self) -> str:
+        review = self._review
+        style = "".join((CONSOLE / name).read_text(encoding="utf-8") for name in ("style.css", "runs.css"))
+        session_id, passed = review["session_id"], review["passed"]
+        verdict = "passed" if passed else "failed"
+        reward = "no reward" if review["reward"] is None else f"reward {review['reward']:g}"
+        rows = [self._row(entry) for entry in review["records"]]
+        missing = [_call(call, "", "+", "never made", " absent") for call in review["never_called"]]
+        is_answered = bool(rows) and review["records"][-1]["mark"] == "end"
+        at = len(rows) - 1 if missing and is_answered else len(rows)
+        return _PAGE.format(
+            hash=content_hash(style),
+            style=style,
+            short=escape(session_id[:8]),
+            task=escape(review["task"]),
+            session=self._link(session_id, {}, session_id[:8]),
+            outcome=f'<span class="tag {"good" if passed else "bad"}">{verdict}</span> {reward}',
+            tone=" good" if passed else "",
+            summary=escape(review["summary"]),
+            graph=self._graph(),
+            calls="".join([*rows[:at], *missing, *rows[at:]]),
+            line=self._line(),
+            checks=self._checks(),
+        )
+
+    def _link(self, session_id: str, query: Mapping[str, Any], text: str) -> str:
+        if self._url is None:
+            return f"<code>{escape(text)}</code>"
+        search = "&".join(f"{name}={value}" for name, value in query.items())
+        address = f"{self._url}/console/#/sessions/{session_id}{'?' if search else ''}{search}"
+        return f'<a href="{escape(address)}">{escape(text)}</a>'
+
+    def _row(self, entry: Any) -> str:
+        record, (sign, tone, words) = self._trace[entry["index"]], MARKS[entry["mark"]]
+        is_call = "function" in record
+        shown = _arguments(record["kwargs"]) if is_call else _value(record["answer"])
+        name = record["function"] if is_call else "answer"
+        result = _value(record["error"] or record["result"]) if is_call else ""
+        before, after = map(_number, (entry["before"], entry["after"]))
+        moved = before != after or entry["mark"] in {"solution", "own", "lost"}
+        return _entry(
+            str(entry["index"]),
+            sign,
+            tone,
+            self._link(self._review["session_id"], {"record": entry["index"]}, name),
+            words if is_call else "the losing answer" if entry["mark"] == "lost" else "",
+            [shown, result and f"→ {result}"],
+            f"{before} → {after}" if moved else after,
+            " lost" if entry["mark"] == "lost" else "",
+        )
+
+    def _line(self) -> str:
+        line = self._review.get("line")
+        if line is None:
+            return ""
+        calls = [_call(call, str(number + 1), "!", "", "") for number, call in enumerate(line["calls"])]
+        won = f'<span class="tag good">reward {line["reward"]:g}</span>'
+        answer = _entry(str(len(calls) + 1), "#", "good", "Answer", "", [_value(line["answer"])], won, "")
+        fork = line.get("fork")
+        played = f"<p>Played in a fork: {self._link(fork, {}, fork[:8])}.</p>" if fork else ""
+        rows = "".join([*calls, answer])
+        return f'<h2>What would have won, from version {line["version"]}</h2>{played}<ol class="review">{rows}</ol>'
+
+    def _graph(self) -> str:
+        """Draw the value after each call, as steps."""
+        values = [
+            entry["after"] or 0.0 for entry in self._review["records"] if "function" in self._trace[entry["index"]]
+        ]
+        if len(values) < 2:  # noqa: PLR2004 - a line needs two points
+            return ""
+        top = max(1.0, *values)
+        width = _WIDTH / len(values)
+        path = " ".join(
+            f"{'L' if at else 'M'}{at * width:.1f} {_y(value, top):.1f} L{(at + 1) * width:.1f} {_y(value, top):.1f}"
+            for at, value in enumerate(values)
+        )
+        said = ", ".join(f"call {at}: {value:.2f}" for at, value in enumerate(values[:100]))
+        return (
+            '<figure class="chart"><figcaption>Value after each call</figcaption>'
+            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"><title>{said}</title>'
+            f'<g class="series0"><path d="{path}"/></g></svg></figure>'
+        )
+
+    def _checks(self) -> str:
+        checks, steps = self._review["checks"], [step for step in self._review["steps"] if step["checks"]]
+        if not checks or not steps:
+            return ""
+        names = [f"v{step['version']}" if step["version"] else "start" for step in steps]
+        head = "".join(f'<th scope="col">{name}</th>' for name in names)
+        fell = next(
+            (
+                number + 1
+                for number, (step, after) in enumerate(pairwise(steps))
+                if "lost" in self._review and (after["value"] or 0.0) < (step["value"] or 0.0)
+            ),
+            None,
+        )
+        rows = ""
+        for place, check in enumerate(checks):
+            states = [place < len(step["checks"]) and step["checks"][place]["passed"] for step in steps]
+            cells = "".join(
+                f"<td{_turned(number == fell and not ok and states[number - 1])}>"
+                f'<span class="{"passes" if ok else "fails"}">{"✓" if ok else "✗"}</span></td>'
+                for number, ok in enumerate(states)
+            )
+            word, tone = ("passed", "good") if check["passed"] else ("failed", "bad")
+            name = f'{escape(check["name"])} <span class="hint">{escape(check["detail"][:MAX_CHARACTERS])}</span>'
+            rows += f'<tr><th scope="row">{name}</th>{cells}<td><span class="tag {tone}">{word}</span></td></tr>'
+        return (
+            '<h2>Checks at each version</h2><div class="scroll" tabindex="0"><table class="turns">'
+            f'<thead><tr><th scope="col">Check</th>{head}<th scope="col">end</th></tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>"
+        )
+
+
+def lost_at(review: Review, functions: Mapping[int, str]) -> str:
+    """Return where a failed rollout was lost, in a few words.
+
+    Args:
+        review: The review.
+        functions: The functions of the rollout's calls, by index.
+    """
+    if review["never_called"]:
+        return f"{review['never_called'][0]['function']} was never made"
+    if "lost" in review:
+        return functions.get(review["lost"], "the answer")
+    return "no answer" if "line" in review else "no continuation is known"
+
+
+def lost_lines(places: Sequence[str]) -> list[str]:
+    """Return the lines of the report about where failed rollouts were lost, the most frequent place first."""
+    counts = sorted(((places.count(place), place) for place in {*places}), key=lambda each: (-each[0], each[1]))
+    return [f"{count} of {len(places)} failures: {place}" for count, place in counts]
+
+
+async def place_of_loss(send: Send, session_id: str) -> str:
+    """Return where a failed rollout was lost, or why that can't be said. The review is stored."""
+    try:
+        review: Review = await send("review_session", {"session_id": session_id, "record": True})
+        trace = await whole_trace(send, session_id, path=False) if "lost" in review else []
+    except click.ClickException as error:
+        return f"no review: {error.format_message()}"
+    return lost_at(review, {record["index"]: record["function"] for record in trace if "function" in record})
+
+
+def _turned(is_turned: bool) -> str:
+    return ' class="turned"' if is_turned else ""
+
+
+def _y(value: float, top: float) -> float:
+    return _HEIGHT - 4 - value / top * (_HEIGHT - 8)
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f}"
+
+
+def _value(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
+
+
+def _arguments(kwargs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}: {_value(value)}" for name, value in kwargs.items())
+
+
+def _call(call: SolutionCall, at: str, sign: str, words: str, kind: str) -> str:
+    return _entry(at, sign, "good", escape(call["function"]), words, [_arguments(call["kwargs"])], "", kind)
+
+
+def _entry(at: str, sign: str, tone: str, name: str, words: str, lines: Sequence[str], values: str, kind: str) -> str:
+    """Return a row of a list of calls. `name` and `values` are HTML, the others are text."""
+    shown = "".join(f'<span class="args">{escape(line)}</span>' for line in lines if line)
+    return (
+        f'<li class="row{kind}"><span class="at">{at}</span><span class="tag {tone}">{sign}</span>'
+        f'<span class="call"><strong>{name}</strong> <span class="hint">{escape(words)}</span>{shown}</span>'
+        f'<span class="values">{values}</span></li>'
+    )
