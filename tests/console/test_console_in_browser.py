@@ -520,6 +520,11 @@ def test_errors_say_what_to_do(page, server):
     page.sees("Step 1: send_money")  # the last step
 
 
+def test_malformed_address_leads_to_the_sessions(page):
+    page.open("#/%")
+    page.sees("There is no such page", "Go to the sessions")
+
+
 def test_outage_messages_disappear_after_the_outage(page, server):
     session_id = bank(server, pay("1.00"))
     page.open(f"#/sessions/{session_id}")

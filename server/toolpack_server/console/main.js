@@ -31,13 +31,22 @@ function titleOf(name) {
   return name[0].toUpperCase() + name.slice(1);
 }
 
+/** Decode a part of an address. One that isn't well-formed, such as `%`, stays as it is. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function show() {
   const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
   const query = Object.fromEntries(new URLSearchParams(search));
   arrive();
   shown.hash = location.hash;
   if (path === shown.path && shown.update) return shown.update(query);
-  const [name, ...ids] = path.split("/").filter(Boolean).map(decodeURIComponent);
+  const [name, ...ids] = path.split("/").filter(Boolean).map(decoded);
   if (!name) return location.replace("#/sessions");
   if (shown.path !== null) main.focus({ preventScroll: true });
   shown.leave.abort();
