@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from toolpack_server.client.requests import requests
 from toolpack_server.features.evaluation.episodes.results import MessageRecord
+from toolpack_server.features.evaluation.events.results import EventRecord, Events, EventsAhead
 from toolpack_server.features.evaluation.participants.results import FailureRecord, HeardMessages, TurnRecord
 from toolpack_server.features.evaluation.perturbations.results import Perturbations, Perturbed
 from toolpack_server.features.evaluation.tasks.results import (
@@ -51,7 +52,7 @@ class Session(TypedDict):
     `mcp_path` is the session's path for agents that speak MCP. `task` names the session's task. The seed of the
     session's random numbers, the start of its clock, and the seconds that each call adds to it. `participants` has the
     paths of each participant. It is omitted if the agent is the only one. `perturbations` are the rules for the
-    session's agent.
+    session's agent. `events` are the rules by which the session's world moves.
     """
 
     session_id: str
@@ -70,6 +71,7 @@ class Session(TypedDict):
     clock_step_seconds: NotRequired[float]
     participants: NotRequired[dict[str, ParticipantPaths]]
     perturbations: NotRequired[Perturbations]
+    events: NotRequired[Events]
 
 
 class CallRecord(TypedDict):
@@ -78,7 +80,10 @@ class CallRecord(TypedDict):
     Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
     text that isn't JSON are `{"$text": ...}`. In a history, `place` is the record's index and `session_id` its session.
     `changed` has the number of changed pages by database, and of changed files by file tree. `perturbed` is present if
-    rules changed the call.
+    rules changed the call. Members of a call in a session with events.
+
+    `at` is its time. A call of the world itself has the name of the `event`. `problem` says which event the call set
+    off that couldn't happen.
     """
 
     index: int
@@ -101,6 +106,9 @@ class CallRecord(TypedDict):
     nested: NotRequired[list[NestedCallRecord]]
     changed: NotRequired[dict[str, int]]
     perturbed: NotRequired[Perturbed]
+    at: NotRequired[str]
+    event: NotRequired[str]
+    problem: NotRequired[str]
 
 
 class Replay(TypedDict):
@@ -212,6 +220,7 @@ class ClientMethods:
         clock_step_seconds: float | None = None,
         participants: Mapping[str, Any] | None = None,
         perturbations: Perturbations | None = None,
+        events: Sequence[Mapping[str, Any]] | Events | None = None,
     ) -> Session:
         """Create a session: private environments of the chosen toolpacks.
 
@@ -231,6 +240,8 @@ class ClientMethods:
             participants: Participants and their rights: {name: {functions, max_calls, prompt, answers}}. Merged
                 with those of the task; the values given here win.
             perturbations: Rules that inject faults and texts into the agent's calls; default: none.
+            events: Rules by which the world moves, besides those of the toolpacks and the task. An object with
+                rules replaces these.
         """
 
     @requests("list_toolpacks")
@@ -340,6 +351,7 @@ class ClientMethods:
         | VerdictRecord
         | TurnRecord
         | FailureRecord
+        | EventRecord
         | dict[str, Any]
     ]:
         """Return a session's records, in order.
@@ -366,6 +378,7 @@ class ClientMethods:
         clock: str | None = None,
         clock_step_seconds: float | None = None,
         perturbations: Perturbations | None = None,
+        without_events: Sequence[str] | None = None,
         before: int | None = None,
     ) -> list[Session]:
         """Create sessions that start from a version of this one.
@@ -381,6 +394,7 @@ class ClientMethods:
             clock: Start time of the session as its functions see it, RFC 3339 with an offset.
             clock_step_seconds: Seconds that each call adds to that clock; default: 1.
             perturbations: Rules for the forks; default: the parent's rules. An object without rules: none.
+            without_events: Names of events that don't happen in the forks; default: all happen.
             before: Fork the session as it was before its record of this index, instead of a version.
         """
 
@@ -663,4 +677,12 @@ class ClientMethods:
             message: Details for a reader.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
+        """
+
+    @requests("get_events")
+    def get_events(self, session_id: str, *, version: int | None = None) -> EventsAhead:
+        """Return the time of a session with events, and what is coming.
+
+        Args:
+            version: The version; default: the current one.
         """

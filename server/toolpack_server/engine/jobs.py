@@ -117,7 +117,7 @@ class Job:
         self.arrived = time.monotonic()
         self.answer: Any = None
         self.error: Exception | None = None
-        self._returned: Any = None
+        self.returned: Any = None
         self._raised: Exception | None = None
 
     def is_cancelled(self) -> bool:
@@ -137,7 +137,7 @@ class Job:
     def run(self) -> None:
         """Do the work and store its result. Called on the job's thread, without a lock."""
         try:
-            self._returned = self.context.run(self.work)
+            self.returned = self.context.run(self.work)
         except Interrupted:  # the interrupter has completed the job; this thread must end
             raise
         except (RequestError, CallError, HeavyReadError, RpcRefusedError) as error:
@@ -268,5 +268,5 @@ class ThreadJob(Job):
         if timed_out:
             self.error = deadline_error(self._thread, self._timeout_seconds, self._known)
         else:
-            self.answer, self.error = self._returned, self._raised
+            self.answer, self.error = self.returned, self._raised
         return True

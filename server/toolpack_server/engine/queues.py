@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 from toolpack_server.base.cache import BoundedCache
@@ -47,6 +48,7 @@ CALL_BYTES = 16 * 1024  # memory of a waiting call, without its session's state
 MOST_LEFT_BEHIND = 2  # abandoned functions of a session before their own deadlines; with more, the session waits
 
 AGAIN = "nothing was changed. Send it again."
+LINK_LATE = "What had to happen before this call took too long; the call wasn't run. Send it again."
 CANCELLED = "The call was cancelled; nothing was changed."
 HELD_UP = "A call of another session blocks the event loop of this async function; nothing was changed. Send it again."
 NOT_KEPT = "The call before this one could not be kept; nothing was changed. Send it again."
@@ -55,7 +57,12 @@ STOPPING = "The server is stopping; nothing was changed. Send it again, with its
 
 
 class SessionJob(Job):
-    """An operation in its session's queue."""
+    """An operation in its session's queue, and the operations that follow it by `Effect.next`.
+
+    These are the links of a chain. No other operation of the session runs between them, and they commit together. The
+    caller gets the answer of its own operation after the last link. If a link before it fails, so does it. If a
+    later one fails, the chain ends, and the answer remains.
+    """
 
     def __init__(self, queues: "Queues", operation: Operation) -> None:
         super().__init__()
@@ -64,8 +71,12 @@ class SessionJob(Job):
         self.operation = operation
         self.trace = operation.trace
         self.state: SessionState | None = None
-        self.commit: Commit | None = None
+        self.commits: list[Commit] = []
         self.committed = False
+        self._link = operation  # the operation that runs now
+        self._answered = False  # the caller's operation has ended, so its answer is known
+        self._first_answer: Any = None
+        self.is_chain = False
         self._steps: Steps[Effect] | None = None  # those that are still to be done
         self._left_work = False
 
@@ -81,14 +92,15 @@ class SessionJob(Job):
             self.call, settled = None, call.settled
             resumed(left_work=self._left_work or call.left_work)
         elif steps is None:
-            if self.operation.cancelled:
+            if self.operation.cancelled and not self._answered:
                 raise OverloadedError(CANCELLED)
-            if self.trace is not None:
-                self.trace.runs()
-            self.state = self._queues.enter(self.operation)
             if self.state is None:
-                return None
-            steps = self._steps = self.operation.steps(self.state, self.start_clock)
+                if self.trace is not None:
+                    self.trace.runs()
+                self.state = self._queues.enter(self.operation)
+                if self.state is None:
+                    return None
+            steps = self._steps = self._link.steps(self.state, self.start_clock)
         try:
             awaiting, self.awaiting = self.awaiting, None  # one that a loop has given back
             if awaiting is not None:
@@ -130,11 +142,11 @@ class SessionJob(Job):
     def start_clock(self, seconds: float, stuck_after: float = float("inf")) -> None:
         super().start_clock(seconds, stuck_after)
         # From here on the watcher checks for cancellation. An operation that was cancelled before must not start.
-        if self.operation.cancelled:
+        if self.operation.cancelled and not self._answered:
             raise OverloadedError(CANCELLED)
 
     def is_cancelled(self) -> bool:
-        return self.operation.cancelled
+        return self.operation.cancelled and not self._answered
 
     def complete(self, *, timed_out: bool) -> bool:
         return self._queues.leave(self, timed_out=timed_out)
@@ -145,6 +157,20 @@ class SessionJob(Job):
     def waits_for_lease(self) -> bool:
         """Return whether the session couldn't be entered because another worker holds its lease."""
         return self.state is None and self._raised is None
+
+    def apply_link(self, state: SessionState, effect: Effect, now: float) -> None:
+        """Apply the effect of a link that isn't the last one, and prepare the next."""
+        commit = state.apply(effect, now, release=False)
+        if commit is not None:
+            self.commits.append(commit)
+        if self._link is self.operation and effect.next is not self.operation and effect.record is not None:
+            self._first_answer, self._answered = effect.answer, True
+        self._link = effect.next
+        self.is_chain = True
+        self.arrived = time.monotonic()
+        self.kind = self._link.kind
+        self.deadline, self.stuck_from, self.settled_at = None, float("inf"), 0.0
+        self.returned = None
 
     def apply(self, now: float, *, timed_out: bool, release: bool) -> None:
         """Apply the operation's result to the session's state, and set the commit.
@@ -166,9 +192,11 @@ class SessionJob(Job):
             self.error = OverloadedError(HELD_UP)
             return
         try:
-            effect: Effect = self.operation.on_timeout(state) if timed_out else self._returned
+            effect: Effect = self._link.on_timeout(state) if timed_out else self.returned
             self.answer = effect.answer
-            self.commit = state.apply(effect, now, release=release)
+            commit = state.apply(effect, now, release=release)
+            if commit is not None:
+                self.commits.append(commit)
         except RequestError as error:
             self.error = error
         except Exception:
@@ -176,16 +204,26 @@ class SessionJob(Job):
             log.exception("The result of a request could not be applied")
             self.error, state.invalid = InternalError(), NOT_KEPT
 
+    def end_chain(self, *, timed_out: bool) -> None:
+        """Set the answer of a chain, after `apply` of its last link."""
+        if self._answered:
+            if self.error is not None:
+                log.warning("What follows a call has to wait for the session's next one: %s", self.error)
+            self.answer, self.error = self._first_answer, None
+        elif timed_out and self._link is not self.operation:
+            self.error = OverloadedError(LINK_LATE)
+
     def settle(self) -> None:
         """Handle the outcome of the commit. If the session's state has become invalid, the answer is an error."""
         state = self.state
         if state is None:
             return
-        if self.committed and self.commit is not None:
-            for blob_id in self.commit.blobs:
-                state.unstored.pop(blob_id, None)
-            if self.commit.record.call_id is not None:
-                state.uncommitted.pop(self.commit.record.call_id, None)
+        if self.committed:
+            for commit in self.commits:
+                for blob_id in commit.blobs:
+                    state.unstored.pop(blob_id, None)
+                if commit.record.call_id is not None:
+                    state.uncommitted.pop(commit.record.call_id, None)
         elif state.invalid and not isinstance(self.error, InternalError):
             # Also without a commit: the answer may have been read from the invalid state.
             closed = state.invalid == CLOSED
@@ -445,6 +483,12 @@ class Queues:
             queue.park(job, now)
             self._backlog.add(job.owner, 1)
             return False
+        effect: Effect | None = None if timed_out else job.returned
+        if effect is not None and effect.next is not None and job.state is not None:
+            job.apply_link(job.state, effect, now + self.clock.ahead)
+            queue.running = True
+            self.threads.submit(job)
+            return False
         queue.unfinished += 1
         if job.left_behind and job.stuck_from > now:
             # The caller has cancelled the job or shortened its deadline. With too many such jobs the session waits, so
@@ -453,6 +497,8 @@ class Queues:
         leased = self.leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
         job.apply(now + self.clock.ahead, timed_out=timed_out, release=queue.closing)
+        if job.is_chain:
+            job.end_chain(timed_out=timed_out)
         if queue.jobs:
             self._start_next(job.operation.session_id, queue)
         return True
@@ -476,7 +522,7 @@ class Queues:
         """Put a session's state into the cache after all its commits. Release its lease unless more jobs wait."""
         state = queue.state
         if self.leases.required and state is not None and (queue.closing or state.invalid or not queue.jobs):
-            released = last.committed and last.commit is not None and last.commit.release
+            released = last.committed and last.commits[-1].release
             self.leases.release(state, committed=released)
         if state is not None and state.invalid:
             self.cache.pop(last.operation.session_id)
@@ -499,13 +545,15 @@ class Queues:
             if isinstance(job, SessionJob):
                 session_jobs.append(job)
                 # Commit nothing that built on a state that an earlier batch has made invalid.
-                if job.state is not None and job.commit is not None and not job.state.invalid:
+                if job.state is not None and job.commits and not job.state.invalid:
                     changing.append(job)
-                    changes.append((job.state, job.commit))
+                    changes += zip(repeat(job.state), job.commits)
         began = time.time_ns()
         kept = self._committer.commit(changes) if changes else ()
-        for job, is_kept in zip(changing, kept, strict=True):
-            job.committed = is_kept
+        place = 0
+        for job in changing:
+            place += len(job.commits)
+            job.committed = kept[place - 1]  # after a refused commit, the session's later ones are refused, too
             if job.trace is not None:
                 job.trace.committed(began)
         with self._lock:
@@ -544,5 +592,7 @@ class Queues:
                 job.drop()
                 queue = self._queues[job.operation.session_id]
                 queue.running = False
+                if job.commits and job.state is not None:  # links of its chain were applied, but won't be committed
+                    job.state.invalid = NOT_KEPT
                 self._start_next(job.operation.session_id, queue)
             job.refuse(OverloadedError(f"The request waited {self._limit} for {job.waits_for}; {AGAIN}"))

@@ -73,6 +73,7 @@ class Effect:
         private: The members of the record that only the server reads.
         record: The record to commit, once it is written; None: nothing to commit.
         memo: The state of each operation hook as of this record.
+        next: An operation of the same session that runs next, before the answer goes out. `SessionJob` describes it.
     """
 
     answer: Any
@@ -86,6 +87,7 @@ class Effect:
     private: dict[str, Any] = field(default_factory=dict)
     record: Record | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
+    next: Any = None
 
 
 class SessionState(Generic[F]):

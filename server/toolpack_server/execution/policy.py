@@ -39,6 +39,10 @@ class ExecutionPolicy:
         """Return the policy for the same call, run this number of seconds later."""
         return self
 
+    def at(self, microseconds: int) -> Self:  # noqa: ARG002 - a subclass uses it
+        """Return the policy for the same call, run at this time since the epoch."""
+        return self
+
     def digest_part(self, environment: BaseModel, classes: ClassTable) -> Any:
         """Return the digest of a part of an environment that the call may have changed."""
         raise NotImplementedError

@@ -120,6 +120,12 @@ def _find(
                 problems.append(RegistrationError(_unknown_name(name, search, pack_dirs)))
         search.ignore_problems_of_others(names)
         packs = {name: packs[name] for name in names if name in packs}
+    for pack in [*packs.values()]:
+        for companion in pack.companions:
+            if packs.setdefault(companion.name, companion) is not companion:
+                own = packs[companion.name]
+                text = f"{own.place}: sessions with events have a toolpack {own.name!r} of the server: rename this one."
+                problems.append(RegistrationError(text))
     if not packs and not problems:
         notices.append(
             "No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace."

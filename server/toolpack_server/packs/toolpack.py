@@ -48,6 +48,7 @@ class Toolpack:
         description: The first paragraph of its module's docstring, for clients.
         source: The author's class that defines the environment.
         holds_instances: Its environment holds instances of the author's classes; the server makes the model class.
+        companions: Toolpacks of the server itself that are loaded with this one.
 
     Raises:
         RegistrationError: The name, the environment or a function can't be used.
@@ -74,6 +75,7 @@ class Toolpack:
         self._options: Any = None
         self.source: Any = None
         self.holds_instances = False
+        self.companions: tuple[Toolpack, ...] = ()
         with located(environment if inspect.isfunction(environment) else self.place):
             check_name(name)
             self.state_types = classes(state_types)

@@ -2,3 +2,4 @@
 
 AGENT = "agent"  # at a session's own address
 CLIENT = "client"  # at `/rpc`
+WORLD = "world"  # no request: a world that moves by itself

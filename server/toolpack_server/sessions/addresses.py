@@ -60,6 +60,20 @@ class View(NamedTuple):
     lasts: bool
 
 
+def composed(views: "Sequence[View]") -> "View | None":
+    """Return the appearance that several features cause together, each on top of those before it."""
+    if len(views) < 2:  # noqa: PLR2004 - nothing to compose
+        return views[0] if views else None
+
+    def listed(functions: Sequence[PackFunction]) -> list[PackFunction]:
+        result = [*functions]
+        for view in views:
+            result = view.listed(result)
+        return result
+
+    return View(listed, all(view.lasts for view in views))
+
+
 class AddressTool(Protocol):
     """Tool that an address offers besides functions, for agents whose protocol has only tools.
 
@@ -97,7 +111,13 @@ class NamedAddresses:
 
 
 class AddressHook:
-    """Hook for features that change the addresses of sessions. A subclass overrides the methods that it needs."""
+    """Hook for features that change the addresses of sessions. A subclass overrides the methods that it needs.
+
+    Attributes:
+        of_kept: Name of the recipe data that `fill` needs. It is called only for sessions that have it; "": for all.
+    """
+
+    of_kept = ""
 
     def fill(self, session: StoredSession, address: Address) -> Address:  # noqa: ARG002 - a subclass uses it
         """Return the address with the functions, limit, prompt and permissions that the feature sets.
@@ -145,5 +165,6 @@ class Addresses:
         address = named[name]
         if kept:
             for hook in self.hooks:
-                address = hook.fill(session, address)
+                if not hook.of_kept or hook.of_kept in kept:
+                    address = hook.fill(session, address)
         return address

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from toolpack_server.base.errors import MAX_SHOWN, CrashedError, TooLargeError, VersionConflictError
 from toolpack_server.base.terminal import printable
 from toolpack_server.engine.jobs import StartClock
-from toolpack_server.engine.state import Effect, SessionState
+from toolpack_server.engine.state import NONE, Effect, SessionState
 from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import CallFailure, Failure, cut_error
 from toolpack_server.execution.nested import NestedCall
@@ -27,7 +27,7 @@ from toolpack_server.jsonio.strict import Fragment, cut_if_longer, dumps
 from toolpack_server.observability.suspects import LIMIT
 from toolpack_server.packs.names import without_dots
 from toolpack_server.protocol import results
-from toolpack_server.protocol.senders import CLIENT
+from toolpack_server.protocol.senders import CLIENT, WORLD
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.nested import MAX_NESTED_CALLS, NestedRecord
 from toolpack_server.sessions.operation import SessionOperation
@@ -83,7 +83,7 @@ class CallOperation(SessionOperation):
         super().__init__(context, session_id, owner, request.call_id)
         self.kind = request.function if request.function in context.functions else ""
         self.by = request.by
-        self.request = request
+        self.request = self._sent = request
         self.outcome: Outcome | None = None
         self._toolpacks: tuple[str, ...] = ()
         self._shown_kwargs = b""
@@ -114,6 +114,11 @@ class CallOperation(SessionOperation):
             self.outcome = wrong_arguments(problem, "too_many_calls")
         else:
             self._nested = NestedRecord(calls, max_bytes)
+
+    def restart(self) -> None:
+        """Undo the preparation of a call that runs again from its beginning, after other operations."""
+        self._sent = self._sent._replace(expected_version=None)  # whoever restarts the call has compared it
+        self.request, self.outcome, self.dry_run, self.notes, self._nested = self._sent, None, False, NONE, None
 
     def refuse(self, outcome: Outcome) -> None:
         """Answer with an outcome instead of running the function. Nested calls aren't recorded."""
@@ -346,6 +351,8 @@ class CallKind(RecordKind):
         raise NotImplementedError
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
+        if shown.get("by") == WORLD:
+            return  # the agent sees it at most in the answer to a wait
         shown = self.heard(shown)
         call_id = shown.get("call_id") or f"call_{shown['place']}"
         arguments = json.dumps(shown["kwargs"], ensure_ascii=False)

@@ -29,7 +29,7 @@ from toolpack_server.execution.call import Outcome
 from toolpack_server.observability.tracing import Tracer
 from toolpack_server.protocol.parameters import ForkRequest, SessionRequest
 from toolpack_server.protocol.results import Session
-from toolpack_server.sessions.addresses import Address
+from toolpack_server.sessions.addresses import Address, composed
 from toolpack_server.sessions.call_observer import CallObserver
 from toolpack_server.sessions.calls import CallOperation, CallRequest, CancelCallOperation
 from toolpack_server.sessions.context import SessionContext
@@ -314,7 +314,7 @@ class SessionManager:
                 raise DeadlineError(SessionOperation.late.format(self._settings.timeout_seconds)) from None
         if session.details:
             views = await self.read(lambda _: [hook.view(session, head, name) for hook in addresses.hooks])
-            address = replace(address, view=next(filter(None, views), None))
+            address = replace(address, view=composed([view for view in views if view is not None]))
         return address
 
     def _forget_agent(self, session_id: str) -> None:

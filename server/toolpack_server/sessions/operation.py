@@ -63,6 +63,7 @@ class SessionOperation:
         facts: Facts about the session. `steps` sets them before it calls `prepare`.
         trace: Trace of the call. None if no feature traces it.
         notes: Data of hooks between `before` and `after`, by hook.
+        links: Number of operations that hooks have run before this one.
         is_told: Watchers are notified after the operation.
         late: Error message of a missed deadline. `{:g}` is replaced by the seconds.
     """
@@ -76,6 +77,7 @@ class SessionOperation:
     starts_clock = False
     by = CLIENT
     notes: Mapping[Any, Any] = NONE
+    links = 0
     is_told = False
     facts: SessionFacts
     trace: CallTrace | None = None
@@ -147,7 +149,7 @@ class SessionOperation:
         self._started_at = time.time()
         if not self.starts_clock:
             start_clock(seconds)
-        if self.recorded_call_id is not None:
+        if self.recorded_call_id is not None and not self.links:  # if events came first, it was looked up before them
             # The operation may run before earlier commits are stored. Their records are in the state.
             earlier = self.earlier_record(kept, state.uncommitted)
             if earlier is not None:
@@ -155,7 +157,7 @@ class SessionOperation:
         for hook in facts.hooks:
             answer = hook.before(self, state, start_clock)
             if answer is not None:
-                return Effect(answer)
+                return answer if type(answer) is Effect else Effect(answer)
         change = yield from self.changing(state, start_clock)
         if change.members is None:
             return change
@@ -225,7 +227,9 @@ class OperationHook(SessionHook):
         """Prepare an operation in its thread. The method may block. Repeated requests are answered before it is called.
 
         Return None to continue. Any other value is the answer: the operation doesn't run and isn't recorded. To record
-        a call without running its function, set `CallOperation.outcome`.
+        a call without running its function, set `CallOperation.outcome`. To run other operations first, return an
+        `Effect` whose `next` is the first of them. If the last one's `next` is this operation, it runs again from its
+        beginning; undo what hooks have changed with `CallOperation.restart`.
         """
 
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:

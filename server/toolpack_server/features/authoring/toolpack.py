@@ -4,9 +4,10 @@ No other module of the server imports it, because the core doesn't depend on fea
 """
 
 from toolpack_server.features.authoring.classes.toolpack import ClassToolpacks
+from toolpack_server.features.evaluation.events.authors import EventAuthor
 from toolpack_server.features.evaluation.tasks.task import TaskAuthor
 from toolpack_server.packs.toolpack import Toolpack as CoreToolpack
 
 
-class Toolpack(TaskAuthor, ClassToolpacks, CoreToolpack):
+class Toolpack(TaskAuthor, EventAuthor, ClassToolpacks, CoreToolpack):
     __doc__ = CoreToolpack.__doc__

@@ -13,7 +13,7 @@ from toolpack_server.execution.parts import toolpack_of
 from toolpack_server.execution.snapshot import Snapshot
 from toolpack_server.features.evaluation.episodes.progress import ProgressChecker
 from toolpack_server.features.replay.bundle_format import BundleHead, Line, record_of
-from toolpack_server.protocol.senders import AGENT, CLIENT
+from toolpack_server.protocol.senders import AGENT, CLIENT, WORLD
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.records import stored_call_id
 from toolpack_server.stores.base import Record
@@ -57,7 +57,7 @@ class BundleContent:
         for hook in context.creation_hooks:
             hook.check_kept(head.kept, head.toolpacks)
         self._named = context.addresses.named.of(head.kept)
-        self._names = {CLIENT, *(self._named or (AGENT,))}
+        self._names = {CLIENT, WORLD, *(self._named or (AGENT,))}
 
     def add(self, line: Line) -> None:
         """Check and add a line.
@@ -113,7 +113,7 @@ class BundleContent:
                 f"Record {record.index} of the bundle is out of order, or its call_id is used twice."
             )
         own = by == CLIENT or self._named is None or (record.call_id or "").startswith(f"{by}/")
-        known = by in self._names and shown_line.get("to") in {None, *self._names} - {CLIENT}
+        known = by in self._names and shown_line.get("to") in {None, *self._names} - {CLIENT, WORLD}
         if not known or not (own or record.call_id is None):
             raise InvalidParamsError(
                 f"Record {record.index} of the bundle has a sender, recipient or call_id that isn't the session's."

@@ -79,6 +79,10 @@ class PinnedClock(ExecutionPolicy):
         return self if self.now_ns is None else replace(self, now_ns=self.now_ns + round(seconds * SECOND_NS))
 
     @override
+    def at(self, microseconds: int) -> Self:
+        return self if self.now_ns is None else replace(self, now_ns=microseconds * 1000)
+
+    @override
     def digest_part(self, environment: BaseModel, classes: ClassTable) -> Entries | None:
         return part_entries(environment, classes)
 

@@ -24,6 +24,8 @@ from toolpack_server.base.errors import (
 from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import Failure, cut_error
 from toolpack_server.execution.volumes import class_parts
+from toolpack_server.features.evaluation.event_rules import microseconds
+from toolpack_server.features.evaluation.events.operations import MoveOperation
 from toolpack_server.features.replay.replay_operations import (
     CopyOperation,
     ReplayCall,
@@ -39,7 +41,7 @@ from toolpack_server.jsonio.strict import Fragment, cut, dumps, loads
 from toolpack_server.protocol.omission import if_set
 from toolpack_server.protocol.parameters import ForkRequest
 from toolpack_server.protocol.results import Session
-from toolpack_server.protocol.senders import CLIENT
+from toolpack_server.protocol.senders import CLIENT, WORLD
 from toolpack_server.sessions.calls import CallRequest
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.identity import Creation
@@ -54,6 +56,7 @@ RECORDS_AT_ONCE = 100  # max records in one read from the store
 BYTES_AT_ONCE = 2**20  # max bytes of records in one read
 MAX_SHOWN_TEXT = 2000
 
+_EVENT_MEMBERS = ("event", "at", "function", "kwargs", "result", "error", "offer", "withdraw", "problem")
 _NOT_RUN = {Failure.DEADLINE, Failure.CRASHED, Failure.CANCELLED}  # calls that ended so aren't run again
 _CUT_ARGUMENTS = (
     "The arguments of this call were cut from the trace, so it can't be run again: raise TOOLPACK_MAX_RESULT_BYTES "
@@ -248,6 +251,9 @@ class Replays:
                 if difference is not None:
                     complete = False
                     break
+            if difference is None:
+                difference = await replayer.end()
+                complete = complete and difference is None
         except (Exception, asyncio.CancelledError) as error:
             if not (repeatable and isinstance(error, asyncio.CancelledError)):
                 with contextlib.suppress(RequestError):
@@ -295,13 +301,21 @@ class _Replayer:
         self.version = 0
         # The new session's version for each recorded version. They differ if an edited function changes more or less.
         self._versions = {0: 0}
+        self._events: list[Mapping[str, Any]] = []  # records of the world itself that haven't been compared yet
 
     async def run(self, record: Mapping[str, Any]) -> Difference | None:
         """Run a record again, and return the difference, if any."""
         kind = self._context.record_kinds[record["kind"]]
         call_id = f"replay-{self.done}" if self._repeatable else None
         self.done += 1
+        if record.get("by") == WORLD:  # the next call makes the world move again
+            self._events.append(record)
+            return None
         back_to, difference = kind.goes_back_to(record), None
+        if self._events and not kind.is_call:
+            difference = await self.end()
+            if difference is not None:
+                return difference
         if back_to is not None:
             difference = await self._reset(record, back_to, call_id)
         elif kind.is_call:
@@ -309,8 +323,48 @@ class _Replayer:
         else:
             repeat = kind.repeat if isinstance(kind, RepeatableKind) else CopyOperation
             await self._sessions.run(repeat(*self._session, record, call_id))
-        self._versions.setdefault(record["version"], self.version)
+        version = self.version
+        difference = await self._compare_events(record) or difference
+        self.version = max(version, self.version)
+        self._versions.setdefault(record["version"], version)
         return difference
+
+    async def end(self) -> Difference | None:
+        """Let everything happen that the world did after the last call. Return the first difference, if any."""
+        if not self._events:
+            return None
+        context, session_id, owner = self._session
+        until = microseconds(self._events[-1]["at"])
+        await self._sessions.run(MoveOperation(context, session_id, owner, until))
+        return await self._compare_events()
+
+    async def _compare_events(self, record: Mapping[str, Any] | None = None) -> Difference | None:
+        """Compare the records of the world itself with the new ones of the same indexes.
+
+        Args:
+            record: The record that follows them. A new event in its place is a difference, too.
+        """
+        events, self._events = self._events, []
+        wanted = [*events, record] if record is not None and (events or "at" in record) else events
+        if not wanted:
+            return None
+        context, session_id, _ = self._session
+
+        def read() -> list[Mapping[str, Any]]:
+            first, count = wanted[0]["index"], len(wanted)
+            records = context.store.records(session_id, first - 1, count)
+            return [loads(context.records.read(session_id, each)[0]) for each in records]
+
+        new = await self._sessions.read(lambda _: read())
+        for index, recorded in enumerate(wanted):
+            replayed = new[index] if index < len(new) else {}
+            pair = [_event_text(each, states=self.compares_states) for each in (recorded, replayed)]
+            if pair[0] != pair[1]:
+                return _difference(recorded, "event", *pair)
+            if replayed:
+                self.version = replayed["version"]
+                self._versions.setdefault(recorded["version"], self.version)
+        return None
 
     async def _call(self, record: Mapping[str, Any], call_id: str | None) -> Difference | None:
         """Run a call again, and compare the caller's answer, the function's own result, and the world.
@@ -390,6 +444,14 @@ class _Replayer:
             return None
         state = loads(created.body.split(b"\n", 1)[0]).get("state") if created else None
         return None if recorded == state else _difference(record, "state", recorded, state)
+
+
+def _event_text(record: Mapping[str, Any], *, states: bool) -> str | None:
+    """Return what a replay compares of an event; None for the record of a call or of something else."""
+    if record.get("by") != WORLD:
+        return None
+    compared = (*_EVENT_MEMBERS, "state") if states else _EVENT_MEMBERS
+    return dumps({name: record[name] for name in compared if record.get(name) is not None}, sort_keys=True).decode()
 
 
 def _is_result(recorded: Any, result: bytes) -> bool:

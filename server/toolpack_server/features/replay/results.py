@@ -23,7 +23,7 @@ class Difference(TypedDict):
     """
 
     index: int
-    what: Literal["error", "result", "nested", "state"]
+    what: Literal["error", "result", "nested", "state", "event"]
     recorded: NotRequired[str]
     replayed: NotRequired[str]
 

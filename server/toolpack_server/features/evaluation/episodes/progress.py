@@ -16,7 +16,7 @@ from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import CallFailure, Failure
 from toolpack_server.jsonio.strict import loads
 from toolpack_server.protocol.results import PartFailure
-from toolpack_server.protocol.senders import AGENT, CLIENT
+from toolpack_server.protocol.senders import AGENT, CLIENT, WORLD
 from toolpack_server.sessions.addresses import Address
 from toolpack_server.sessions.calls import CallOperation, wrong_arguments
 from toolpack_server.sessions.context import SessionContext
@@ -51,7 +51,7 @@ class Progress(NamedTuple):
         if kind.ends(shown):
             return self._replace(ended=index, ending=Ending(kind.answer(shown), kind.failure(shown)))
         by = shown.get("by", CLIENT)
-        if not kind.is_call or by == CLIENT:
+        if not kind.is_call or by in {CLIENT, WORLD}:
             return self
         count = 1 + len(shown.get("nested", ()))
         return self._replace(calls={**self.calls, by: self.calls.get(by, 0) + count})

@@ -11,6 +11,7 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from toolpack_server.base.errors import (
@@ -88,7 +89,7 @@ def seen(record: PathRecord, kinds: RecordKinds) -> SeenRecord:
     if kind.is_call:
         call = {name: shown[name] for name in ("function", "kwargs", "result", "error")}
         call["by"] = shown.get("by", "client")
-        call |= {name: shown[name] for name in ("nested", "perturbed") if name in shown}
+        call |= {name: shown[name] for name in ("nested", "perturbed", "event", "at") if name in shown}
     version, answer = (shown["version"], kind.answer(shown)) if record.own else (None, None)
     return SeenRecord(version, call, kind.message(shown), answer)
 
@@ -216,14 +217,17 @@ def _rollout(toolpack: str, task: Task, evidence: Evidence, worlds: Worlds) -> R
     )
 
 
-def _calls(index: int, version: int | None, *, nested: Sequence[Any] = (), **call: Any) -> list[RolloutCall]:
+def _calls(
+    index: int, version: int | None, *, nested: Sequence[Any] = (), at: str | None = None, **call: Any
+) -> list[RolloutCall]:
     """Return the nested calls of a call, followed by the call itself."""
-    outer = RolloutCall(index=index, version=version, **call)
+    time = None if at is None else datetime.fromisoformat(at)
+    outer = RolloutCall(index=index, version=version, at=time, **call)
     calls: dict[int, RolloutCall] = {}
     for number, each in reversed([*enumerate(nested)]):  # a parent comes after its arguments
         parent = calls[each["parent"]] if "parent" in each else outer
         own = {name: each[name] for name in ("function", "kwargs", "result", "error")}
-        calls[number] = RolloutCall(index=index, version=version, by=outer.by, parent=parent, **own)
+        calls[number] = RolloutCall(index=index, version=version, by=outer.by, parent=parent, at=time, **own)
     return [*reversed(calls.values()), outer]
 
 

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from numbers import Number
 from typing import Any, Generic, TypeVar
@@ -42,11 +43,13 @@ class RolloutCall:
         result: The result, as a JSON value; "" after an error. A result that is too long for its record is cut.
         error: `ErrorType: message`, or None if the call succeeded.
         version: The session's version after the call. None if the record is from the session's parent.
-        by: The caller: `agent` or another participant, at its own address, or `client`.
+        by: The caller: `agent` or another participant, at its own address, or `client`. `world` for an event.
         perturbed: `{"rules", "run", "agent"}` if perturbation rules matched the call: the names of the rules, whether
             the function ran, and the result that the agent got instead. Otherwise None.
         parent: For a nested call, the call that it was an argument of. The parent has the same index and comes later in
             `Rollout.calls`. If the parent failed, changes of the nested call were discarded.
+        at: The time of the call in a session with events, otherwise None.
+        event: The name of the event that called the function. None for calls of others.
     """
 
     index: int
@@ -58,6 +61,8 @@ class RolloutCall:
     by: str
     perturbed: Mapping[str, Json] | None = None
     parent: "RolloutCall | None" = None
+    at: datetime | None = None
+    event: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from toolpack_server.base.errors import EvaluationError, InvalidParamsError, Reg
 from toolpack_server.base.logger import log
 from toolpack_server.base.thread_labels import labelled
 from toolpack_server.features.evaluation.episodes.rights import check_rights, is_prompt, merge_rights
+from toolpack_server.features.evaluation.event_rules import read_event_rules
 from toolpack_server.features.evaluation.rules import read_rules
 from toolpack_server.features.evaluation.tasks.rollouts import Evaluator
 from toolpack_server.features.evaluation.tasks.solutions import answer_texts, check_callers, plain_calls
@@ -54,6 +55,7 @@ class TaskSettings(TypedDict, total=False):
     nop_passes: bool
     timeout_seconds: float | None
     variants: Mapping[str, Sequence[Mapping[str, Any]]]
+    events: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +85,7 @@ class Task:
         timeout_seconds: Deadline of the evaluator in seconds. Default: the deadline of a call.
         variants: Named lists of perturbation rules to try the task with. `toolpack_server.perturbations` has functions
             that create rules.
+        events: Rules by which the world moves, besides those of the toolpacks.
 
     Raises:
         RegistrationError: An attribute is invalid.
@@ -106,6 +109,7 @@ class Task:
     nop_passes: bool = False
     timeout_seconds: float | None = None
     variants: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    events: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -150,6 +154,10 @@ class Task:
                 read_rules(rules)
             except ValueError as error:
                 return f"variant {name!r}: {error}"
+        try:
+            read_event_rules(self.events, complete=False)
+        except ValueError as error:
+            return str(error)
         return None
 
     def _json_problem(self) -> str | None:

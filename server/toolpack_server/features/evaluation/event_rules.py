@@ -1,0 +1,339 @@
+"""Event rules, in toolpacks, tasks and requests: their validation, their conditions, and the times that they draw.
+
+Pure. A rule is a JSON object that says when an event happens, and what it does. Times are whole microseconds since the
+epoch, and durations whole microseconds.
+"""
+
+import fnmatch
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Context, Decimal
+from typing import Annotated, Any
+
+import jsonpointer
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic_core import SchemaError
+
+from toolpack_server.jsonio.equality import equal_arguments, is_number
+from toolpack_server.jsonio.strict import dumps
+
+MAX_RULES = 50
+MAX_BYTES = 16_384
+MAX_SECONDS = 366 * 86_400
+SECOND = 10**6
+DEFAULT_BEGINS = "2026-01-01T00:00:00Z"
+
+WHENS = ("at", "every", "after", "call", "when")
+MODIFIERS = ("delay", "spread", "count", "until", "where", "by")
+EFFECTS = ("do", "offer", "withdraw")
+MEMBERS = ("name", *WHENS, *MODIFIERS, *EFFECTS, "args", "notice")
+FACTS = ("function", "kwargs", "result", "error", "by", "at")
+TESTS = ("matches", "below", "above", "exists")
+EXPONENTIAL = "exponential"
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+_DURATION = re.compile(r"(?:(\d{1,5})d)?\s*(?:(\d{1,7})h)?\s*(?:(\d{1,8})m)?\s*(?:(\d{1,9}(?:\.\d{1,6})?)s)?", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+_UNITS = (86_400, 3600, 60, 1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MISSING = object()
+_DECIMAL = Context(prec=30)  # its logarithms are exact to the last digit, so all machines draw the same
+
+
+@dataclass(frozen=True)
+class EventRule:
+    """A rule. Durations and times are in microseconds; `at` and `until` are times.
+
+    Attributes:
+        shown: The rule as JSON, with its name.
+        when: The condition: `call`, a read-only function; `kwargs`; and `where`.
+        do: Name of the function that the world calls.
+    """
+
+    name: str
+    shown: Mapping[str, Any]
+    at: int | None = None
+    every: int | None = None
+    after: Sequence[str] = ()
+    call: str | None = None
+    when: Mapping[str, Any] | None = None
+    delay: int = 0
+    spread: int | str = 0
+    count: int | None = None
+    until: int | None = None
+    where: Mapping[str, Any] | None = None
+    by: str | None = None
+    do: str | None = None
+    args: Mapping[str, Any] | None = None
+    offer: Sequence[str] = ()
+    withdraw: Sequence[str] = ()
+    notice: str | None = None
+
+    def is_set_off_by(self, names: Iterable[str], facts: Mapping[str, Any], *, run: bool, of_world: bool) -> bool:
+        """Return whether a call sets this rule off.
+
+        Args:
+            names: All names of the function.
+            facts: The call, with the members `FACTS`.
+            run: The function ran. If it didn't, only rules on errors match.
+            of_world: The world itself made the call.
+        """
+        if self.call is None or not any(fnmatch.fnmatchcase(name, self.call) for name in names):
+            return False
+        if of_world if self.by is None else facts["by"] != self.by:
+            return False
+        about_error = any(pointer == "/error" for pointer in self.where or ())
+        return (about_error or (run and facts["error"] is None)) and fits(self.where, facts)
+
+    def draw(self, seed: str, number: int) -> int:
+        """Return the random part of the time of the rule's event of this number."""
+        if not self.spread:
+            return 0
+        digest = hashlib.blake2b(dumps([seed, self.name, number]), digest_size=16).digest()
+        drawn = int.from_bytes(digest, "big")
+        if self.spread == EXPONENTIAL:
+            uniform = _DECIMAL.divide(Decimal(drawn + 1), Decimal(2**128))
+            return max(int(_DECIMAL.multiply(-_DECIMAL.ln(uniform), Decimal(self.every or 0))), 1)
+        return drawn * (int(self.spread) + 1) >> 128
+
+
+def fits(where: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> bool:
+    """Return whether facts have the values that a rule's `where` asks for."""
+    return all(_fits(expected, lookup(facts, pointer)) for pointer, expected in (where or {}).items())
+
+
+def lookup(facts: Mapping[str, Any], pointer: str) -> Any:
+    """Return the value at a JSON Pointer, or an object that equals nothing if there is none."""
+    return jsonpointer.resolve_pointer(facts, pointer, _MISSING)
+
+
+def is_missing(value: Any) -> bool:
+    return value is _MISSING
+
+
+def _fits(expected: Any, value: Any) -> bool:
+    test = next(iter(expected)) if isinstance(expected, Mapping) and len(expected) == 1 else None
+    if test not in TESTS:
+        return value is not _MISSING and equal_arguments(value, expected)
+    bound = expected[test]
+    if test == "exists":
+        return (value is not _MISSING and value is not None) is bound
+    if test == "matches":
+        return isinstance(value, str) and _matches(bound, value)
+    return is_number(value) and (value < bound if test == "below" else value > bound)
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """Search a text. Pydantic's engine takes linear time, whatever the pattern is."""
+    try:
+        _searcher(pattern).validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+def _searcher(pattern: str) -> TypeAdapter[str]:
+    return TypeAdapter(Annotated[str, Field(pattern=pattern)])
+
+
+# Times
+
+
+def microseconds(text: str) -> int:
+    """Return a time, RFC 3339 with an offset, in microseconds since the epoch. Raises `ValueError`."""
+    if not _TIME.fullmatch(text):
+        raise ValueError
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)
+
+
+def time_text(at: int) -> str:
+    """Return a time as RFC 3339, in UTC. It has a fraction of a second only if there is one."""
+    time = _EPOCH + timedelta(microseconds=at)
+    return time.isoformat(timespec="microseconds" if at % SECOND else "seconds").replace("+00:00", "Z")
+
+
+def _duration(value: Any) -> int | None:
+    """Return a duration in microseconds; None if the value isn't one."""
+    if is_number(value) and math.isfinite(value) and 0 <= value <= MAX_SECONDS:
+        rounded: int = round(value * SECOND)
+        return rounded
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or not any(match.groups()):
+        return None
+    seconds: Decimal | int = sum(
+        Decimal(part) * unit for part, unit in zip(match.groups(), _UNITS, strict=True) if part
+    )
+    return int(seconds * SECOND) if seconds <= MAX_SECONDS else None
+
+
+# Validation
+
+
+def read_event_rules(value: Any, begins: int = 0, *, complete: bool = True) -> list[EventRule]:
+    """Parse and validate rules.
+
+    Args:
+        begins: The time from which durations in `at` and `until` count.
+        complete: These are all rules of a session, so each name in `after` must be one of theirs.
+
+    Raises:
+        ValueError: A rule is invalid. The message has no full stop, so that the caller can embed it.
+    """
+    if not isinstance(value, list | tuple):
+        raise ValueError("The events must be a list of rules")  # noqa: TRY004 - callers handle only ValueError
+    too_many = f"A session can have at most {MAX_RULES} event rules, of {MAX_BYTES} bytes together; give fewer"
+    if len(value) > MAX_RULES:
+        raise ValueError(too_many)
+    rules = [_read(index, rule, begins) for index, rule in enumerate(value)]
+    try:
+        size = len(dumps([*value]))
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError("The event rules can't be converted to JSON; use texts, numbers, lists and objects") from None
+    if size > MAX_BYTES:
+        raise ValueError(too_many)
+    names = [rule.name for rule in rules]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"Two events have the name {name!r}; give each a different one")
+    for rule in rules if complete else ():
+        for name in rule.after:
+            if name not in names:
+                raise ValueError(f"Event {rule.name!r}: there is no event {name[:100]!r} that it could follow")
+    return rules
+
+
+def _read(index: int, rule: Any, begins: int) -> EventRule:
+    if not isinstance(rule, Mapping):
+        raise ValueError(f"Event '{index}' must be an object")  # noqa: TRY004 - as above
+    name = rule.get("name", str(index))
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"Event '{str(name)[:100]}': its name must have 1-64 letters, digits or `_.-`")
+    about = f"Event {name!r}"
+    for member in rule:
+        if member not in MEMBERS:
+            raise ValueError(f"{about}: there is no {str(member)[:100]!r}; choose from {', '.join(MEMBERS)}")
+    whens = [when for when in WHENS if when in rule]
+    if len(whens) != 1 and whens != ["at", "every"]:
+        raise ValueError(f"{about}: it has {len(whens) or 'none'} of {', '.join(WHENS)}; give one")
+    effects = [effect for effect in EFFECTS if effect in rule]
+    if len(effects) > 1:
+        raise ValueError(f"{about}: it has {len(effects)} of {', '.join(EFFECTS)}; give one, or none")
+    _check_members(about, rule)
+    times = {each: _read_time(about, each, rule[each], begins) for each in ("at", "until") if each in rule}
+    spread = rule.get("spread", 0)
+    return EventRule(
+        name,
+        {"name": name, **rule},
+        at=times.get("at"),
+        every=_duration(rule["every"]) if "every" in rule else None,
+        after=_list(rule.get("after", ())),
+        call=rule.get("call"),
+        when=_read_condition(about, rule["when"]) if "when" in rule else None,
+        delay=_duration(rule.get("delay", 0)) or 0,
+        spread=spread if spread == EXPONENTIAL else _duration(spread) or 0,
+        count=rule.get("count"),
+        until=times.get("until"),
+        where=rule.get("where"),
+        by=rule.get("by"),
+        do=rule.get("do"),
+        args=rule.get("args"),
+        offer=_list(rule.get("offer", ())),
+        withdraw=_list(rule.get("withdraw", ())),
+        notice=rule.get("notice"),
+    )
+
+
+def _check_members(about: str, rule: Mapping[str, Any]) -> None:
+    for member in ("call", "by", "do", "notice"):
+        if member in rule and not _is_text(rule[member]):
+            raise ValueError(f"{about}: {member} must be a text")
+    for member in ("after", "offer", "withdraw"):
+        if member in rule and not (_is_text(rule[member]) or _are_texts(rule[member])):
+            raise ValueError(f"{about}: {member} must be a name, or a list of names")
+    for member in ("every", "delay", "spread"):
+        exponential = member == "spread" and rule.get(member) == EXPONENTIAL and "every" in rule
+        if member in rule and not exponential and _duration(rule[member]) is None:
+            raise ValueError(f"{about}: {member} must be a duration of at most 366 days, as 90 or '1h 30m'")
+    if "every" in rule and (_duration(rule["every"]) or 0) < SECOND:
+        raise ValueError(f"{about}: every must be at least 1 second")
+    count = rule.get("count", 1)
+    if type(count) is not int or not 1 <= count <= 2**31:
+        raise ValueError(f"{about}: count must be a number from 1")
+    _check_selection(about, rule)
+
+
+def _check_selection(about: str, rule: Mapping[str, Any]) -> None:
+    for member in ("where", "by"):
+        if member in rule and "call" not in rule:
+            raise ValueError(f"{about}: {member} selects calls; give it with call")
+    if "where" in rule:
+        _check_where(about, rule["where"])
+    if "args" in rule and not ("do" in rule and isinstance(rule["args"], Mapping)):
+        raise ValueError(f"{about}: args must be an object of arguments, with do")
+
+
+def _check_where(about: str, where: Any) -> None:
+    if not isinstance(where, Mapping):
+        raise ValueError(f"{about}: where must be an object of values by JSON Pointer")  # noqa: TRY004 - as above
+    for pointer, expected in where.items():
+        first = str(pointer).split("/")[1] if str(pointer).startswith("/") else None
+        if first not in FACTS:
+            raise ValueError(f"{about}: where has {str(pointer)[:100]!r}; begin with /{', /'.join(FACTS)}")
+        try:
+            jsonpointer.JsonPointer(pointer)
+        except jsonpointer.JsonPointerException:
+            raise ValueError(f"{about}: where has {pointer[:100]!r}, which isn't a JSON Pointer") from None
+        if isinstance(expected, Mapping) and len(expected) == 1 and next(iter(expected)) in TESTS:
+            _check_test(about, *next(iter(expected.items())))
+
+
+def _check_test(about: str, test: str, bound: Any) -> None:
+    if test == "exists" and not isinstance(bound, bool):
+        raise ValueError(f"{about}: exists must be true or false")
+    if test in {"below", "above"} and not (is_number(bound) and math.isfinite(bound)):
+        raise ValueError(f"{about}: {test} must be a number")
+    if test == "matches":
+        try:
+            _searcher(bound)
+        except (SchemaError, PydanticSchemaGenerationError, TypeError, ValueError):
+            raise ValueError(f"{about}: matches must be a regular expression, without look-arounds") from None
+
+
+def _read_time(about: str, member: str, value: Any, begins: int) -> int:
+    duration = _duration(value)
+    if duration is not None:
+        return begins + duration
+    try:
+        return microseconds(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"{about}: {member} must be a time like 2026-03-02T09:30:00Z, or a duration like '1h 30m'"
+        ) from None
+
+
+def _read_condition(about: str, when: Any) -> Mapping[str, Any]:
+    if _is_text(when):
+        return {"call": when, "kwargs": {}, "where": {"/result": True}}
+    valid = isinstance(when, Mapping) and {"call"} <= when.keys() <= {"call", "kwargs", "where"}
+    if not valid or not _is_text(when["call"]) or not isinstance(when.get("kwargs", {}), Mapping):
+        raise ValueError(f"{about}: when must be the name of a condition, or an object with call, kwargs and where")
+    where = when.get("where", {"/result": True})
+    _check_where(about, where)
+    return {"call": when["call"], "kwargs": when.get("kwargs", {}), "where": where}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(map(_is_text, value))
+
+
+def _list(value: Any) -> Sequence[str]:
+    return [value] if isinstance(value, str) else value

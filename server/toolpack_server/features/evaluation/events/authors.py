@@ -1,0 +1,108 @@
+"""Methods of `Toolpack` that register events and conditions."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.features.evaluation.event_rules import (
+    DEFAULT_BEGINS,
+    MAX_SECONDS,
+    microseconds,
+    read_event_rules,
+)
+from toolpack_server.features.evaluation.events.world import WORLD_PACK
+from toolpack_server.functions_runtime import EmptyEnv
+from toolpack_server.packs.registration import caller_place, located
+from toolpack_server.packs.toolpack import Toolpack
+
+Plain = TypeVar("Plain", bound=Callable[..., Any])
+
+
+class EventAuthor(Toolpack):
+    """The part of `Toolpack` for worlds that move by themselves.
+
+    Attributes:
+        event_rules: The toolpack's rules, as JSON.
+        hidden: The functions of events and conditions. No address lists or runs them.
+
+    Args:
+        begins: When its sessions begin, RFC 3339 with an offset. Default: 2026-01-01T00:00:00Z.
+        step_seconds: The time that a call takes. Default: 1.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        environment: Callable[..., BaseModel] = EmptyEnv,
+        functions: Iterable[Any] = (),
+        opt_in: bool = False,
+        state_types: Iterable[type] = (),
+        *,
+        begins: str | None = None,
+        step_seconds: float | None = None,
+    ) -> None:
+        super().__init__(name, environment, functions, opt_in, state_types)
+        with located(self.place):
+            try:
+                microseconds(begins or DEFAULT_BEGINS)
+            except (TypeError, ValueError):
+                raise RegistrationError(f"begins is {begins!r}: give a time like 2026-03-02T09:00:00Z.") from None
+            step = 1 if step_seconds is None else step_seconds
+            if type(step) not in {int, float} or not 0 <= step <= MAX_SECONDS:
+                raise RegistrationError(f"step_seconds is {step!r}: give a number of seconds, at most 366 days.")
+        self.begins, self.step_seconds = begins, step_seconds
+        if begins is not None or step_seconds is not None:
+            self.companions = (WORLD_PACK,)
+
+    @cached_property
+    def event_rules(self) -> list[Mapping[str, Any]]:
+        return []
+
+    @cached_property
+    def hidden(self) -> set[str]:
+        return set()
+
+    def event(self, **rule: Any) -> Callable[[Plain], Plain]:
+        """Decorator: register a function that the world calls by a rule, and return it unchanged.
+
+        The arguments are the members of the rule, without `do`; docs/write/moving.md lists them. The default of `name`
+        is the function's name.
+
+        Raises:
+            RegistrationError: The rule or the function is invalid; the message says what to change.
+        """
+
+        def register(plain: Plain) -> Plain:
+            with located(plain):
+                name = plain.__name__
+                own = {"name": name, **rule, "do": f"{self.name}.{name}"}
+                try:
+                    read_event_rules([*self.event_rules, own], complete=False)
+                except ValueError as error:
+                    raise RegistrationError(f"{error}.") from None
+                self.register_function(plain)
+                self.event_rules.append(own)
+                self.hidden.add(name)
+                self.companions = (WORLD_PACK,)
+            return plain
+
+        return register
+
+    def add_event(self, **rule: Any) -> None:
+        """Register a rule without a function: it offers or withdraws functions, or is only a mark in the trace."""
+        with located(caller_place(self.name)):
+            try:
+                read_event_rules([*self.event_rules, rule], complete=False)
+            except ValueError as error:
+                raise RegistrationError(f"{error}.") from None
+            self.event_rules.append(rule)
+            self.companions = (WORLD_PACK,)
+
+    def condition(self, plain: Plain) -> Plain:
+        """Decorator: register a function without parameters that returns a bool, for rules with `when`."""
+        self.register_function(plain, read_only=True)
+        self.hidden.add(plain.__name__)
+        return plain

@@ -1,0 +1,134 @@
+"""Operations of the world itself: its events, the checks of conditions, and the end of a turn.
+
+The events hook starts them, and decides when. They run between the operations of clients and agents.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from toolpack_server.base.errors import TooLargeError
+from toolpack_server.engine.jobs import StartClock
+from toolpack_server.engine.state import Effect, SessionState
+from toolpack_server.execution.call import Outcome
+from toolpack_server.features.evaluation.event_rules import EventRule
+from toolpack_server.features.evaluation.events.timeline import ComingEvent
+from toolpack_server.functions.steps import Steps
+from toolpack_server.jsonio.strict import dumps
+from toolpack_server.protocol.senders import WORLD
+from toolpack_server.sessions.calls import CallOperation, CallRequest
+from toolpack_server.sessions.context import SessionContext
+from toolpack_server.sessions.operation import SessionOperation
+from toolpack_server.stores.base import Record, StoredSession
+
+
+class FunctionEvent(CallOperation):
+    """An event that calls a function.
+
+    Attributes:
+        event: The event.
+        resume: The operation to run next.
+    """
+
+    def __init__(self, resume: SessionOperation, event: ComingEvent, function: str, args: Mapping[str, Any]) -> None:
+        self.event, self.resume = event, resume
+        kwargs = {**args}
+        super().__init__(resume.context, resume.session_id, resume.owner, CallRequest(function, kwargs, dumps(kwargs)))
+
+    @override
+    def _effect(self, outcome: Outcome, seconds: float) -> Effect:
+        change = super()._effect(outcome, seconds)
+        members = change.members or {}
+        members["by"], members["event"] = WORLD, self.event.rule
+        return change
+
+    @override
+    def too_large(self, error: TooLargeError) -> Outcome:
+        raise error
+
+
+class PlainEvent(SessionOperation):
+    """An event that calls no function: it offers or withdraws functions, or is only a mark in the trace."""
+
+    method = kind = "event"
+    record_kind = "event"
+
+    def __init__(self, resume: SessionOperation, event: ComingEvent, rule: EventRule) -> None:
+        super().__init__(resume.context, resume.session_id, resume.owner)
+        self.event, self.resume = event, resume
+        self._members: dict[str, Any] = {"event": rule.name, "by": WORLD}
+        self._members |= {name: [*names] for name in ("offer", "withdraw") if (names := getattr(rule, name))}
+
+    @override
+    def change(self, state: SessionState, start_clock: StartClock) -> Effect:
+        return Effect(None, {**self._members})
+
+
+class ConditionCheck(CallOperation):
+    """A check of a rule's condition. It leaves no record and changes nothing.
+
+    Attributes:
+        rule: The rule.
+        resume: The operation to run next.
+        outcome_of_check: The outcome of the function, once it has run.
+    """
+
+    late = "The condition of an event took longer than {:g} s."
+
+    def __init__(self, resume: SessionOperation, rule: EventRule, checked: "Checked") -> None:
+        when = rule.when or {}
+        kwargs = {**when["kwargs"]}
+        request = CallRequest(when["call"], kwargs, dumps(kwargs))
+        super().__init__(resume.context, resume.session_id, resume.owner, request)
+        self.rule, self.resume = rule, resume
+        self.outcome_of_check: Outcome | None = None
+        self._checked = checked
+
+    @override
+    def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
+        memo = state.memo  # a check that has missed its deadline writes into an old one
+        change = yield from super().changing(state, start_clock)
+        self._checked(self, state.session, memo)
+        change.next = self.resume
+        return change
+
+    @override
+    def _effect(self, outcome: Outcome, seconds: float) -> Effect:
+        outcome.drop_changes()
+        self.outcome_of_check = outcome
+        return Effect(None, seconds=seconds)
+
+    @override
+    def on_timeout(self, state: SessionState) -> Effect:
+        return SessionOperation.on_timeout(self, state)
+
+
+class MoveOperation(SessionOperation):
+    """Operation without a record, which lets everything happen that is due.
+
+    Attributes:
+        until: Let everything happen up to this time; None: up to the session's time.
+    """
+
+    method = kind = "events"
+
+    def __init__(self, context: SessionContext, session_id: str, owner: str, until: int | None = None) -> None:
+        super().__init__(context, session_id, owner)
+        self.until = until
+
+    @override
+    def asked(self) -> Sequence[Any]:
+        return ()
+
+    @override
+    def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> None:
+        """Return None: the operation has no call_id."""
+
+    @override
+    def change(self, state: SessionState, start_clock: StartClock) -> Effect:
+        return Effect(None)
+
+
+Checked = Callable[[ConditionCheck, StoredSession, dict[Any, Any]], None]
+"""Callback with a check, its session, and the memo in which to store the result."""

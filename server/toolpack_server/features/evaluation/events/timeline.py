@@ -1,0 +1,257 @@
+"""Timeline of a session with event rules: its time, what is coming, and what its agents haven't heard yet.
+
+Pure. Every change returns a new timeline. Each record stores the timeline after it, so the last record is enough to
+continue. The same rules, seed and calls give the same timelines.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from toolpack_server.features.evaluation.event_rules import (
+    DEFAULT_BEGINS,
+    EXPONENTIAL,
+    SECOND,
+    EventRule,
+    is_missing,
+    lookup,
+    microseconds,
+    read_event_rules,
+)
+
+MAX_COMING = 100
+MAX_NEWS = 50
+MAX_DEPTH = 16  # events that set each other off without time passing
+
+
+class ComingEvent(NamedTuple):
+    """An event that will happen.
+
+    Attributes:
+        at: Its time.
+        number: Events of one time happen in the order of their numbers.
+        base: The time before the rule's delay and spread, from which the next event of `every` counts.
+        depth: The number of events that set each other off at this same time, up to this one.
+        args: The arguments of its function.
+    """
+
+    at: int
+    number: int
+    rule: str
+    base: int
+    depth: int = 0
+    args: Mapping[str, Any] | None = None
+
+
+class Timeline(NamedTuple):
+    """The time of a session, and what follows from it.
+
+    Attributes:
+        now: The time of the last record.
+        rest: The time from which the next call counts. Events don't move it.
+        number: The number of the next coming event.
+        counts: The number of events that each rule has set off.
+        done: The number of times that each event has succeeded.
+        news: The time and text of each unheard notice.
+        truth: The last known truth of each condition, by rule.
+        unchecked: Rules whose conditions must be checked, because the world has changed.
+        shown: Whether each offered or withdrawn function is there now.
+        depth: The depth of the last event, if it is the last record.
+        delay: The seconds that perturbations have added so far.
+    """
+
+    now: int
+    rest: int
+    coming: tuple[ComingEvent, ...] = ()
+    number: int = 0
+    counts: Mapping[str, int] = {}
+    done: Mapping[str, int] = {}
+    news: tuple[tuple[int, str], ...] = ()
+    truth: Mapping[str, bool] = {}
+    unchecked: tuple[str, ...] = ()
+    shown: Mapping[str, bool] = {}
+    depth: int = 0
+    delay: float = 0.0
+
+    @classmethod
+    def read(cls, value: Sequence[Any]) -> "Timeline":
+        timeline = cls(*value)
+        return timeline._replace(
+            coming=tuple(ComingEvent(*each) for each in timeline.coming),
+            news=tuple((at, text) for at, text in timeline.news),
+            unchecked=tuple(timeline.unchecked),
+        )
+
+    def to_json(self) -> list[Any]:
+        members = {**self._asdict(), "coming": [[*event] for event in self.coming]}
+        return [*members.values()]
+
+    def next_event(self, until: int) -> ComingEvent | None:
+        """Return the next event up to a time, or None."""
+        event = self.coming[0] if self.coming else None
+        return event if event is not None and event.at <= until else None
+
+    def forked(self) -> "Timeline":
+        """Return the timeline at the beginning of a fork: a wait that was under way isn't inherited."""
+        return self._replace(rest=self.now)
+
+    def without(self, names: Sequence[str]) -> "Timeline":
+        """Return the timeline without the coming events of some rules."""
+        return self._replace(
+            coming=tuple(event for event in self.coming if event.rule not in names),
+            unchecked=tuple(name for name in self.unchecked if name not in names),
+        )
+
+
+class SessionEvents:
+    """The event rules of a session.
+
+    Args:
+        events: The rules, the beginning and the step, as the session's details have them.
+        seed: The session's seed, from which random times are drawn.
+
+    Attributes:
+        step: Time that a call takes.
+    """
+
+    def __init__(self, events: Mapping[str, Any], seed: str) -> None:
+        self.begins = microseconds(events.get("begins", DEFAULT_BEGINS))
+        self.step = round(events.get("step", 1) * SECOND)
+        self.rules = {rule.name: rule for rule in read_event_rules(events["rules"], self.begins, complete=False)}
+        self.changes_lists = any(rule.offer or rule.withdraw for rule in self.rules.values())
+        self._conditions = tuple(name for name, rule in self.rules.items() if rule.when is not None)
+        self._call_rules = [rule for rule in self.rules.values() if rule.call is not None]
+        self._seed = seed
+
+    def start(self) -> Timeline:
+        """Return the timeline of a new session."""
+        shown = {name: False for rule in self.rules.values() for name in rule.offer}
+        timeline = Timeline(self.begins, self.begins, shown=shown, unchecked=self._conditions)
+        for rule in self.rules.values():
+            if rule.at is not None:
+                timeline, _ = self._schedule(timeline, rule, rule.at)
+            elif rule.every is not None:
+                interval = self._interval(timeline, rule)
+                timeline, _ = self._schedule(timeline, rule, self.begins + interval)
+        return timeline
+
+    def _interval(self, timeline: Timeline, rule: EventRule) -> int:
+        if rule.spread == EXPONENTIAL:
+            return rule.draw(self._seed, timeline.counts.get(rule.name, 0))
+        return rule.every or 0
+
+    def _schedule(
+        self, timeline: Timeline, rule: EventRule, base: int, args: Mapping[str, Any] | None = None
+    ) -> tuple[Timeline, str | None]:
+        """Add an event of a rule. Return the timeline, and why the event can't happen, if so."""
+        number = timeline.counts.get(rule.name, 0)
+        if rule.count is not None and number >= rule.count:
+            return timeline, None
+        spread = 0 if rule.spread == EXPONENTIAL else rule.draw(self._seed, number)
+        at = max(base + rule.delay + spread, timeline.now)
+        if rule.until is not None and at > rule.until:
+            return timeline, None
+        depth = timeline.depth + 1 if at == timeline.now else 0
+        if depth > MAX_DEPTH:
+            return timeline, f"Event {rule.name!r}: {MAX_DEPTH} events have set each other off without time passing"
+        if len(timeline.coming) >= MAX_COMING:
+            return timeline, f"Event {rule.name!r}: {MAX_COMING} events are coming already"
+        event = ComingEvent(at, timeline.number, rule.name, base, depth, args)
+        return timeline._replace(
+            coming=tuple(sorted((*timeline.coming, event), key=lambda each: (each.at, each.number))),
+            number=timeline.number + 1,
+            counts={**timeline.counts, rule.name: number + 1},
+        ), None
+
+    # What records change
+
+    def after_call(
+        self, timeline: Timeline, at: int, names: Sequence[str], facts: Callable[[], Mapping[str, Any]], *, run: bool
+    ) -> tuple[Timeline, list[str]]:
+        """Return the timeline after a call of an address or a client, and the problems of rules that it set off."""
+        timeline = timeline._replace(now=at, rest=at, depth=0)
+        return self._set_off(timeline, names, facts, run=run, of_world=False)
+
+    def after_event(
+        self,
+        timeline: Timeline,
+        event: ComingEvent,
+        names: Sequence[str],
+        facts: Callable[[], Mapping[str, Any]],
+        *,
+        failed: bool,
+    ) -> tuple[Timeline, list[str]]:
+        """Return the timeline after an event, and the problems of rules that it set off."""
+        rule, problems = self.rules[event.rule], list[str | None]()
+        rest = tuple(each for each in timeline.coming if each.number != event.number)
+        timeline = timeline._replace(now=event.at, depth=event.depth, coming=rest)
+        if not failed:
+            timeline = self._succeed(timeline, rule)
+            for other in self.rules.values():
+                if rule.name in other.after and all(timeline.done.get(name) for name in other.after):
+                    timeline, problem = self._schedule(timeline, other, event.at, other.args)
+                    problems.append(problem)
+        if rule.every is not None:
+            base = event.base + self._interval(timeline, rule)
+            timeline, problem = self._schedule(timeline, rule, base)
+            problems.append(problem)
+        timeline, others = self._set_off(timeline, names, facts, run=True, of_world=True)
+        return timeline, [problem for problem in problems if problem] + others
+
+    @staticmethod
+    def _succeed(timeline: Timeline, rule: EventRule) -> Timeline:
+        shown = {**timeline.shown, **dict.fromkeys(rule.offer, True), **dict.fromkeys(rule.withdraw, False)}
+        news = timeline.news if rule.notice is None else (*timeline.news, (timeline.now, rule.notice))[-MAX_NEWS:]
+        done = {**timeline.done, rule.name: timeline.done.get(rule.name, 0) + 1}
+        return timeline._replace(shown=shown, news=news, done=done)
+
+    def _set_off(
+        self,
+        timeline: Timeline,
+        names: Sequence[str],
+        facts: Callable[[], Mapping[str, Any]],
+        *,
+        run: bool,
+        of_world: bool,
+    ) -> tuple[Timeline, list[str]]:
+        problems = []
+        for rule in self._call_rules if names else ():
+            if rule.is_set_off_by(names, facts(), run=run, of_world=of_world):
+                args, missing = filled(rule.args or {}, facts())
+                problem = missing and f"Event {rule.name!r}: the call has nothing at {missing!r}"
+                if not problem:
+                    timeline, problem = self._schedule(timeline, rule, timeline.now, args)
+                if problem:
+                    problems.append(problem)
+        return timeline, problems
+
+    def after_change(self, timeline: Timeline) -> Timeline:
+        """Return the timeline after a record that changed the world: all conditions must be checked."""
+        return timeline._replace(unchecked=self._conditions) if self._conditions else timeline
+
+    def after_check(self, timeline: Timeline, name: str, *, truth: bool) -> tuple[Timeline, str | None]:
+        """Return the timeline after the check of a condition. If it has become true, its event is coming."""
+        before = timeline.truth.get(name, truth)  # the first check only says how the world begins
+        unchecked = tuple(each for each in timeline.unchecked if each != name)
+        timeline = timeline._replace(truth={**timeline.truth, name: truth}, unchecked=unchecked)
+        if not truth or before:
+            return timeline, None
+        rule = self.rules[name]
+        return self._schedule(timeline, rule, timeline.now, rule.args)
+
+
+def filled(args: Any, facts: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """Fill in `{"$get": pointer}` in arguments. Return them, and a pointer to nothing, if there is one."""
+    if isinstance(args, Mapping):
+        if args.keys() == {"$get"} and isinstance(args["$get"], str):
+            value = lookup(facts, args["$get"])
+            return (None, args["$get"]) if is_missing(value) else (value, None)
+        values = {name: filled(value, facts) for name, value in args.items()}
+        return {name: value for name, (value, _) in values.items()}, _first_missing(values.values())
+    if isinstance(args, list | tuple):
+        items = [filled(value, facts) for value in args]
+        return [value for value, _ in items], _first_missing(items)
+    return args, None
+
+
+def _first_missing(filled_values: Any) -> str | None:
+    return next((missing for _, missing in filled_values if missing), None)

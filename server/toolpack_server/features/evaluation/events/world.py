@@ -1,0 +1,42 @@
+"""The toolpack `world`, which sessions with event rules have: functions to wait and to read the time.
+
+The events hook answers these calls. The functions themselves run only where that makes no sense, such as in a nested
+call.
+"""
+
+from typing import Annotated, Any, Never
+
+from pydantic import Field
+
+from toolpack_server.features.evaluation.event_rules import MAX_SECONDS
+from toolpack_server.packs.toolpack import Toolpack
+
+NAME = "world"
+WAIT, GET_TIME = "wait", "get_time"
+ALONE = "call it by itself, not as an argument of another call."
+
+
+def wait(
+    seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 3600,
+    until_something_happens: bool = True,
+) -> dict[str, Any]:
+    """Wait until something happens that you notice, or until some time has passed.
+
+    :param seconds: How long to wait at most.
+    :param until_something_happens: Stop as soon as something happens. If false, wait the whole time.
+    """
+    del seconds, until_something_happens
+    _refuse(WAIT)
+
+
+def get_time() -> str:
+    """Return the current time, in UTC."""
+    _refuse(GET_TIME)
+
+
+def _refuse(name: str) -> Never:
+    raise ValueError(f"`{name}` can't be nested: {ALONE}")
+
+
+WORLD_PACK = Toolpack(NAME, functions=[wait, get_time], opt_in=True)
+WORLD_PACK.description = "Time in a world that moves by itself."

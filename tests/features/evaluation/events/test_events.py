@@ -1,0 +1,230 @@
+"""Events: the page's example, wrong rules, limits, and events among other requests."""
+
+import contextlib
+import io
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import pytest
+from moving_world import CATALOG, Counters
+from serving import Bench, refused
+
+import toolpack_server
+from toolpack_server import Depends, Toolpack
+from toolpack_server.base.errors import RegistrationError
+from toolpack_server.features.evaluation.event_rules import EventRule
+from toolpack_server.features.evaluation.events.world import WORLD_PACK
+from toolpack_server.packs.catalog import Catalog
+from toolpack_server.packs.loading import load_catalog
+
+PAGE = (Path(__file__).parents[4] / "docs" / "write" / "moving.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with Bench(CATALOG) as made:
+        yield made
+
+
+def create(bench, rules, **params):
+    session = bench.rpc("create_session", toolpacks=["counters"], events=rules, **params)
+    key = session["agent_path"].rsplit("/", 1)[1]
+
+    def run(function, **kwargs):
+        return bench.rpc("run_function", agent_key=key, function=function, kwargs=kwargs)
+
+    return session["session_id"], key, run
+
+
+def test_the_page_prints_what_it_says(tmp_path, monkeypatch):
+    town, script = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (output,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "town.py").write_text(town, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "toolpacks.town", raising=False)
+    with Bench(load_catalog((tmp_path,), ("town",))) as bench:
+        monkeypatch.setattr(toolpack_server, "Client", lambda _url: Sender(bench, {}))
+        agent = lambda url: Sender(bench, {"agent_key": url.rsplit("/", 1)[1]})  # noqa: E731 - a stand-in
+        monkeypatch.setattr(toolpack_server, "AgentClient", agent)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(script, "wait.py", "exec"), {})
+    assert printed.getvalue() == output
+
+
+class Sender:
+    """A client that sends its requests to a bench."""
+
+    def __init__(self, bench: Bench, params: dict[str, Any]) -> None:
+        self._bench, self._params = bench, params
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run_function(self, function: str, kwargs: dict[str, Any]) -> Any:
+        return self._bench.rpc("run_function", function=function, kwargs=kwargs, **self._params)
+
+    def __getattr__(self, method: str) -> Any:
+        def send(session_id: str | None = None, **params: Any) -> Any:
+            own = {} if session_id is None else {"session_id": session_id}
+            return self._bench.rpc(method, **own, **params, **self._params)
+
+        return send
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ({"name": "x", "eror": 1}, "Event 'x': there is no 'eror'; choose from name, at, every"),
+        ({"name": "x", "at": 1, "call": "bump"}, "Event 'x': it has 2 of at, every, after, call, when; give one."),
+        ({"name": "x"}, "Event 'x': it has none of at, every"),
+        ({"name": "x", "at": 1, "do": "sned"}, "Event 'x': the session has no function 'sned'."),
+        ({"name": "x", "call": "sned"}, "Event 'x': the session has no function 'sned'."),
+        ({"name": "x", "when": "bump"}, "Event 'x': 'bump' isn't read-only, so it can't be a condition."),
+        ({"name": "x", "after": "y"}, "Event 'x': there is no event 'y' that it could follow."),
+        ({"name": "x", "at": "noon"}, "Event 'x': at must be a time like"),
+        ({"name": "x", "every": 0.5}, "Event 'x': every must be at least 1 second."),
+        ({"name": "x", "at": 1, "offer": "gift", "withdraw": "bump"}, "Event 'x': it has 2 of do, offer, withdraw"),
+        ({"name": "x", "call": "bump", "where": {"/eror": 1}}, "Event 'x': where has '/eror'; begin with /function"),
+        ({"name": "x", "call": "bump", "where": {"/result": {"matches": "("}}}, "Event 'x': matches must be a regular"),
+        ({"name": "x" * 65, "at": 1}, "its name must have 1-64 letters"),
+    ],
+)
+def test_a_wrong_rule_is_refused_in_a_sentence(bench, rule, says):
+    assert says in refused(-32602, create, bench, {"rules": [rule]}).data["detail"]
+
+
+def test_too_many_rules_are_refused(bench):
+    assert "at most 50 event rules" in refused(-32602, create, bench, [{"at": 1}] * 51).data["detail"]
+    assert "at most 50 event rules" in refused(-32602, create, bench, [{"at": 1, "notice": "x" * 2**20}]).data["detail"]
+
+
+def test_a_toolpack_names_the_place_of_a_wrong_rule():
+    pack = Toolpack("wrong", Counters)
+    with pytest.raises(RegistrationError, match=r"test_events.py.*Event 'tick': there is no 'eror'"):
+
+        @pack.event(every=1, eror=2)
+        def tick() -> None:
+            """Tick."""
+
+
+def test_a_wait_over_too_many_events_ends_early(bench):
+    session, _, run = create(bench, [{"every": 1, "do": "bump", "args": {"name": "a"}}])
+    result = run("wait", seconds=5000)["result"]
+    assert (result["time"], result["waited"]) == ("2026-03-02T09:16:40Z", 1000.0)
+    assert bench.rpc("get_environment", session_id=session)["counters"]["counts"] == {"a": 1000}
+    assert run("get_time")["result"] == "2026-03-02T09:16:50Z"
+
+
+def test_a_call_after_too_many_events_is_refused(bench):
+    events = {"rules": [{"every": 1, "do": "bump", "args": {"name": "a"}}], "step": 2000}
+    session, _, run = create(bench, events)
+    error = run("bump", name="b")["error"]
+    assert error == "TooManyEventsError: More than 1000 events happen before this call. Wait first."
+    assert bench.rpc("get_environment", session_id=session)["counters"]["counts"] == {"a": 1000}
+
+
+def test_events_that_set_each_other_off_end(bench):
+    rules = [{"name": "loop", "call": "bump", "by": "world", "do": "bump", "args": {"name": "a"}}]
+    rules.append({"name": "first", "call": "bump", "do": "bump", "args": {"name": "a"}})
+    session, _, run = create(bench, rules)
+    assert run("bump", name="b")["error"] is None
+    records = bench.rpc("get_trace", session_id=session)
+    assert len(records) == 1 + 16
+    assert records[-1]["problem"] == "Event 'loop': 16 events have set each other off without time passing"
+
+
+def test_an_event_of_nothing_is_a_problem_of_the_call(bench):
+    rule = {"name": "x", "call": "bump", "do": "bump", "args": {"name": {"$get": "/result/name"}}}
+    session, _, run = create(bench, [rule])
+    assert run("bump", name="b")["error"] is None
+    (record,) = bench.rpc("get_trace", session_id=session)
+    assert record["problem"] == "Event 'x': the call has nothing at '/result/name'"
+
+
+def test_notices_are_kept_and_the_oldest_are_lost(bench):
+    _, _, run = create(bench, [{"every": 1, "count": 60, "notice": "tick"}])
+    run("wait", seconds=0)
+    for _ in range(7):
+        run("bump", name="a")
+    assert len(run("wait")["result"]["news"]) == 50
+
+
+def test_an_agent_runs_no_event_and_a_client_does():
+    pack = Toolpack("secret", Counters)
+
+    @pack.event(every=60)
+    def tick(counts: Annotated[dict[str, int], Depends("counts")]) -> None:
+        """Tick."""
+        counts["ticks"] = counts.get("ticks", 0) + 1
+
+    with Bench(Catalog({"secret": pack, "world": WORLD_PACK})) as other:
+        for events in (None, {"rules": []}):
+            session = other.rpc("create_session", toolpacks=["secret"], **({"events": events} if events else {}))
+            key = session["agent_path"].rsplit("/", 1)[1]
+            names = [each["name"] for each in other.rpc("list_functions", agent_key=key)["result"]]
+            assert names == ([] if events else ["wait", "get_time"])
+            assert "not available" in other.rpc("run_function", agent_key=key, function="tick", kwargs={})["error"]
+            assert other.call(session["session_id"], "tick")["error"] is None
+
+
+def test_a_fork_without_an_event_lacks_only_that(bench):
+    rules = [{"name": "a", "at": 100, "notice": "a"}, {"name": "b", "at": 100, "notice": "b"}]
+    session, _, run = create(bench, rules)
+    run("bump", name="x")
+    (fork,) = bench.rpc("fork_session", session_id=session, without_events=["a"])
+    key = fork["agent_path"].rsplit("/", 1)[1]
+    assert bench.rpc("run_function", agent_key=key, function="wait", kwargs={})["result"]["news"] == ["b"]
+    assert run("wait")["result"]["news"] == ["a", "b"]
+    error = refused(-32602, bench.rpc, "fork_session", session_id=session, without_events=["c"])
+    assert error.data["detail"] == "The session has no event 'c': it has a, b."
+
+
+def test_a_nested_wait_is_refused(bench):
+    _, _, run = create(bench, [{"at": 1}])
+    nested = {"$call": {"function": "wait", "args": {}}}
+    assert "can't be nested" in run("bump", name=nested)["error"]
+
+
+def test_an_expected_version_is_compared_before_the_events(bench):
+    session, _, _ = create(bench, [{"every": 1, "do": "bump", "args": {"name": "a"}}])
+    call = {"session_id": session, "function": "bump", "kwargs": {"name": "b"}}
+    assert bench.rpc("run_function", expected_version=0, **call)["error"] is None
+    refused(-32005, bench.rpc, "run_function", expected_version=0, **call)
+    assert bench.version(session) == 11
+
+
+def test_concurrent_calls_and_waits_keep_the_order_of_time(bench):
+    session, _, run = create(bench, [{"every": 7, "do": "bump", "args": {"name": "a"}, "notice": "a"}])
+    work = [lambda: run("wait", seconds=30), lambda: run("bump", name="b"), lambda: bench.call(session, "total")]
+    threads = [threading.Thread(target=each) for each in work * 8]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = bench.rpc("get_trace", session_id=session, limit=1000)
+    assert sum(record["by"] != "world" for record in records) == 24
+    assert [record["at"] for record in records] == sorted(record["at"] for record in records)
+    assert bench.rpc("replay_session", session_id=session)["complete"]
+
+
+def test_a_failed_perturbed_call_sets_off_only_rules_on_errors(bench):
+    rules = [{"name": "ok", "call": "bump"}, {"name": "bad", "call": "bump", "where": {"/error": {"exists": True}}}]
+    for rule, happened in (({"error": "E: no"}, ["bad"]), ({"lost": "E: no"}, ["ok"]), ({"phantom": True}, [])):
+        session, _, run = create(bench, rules, perturbations={"rules": [{"functions": "bump", **rule}]})
+        run("bump", name="a")
+        trace = bench.rpc("get_trace", session_id=session)
+        assert [record["event"] for record in trace if "event" in record] == happened, rule
+
+
+def test_spread_is_drawn_within_its_bounds():
+    rule = EventRule("x", {}, spread=10)
+    assert {rule.draw("", number) for number in range(500)} == {*range(11)}
+    exponential = EventRule("x", {}, every=10**9, spread="exponential")
+    drawn = [exponential.draw("seed", number) for number in range(2000)]
+    assert 0.9e9 < sum(drawn) / len(drawn) < 1.1e9
