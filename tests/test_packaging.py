@@ -86,6 +86,8 @@ def test_imports_of_packages_match_their_dependencies(path):
     ours = {"toolpack_server", own}
     others = modules - ours - sys.stdlib_module_names - UNDECLARED
     distributions = packages_distributions()
+    if not others <= distributions.keys():
+        pytest.skip(f"{path.parent.name} isn't installed")
     requirements = {canonical(distributions[module][0]) for module in others} | {"toolpack-server"}
     assert requirements == {canonical(re.match(r"[\w.-]+", each)[0]) for each in project["dependencies"]}
     assert project["version"] == PROJECT["version"]

@@ -69,8 +69,8 @@ def test_a_bundle_of_a_newer_number_is_refused(bench):
     for mode in ("exact", "replay"):
         error = refused(-32602, bench.rpc, "import_bundle", bundle=base64.b64encode(newer).decode(), mode=mode)
         assert error.data["detail"] == (
-            "The bundle has the format toolpack-bundle-12, this server reads toolpack-bundle-1: import it on a server "
-            "of the version that made it, or a newer one."
+            "The bundle has the format toolpack-bundle-12, but this server reads toolpack-bundle-1: import it on a "
+            "server of the version that made it, or a newer one."
         )
     assert len(bench.rpc("list_sessions")) == 1
 
@@ -104,7 +104,7 @@ def test_a_session_with_unknown_newer_data_is_refused(newer):
         refused(-32012, bench.rpc, method, session_id=session_id)
     for mode in ("exact", "replay"):
         detail = refused(-32602, bench.rpc, "import_bundle", bundle=bundle, mode=mode).data["detail"]
-        assert "The bundle's session has 'weather', which this server doesn't know" in detail
+        assert "The bundle's session has data 'weather', which this server doesn't know" in detail
     assert [each["session_id"] for each in bench.rpc("list_sessions")] == [session_id]
     assert bench.rpc("close_session", session_id=session_id) == 1
 

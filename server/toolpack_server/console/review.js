@@ -19,7 +19,7 @@ const MARKS = {
   end: ["#", "soft", ""],
 };
 const NONE = "–";
-const value = (number) => (number === null ? NONE : decimal(number));
+const value = (number) => ((number ?? null) === null ? NONE : decimal(number));
 const argumentsOf = (kwargs) =>
   Object.entries(kwargs)
     .map(([name, each]) => `${name}: ${brief(each, 60)}`)
@@ -46,7 +46,7 @@ export async function openReview({ id, signal }) {
       lineChart(
         "Value after each call",
         calls.map(({ index }) => `call ${index}`),
-        [["value", calls.map(({ after }) => after)]],
+        [["value", calls.map(({ after }) => after ?? null)]],
         decimal,
         1,
       ),

@@ -118,7 +118,7 @@ def test_other_files_cannot_be_read_or_written(thief, tmp_path):
 
 @needs_kernel
 def test_files_that_python_and_toolpacks_need_can_be_read(thief):
-    assert thief("read", PACKS / "rough.py").startswith('"""Functions that treat')
+    assert thief("read", PACKS / "rough.py").startswith('"""Functions that harm')
     assert thief("read", Path(os.__file__))
     assert thief("read", Path(pytest.__file__))
     assert thief("list", Path(os.__file__).parent)

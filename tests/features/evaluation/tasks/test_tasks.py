@@ -426,7 +426,8 @@ def test_mcp_agent_gets_its_prompt_as_prompt_and_instructions(endpoint, era):
     prompt = "Do the dishes, then say how often."
     mcp = at_task(endpoint, "chores/as-the-solution")
     greeting = mcp.send(era, begin_with).json()["result"]
-    assert (greeting["instructions"], greeting["capabilities"]) == (prompt, {"tools": {}, "prompts": {}})
+    assert greeting["instructions"] == prompt
+    assert greeting["capabilities"].keys() - {"extensions"} == {"tools", "prompts"}
     listed = mcp.send(era, "prompts/list").json()["result"]
     assert listed["prompts"] == PROMPTS
     assert ("ttlMs" in listed) is (era == mcp_endpoint.MODERN)
@@ -446,7 +447,8 @@ def test_session_without_a_prompt_has_no_mcp_prompts(endpoint, era):
     mcp = mcp_endpoint.Mcp(endpoint)
     begin_with = "server/discover" if era == mcp_endpoint.MODERN else "initialize"
     greeting = mcp.send(era, begin_with).json()["result"]
-    assert (greeting["capabilities"], "instructions" in greeting) == ({"tools": {}}, False)
+    assert "instructions" not in greeting
+    assert greeting["capabilities"].keys() - {"extensions"} == {"tools"}
     for method in ("prompts/list", "prompts/get"):
         reply = mcp.send(era, method, name="task")
         mcp_endpoint.refusal(reply, 404 if era == mcp_endpoint.MODERN else 200, -32601)

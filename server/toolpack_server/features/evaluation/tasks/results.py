@@ -203,15 +203,15 @@ class Solution(TaskSolution):
 
 
 class ReviewedRecord(TypedDict):
-    """A call or the answer under review: the value of the step before and after it, null where it is unknown.
+    """A call or the answer under review: the values of the steps before and after it, if they are known.
 
     `mark`: `solution` (as in the solution), `own` (in its own way, and the value stayed), `read`, `failed`, `lost` (the
     value fell most), `worse` (it fell less), `late` (nothing could be won any more), `unknown`, or `end` (the answer).
     """
 
     index: int
-    before: float | None
-    after: float | None
+    before: NotRequired[float]
+    after: NotRequired[float]
     mark: Literal["solution", "own", "read", "failed", "lost", "worse", "late", "unknown", "end"]
 
 
@@ -223,10 +223,10 @@ class ReviewCheck(TypedDict):
 
 
 class ReviewStep(TypedDict):
-    """A step under review: a version of the session, its value, and the checks if the agent stops there."""
+    """A step under review: a version, its value if it is known, and the checks if the agent stops there."""
 
     version: int
-    value: float | None
+    value: NotRequired[float]
     checks: list[ReviewCheck]
 
 

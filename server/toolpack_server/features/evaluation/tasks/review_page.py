@@ -118,7 +118,7 @@ class _Page:
         shown = _arguments(record["kwargs"]) if is_call else _value(record["answer"])
         name = record["function"] if is_call else "answer"
         result = _value(record["error"] or record["result"]) if is_call else ""
-        before, after = map(_number, (entry["before"], entry["after"]))
+        before, after = map(_number, (entry.get("before"), entry.get("after")))
         moved = before != after or entry["mark"] in {"solution", "own", "lost"}
         return _entry(
             str(entry["index"]),
@@ -146,7 +146,7 @@ class _Page:
     def _graph(self) -> str:
         """Draw the value after each call, as steps."""
         values = [
-            entry["after"] or 0.0 for entry in self._review["records"] if "function" in self._trace[entry["index"]]
+            entry.get("after") or 0.0 for entry in self._review["records"] if "function" in self._trace[entry["index"]]
         ]
         if len(values) < 2:  # noqa: PLR2004 - a line needs two points
             return ""
@@ -173,7 +173,7 @@ class _Page:
             (
                 number + 1
                 for number, (step, after) in enumerate(pairwise(steps))
-                if "lost" in self._review and (after["value"] or 0.0) < (step["value"] or 0.0)
+                if "lost" in self._review and (after.get("value") or 0.0) < (step.get("value") or 0.0)
             ),
             None,
         )

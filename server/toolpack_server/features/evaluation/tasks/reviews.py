@@ -13,6 +13,7 @@ from typing import Any
 from toolpack_server.base.errors import InvalidParamsError, ReplyError, VersionNotRetainedError
 from toolpack_server.features.evaluation.tasks.results import Review, ReviewedRecord, ReviewLine, SolutionCall
 from toolpack_server.jsonio.strict import dumps
+from toolpack_server.protocol.omission import if_set
 from toolpack_server.protocol.senders import AGENT
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import CODES
@@ -141,7 +142,9 @@ class _Reviewer:
             before = values[span.before]
             after = own if span.record["kind"] == "answer" else values[span.after]
             mark: Any = "lost" if span is lost else _mark(span, before, after, places)
-            records.append({"index": span.record["index"], "before": before, "after": after, "mark": mark})
+            records.append(
+                {"index": span.record["index"], "before": if_set(before), "after": if_set(after), "mark": mark}
+            )
         review: Review = {
             "session_id": self._id,
             "task": task,
@@ -152,7 +155,7 @@ class _Reviewer:
             "steps": [
                 {
                     "version": step,
-                    "value": values[step],
+                    "value": if_set(values[step]),
                     "checks": [{"name": each["name"], "passed": each["passed"]} for each in self._steps[step].checks],
                 }
                 for step in steps
