@@ -1,6 +1,7 @@
 """Events: the page's example, wrong rules, limits, and events among other requests."""
 
 import contextlib
+import inspect
 import io
 import re
 import sys
@@ -19,6 +20,7 @@ from toolpack_server.features.evaluation.event_rules import EventRule
 from toolpack_server.features.evaluation.events.world import WORLD_PACK
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
+from toolpack_server.packs.toolpack import Toolpack as CoreToolpack
 
 PAGE = (Path(__file__).parents[4] / "docs" / "write" / "moving.md").read_text(encoding="utf-8")
 
@@ -228,3 +230,9 @@ def test_spread_is_drawn_within_its_bounds():
     exponential = EventRule("x", {}, every=10**9, spread="exponential")
     drawn = [exponential.draw("seed", number) for number in range(2000)]
     assert 0.9e9 < sum(drawn) / len(drawn) < 1.1e9
+
+
+def test_the_authors_class_takes_all_arguments_of_the_core_class():
+    own, core = (inspect.signature(each.__init__).parameters for each in (Toolpack, CoreToolpack))
+    assert [*own][: len(core)] == [*core]
+    assert [own[name].default for name in core] == [core[name].default for name in core]

@@ -40,11 +40,12 @@ class EventAuthor(Toolpack):
         functions: Iterable[Any] = (),
         opt_in: bool = False,
         state_types: Iterable[type] = (),
+        lazy: bool = True,
         *,
         begins: str | None = None,
         step_seconds: float | None = None,
     ) -> None:
-        super().__init__(name, environment, functions, opt_in, state_types)
+        super().__init__(name, environment, functions, opt_in, state_types, lazy)
         with located(self.place):
             try:
                 microseconds(begins or DEFAULT_BEGINS)
