@@ -21,6 +21,7 @@ from toolpack_server.features.evaluation.event_rules import FACTS, SECOND, Event
 from toolpack_server.features.evaluation.events.operations import (
     ConditionCheck,
     FunctionEvent,
+    LookOperation,
     MoveOperation,
     PlainEvent,
 )
@@ -41,6 +42,7 @@ from toolpack_server.stores.base import Head, StoredSession
 NAME = "events"  # name of the parameter, and of the rules among the details of a session
 TIMELINE = "timeline"  # name in the details of a fork, and in the private data of records
 MAX_CACHED = 1000  # rules and function names of sessions
+BEFORE_ALL = -(2**62)  # a time before all events
 MAX_EVENTS = 1000  # events before one call, or in one wait
 
 
@@ -111,14 +113,15 @@ class EventHook(OperationHook):
         inherited = details_of(session).get(TIMELINE)
         return self.events(session).start() if inherited is None else Timeline.read(inherited)
 
-    def _timeline(self, state: SessionState) -> Timeline:
+    def timeline(self, state: SessionState) -> Timeline:
+        """Return the timeline after the last record, and after the conditions that were checked since then."""
         return state.remembered(self, lambda: self.timeline_at(state.session, state.index))
 
     # Before an operation
 
     @override
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> Effect | None:
-        timeline, events = self._timeline(state), self.events(state.session)
+        timeline, events = self.timeline(state), self.events(state.session)
         if isinstance(operation, FunctionEvent | PlainEvent | ConditionCheck):
             self._pin(operation, timeline.now if isinstance(operation, ConditionCheck) else operation.event.at)
             return None
@@ -129,6 +132,8 @@ class EventHook(OperationHook):
             until = waits.end
         elif isinstance(operation, CallOperation):
             until = timeline.rest + events.step
+        elif isinstance(operation, LookOperation):
+            until = BEFORE_ALL
         else:
             until = max(timeline.rest, getattr(operation, "until", None) or 0)
         link = self._due(operation, timeline, events, until)
@@ -234,7 +239,7 @@ class EventHook(OperationHook):
     @override
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
         members = change.members if change.members is not None else {}
-        timeline, problems = self._timeline(state), list[str]()
+        timeline, problems = self.timeline(state), list[str]()
         events, delay = self.events(state.session), (change.private.get(COUNTS) or [{}, 0.0])[1]
         back_to = self._kinds[operation.record_kind].goes_back_to(members)
         if back_to is not None:

@@ -7,11 +7,14 @@ from pydantic import Field
 from toolpack_server.base.errors import InvalidParamsError, VersionNotRetainedError
 from toolpack_server.features.evaluation.event_rules import time_text
 from toolpack_server.features.evaluation.events.hook import EventHook
-from toolpack_server.features.evaluation.events.results import EventsAhead
+from toolpack_server.features.evaluation.events.operations import LookOperation
+from toolpack_server.features.evaluation.events.results import EventComing, EventsAhead
+from toolpack_server.features.evaluation.events.timeline import Timeline
 from toolpack_server.protocol.parameters import SessionId
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.method import App, Method
 from toolpack_server.sessions.reader import SessionReader
+from toolpack_server.stores.base import StoredSession
 
 
 class GetEvents(Method, result=EventsAhead):
@@ -23,16 +26,20 @@ class GetEvents(Method, result=EventsAhead):
     )
 
     async def handle(self, caller: Caller, app: App) -> EventsAhead:
-        return await app.sessions.read(lambda reader: self._read(reader, caller, app), caller.owner)
-
-    def _read(self, reader: SessionReader, caller: Caller, app: App) -> EventsAhead:
-        session, head = reader.find(self.session_id, caller.sees)
         hook = app.feature(EventHook)
-        if not hook.concerns(session):
-            raise InvalidParamsError("The session has no events: its world is at rest.")
-        version = head.version if self.version is None else self.version
-        if version > head.version:
-            raise VersionNotRetainedError(version, 0, head.version)
-        timeline = hook.timeline_at(session, app.context.paths.end(session.id, version, head.index))
-        coming = [{"event": event.rule, "at": time_text(event.at)} for event in timeline.coming]
-        return {"time": time_text(timeline.now), "coming": coming}  # type: ignore[typeddict-item]
+
+        def read(reader: SessionReader) -> tuple[StoredSession, Timeline]:
+            session, head = reader.find(self.session_id, caller.sees)
+            if not hook.concerns(session):
+                raise InvalidParamsError("The session has no events: its world is at rest.")
+            version = head.version if self.version is None else self.version
+            if version > head.version:
+                raise VersionNotRetainedError(version, 0, head.version)
+            return session, hook.timeline_at(session, app.context.paths.end(session.id, version, head.index))
+
+        session, timeline = await app.sessions.read(read, caller.owner)
+        if self.version is None:
+            look = LookOperation(app.context, session.id, session.owner, hook.timeline)
+            timeline = await app.sessions.run(look)
+        coming: list[EventComing] = [{"event": each.rule, "at": time_text(each.at)} for each in timeline.coming]
+        return {"time": time_text(timeline.now), "coming": coming}

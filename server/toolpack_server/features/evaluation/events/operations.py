@@ -13,7 +13,7 @@ from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.execution.call import Outcome
 from toolpack_server.features.evaluation.event_rules import EventRule
-from toolpack_server.features.evaluation.events.timeline import ComingEvent
+from toolpack_server.features.evaluation.events.timeline import ComingEvent, Timeline
 from toolpack_server.functions.steps import Steps
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.senders import WORLD
@@ -128,6 +128,23 @@ class MoveOperation(SessionOperation):
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
         return Effect(None)
+
+
+class LookOperation(MoveOperation):
+    """Operation that returns the timeline with all conditions checked. It lets nothing happen.
+
+    What follows from a condition is in no record before the next one, so the store doesn't have it.
+    """
+
+    def __init__(
+        self, context: SessionContext, session_id: str, owner: str, look: Callable[[SessionState], Timeline]
+    ) -> None:
+        super().__init__(context, session_id, owner)
+        self._look = look
+
+    @override
+    def change(self, state: SessionState, start_clock: StartClock) -> Effect:
+        return Effect(self._look(state))
 
 
 Checked = Callable[[ConditionCheck, StoredSession, dict[Any, Any]], None]
