@@ -71,7 +71,7 @@ def test_record_kinds_are_served_and_no_script_names_one(served):
     assert kinds["call"] == {"title": "{function}", "content": "", "is_call": True, "is_message": False}
     said = {"title": "message of the {role}", "content": "content", "is_call": False, "is_message": True}
     assert kinds["message"] == said
-    assert set(kinds) == {"call", "reset", "message", "answer", "verdict", "turn", "failure"}
+    assert set(kinds) == {"call", "reset", "message", "answer", "verdict", "turn", "failure", "event"}
     named = rf"""kind\)? *[!=]== *["'](?:{"|".join(kinds)})["']"""
     assert {name: matches for name, text in SCRIPTS.items() if (matches := re.findall(named, text))} == {}
 
