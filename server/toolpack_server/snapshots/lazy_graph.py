@@ -303,15 +303,12 @@ class LazyGraph:
         is_plain = contents.keys is None or PLAIN.issuperset(map(type, contents.container))
         for value in contents.values_now():
             if id(value) not in self.numbers and type(value) not in PLAIN:
-                if self.can_be_root(value):
+                if self.table.can_be_lazy(value):
                     number = self.add_root(value)
                     members[number] = [number]
                 else:
                     is_plain = False
         return is_plain
-
-    def can_be_root(self, value: Any) -> bool:
-        return type(value) in self.table.layouts and self.table.lazy(type(value)) is not None
 
     def add_root(self, value: Any) -> int:
         number, self._next = self._next, self._next + 1
@@ -470,7 +467,7 @@ class _Writing:
         for value, left, right in shared:
             if id(value) in self._graph.numbers:  # the loop has just added it
                 again |= {left, right}
-            elif self._graph.can_be_root(value):
+            elif self._graph.table.can_be_lazy(value):
                 number = self._graph.add_root(value)
                 self._members[number] = [number]
                 again |= {left, right, number}

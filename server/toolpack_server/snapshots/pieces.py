@@ -115,10 +115,16 @@ class LazyTable:
 
     def lazy(self, kind: type) -> type | None:
         """Return the lazy class of a class, or None if its instances can't be lazy."""
+        layout = self.layouts.get(kind)
+        if layout is None:
+            return None
         if kind not in self._lazy:
-            layout = self.layouts.get(kind)
-            self._lazy.setdefault(kind, None if layout is None else lazy_class(layout, self.layouts.keys()))
+            self._lazy.setdefault(kind, lazy_class(layout, self.layouts.keys()))
         return self._lazy[kind]
+
+    def can_be_lazy(self, value: Any) -> bool:
+        """Return whether an object's class has a lazy class, so that the object can be a piece."""
+        return self.lazy(type(value)) is not None
 
 
 class Base:

@@ -60,7 +60,9 @@ class _Survey:
     def __init__(self, value: Any, table: LazyTable, min_items: int) -> None:
         self._table = table
         self.objects, shared = _walk(value)
-        self._pieces = {id(found): found for found in self.objects if id(found) in shared and self._can_be_root(found)}
+        self._pieces = {
+            id(found): found for found in self.objects if id(found) in shared and self._table.can_be_lazy(found)
+        }
         self.containers: list[Any] = []
         self._pieces.pop(id(value), None)
         trunk = self._cut_trunk(value, min_items)
@@ -90,15 +92,12 @@ class _Survey:
         if type(container) not in (dict, list) or len(container) < min_items:
             return None
         items: Collection[Any] = container if isinstance(container, list) else container.values()
-        instances = [item for item in items if self._can_be_root(item)]
+        instances = [item for item in items if self._table.can_be_lazy(item)]
         if len(instances) < min_items:
             return None
         self._pieces.update((id(instance), instance) for instance in instances)
         keys = container if isinstance(container, dict) else ()
-        return [*keys, *(item for item in items if not self._can_be_root(item))]
-
-    def _can_be_root(self, value: Any) -> bool:
-        return type(value) in self._table.layouts and self._table.lazy(type(value)) is not None
+        return [*keys, *(item for item in items if not self._table.can_be_lazy(item))]
 
 
 def _walk(value: Any) -> tuple[list[Any], set[int]]:
