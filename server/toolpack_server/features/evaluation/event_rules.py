@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
+from functools import lru_cache
 from typing import Annotated, Any
 
 import jsonpointer
@@ -19,11 +20,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import SchemaError
 
+from toolpack_server.features.evaluation.rule_lists import MAX_BYTES, MAX_RULES, Texts, are_texts, is_text, read_list
 from toolpack_server.jsonio.equality import equal_arguments, is_number
 from toolpack_server.jsonio.strict import dumps
 
-MAX_RULES = 50
-MAX_BYTES = 16_384
 MAX_SECONDS = 366 * 86_400
 SECOND = 10**6
 DEFAULT_BEGINS = "2026-01-01T00:00:00Z"
@@ -36,6 +36,12 @@ FACTS = ("function", "kwargs", "result", "error", "by", "at")
 TESTS = ("matches", "below", "above", "exists")
 EXPONENTIAL = "exponential"
 
+_TEXTS = Texts(
+    "The events must be a list of rules",
+    f"A session can have at most {MAX_RULES} event rules, of {MAX_BYTES} bytes together; give fewer",
+    "The event rules can't be converted to JSON; use texts, numbers, lists and objects",
+    "Two events have the name {name!r}; give each a different one",
+)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _DURATION = re.compile(r"(?:(\d{1,5})d)?\s*(?:(\d{1,7})h)?\s*(?:(\d{1,8})m)?\s*(?:(\d{1,9}(?:\.\d{1,6})?)s)?", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
@@ -137,6 +143,7 @@ def _matches(pattern: str, text: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=256)  # creating one takes longer than a search
 def _searcher(pattern: str) -> TypeAdapter[str]:
     return TypeAdapter(Annotated[str, Field(pattern=pattern)])
 
@@ -174,7 +181,7 @@ def _duration(value: Any) -> int | None:
 # Validation
 
 
-def read_event_rules(value: Any, begins: int = 0, *, complete: bool = True) -> list[EventRule]:
+def read_event_rules(value: Any, begins: int = 0, *, complete: bool = True) -> Sequence[EventRule]:
     """Parse and validate rules.
 
     Args:
@@ -184,22 +191,8 @@ def read_event_rules(value: Any, begins: int = 0, *, complete: bool = True) -> l
     Raises:
         ValueError: A rule is invalid. The message has no full stop, so that the caller can embed it.
     """
-    if not isinstance(value, list | tuple):
-        raise ValueError("The events must be a list of rules")  # noqa: TRY004 - callers handle only ValueError
-    too_many = f"A session can have at most {MAX_RULES} event rules, of {MAX_BYTES} bytes together; give fewer"
-    if len(value) > MAX_RULES:
-        raise ValueError(too_many)
-    rules = [_read(index, rule, begins) for index, rule in enumerate(value)]
-    try:
-        size = len(dumps([*value]))
-    except (TypeError, ValueError, RecursionError):
-        raise ValueError("The event rules can't be converted to JSON; use texts, numbers, lists and objects") from None
-    if size > MAX_BYTES:
-        raise ValueError(too_many)
-    names = [rule.name for rule in rules]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"Two events have the name {name!r}; give each a different one")
+    rules = read_list(value, lambda index, rule: _read(index, rule, begins), _TEXTS)
+    names = {rule.name for rule in rules}
     for rule in rules if complete else ():
         for name in rule.after:
             if name not in names:
@@ -250,10 +243,10 @@ def _read(index: int, rule: Any, begins: int) -> EventRule:
 
 def _check_members(about: str, rule: Mapping[str, Any]) -> None:
     for member in ("call", "by", "do", "notice"):
-        if member in rule and not _is_text(rule[member]):
+        if member in rule and not is_text(rule[member]):
             raise ValueError(f"{about}: {member} must be a text")
     for member in ("after", "offer", "withdraw"):
-        if member in rule and not (_is_text(rule[member]) or _are_texts(rule[member])):
+        if member in rule and not (is_text(rule[member]) or are_texts(rule[member])):
             raise ValueError(f"{about}: {member} must be a name, or a list of names")
     for member in ("every", "delay", "spread"):
         exponential = member == "spread" and rule.get(member) == EXPONENTIAL and "every" in rule
@@ -317,22 +310,14 @@ def _read_time(about: str, member: str, value: Any, begins: int) -> int:
 
 
 def _read_condition(about: str, when: Any) -> Mapping[str, Any]:
-    if _is_text(when):
+    if is_text(when):
         return {"call": when, "kwargs": {}, "where": {"/result": True}}
     valid = isinstance(when, Mapping) and {"call"} <= when.keys() <= {"call", "kwargs", "where"}
-    if not valid or not _is_text(when["call"]) or not isinstance(when.get("kwargs", {}), Mapping):
+    if not valid or not is_text(when["call"]) or not isinstance(when.get("kwargs", {}), Mapping):
         raise ValueError(f"{about}: when must be the name of a condition, or an object with call, kwargs and where")
     where = when.get("where", {"/result": True})
     _check_where(about, where)
     return {"call": when["call"], "kwargs": when.get("kwargs", {}), "where": where}
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(map(_is_text, value))
 
 
 def _list(value: Any) -> Sequence[str]:

@@ -12,16 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolpack_server.features.evaluation.rule_lists import MAX_BYTES, MAX_RULES, Texts, are_texts, is_text, read_list
 from toolpack_server.jsonio.equality import equal_arguments
 from toolpack_server.jsonio.strict import dumps
 
-MAX_RULES = 50
-MAX_BYTES = 16_384
 MAX_DELAY = 366 * 86_400.0  # seconds
 
 WHEN = ("name", "functions", "calls", "rate", "after", "where")
 FORGETS = ("description", "descriptions", "types", "required", "defaults")
-TOO_MANY = f"Perturbations can have at most {MAX_RULES} rules and {MAX_BYTES} bytes: give fewer rules"
+
+_TEXTS = Texts(
+    "The rules must be a list",
+    f"Perturbations can have at most {MAX_RULES} rules and {MAX_BYTES} bytes: give fewer rules",
+    "The rules can't be converted to JSON: use texts, numbers, lists and objects",
+    "Two rules have the name {name!r}: give each rule a different name",
+)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _ITEM = re.compile(r"(\d{1,9})(-(\d{1,9})?)?(?:/(\d{1,9}))?", re.ASCII)
@@ -35,17 +40,9 @@ def _is_share(value: Any) -> bool:
     return _is_number(value) and 0 <= value <= 1
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) > 0 and all(map(_is_text, value))
-
-
 def _maps_texts(value: Any) -> bool:
     return (
-        isinstance(value, Mapping) and bool(value) and all(_is_text(a) and isinstance(b, str) for a, b in value.items())
+        isinstance(value, Mapping) and bool(value) and all(is_text(a) and isinstance(b, str) for a, b in value.items())
     )
 
 
@@ -57,13 +54,13 @@ def _appends(value: Any) -> bool:
     if isinstance(value, Mapping):
         texts = all(isinstance(each, str) for each in value.values())
         return value.keys() == {"text", "at"} and texts and value["at"][:1] in {"", "/"}
-    return _is_text(value)
+    return is_text(value)
 
 
 def _describes(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return value.keys() == {"append"} and _is_text(value["append"])
-    return _is_text(value) or value is True
+        return value.keys() == {"append"} and is_text(value["append"])
+    return is_text(value) or value is True
 
 
 def _truncates(value: Any) -> bool:
@@ -72,9 +69,9 @@ def _truncates(value: Any) -> bool:
 
 
 EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "error": (_is_text, "a text"),
+    "error": (is_text, "a text"),
     "stale": (lambda value: value is True, "true"),
-    "lost": (_is_text, "a text"),
+    "lost": (is_text, "a text"),
     "phantom": (lambda value: value is True, "true"),
     "delay": (lambda value: _is_number(value) and 0 < value <= MAX_DELAY, f"a number of seconds up to {MAX_DELAY:.0f}"),
     "result": (lambda _value: True, "JSON"),
@@ -82,11 +79,11 @@ EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "append": (_appends, "a text, or an object with text and at, a JSON Pointer"),
     "truncate": (_truncates, "an object with texts or items, numbers"),
     "drop": (
-        lambda value: _are_texts(value) or _is_share(value),
+        lambda value: are_texts(value) or _is_share(value),
         "a list of names or JSON Pointers, or a share from 0 to 1",
     ),
     "null": (
-        lambda value: _are_texts(value) or _is_share(value),
+        lambda value: are_texts(value) or _is_share(value),
         "a list of names or JSON Pointers, or a share from 0 to 1",
     ),
     "corrupt": (_is_share, "a share from 0 to 1"),
@@ -94,7 +91,7 @@ EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "rename": (lambda value: value is True or _renames(value), "true, or an object of new names by old ones"),
     "describe": (_describes, "a text, true, or an object with append, a text"),
     "forget": (
-        lambda value: _are_texts(value) and {*value} <= {*FORGETS},
+        lambda value: are_texts(value) and {*value} <= {*FORGETS},
         f"a list of {', '.join(FORGETS)}",
     ),
 }
@@ -160,35 +157,20 @@ def draw(*about: Any) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def read_rules(value: Any) -> list[Rule]:
+def read_rules(value: Any) -> Sequence[Rule]:
     """Parse and validate rules.
 
     Raises:
         ValueError: A rule is invalid. The message has no full stop, so that the caller can embed it.
     """
-    if not isinstance(value, list | tuple):
-        raise ValueError("The rules must be a list")  # noqa: TRY004 - callers handle only ValueError
-    if len(value) > MAX_RULES:
-        raise ValueError(TOO_MANY)
-    rules = [_read(index, rule) for index, rule in enumerate(value)]
-    try:
-        size = len(dumps([*value]))
-    except (TypeError, ValueError, RecursionError):
-        raise ValueError("The rules can't be converted to JSON: use texts, numbers, lists and objects") from None
-    if size > MAX_BYTES:
-        raise ValueError(TOO_MANY)
-    names = [rule.name for rule in rules]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"Two rules have the name {name!r}: give each rule a different name")
-    return rules
+    return read_list(value, _read, _TEXTS)
 
 
 def _read(index: int, rule: Any) -> Rule:
     if not isinstance(rule, Mapping):
         raise ValueError(f"Rule '{index}' must be an object")  # noqa: TRY004 - as above
     name = rule.get("name", str(index))
-    if not _is_text(name):
+    if not is_text(name):
         raise ValueError(f"Rule '{index}': name must be a text")
     about = f"Rule {name[:100]!r}"
     choices = (*WHEN, "harm", *EFFECTS)
@@ -221,9 +203,9 @@ def _read(index: int, rule: Any) -> Rule:
 
 def _check_members(about: str, rule: Mapping[str, Any], effect: str) -> None:
     for member in ("functions", "after"):
-        if member in rule and not (_is_text(rule[member]) or _are_texts(rule[member])):
+        if member in rule and not (is_text(rule[member]) or are_texts(rule[member])):
             raise ValueError(f"{about}: {member} must be a name, a pattern, or a list of them")
-    if "where" in rule and not (isinstance(rule["where"], Mapping) and all(map(_is_text, rule["where"]))):
+    if "where" in rule and not (isinstance(rule["where"], Mapping) and all(map(is_text, rule["where"]))):
         raise ValueError(f"{about}: where must be an object of arguments")
     if "where" in rule and effect in OF_LISTS:
         raise ValueError(
@@ -236,8 +218,8 @@ def _check_members(about: str, rule: Mapping[str, Any], effect: str) -> None:
 def _is_harm(value: Any) -> bool:
     if isinstance(value, Mapping):
         patterns = _patterns(value.get("functions"))
-        return value.keys() == {"functions", "text"} and _are_texts(patterns) and _is_text(value["text"])
-    return _is_text(value)
+        return value.keys() == {"functions", "text"} and are_texts(patterns) and is_text(value["text"])
+    return is_text(value)
 
 
 def _patterns(value: Any) -> Sequence[str] | None:

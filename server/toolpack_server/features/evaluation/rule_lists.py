@@ -1,0 +1,65 @@
+"""Lists of rules in requests, tasks and toolpacks: the limits and the validation that all kinds of rules share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from toolpack_server.jsonio.strict import dumps
+
+MAX_RULES = 50
+MAX_BYTES = 16_384
+
+
+class NamedRule(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+R = TypeVar("R", bound=NamedRule)
+
+
+class Texts(NamedTuple):
+    """Error messages for one kind of rules, without a full stop.
+
+    Attributes:
+        twice: For two rules of the same name; `{name!r}` is replaced.
+    """
+
+    no_list: str
+    too_many: str
+    no_json: str
+    twice: str
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(map(is_text, value))
+
+
+def read_list(value: Any, read: Callable[[int, Any], R], texts: Texts) -> Sequence[R]:
+    """Parse and validate a list of rules with different names.
+
+    Args:
+        read: Parses the rule at an index.
+
+    Raises:
+        ValueError: The list or a rule is invalid.
+    """
+    if not isinstance(value, list | tuple):
+        raise ValueError(texts.no_list)  # noqa: TRY004 - callers handle only ValueError
+    if len(value) > MAX_RULES:
+        raise ValueError(texts.too_many)
+    rules = [read(index, rule) for index, rule in enumerate(value)]
+    try:
+        size = len(dumps([*value]))
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(texts.no_json) from None
+    if size > MAX_BYTES:
+        raise ValueError(texts.too_many)
+    names = [rule.name for rule in rules]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(texts.twice.format(name=name))
+    return rules
