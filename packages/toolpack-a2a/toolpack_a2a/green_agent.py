@@ -4,6 +4,7 @@ import json
 import logging
 import uuid
 from collections.abc import AsyncGenerator
+from importlib.metadata import version
 from typing import Any
 
 import uvicorn
@@ -42,7 +43,6 @@ from toolpack_server import ToolpackServerError
 from toolpack_server.client import AsyncClient
 from toolpack_server.features.api.commands import echo
 
-VERSION = "0.1.0"
 MAX_BODY_BYTES = 2**18
 MAX_CONNECTIONS = 100
 MAX_ASSESSMENTS = 4  # at the same time
@@ -245,9 +245,9 @@ def card_at(url: str) -> AgentCard:
     return AgentCard(
         name="Toolpack Server",
         description="Judges agents with tasks of a Toolpack Server.",
-        version=VERSION,
+        version=version("toolpack-a2a"),
         supported_interfaces=[
-            AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version=version) for version in ("1.0", "0.3")
+            AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version=each) for each in ("1.0", "0.3")
         ],
         capabilities=AgentCapabilities(streaming=True),
         default_input_modes=["text/plain", "application/json"],
