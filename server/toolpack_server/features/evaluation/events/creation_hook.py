@@ -11,7 +11,13 @@ from pydantic import Field
 from typing_extensions import override
 
 from toolpack_server.base.errors import InvalidParamsError, shown
-from toolpack_server.features.evaluation.event_rules import DEFAULT_BEGINS, EventRule, microseconds, read_event_rules
+from toolpack_server.features.evaluation.event_rules import (
+    DEFAULT_BEGINS,
+    MAX_SECONDS,
+    EventRule,
+    microseconds,
+    read_event_rules,
+)
 from toolpack_server.features.evaluation.events.authors import EventAuthor
 from toolpack_server.features.evaluation.events.hook import NAME, TIMELINE, EventHook, Names
 from toolpack_server.features.evaluation.events.results import Events
@@ -162,7 +168,7 @@ class EventCreationHook(CreationHook):
             raise InvalidParamsError(
                 f"events: begins is {shown(begins)!r}: give a time like {DEFAULT_BEGINS}."
             ) from None
-        if not 0 <= step <= 366 * 86_400:
+        if not 0 <= step <= MAX_SECONDS:
             raise InvalidParamsError("events: step must be a number of seconds, at most 366 days.")
         rules = [{"name": str(index), **rule} for index, rule in enumerate(rules)]
         try:

@@ -225,8 +225,11 @@ class EventHook(OperationHook):
             operation.narrow(frozenset(names - gone))
 
     def _gone(self, toolpacks: tuple[str, ...], timeline: Timeline) -> set[str]:
+        not_shown = self._not_shown(toolpacks, timeline)
+        if not not_shown:
+            return set()
         names = self.names(toolpacks)
-        gone = {full_name(names.functions[name]) for name in self._not_shown(toolpacks, timeline)}
+        gone = {full_name(names.functions[name]) for name in not_shown}
         return {name for name, function in names.functions.items() if full_name(function) in gone}
 
     def _not_shown(self, toolpacks: tuple[str, ...], timeline: Timeline) -> set[str]:
