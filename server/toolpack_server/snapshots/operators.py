@@ -12,7 +12,7 @@ part of a cycle: `freeze` then starts again with `two_steps`, and reads the resu
 import collections
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, timezone
 from enum import Enum, Flag
 from typing import Any, NoReturn, Protocol
@@ -43,7 +43,7 @@ class OperatorTable:
 
     Every snapshot starts with `preamble`, which fetches each operator by name into the unpickler's memo; the rest of
     the bytes refers to it by number. `memo` gives the pickler the same numbers. `find` contains everything that can be
-    fetched. `stable_writers` write the same bytes again after reading, as far as the order of sets allows it.
+    fetched.
     """
 
     def __init__(self, classes: ClassTable) -> None:
@@ -55,16 +55,33 @@ class OperatorTable:
             found, writers = prepare(classes)
             operators |= found
             self.writers |= writers
-        self.stable_writers: dict[type, Write] = _Refusing(self.writers)
-        for cls, layout in classes.layouts.items():
-            self.stable_writers[cls] = _instance_writer(layout, layout.get_stable_state, operators)
         self.make = operators["make"]
         self.find = {(_MODULE, name): operator for name, operator in operators.items()}
         self.memo = {id(operator): (index, operator) for index, operator in enumerate(operators.values())}
-        fetch = b"".join(
-            pickle.GLOBAL + f"{_MODULE}\n{name}\n".encode() + pickle.MEMOIZE + pickle.POP for name in operators
-        )
-        self.preamble = pickle.PROTO + b"\x05" + pickle.FRAME + struct.pack("<Q", len(fetch)) + fetch
+        self._operators = operators
+        self.preamble = memoizing(map(fetching, operators))
+
+    def stable_writers(self) -> dict[type, Write]:
+        """Return writers that write the same bytes again after reading, as far as the order of sets allows it."""
+        writers = _Refusing(self.writers)
+        for cls, layout in self.layouts.items():
+            writers[cls] = _instance_writer(layout, layout.get_stable_state, self._operators)
+        return writers
+
+
+def fetching(name: str) -> bytes:
+    """Return bytes that push an operator."""
+    return pickle.GLOBAL + f"{_MODULE}\n{name}\n".encode()
+
+
+def memoizing(pushes: Iterable[bytes]) -> bytes:
+    """Return the beginning of a pickle that puts values into the unpickler's memo.
+
+    Args:
+        pushes: Bytes that push each value.
+    """
+    body = b"".join(push + pickle.MEMOIZE + pickle.POP for push in pushes)
+    return pickle.PROTO + b"\x05" + pickle.FRAME + struct.pack("<Q", len(body)) + body
 
 
 def operators_of(classes: ClassTable) -> OperatorTable:

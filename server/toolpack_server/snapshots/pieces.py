@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from toolpack_server.snapshots.classes import ClassTable
 from toolpack_server.snapshots.layouts import Layout
 from toolpack_server.snapshots.lazy_classes import is_lazy, lazy_class, load
-from toolpack_server.snapshots.operators import OperatorTable, operators_of
+from toolpack_server.snapshots.operators import OperatorTable, fetching, memoizing, operators_of
 from toolpack_server.snapshots.pickling import SnapshotWriter
 
 MAX_NAMES = 32  # class names in a vocabulary
@@ -91,12 +91,8 @@ class Vocabulary:
         values = [root_operator, *(found[name] for name in names[0])]
         values += [by_class_name.get(name, name) for name in names[1]]  # the pickler compares identities
         self.memo = {id(value): (index, value) for index, value in enumerate(values)}
-        fetch = [b"%btoolpack\n%b\n" % (pickle.GLOBAL, name.encode()) for name in ("root", *names[0])]
-        for name in names[1]:
-            encoded = name.encode()
-            fetch.append(pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded)
-        body = b"".join(part + pickle.MEMOIZE + pickle.POP for part in fetch)
-        self.preamble = pickle.PROTO + b"\x05" + pickle.FRAME + struct.pack("<Q", len(body)) + body
+        texts = [pickle.BINUNICODE + struct.pack("<I", len(text)) + text for text in map(str.encode, names[1])]
+        self.preamble = memoizing([*map(fetching, ("root", *names[0])), *texts])
 
 
 class LazyTable:
@@ -106,6 +102,7 @@ class LazyTable:
         self.operators = operators_of(classes)
         self.layouts: Mapping[type, Layout] = self.operators.layouts
         self.by_name = {layout.name: layout for layout in self.layouts.values()}
+        self.writers = self.operators.stable_writers()
         self._lazy: dict[type, type | None] = {}
 
     @classmethod
@@ -174,7 +171,7 @@ class GroupWriter(SnapshotWriter):
         self._buffer = io.BytesIO()
         super().__init__(self._buffer, table.operators, two_steps=two_steps)
         self.memo = vocabulary.memo
-        self.writers = table.operators.stable_writers
+        self.writers = table.writers
         self._numbers = numbers
 
     def run(self, value: Any) -> Dump:
