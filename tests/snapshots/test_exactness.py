@@ -701,6 +701,15 @@ def test_the_fingerprint_of_a_path_is_the_same_on_every_python():
     assert print_of_paths == "3885c8fecdb3451586e2389ed1b60a51"
 
 
+def test_a_fingerprint_ignores_subclasses_of_other_modules(monkeypatch):
+    module = types.ModuleType("first_to_name_it")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec("import pydantic\nBase = pydantic.RootModel[frozenset[bytes]]", vars(module))
+    before = fingerprint([fields(a=(RootModel[frozenset[bytes]], ...))])
+    exec("class Labels(Base): pass", vars(module))
+    assert before == fingerprint([fields(a=(RootModel[frozenset[bytes]], ...))])
+
+
 def test_the_fingerprint_covers_private_attributes_and_slots():
     def define(body):
         return type("Changing", body[0], {"__module__": __name__, "__qualname__": "Changing", **body[1]})

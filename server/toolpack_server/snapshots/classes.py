@@ -110,12 +110,19 @@ def fingerprint(roots: Iterable[Any], state_types: Iterable[type] = ()) -> str:
 
 def class_name(cls: type) -> str:
     """Return `module:qualname`, with the arguments of a parametrized generic in full."""
-    metadata = cls.__dict__.get("__pydantic_generic_metadata__")
-    if metadata and metadata["origin"]:
-        return f"{class_name(metadata['origin'])}[{', '.join(map(_describe, metadata['args']))}]"
+    origin = _origin(cls)
+    if origin is not cls:
+        arguments = cls.__dict__["__pydantic_generic_metadata__"]["args"]
+        return f"{class_name(origin)}[{', '.join(map(_describe, arguments))}]"
     # Only Python 3.13 has pathlib's classes in a submodule.
     module = "pathlib" if cls.__module__ == "pathlib._local" else cls.__module__
     return f"{module}:{cls.__qualname__}"
+
+
+def _origin(cls: type) -> type:
+    """Return the generic class of a parametrized model, whose own module is the one that named it first."""
+    metadata = cls.__dict__.get("__pydantic_generic_metadata__")
+    return (metadata and metadata["origin"]) or cls
 
 
 class _Walk:
@@ -131,7 +138,7 @@ class _Walk:
         self.classes.update(dict.fromkeys(state_types))  # even if `_is_state` would refuse them
         for root in (*roots, *state_types):
             self._visit(root)
-        self._modules = {cls.__module__ for cls in self.classes if not is_foreign(cls)}
+        self._modules = {cls.__module__ for cls in map(_origin, self.classes) if not is_foreign(cls)}
         self.add_subclasses(only_own_modules=True)
 
     def add_subclasses(self, *, only_own_modules: bool) -> None:
