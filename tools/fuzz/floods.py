@@ -160,6 +160,7 @@ class Flood:
             _POST % response.json()["result"]["mcp_path"].encode() + b"Accept: application/json, text/event-stream\r\n"
         )
         in_flight, name = self._endpoint.app.state.gateway.in_flight, "event streams that no client reads"
+        wait_until(lambda: in_flight.total == 0, "the release of the request's bytes")
         clear_peak()
         before, pulse, opened = peak(), Pulse(self._endpoint.loop), 0
         with contextlib.ExitStack() as stack:

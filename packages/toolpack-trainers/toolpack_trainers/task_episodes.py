@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolpack_server.features.api.core import (
     AGENT,
@@ -66,7 +66,7 @@ class TaskSpec(BaseModel):
 
     task: str = Field(description="The task, as toolpack/name.")
     seed: str | None = None
-    perturbations: dict[str, JsonValue] | None = None
+    perturbations: dict[str, Any] | None = None
     rewards: Literal["end", "each"] | None = None
 
 
@@ -219,7 +219,7 @@ class TaskEpisodes:
             "labels": {**labels, **({f"{self.label}-rewards": "each"} if each else {})},
             "call_id": f"{self.label}-{episode_id}",
             "ttl_seconds": ttl,
-            **spec.model_dump(exclude={"rewards"}, exclude_none=True),
+            **{name: value for name, value in spec if value is not None and name != "rewards"},
         }
         try:
             session = await self.app.invoke(caller, "create_session", params)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, Field
 
 from toolpack_server.features.api.core import (
     AGENT,
@@ -42,7 +42,7 @@ class GymRow(BaseModel):
 
     task: str = Field(description="The task, as toolpack/name.")
     seed: str | None = None
-    perturbations: dict[str, JsonValue] | None = None
+    perturbations: dict[str, Any] | None = None
 
 
 class GymCall(BaseModel):

@@ -7,7 +7,7 @@ observation.
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, TypeAdapter
 
 from toolpack_trainers.task_episodes import ALL, TaskSpec, read
 
@@ -32,7 +32,7 @@ class ResetData(OpenEnvShape):
     task: str | None = Field(None, description="The task, as toolpack/name.")
     split: str = Field(ALL, description="The split that `index` refers to, or from which a task is drawn.")
     index: int | None = Field(None, description="Index of the task in the split.")
-    perturbations: dict[str, JsonValue] | None = Field(None, description="Rules, as for `create_session`.")
+    perturbations: dict[str, Any] | None = Field(None, description="Rules, as for `create_session`.")
     rewards: Literal["end", "each"] | None = Field(None, description="Rewards at the end, or with each call.")
 
     def spec(self, task: str) -> TaskSpec:
