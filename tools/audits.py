@@ -43,7 +43,7 @@ class Collection(NamedTuple):
 
 
 COLLECTIONS = {
-    "bundled": Collection("Bundled", {"bank": "", "workspace": "", "office": ""}),
+    "bundled": Collection("Bundled", {"bank": "", "workspace": "", "office": "", "errands": ""}),
     "agentdojo": Collection(
         "AgentDojo",
         {f"agentdojo-{suite}": "" for suite in ("banking", "slack", "travel", "workspace")},

@@ -199,7 +199,10 @@ def check_serving(environment: Environment, version: str, source: Path) -> None:
     """Check that an environment's server serves the bundled toolpacks, can do a task, and shows the console."""
     with served(environment) as url:
         listed = {each["name"]: each for each in rpc(url, "list_toolpacks")}
-        check(listed.keys() == {"bank", "office", "workspace"}, f"the server serves other toolpacks: {[*listed]}")
+        check(
+            listed.keys() == {"bank", "errands", "office", "workspace", "world"},
+            f"the server serves other toolpacks: {[*listed]}",
+        )
         check({each["version"] for each in listed.values()} == {version}, "the toolpacks have another version")
         session = rpc(url, "create_session", task=TASK)
         session_id = session["session_id"]

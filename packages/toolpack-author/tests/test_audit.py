@@ -86,8 +86,8 @@ def test_fewest_calls_of_a_passing_solution_are_reported(library):
 
 @pytest.mark.heavy
 def test_bundled_tasks_have_no_faults():
-    reports = audited(Settings(store="memory:", packs=("bank", "workspace")))
-    assert len(reports) == 32
+    reports = audited(Settings(store="memory:", packs=("bank", "workspace", "errands")))
+    assert len(reports) == 43
     assert faults(reports) == set()
 
 
@@ -96,6 +96,14 @@ def test_tasks_with_databases_and_files_are_audited():
     reports = audited(settings, pattern="record-payment", mutants=10)
     assert reports["record-payment"]["attempts"]["nothing"] == [1, 0]
     assert faults(reports) == set()
+
+
+def test_attempts_at_worlds_that_move_run_in_sessions():
+    settings = Settings(store="memory:", packs=("errands",))
+    reports = audited(settings, pattern="swim-lane", mutants=20)
+    assert reports["swim-lane"]["minimal"] == [0, 1]
+    assert reports["swim-lane"]["attempts"]["omit"] == [2, 0]
+    assert reports["swim-lane"]["findings"] == []
 
 
 @pytest.mark.heavy

@@ -83,7 +83,8 @@ class CallRecord(TypedDict):
     rules changed the call. Members of a call in a session with events.
 
     `at` is its time. A call of the world itself has the name of the `event`. `problem` says which event the call set
-    off that couldn't happen.
+    off that couldn't happen. `reactions` has the seconds since the first time of each event, if the call is the agent's
+    first change after it.
     """
 
     index: int
@@ -109,6 +110,7 @@ class CallRecord(TypedDict):
     at: NotRequired[str]
     event: NotRequired[str]
     problem: NotRequired[str]
+    reactions: NotRequired[dict[str, float]]
 
 
 class Replay(TypedDict):

@@ -29,6 +29,7 @@ from toolpack_server.jsonio.strict import dumps
 
 Calls = tuple[PlainCall, ...]
 
+WORLD_PACK = "world"  # the toolpack with the functions to wait
 CANNOT_SAY = "It could not be found out."
 AGENTS, CALLS_EACH = 5, 6  # number of agents that call at random, and calls of each
 HARMS = 12
@@ -69,6 +70,10 @@ class Solved:
     pool: KnownValues
     answers: Sequence[str]
     dump: str
+
+    def is_wait(self, name: str) -> bool:
+        """Return whether a function only lets time pass."""
+        return name in self.functions and self.functions[name]["toolpack"] == WORLD_PACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,8 @@ def _omitted(solved: Solved, calls: Calls) -> Iterator[Attempt]:
 
 def _reordered(solved: Solved, calls: Calls) -> Iterator[Attempt]:
     for place in solved.changing:
+        if solved.is_wait(calls[place][0]):
+            continue
         what = f"{_call(place, calls)}, twice"
         yield Attempt("repeat", place + 1, calls[place:], solved.answer, what, f"call {place + 1}", place=place)
     for one, other in zip(solved.changing, solved.changing[1:], strict=False):
@@ -214,7 +221,7 @@ def _careless(solved: Solved, rng: Random) -> Iterator[Attempt]:
 
 def _harming(solved: Solved, whole: int, rng: Random) -> Iterator[Attempt]:
     """Yield attempts with an additional change, if possible of the objects that the task is about."""
-    names = [name for name, each in solved.functions.items() if not each["read_only"]]
+    names = [name for name, each in solved.functions.items() if not each["read_only"] and not solved.is_wait(name)]
     for name in rng.sample(names, min(HARMS, len(names))):
         kwargs = arguments(solved.functions[name]["parameters"], [solved.own, solved.pool], rng)
         what = f"the whole solution, then {name}({_listed(kwargs)})"

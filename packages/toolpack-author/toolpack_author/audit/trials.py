@@ -1,7 +1,8 @@
 """Execution of attempts at a task.
 
 The task's solution runs in real sessions, at the agent path. Attempts run without sessions, which is much faster: on
-the same snapshots, with the same functions, evaluators and limits, but nothing is stored.
+the same snapshots, with the same functions, evaluators and limits, but nothing is stored. Attempts at a task with
+events run in sessions, too.
 
 Each call and each evaluation has a deadline. They run on the main thread, where a signal interrupts them when they are
 late.
@@ -22,6 +23,7 @@ from typing_extensions import override
 
 from toolpack_author.audit.attempts import Attempt, Calls
 from toolpack_author.audit.deadlines import deadline
+from toolpack_author.audit.moving import MovingSessions
 from toolpack_author.audit.values import leaves, spoken_in
 from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS, at, difference, marked
 from toolpack_server import Database, Files, Task
@@ -78,6 +80,7 @@ class Stage:
     refused: bool = False  # the last call failed
     late: bool = False  # a call missed its deadline
     written: frozenset[str] = frozenset()  # the parts that the last call wrote
+    calls: Calls = ()  # in a session with events: all calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +179,11 @@ class Trials:
         self._pinned = False
         self._slow: set[str] = set()
         first, second = self._session(2), self._session(1)
+        self._moving = MovingSessions(service, name) if first.moves else None
         initial = first.evidence.initial
         self._start = Stage((initial,))
         self._evidence = replace(first.evidence, initial=initial, final=initial)
-        if first.worlds != second.worlds:
+        if first.worlds != second.worlds and not first.moves:
             self._pin()
         self._describe(first, listed(self._evidence.toolpacks))
         self.calls: Calls | None
@@ -193,7 +197,7 @@ class Trials:
             self._stages.append(self._call(self._stages[-1], each))
         versions = [len(stage.snapshots) for stage in self._stages]
         changing = [index for index in range(len(versions) - 1) if versions[index + 1] > versions[index]]
-        self.changing = [index for index in changing if self.calls and self.calls[index][2] == AGENT]
+        self.changing = [index for index in changing if self.calls and self._is_change(self.calls[index])]
         self.nothing, self.solved = first.nothing, first.solved
         self._compare(first, second)
 
@@ -240,6 +244,11 @@ class Trials:
             each.name: shown for each, shown in listed if _offered(each, session.addresses[AGENT].functions)
         }
         self.initial = self._world(self._start)
+
+    def _is_change(self, made: PlainCall) -> bool:
+        """Return whether a call that created a version did so itself, and was the agent's."""
+        described = self.functions.get(made[0])
+        return made[2] == AGENT and not (described and described["read_only"])
 
     def _solution(self) -> tuple[Calls, str]:
         solution = solve(self.name, self._evidence, self._context)
@@ -348,6 +357,8 @@ class Trials:
     def _call(self, stage: Stage, made: PlainCall, live: dict[str, Any] | None = None) -> Stage:
         """Run a call with its participant's permissions. `live` has decoded objects of the stage's world."""
         function, kwargs, by = made
+        if self._moving is not None:
+            return self._call_in_session(self._moving, stage, made)
         live = {} if live is None or self._pinned else live
         snapshot = stage.snapshots[-1]
         plan = self._runtimes[by].plan(function, loads(dumps(kwargs)))
@@ -390,6 +401,12 @@ class Trials:
         record = SeenRecord(len(snapshots) - 1, seen, None, None)
         used_now = {**stage.used, by: used}
         return Stage(snapshots, (*stage.path, record), used_now, failure is not None, written=frozenset(outcome.blobs))
+
+    def _call_in_session(self, sessions: MovingSessions, stage: Stage, made: PlainCall) -> Stage:
+        calls = (*stage.calls, made)
+        self._phase(f"`{made[0]}`, and events", 2 * self._seconds)
+        moved = self._drive(sessions.call(calls, len(stage.snapshots)))
+        return Stage((*stage.snapshots, *moved.snapshots), moved.path, refused=moved.failed, calls=calls)
 
     # Worlds
 
@@ -595,6 +612,7 @@ class _SessionShown:
     solved: Verdict | None
     worlds: Any
     unstable: bool
+    moves: bool
 
     def said(self) -> list[Any]:
         return [said(self.nothing), said(self.solved)]
@@ -639,7 +657,8 @@ async def _in_session(
     patience = service.settings.timeout_seconds
     deadline = task.timeout_seconds or patience
     phase("the start of a session", 2 * patience)
-    session_id = (await send("create_session", task=name))["session_id"]
+    created = await send("create_session", task=name)
+    session_id, moves = created["session_id"], "events" in created
     try:
         names = {AGENT, *task.participants}
         addresses = {name: await service.sessions.address(session_id, "", name) for name in names}
@@ -661,7 +680,7 @@ async def _in_session(
         with contextlib.suppress(RefusedError):
             await send("close_session", session_id=session_id)
     unstable = any(said(each[0]) != said(other) for each in (nothing, solved) for other in each[1:])
-    return _SessionShown(evidence, addresses, nothing[0], solved[0] if solved else None, worlds, unstable)
+    return _SessionShown(evidence, addresses, nothing[0], solved[0] if solved else None, worlds, unstable, moves)
 
 
 async def _solve(

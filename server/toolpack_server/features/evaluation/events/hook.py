@@ -31,7 +31,7 @@ from toolpack_server.features.evaluation.events.world import NAME as WORLD_PACK
 from toolpack_server.features.evaluation.perturbations.counts import COUNTS
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.packs.pack_function import PackFunction
-from toolpack_server.protocol.senders import CLIENT
+from toolpack_server.protocol.senders import AGENT, CLIENT
 from toolpack_server.sessions.addresses import View
 from toolpack_server.sessions.calls import CallOperation
 from toolpack_server.sessions.context import SessionContext
@@ -265,6 +265,8 @@ class EventHook(OperationHook):
             later = round((delay - timeline.delay) * SECOND)
             timeline = timeline._replace(now=at + later, rest=at + later, delay=delay)
             members["at"] = time_text(at)
+            if change.versions and timeline.unanswered and operation.by in {AGENT, CLIENT}:
+                timeline, members["reactions"] = events.react(timeline, at)
         if change.versions and not isinstance(operation, MoveOperation):
             timeline = events.after_change(timeline)
         if problems:

@@ -27,12 +27,14 @@ class CallMoved(TypedDict):
     """Members of a call in a session with events.
 
     `at` is its time. A call of the world itself has the name of the `event`. `problem` says which event the call set
-    off that couldn't happen.
+    off that couldn't happen. `reactions` has the seconds since the first time of each event, if the call is the agent's
+    first change after it.
     """
 
     at: NotRequired[str]
     event: NotRequired[str]
     problem: NotRequired[str]
+    reactions: NotRequired[dict[str, float]]
 
 
 class EventRecord(TypedDict):

@@ -57,6 +57,7 @@ class Timeline(NamedTuple):
         shown: Whether each offered or withdrawn function is there now.
         depth: The depth of the last event, if it is the last record.
         delay: The seconds that perturbations have added so far.
+        unanswered: The first time of each event since which the agent has changed nothing.
     """
 
     now: int
@@ -71,6 +72,7 @@ class Timeline(NamedTuple):
     shown: Mapping[str, bool] = {}
     depth: int = 0
     delay: float = 0.0
+    unanswered: Mapping[str, int] = {}
 
     @classmethod
     def read(cls, value: Sequence[Any]) -> "Timeline":
@@ -202,7 +204,10 @@ class SessionEvents:
         shown = {**timeline.shown, **dict.fromkeys(rule.offer, True), **dict.fromkeys(rule.withdraw, False)}
         news = timeline.news if rule.notice is None else (*timeline.news, (timeline.now, rule.notice))[-MAX_NEWS:]
         done = {**timeline.done, rule.name: timeline.done.get(rule.name, 0) + 1}
-        return timeline._replace(shown=shown, news=news, done=done)
+        unanswered = timeline.unanswered
+        if rule.name not in timeline.done:
+            unanswered = {**unanswered, rule.name: timeline.now}
+        return timeline._replace(shown=shown, news=news, done=done, unanswered=unanswered)
 
     def _set_off(
         self,
@@ -223,6 +228,12 @@ class SessionEvents:
                 if problem:
                     problems.append(problem)
         return timeline, problems
+
+    @staticmethod
+    def react(timeline: Timeline, at: int) -> tuple[Timeline, Mapping[str, float]]:
+        """Return the timeline after a change by the agent, and the seconds since each unanswered event."""
+        reactions = {name: (at - happened) / SECOND for name, happened in timeline.unanswered.items()}
+        return timeline._replace(unanswered={}), reactions
 
     def after_change(self, timeline: Timeline) -> Timeline:
         """Return the timeline after a record that changed the world: all conditions must be checked."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Never
 from pydantic import Field
 
 from toolpack_server.features.evaluation.event_rules import MAX_SECONDS
-from toolpack_server.packs.toolpack import Toolpack
+from toolpack_server.features.evaluation.tasks.task import TaskAuthor
 
 NAME = "world"
 WAIT, GET_TIME = "wait", "get_time"
@@ -38,5 +38,5 @@ def _refuse(name: str) -> Never:
     raise ValueError(f"`{name}` can't be nested: {ALONE}")
 
 
-WORLD_PACK = Toolpack(NAME, functions=[wait, get_time], opt_in=True)
+WORLD_PACK = TaskAuthor(NAME, functions=[wait, get_time], opt_in=True)
 WORLD_PACK.description = "Time in a world that moves by itself."

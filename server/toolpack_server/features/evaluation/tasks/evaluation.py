@@ -52,6 +52,7 @@ from toolpack_server.functions.tracebacks import raised_at
 from toolpack_server.functions_runtime import error_text
 from toolpack_server.packs.toolpack import as_made
 from toolpack_server.protocol.results import SaidMessage
+from toolpack_server.protocol.senders import CLIENT, WORLD
 from toolpack_server.sessions.paths import PathRecord
 from toolpack_server.sessions.record_kinds import RecordKinds
 from toolpack_server.volumes.volume import is_piece
@@ -80,6 +81,8 @@ class SeenRecord(NamedTuple):
     call: Mapping[str, Any] | None  # the members of a `RolloutCall` except index, version and parent; and `nested`
     message: SaidMessage | None
     answer: str | None  # the answer of a parent doesn't count
+    event: tuple[str, str] | None = None  # the name and time of an event without a function
+    reactions: Mapping[str, float] = {}  # seconds since events to which this change is the reaction
 
 
 def seen(record: PathRecord, kinds: RecordKinds) -> SeenRecord:
@@ -88,10 +91,12 @@ def seen(record: PathRecord, kinds: RecordKinds) -> SeenRecord:
     call = None
     if kind.is_call:
         call = {name: shown[name] for name in ("function", "kwargs", "result", "error")}
-        call["by"] = shown.get("by", "client")
+        call["by"] = shown.get("by", CLIENT)
         call |= {name: shown[name] for name in ("nested", "perturbed", "event", "at") if name in shown}
     version, answer = (shown["version"], kind.answer(shown)) if record.own else (None, None)
-    return SeenRecord(version, call, kind.message(shown), answer)
+    event = (shown["event"], shown["at"]) if "event" in shown and call is None else None
+    reactions = shown.get("reactions", {}) if call is not None else {}
+    return SeenRecord(version, call, kind.message(shown), answer, event, reactions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ def evaluate(name: str, evidence: Evidence, context: ExecutionContext) -> Verdic
                 raise
             rollout.check("assert", passed=False, detail=_assertion(error))
             returned = 0.0
-        return verdict(name, evidence.version, returned, rollout.checks)
+        return verdict(name, evidence.version, returned, rollout.checks, rollout.reactions)
 
 
 def solve(name: str, evidence: Evidence, context: ExecutionContext) -> TaskSolution:
@@ -197,6 +202,8 @@ def _rollout(toolpack: str, task: Task, evidence: Evidence, worlds: Worlds) -> R
     for index, each in enumerate(evidence.path):
         if each.call is not None:
             calls += _calls(index, each.version, **each.call)
+        if each.event is not None:
+            calls.append(_plain_event(index, each.version, *each.event))
         if each.message is not None:
             messages.append(RolloutMessage(index=index, version=each.version, **each.message))
         if each.answer is not None:
@@ -214,14 +221,24 @@ def _rollout(toolpack: str, task: Task, evidence: Evidence, worlds: Worlds) -> R
         messages=messages,
         answer=answer,
         version=evidence.version,
+        reactions={name: seconds for each in evidence.path for name, seconds in each.reactions.items()},
     )
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _plain_event(index: int, version: int | None, name: str, at: str) -> RolloutCall:
+    """Return an event that calls no function."""
+    return RolloutCall(index, "", {}, None, None, version, WORLD, at=_time(at), event=name)
 
 
 def _calls(
     index: int, version: int | None, *, nested: Sequence[Any] = (), at: str | None = None, **call: Any
 ) -> list[RolloutCall]:
     """Return the nested calls of a call, followed by the call itself."""
-    time = None if at is None else datetime.fromisoformat(at)
+    time = None if at is None else _time(at)
     outer = RolloutCall(index=index, version=version, at=time, **call)
     calls: dict[int, RolloutCall] = {}
     for number, each in reversed([*enumerate(nested)]):  # a parent comes after its arguments

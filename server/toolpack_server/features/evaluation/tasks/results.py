@@ -55,6 +55,7 @@ class Verdict(TypedDict):
 
     A verdict that isn't `valid` doesn't count for or against the agent; `failure` gives the reason. `reward` is null if
     none could be computed. `perturbed` counts, for each perturbation rule of the session, the calls that it matched.
+    `reactions` has, for each event, the seconds from its first time to the agent's next change.
     """
 
     task: str
@@ -66,6 +67,7 @@ class Verdict(TypedDict):
     valid: bool
     failure: NotRequired[VerdictFailure]
     perturbed: dict[str, int]
+    reactions: NotRequired[dict[str, float]]
 
 
 class VerdictRecord(TypedDict):
@@ -81,6 +83,7 @@ class VerdictRecord(TypedDict):
     valid: NotRequired[bool]
     failure: NotRequired[VerdictFailure]
     perturbed: NotRequired[dict[str, int]]
+    reactions: NotRequired[dict[str, float]]
     ends: NotRequired[bool]
     version: int
     started_at: str

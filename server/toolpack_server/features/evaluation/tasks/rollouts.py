@@ -49,7 +49,8 @@ class RolloutCall:
         parent: For a nested call, the call that it was an argument of. The parent has the same index and comes later in
             `Rollout.calls`. If the parent failed, changes of the nested call were discarded.
         at: The time of the call in a session with events, otherwise None.
-        event: The name of the event that called the function. None for calls of others.
+        event: The name of the event that called the function. None for calls of others. An event without a function is
+            a call of the function "".
     """
 
     index: int
@@ -151,6 +152,8 @@ class Rollout(Generic[E]):
         messages: The messages in the history, in order.
         answer: The submitted answer. If none was submitted, the agent's last message or "".
         version: The version of the session that is evaluated.
+        reactions: For each event, the seconds from the first time that it happened to the agent's next change. Events
+            after which the agent changed nothing are missing.
         checks: The checks that `check` has added so far.
         plain: The classes whose objects are converted to JSON as their public attributes.
     """
@@ -166,6 +169,7 @@ class Rollout(Generic[E]):
         messages: Sequence[RolloutMessage],
         answer: str,
         version: int,
+        reactions: Mapping[str, float] | None = None,
     ) -> None:
         self._worlds = worlds
         self.plain = worlds.plain
@@ -176,6 +180,7 @@ class Rollout(Generic[E]):
         self.messages = messages
         self.answer = answer
         self.version = version
+        self.reactions = reactions or {}
         self.checks: list[Check] = []
 
     @cached_property
@@ -244,7 +249,13 @@ Evaluator = Callable[[Any], Any]
 """A plain or async function that takes a `Rollout`. docs/write/tasks.md lists its possible return values."""
 
 
-def verdict(name: str, version: int, returned: object, checks: Sequence[Check]) -> Verdict:
+def verdict(
+    name: str,
+    version: int,
+    returned: object,
+    checks: Sequence[Check],
+    reactions: Mapping[str, float] | None = None,
+) -> Verdict:
     """Return the verdict for the return value and the checks of an evaluator.
 
     Raises:
@@ -255,7 +266,7 @@ def verdict(name: str, version: int, returned: object, checks: Sequence[Check]) 
     evaluation = returned if isinstance(returned, Evaluation) else _evaluation(returned, checks)
     reward = _finite(evaluation.reward)
     passed = reward >= PASSED if evaluation.passed is None else _as_bool(evaluation.passed, "passed")
-    return {
+    judged: Verdict = {
         "task": name,
         "version": version,
         "reward": reward,
@@ -265,6 +276,9 @@ def verdict(name: str, version: int, returned: object, checks: Sequence[Check]) 
         "valid": True,
         "perturbed": {},
     }
+    if reactions:
+        judged["reactions"] = dict(reactions)
+    return judged
 
 
 def _evaluation(returned: object, checks: Sequence[Check]) -> Evaluation:

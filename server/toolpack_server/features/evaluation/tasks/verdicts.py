@@ -24,7 +24,7 @@ from toolpack_server.sessions.operation import SessionOperation
 from toolpack_server.sessions.record_kinds import RecordKind, Shown
 from toolpack_server.stores.base import StoredSession
 
-_MEMBERS = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed")
+_MEMBERS = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed", "reactions")
 _OWN = "verdict"  # marks the record in its private line, which only the server writes
 
 
@@ -145,5 +145,5 @@ def recorded_verdict(shown: Mapping[str, Any], private: Mapping[str, Any] | None
     """Return the verdict of a record, given its public and private line. None for another record or a copy."""
     if not (private or {}).get(_OWN):
         return None
-    members = {"valid": True, "failure": None, "perturbed": {}, **shown}  # old records lack these three
+    members = {"valid": True, "failure": None, "perturbed": {}, "reactions": None, **shown}  # not in all records
     return {name: members[name] for name in Verdict.__annotations__}  # type: ignore[return-value]
