@@ -688,6 +688,7 @@ RUN = {
     ("docs/internals/features.md", "The smallest one"),  # in test_foreign_feature.py
     ("docs/operate/isolation.md", "Turn it on"),
     ("docs/operate/isolation.md", "Sandbox"),
+    ("docs/write/moving.md", "In ten lines"),  # in test_events.py
     (WORLDS, "Data frames"),
     (WORLDS, "Keep a database"),
     (WORLDS, "Keep files"),
@@ -778,7 +779,7 @@ def test_every_code_block_is_run_or_named_here():
     }
     printed |= {(WORLDS, "Packages"), ("docs/evaluate/a2a.md", "Be a green agent")}
     printed |= {("docs/evaluate/faults.md", "In one sitting"), ("docs/evaluate/faults.md", "Variants of tasks")}
-    printed.add((WHY, "A run"))
+    printed |= {(WHY, "A run"), ("docs/write/moving.md", "In ten lines")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]
     assert all(

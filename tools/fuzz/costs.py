@@ -15,7 +15,7 @@ import serving
 from toolpack_server.packs.loading import load_catalog
 from tools.fuzz.oracle import require
 
-TOOLPACKS = ("bank", "workspace", "office")
+TOOLPACKS = ("bank", "workspace", "office", "errands")
 FIXED_SECONDS = 0.5
 SECONDS_PER_KB = 0.01
 SECONDS_PER_KB_OF_SESSION = 0.0005
@@ -155,7 +155,13 @@ def _requests(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, 
     played = {"session_id": bench.rpc("create_session", toolpacks=["bank"], participants={"user": {}})["session_id"]}
     yield "add_turn", {**played, "participant": "user", "metadata": {"text": text}}
     yield "fail_participant", {**played, "participant": "user", "reason": "nonsense", "message": text}
+    yield "create_session", {"toolpacks": ["errands"], "events": [{"at": 60, "notice": text}]}
+    rules = [{"every": 1, "notice": "x" * 200}] * 40
+    moving = {"session_id": bench.rpc("create_session", toolpacks=["errands"], events=rules)["session_id"]}
+    yield "run_function", {**moving, "function": "wait", "kwargs": {"until_something_happens": False}}
+    yield "get_events", moving
     yield "get_solution", about
+    yield "review_session", about
     yield "evaluate_session", about
     yield "summarize_sessions", {"labels": {"of": text}}
     yield "summarize_sessions", {"labels": {"of": text}, "evaluate": True}

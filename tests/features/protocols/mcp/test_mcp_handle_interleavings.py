@@ -16,6 +16,7 @@ from patience import PATIENCE
 
 AWAY = (httpx.TransportError, AssertionError)  # the server is killed, starting, or refuses for now
 SESSIONS_AT_ONCE = 24
+LONG = 4  # seconds of a call that is cancelled at once, also by a slow machine
 
 
 class Servers:
@@ -69,12 +70,12 @@ def interleave(servers, seed):
 
     for number in range(chance.randint(1, 3)):
         with contextlib.suppress(*AWAY):
-            call_id = f"call {number}"
-            answer = servers.client(chance, path).call(
-                "slow_compute", call_id, seconds=chance.choice([0, 0.6, 0.8, 1.2]), label=call_id
-            )
+            call_id, seconds = f"call {number}", chance.choice([0, 0.6, 0.8, 1.2, LONG])
+            answer = servers.client(chance, path).call("slow_compute", call_id, seconds=seconds, label=call_id)
             if answer["resultType"] == "task":
                 handles.append((call_id, answer))
+                if seconds == LONG:
+                    servers.client(chance, path).cancel(answer)
             else:
                 ends.setdefault(call_id, []).append({"status": "completed", "result": answer})
         for _ in range(chance.randint(0, 4)):
