@@ -36,7 +36,7 @@ from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.factory import ForkSource, NewSession, SessionFactory
 from toolpack_server.sessions.hooks import Watcher
 from toolpack_server.sessions.identity import Creation
-from toolpack_server.sessions.operation import SessionOperation
+from toolpack_server.sessions.operation import OperationHook, SessionOperation
 from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.sessions.resets import ResetOperation
@@ -184,6 +184,22 @@ class SessionManager:
             if tracer is not None and trace is not None:
                 tracer.end(trace, ended.outcome, ended.result, sys.exception() if outcome is None else None)
         return outcome
+
+    async def settle(self, session_id: str, owner: str | None) -> None:
+        """Finish what a session's last call has set off, before the session is evaluated. Usually nothing is left.
+
+        Raises:
+            RequestError: The session doesn't exist, or the server is too busy.
+        """
+
+        def find(reader: SessionReader) -> list[SessionOperation]:
+            session, head = reader.find(session_id, owner)
+            hooks = (hook for hook in self._context.operation_hooks if isinstance(hook, OperationHook))
+            rests = (hook.unfinished(session, head) for hook in hooks if hook.concerns(session))
+            return [operation for operation in rests if operation is not None]
+
+        for operation in await self.read(find, owner or ""):
+            await self.run(operation)
 
     async def cancel_call(self, session_id: str, owner: str, request: CallRequest) -> None:
         """Record a call with a call_id as cancelled, unless it is committed. The call must not run any more here.

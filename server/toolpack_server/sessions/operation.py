@@ -23,7 +23,7 @@ from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.hooks import SessionHook
 from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.sessions.records import stored_call_id
-from toolpack_server.stores.base import Record, StoredSession
+from toolpack_server.stores.base import Head, Record, StoredSession
 
 
 class SessionFacts(NamedTuple):
@@ -230,6 +230,12 @@ class OperationHook(SessionHook):
         a call without running its function, set `CallOperation.outcome`. To run other operations first, return an
         `Effect` whose `next` is the first of them. If the last one's `next` is this operation, it runs again from its
         beginning; undo what hooks have changed with `CallOperation.restart`.
+        """
+
+    def unfinished(self, session: StoredSession, head: Head) -> SessionOperation | None:
+        """Return an operation that finishes what the session's last record has set off, or None. It may read the store.
+
+        Such a rest is left if the server was too busy for it.
         """
 
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:

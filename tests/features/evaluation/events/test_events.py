@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import pytest
-from moving_world import CATALOG, Counters
+from moving_world import CATALOG, Counters, bump
 from serving import Bench, refused
 
 import toolpack_server
 from toolpack_server import Depends, Toolpack
-from toolpack_server.base.errors import RegistrationError
+from toolpack_server.base.errors import OverloadedError, RegistrationError
 from toolpack_server.features.evaluation.event_rules import EventRule
+from toolpack_server.features.evaluation.events.operations import FunctionEvent
 from toolpack_server.features.evaluation.events.world import WORLD_PACK
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
@@ -236,3 +237,29 @@ def test_the_authors_class_takes_all_arguments_of_the_core_class():
     own, core = (inspect.signature(each.__init__).parameters for each in (Toolpack, CoreToolpack))
     assert [*own][: len(core)] == [*core]
     assert [own[name].default for name in core] == [core[name].default for name in core]
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_an_evaluation_first_finishes_what_a_call_set_off(monkeypatch, record):
+    """Its worker was too busy for it. Forks and bundles have what is coming, so it happens there."""
+    pack = Toolpack("counting", Counters, begins="2026-03-02T09:00:00Z")
+    pack.register_function(bump)
+
+    @pack.task("x", "Count.", events=[{"name": "x", "call": "bump", "do": "bump", "args": {"name": "x"}}])
+    def x(rollout: Any) -> bool:
+        return rollout.environment.counts == {"a": 1, "x": 1}
+
+    def too_busy(*_: Any) -> None:
+        raise OverloadedError("The server is busy.")
+
+    with Bench(Catalog({"counting": pack, "world": WORLD_PACK})) as other:
+        session_id = other.rpc("create_session", task="counting/x")["session_id"]
+        with monkeypatch.context() as patch:
+            patch.setattr(FunctionEvent, "change", too_busy)
+            patch.setattr(FunctionEvent, "changing", too_busy)
+            assert other.call(session_id, "bump", name="a")["error"] is None
+        copies = [*other.rpc("fork_session", session_id=session_id)]
+        copies.append(other.rpc("import_bundle", bundle=other.rpc("export_bundle", session_id=session_id)["bundle"]))
+        for copied in [session_id, *(each["session_id"] for each in copies)]:
+            assert other.rpc("get_environment", session_id=copied)["counting"]["counts"] == {"a": 1}
+            assert other.rpc("evaluate_session", session_id=copied, record=record)["passed"]

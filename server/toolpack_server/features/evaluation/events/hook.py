@@ -303,6 +303,13 @@ class EventHook(OperationHook):
         truth = failure is None and fits((check.rule.when or {}).get("where"), facts)
         memo[self], _ = self.events(session).after_check(memo[self], check.rule.name, truth=truth)
 
+    @override
+    def unfinished(self, session: StoredSession, head: Head) -> SessionOperation | None:
+        timeline = self.timeline_at(session, head.index)
+        if timeline.unchecked or timeline.next_event(timeline.rest) is not None:
+            return MoveOperation(self._context, session.id, session.owner)
+        return None
+
     # Lists of functions
 
     def view(self, session: StoredSession, head: Head) -> View | None:

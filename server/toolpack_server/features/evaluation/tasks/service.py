@@ -187,6 +187,8 @@ class Tasks:
             )
         if ends and not record:
             raise InvalidParamsError("Only a recorded verdict ends the agent's part: set record, too, or omit ends.")
+        if version is None:
+            await self._sessions.settle(session_id, owner)
         tracer, began, task = self._sessions.tracer, time.time_ns(), ""
         heavy = self._sessions.heavy_reader
 
