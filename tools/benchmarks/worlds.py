@@ -22,6 +22,7 @@ READERS_MS = {"100 KB": 15, "1 MB": 20, "10 MB": 150, "50 MB": 500}
 MEASURED, FEW, FORKED = 200, 5, 5
 VERSIONS, OLD = 60, 300
 LAZY_BYTES = 2**18
+LAZY_READERS_MS = 20
 LAZY = {"read": 0.2, "change": 0.1, "fork": 0.2}
 FORKS = 1000
 PAPERS = 1000
@@ -81,7 +82,7 @@ def _database(server: Server, objects: _Session, name: str, size: int) -> Iterat
     _repeated(books.change, OLD)
     _repeated(objects.change, OLD)
     yield _new_forks(f"{FORKS:,} forks of {name}, after {OLD} changes", objects, books, 2.6)
-    yield from _readers(name, books)
+    yield from _readers(name, books, "/books/db/orders/17", READERS_MS[name])
     books.close([books.id])
 
 
@@ -135,15 +136,15 @@ def _stored(server: Server) -> int:
     return (pages - free) * size
 
 
-def _readers(name: str, books: _Session) -> Iterator[Bound]:
-    session = books.server.client.call("get_session", {"session_id": books.id})
-    versions = {"session_id": books.id, "from_version": session["version"] - 1}
-    row = {"session_id": books.id, "pointer": "/books/db/orders/17"}
-    call = books.server.client.call
+def _readers(name: str, world: _Session, pointer: str, limit_ms: float) -> Iterator[Bound]:
+    call = world.server.client.call
+    session = call("get_session", {"session_id": world.id})
+    versions = {"session_id": world.id, "from_version": session["version"] - 1}
+    row = {"session_id": world.id, "pointer": pointer}
     for what, method, params in (("diff of one row", "diff_environment", versions), ("row", "get_environment", row)):
         call(method, params)
-        (took,) = costs([(books.server, lambda _, method=method, params=params: call(method, params))], FEW * 4)
-        yield Bound(f"{what} in {name}", took, READERS_MS[name], unit=" ms")
+        (took,) = costs([(world.server, lambda _, method=method, params=params: call(method, params))], FEW * 4)
+        yield Bound(f"{what} in {name}", took, limit_ms, unit=" ms")
 
 
 def _files(server: Server, objects: _Session) -> Iterator[Bound]:
@@ -184,6 +185,7 @@ def _objects(workshop: Workshop) -> Iterator[Bound]:
             yield Bound(f"first {name} in a fork, in pieces", pieces / all_of_it, LAZY["fork"], detail=detail)
         changes = partial(_repeated, partial(_call_number, sessions[0], "move", {"town": "Oslo"}), VERSIONS)
         yield _bytes("bytes of a version of 5,000 objects in pieces", lazy, changes, VERSIONS, 12)
+        yield from _readers("5,000 objects in pieces", sessions[0], "/register/people/p17", LAZY_READERS_MS)
 
 
 def _call_number(session: _Session, function: str, kwargs: Mapping[str, object], number: int) -> None:

@@ -5,7 +5,8 @@ the groups that a call changed. A call gets the environment as a lazy graph (`sn
 loads and writes only the objects that it touches.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel
@@ -83,11 +84,35 @@ class LazyEnvironment(Content):
 
     @classmethod
     def read(cls, chain: Chain, context: VolumeContext) -> BaseModel:
-        """Return the whole environment, without any lazy object."""
-        graph = cls.open(chain, context).new_graph()
-        graph.load_all()
-        environment: BaseModel = graph.first
-        return environment
+        """Return the whole environment, without any lazy object; raises as `reading`."""
+        with cls.reading(chain, context) as graph:
+            graph.load_all()
+            environment: BaseModel = graph.first
+            return environment
+
+    @classmethod
+    @contextmanager
+    def reading(cls, chain: Chain, context: VolumeContext) -> Iterator[LazyGraph]:
+        """Yield a graph of an environment for reading. Its objects can be used after the block, too.
+
+        Raises:
+            StateDamagedError: The pieces, or a group that the block has loaded, can't be read.
+        """
+        copy = cls.open(chain, context)
+        try:
+            graph = copy.new_graph()
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise damaged_error(chain.name) from error
+        try:
+            yield graph
+        except Exception as error:
+            if graph.failure is None:
+                raise
+            raise damaged_error(chain.name) from error
+        if graph.failure is not None:  # an author's code has caught it
+            raise damaged_error(chain.name) from graph.failure
 
     @classmethod
     @override
@@ -277,6 +302,8 @@ def _pack(groups: Groups, vocabulary: Vocabulary | None = None) -> Body:
             continue
         roots = [[root, kinds.setdefault(kind, len(kinds))] for root, kind in group.roots]
         entries.append([number, roots, len(group.data) if group.chunks is None else group.chunks])
+        if group.references:
+            entries[-1].append(group.references)
         data.append(group.data)
     head: dict[str, Any] = {"kinds": [*kinds], "groups": entries}
     if vocabulary is not None:
@@ -294,7 +321,7 @@ def _unpack(body: Body) -> dict[int, Group | None]:
             continue
         roots = tuple((root, kinds[kind]) for root, kind in rest[0])
         if isinstance(rest[1], int):
-            groups[number] = Group(roots, data[start : start + rest[1]])
+            groups[number] = Group(roots, data[start : start + rest[1]], references=tuple(*rest[2:]))
             start += rest[1]
         else:
             groups[number] = Group(roots, b"", tuple((chunk, count) for chunk, count in rest[1]))

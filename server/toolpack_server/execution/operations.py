@@ -19,7 +19,14 @@ from toolpack_server.execution.plan import Plan
 from toolpack_server.execution.policy import ExecutionPolicy
 from toolpack_server.execution.runner import RunnerOperation
 from toolpack_server.execution.snapshot import Snapshot
-from toolpack_server.execution.views import bind_volumes, dump_environments, reading, thawed, view
+from toolpack_server.execution.views import (
+    bind_volumes,
+    reading,
+    thawed,
+    view,
+    view_changes,
+    view_without_volumes,
+)
 from toolpack_server.execution.world import ExecutionContext
 from toolpack_server.functions.leftovers import Watch
 from toolpack_server.functions.steps import Steps, run_steps
@@ -126,14 +133,15 @@ class _JsonText(RunnerOperation[bytes]):
 
 @dataclass(eq=False)
 class ViewEnvironments(_JsonText):
-    """Convert all environments to JSON, by toolpack."""
+    """Convert all environments to JSON, by toolpack, or at least the value at a JSON Pointer in them."""
 
     snapshot: Snapshot
+    within: Sequence[str] = ()  # the steps of the pointer
     name = "view"
 
     @override
     def run(self, context: ExecutionContext) -> bytes:
-        return view(context.codec, self.snapshot)
+        return view(context.codec, self.snapshot, self.within)
 
 
 @dataclass(eq=False)
@@ -145,7 +153,24 @@ class ViewWithoutVolumes(_JsonText):
 
     @override
     def run(self, context: ExecutionContext) -> bytes:
-        return dump_environments(context.codec, thawed(context.codec, self.snapshot))
+        return view_without_volumes(context.codec, self.snapshot)
+
+
+@dataclass(eq=False)
+class ViewChanges(_JsonText):
+    """Convert the environments of two snapshots to JSON, without items that are equal. May give an empty text."""
+
+    before: Snapshot
+    after: Snapshot
+    name = "view-changes"
+
+    @override
+    def run(self, context: ExecutionContext) -> bytes:
+        return view_changes(context.codec, self.before, self.after)
+
+    @override
+    def fits(self, result: Any) -> bool:
+        return not result or super().fits(result)
 
 
 @dataclass(eq=False)
@@ -226,6 +251,7 @@ OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (
     ParseEnvironment,
     ViewEnvironments,
     ViewWithoutVolumes,
+    ViewChanges,
     ViewVolume,
     ExportEnvironments,
     ExportVolumes,

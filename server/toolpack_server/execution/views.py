@@ -3,8 +3,9 @@
 The session doesn't change. Its environments are decoded for the view and dropped after it.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 from pydantic import BaseModel
 
@@ -13,9 +14,12 @@ from toolpack_server.execution.codec import PlainCodec
 from toolpack_server.execution.host_errors import host_error
 from toolpack_server.execution.parts import environments, toolpack_of
 from toolpack_server.execution.snapshot import Snapshot
-from toolpack_server.execution.volumes import READING, Volumes, chain_of, stored_environment, stored_volumes
+from toolpack_server.execution.volumes import READING, Volumes, chain_of, stored_environments, stored_volumes
+from toolpack_server.jsonio.selection import select, select_changes
 from toolpack_server.jsonio.strict import Fragment, dumps
 from toolpack_server.jsonio.view import to_json
+from toolpack_server.snapshots.lazy_changes import changed_roots
+from toolpack_server.snapshots.lazy_graph import LazyGraph
 from toolpack_server.volumes.volume import Volume, is_piece
 
 
@@ -25,19 +29,32 @@ def thawed(codec: PlainCodec, snapshot: Snapshot, volumes: Volumes | None = None
     Args:
         volumes: Puts the volumes into the environments. None: the volumes are left out.
     """
+    with _opened(codec, snapshot, volumes) as (by_toolpack, graphs):
+        for graph in graphs.values():
+            graph.load_all()
+        return by_toolpack
+
+
+@contextmanager
+def _opened(
+    codec: PlainCodec, snapshot: Snapshot, volumes: Volumes | None = None
+) -> Iterator[tuple[dict[str, BaseModel], dict[str, LazyGraph]]]:
+    """Yield all environments, by toolpack, and the graphs of those that are stored in pieces; raises as `thawed`."""
     parts, blobs = snapshot.parts, snapshot.blobs
     by_toolpack = environments(
         {part: codec.decode(part, blob_id, blobs[part]) for part, blob_id in parts.items() if not is_piece(part)}
     )
-    for toolpack in dict.fromkeys(map(toolpack_of, parts)):
-        stored = stored_environment(tuple(parts), toolpack)
-        if stored is not None:
-            by_toolpack[toolpack] = codec.lazy_kind.read(chain_of(codec, snapshot, stored), codec.volumes)
-    if volumes is not None:
-        for toolpack, environment in by_toolpack.items():
-            if stored_volumes(tuple(parts), toolpack):
-                volumes.bind(toolpack, environment, snapshot)
-    return by_toolpack
+    graphs: dict[str, LazyGraph] = {}
+    with ExitStack() as stack:
+        for toolpack, stored in stored_environments(tuple(parts)).items():
+            chain = chain_of(codec, snapshot, stored)
+            graphs[toolpack] = stack.enter_context(codec.lazy_kind.reading(chain, codec.volumes))
+            by_toolpack[toolpack] = graphs[toolpack].first
+        if volumes is not None:
+            for toolpack, environment in by_toolpack.items():
+                if stored_volumes(tuple(parts), toolpack):
+                    volumes.bind(toolpack, environment, snapshot)
+        yield by_toolpack, graphs
 
 
 @contextmanager
@@ -61,14 +78,63 @@ def reading(codec: PlainCodec) -> Iterator[Volumes]:
         volumes.abandon()
 
 
-def view(codec: PlainCodec, snapshot: Snapshot) -> bytes:
-    """Return the JSON of all environments, by toolpack; raises as `thawed`, and `ResultError`."""
-    with reading(codec) as volumes:
-        return dump_environments(codec, thawed(codec, snapshot, volumes))
+def view(codec: PlainCodec, snapshot: Snapshot, steps: Sequence[str] = ()) -> bytes:
+    """Return the JSON of all environments, by toolpack; raises as `thawed`, and `ResultError`.
+
+    Args:
+        steps: The steps of a JSON Pointer. Items may be missing in the JSON if the pointer doesn't lead to them.
+    """
+    if steps:
+        parts = {part: blob_id for part, blob_id in snapshot.parts.items() if toolpack_of(part) == steps[0]}
+        snapshot = Snapshot(parts, snapshot.blobs)
+    with reading(codec) as volumes, _opened(codec, snapshot, volumes) as (by_toolpack, graphs):
+        if steps:
+            with suppress(Exception):  # the JSON of the whole has no problem, or reports it
+                selected = {toolpack: select(environment, steps[1:]) for toolpack, environment in by_toolpack.items()}
+                return _dump(codec, selected, parts=selected)
+        for graph in graphs.values():
+            graph.load_all()
+        return _dump(codec, by_toolpack)
 
 
-def dump_environments(codec: PlainCodec, thawed: Mapping[str, BaseModel]) -> bytes:
-    """Return the JSON of environments, by toolpack; raises `ResultError`. Volumes that were left out are missing."""
+def view_without_volumes(codec: PlainCodec, snapshot: Snapshot) -> bytes:
+    """Return the JSON of all environments, by toolpack, without volumes; raises as `view`."""
+    return _dump(codec, thawed(codec, snapshot))
+
+
+def view_changes(codec: PlainCodec, before: Snapshot, after: Snapshot) -> bytes:
+    """Return a JSON array of all environments of two snapshots, without volumes, and without items that are equal.
+
+    Only environments that are stored in pieces lack equal items. In case of any problem, return an empty text.
+    """
+    try:
+        with _opened(codec, before) as (lefts, left_graphs), _opened(codec, after) as (rights, right_graphs):
+            parts: set[str] = set()
+            for toolpack in left_graphs.keys() & right_graphs.keys():
+                left, right = left_graphs[toolpack], right_graphs[toolpack]
+                changed = changed_roots(left, right)
+                if changed is not None:
+                    is_same = partial(_is_same_root, left.numbers, right.numbers, changed)
+                    lefts[toolpack], rights[toolpack] = select_changes(lefts[toolpack], rights[toolpack], is_same)
+                    parts.add(toolpack)
+            return dumps([Fragment(_dump(codec, by_toolpack, parts)) for by_toolpack in (lefts, rights)])
+    except Exception:  # noqa: BLE001 - the JSON of the whole has no problem, or reports it
+        return b""
+
+
+def _is_same_root(
+    left: Mapping[int, int], right: Mapping[int, int], changed: Container[int], one: object, other: object
+) -> bool:
+    number = left.get(id(one))
+    return number is not None and number == right.get(id(other)) and number not in changed
+
+
+def _dump(codec: PlainCodec, by_toolpack: Mapping[str, BaseModel], parts: Container[str] = ()) -> bytes:
+    """Return the JSON of environments, by toolpack; raises `ResultError`. Volumes that were left out are missing.
+
+    Args:
+        parts: The toolpacks whose environments are selections. Raise `PlainObjectError` as `to_json` does.
+    """
 
     def shown(toolpack: str, environment: BaseModel) -> Fragment:
         def explain(why: str) -> str:
@@ -77,9 +143,9 @@ def dump_environments(codec: PlainCodec, thawed: Mapping[str, BaseModel]) -> byt
                 'attribute. get_environment with format="snapshot" returns everything.'
             )
 
-        return Fragment(to_json(environment, codec.catalog.plain, explain))
+        return Fragment(to_json(environment, codec.catalog.plain, explain, is_part=toolpack in parts))
 
-    return dumps({toolpack: shown(toolpack, environment) for toolpack, environment in thawed.items()})
+    return dumps({toolpack: shown(toolpack, environment) for toolpack, environment in by_toolpack.items()})
 
 
 def bind_volumes(snapshot: Snapshot, volumes: Volumes) -> Mapping[str, Volume]:

@@ -84,6 +84,13 @@ def stored_environment(parts: tuple[str, ...], toolpack: str) -> Stored | None:
     return next((stored for stored in stored_chains(parts, toolpack) if not stored.path), None)
 
 
+@lru_cache(maxsize=1024)
+def stored_environments(parts: tuple[str, ...]) -> dict[str, Stored]:
+    """Return the chains of environments that are stored as such, by toolpack."""
+    stored = {toolpack: stored_environment(parts, toolpack) for toolpack in map(toolpack_of, parts)}
+    return {toolpack: chain for toolpack, chain in stored.items() if chain is not None}
+
+
 def class_parts(parts: Iterable[str]) -> list[str]:
     """Return the parts whose seals show which classes the environments were written with.
 

@@ -59,6 +59,7 @@ def to_json(
     explain: Callable[[str], str] = str,
     *,
     comparable: bool = False,
+    is_part: bool = False,
 ) -> bytes:
     """Return the JSON text of a value.
 
@@ -67,16 +68,18 @@ def to_json(
         plain: Classes whose instances are shown as their public attributes.
         explain: Function that extends the message about a value without a JSON form.
         comparable: Write equal decimals, and equal times with a zone, in the same way.
+        is_part: The value is a selection of a larger one.
 
     Raises:
         ResultError: A value has no JSON form, or a volume can't be shown.
+        PlainObjectError: A part has plain objects, or a problem. It can only be shown with the larger value.
     """
     try:
         if comparable:
             ordered = _Comparable(plain).copy(value, None)
         else:
-            ordered = value if isinstance(value, _SCALARS) else _ordered(value, plain)
-    except ResultError:
+            ordered = value if isinstance(value, _SCALARS) else _ordered(value, plain, is_part=is_part)
+    except (ResultError, PlainObjectError):
         raise
     except _AmbiguousError as error:
         raise ResultError(explain(str(error))) from None
@@ -148,7 +151,7 @@ def without_json(value: Any) -> dict[str, str]:
     return {"$type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
 
 
-def _ordered(value: Any, plain: Container[type]) -> Any:
+def _ordered(value: Any, plain: Container[type], *, is_part: bool) -> Any:
     """Return a copy of a value, with sets as sorted lists, and plain objects in their JSON form.
 
     Without sets and plain objects, return the value itself.
@@ -157,6 +160,8 @@ def _ordered(value: Any, plain: Container[type]) -> Any:
         return _with_sorted_sets(value, {}, 0, plain)
     # This way is slower, but it knows the location of each value.
     except (PlainObjectError, RecursionError, _RepeatedKeyError):
+        if is_part:
+            raise PlainObjectError from None
         return _Objects(plain).copy(value, None)
 
 

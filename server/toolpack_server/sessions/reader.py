@@ -30,13 +30,14 @@ from toolpack_server.execution.operations import (
     ExportEnvironments,
     ExportVolumes,
     PatchVolumes,
+    ViewChanges,
     ViewEnvironments,
     ViewVolume,
     ViewWithoutVolumes,
 )
 from toolpack_server.execution.parts import toolpack_of
 from toolpack_server.execution.snapshot import Snapshot
-from toolpack_server.execution.volumes import volume_pointers
+from toolpack_server.execution.volumes import stored_environments, volume_pointers
 from toolpack_server.jsonio.strict import Fragment, dumps, loads
 from toolpack_server.protocol.results import Export, Json, Session
 from toolpack_server.protocol.senders import AGENT
@@ -235,7 +236,8 @@ class SessionReader:
             return Fragment(volume_json)
         if any(map(is_piece, snapshot.parts)):
             self._require_heavy()
-        text = self._view(snapshot, session_id, owner, version)
+        steps = [jsonpointer.unescape(step) for step in pointer.split("/")[1:]]
+        text = self._view(snapshot, session_id, owner, version, steps)
         if not pointer:
             return Fragment(text)
         try:
@@ -283,15 +285,30 @@ class SessionReader:
         olds, news = volume_pointers(before.parts), volume_pointers(after.parts)
         if any(map(is_piece, (*before.parts, *after.parts))):
             self._require_heavy()
+        patch = self._changes(before, after)
         if not olds and not news:
-            snapshots = zip((before, after), sources, strict=True)
-            return json_patch(*(loads(self._view(snapshot, *source)) for snapshot, source in snapshots))
-        patch = json_patch(*(loads(self._runner.run(ViewWithoutVolumes(each))) for each in (before, after)))
+            if patch is None:
+                snapshots = zip((before, after), sources, strict=True)
+                patch = json_patch(*(loads(self._view(snapshot, *source)) for snapshot, source in snapshots))
+            return patch
+        if patch is None:
+            patch = json_patch(*(loads(self._runner.run(ViewWithoutVolumes(each))) for each in (before, after)))
         if any(not change["path"] for change in patch):
             return [{"op": "replace", "path": "", "value": loads(self._runner.run(ViewEnvironments(after)))}]
         toolpacks = {*map(toolpack_of, after.parts)}
         paths = {name: path for name, path in {**olds, **news}.items() if toolpack_of(name) in toolpacks}
         return patch + self._runner.run(PatchVolumes(before, after, paths, text_diffs))
+
+    def _changes(self, before: Snapshot, after: Snapshot) -> list[dict[str, Json]] | None:
+        """Return the JSON Patch between environments that are stored in pieces, without volumes.
+
+        None: it needs the whole JSON.
+        """
+        if not all(stored_environments(tuple(snapshot.parts)) for snapshot in (before, after)):
+            return None
+        changes = self._runner.run(ViewChanges(before, after))
+        patch = json_patch(*loads(changes)) if changes else [{"path": ""}]
+        return patch if all(change["path"] for change in patch) else None
 
     def trace(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
         """Return the records after an index, as many as fit into an answer, but at least one."""
@@ -379,8 +396,12 @@ class SessionReader:
             raise HeavyReadError
         return Snapshot(parts, PartBytes(self._store, parts, {part: blobs[parts[part]] for part in opened}))
 
-    def _view(self, snapshot: Snapshot, session_id: str, owner: str | None, version: int | None) -> bytes:
-        """Return the JSON of a snapshot's environments. The other arguments are those of `_at`, which returned it.
+    def _view(
+        self, snapshot: Snapshot, session_id: str, owner: str | None, version: int | None, steps: Sequence[str] = ()
+    ) -> bytes:
+        """Return the JSON of a snapshot's environments, or at least the value at the steps of a JSON Pointer.
+
+        `_at` returned the snapshot for the other arguments.
 
         Raises:
             SessionNotFoundError: The session was closed meanwhile.
@@ -388,7 +409,7 @@ class SessionReader:
             MissingBlobError: A part or a piece is not in the store.
         """
         try:
-            return self._runner.run(ViewEnvironments(snapshot))
+            return self._runner.run(ViewEnvironments(snapshot, steps))
         except MissingBlobError:  # pieces are read on demand
             if self._at(session_id, owner, version).parts != snapshot.parts:
                 raise OverloadedError("The session has changed meanwhile. Send the request again.") from None

@@ -47,11 +47,12 @@ class LazyGraph:
         delta: The groups that differ from the base.
         failure: The error of a group that couldn't be loaded. An author's code may have caught it.
         numbers: The numbers of the roots in memory, by id.
+        contents: The items of the loaded chunked containers, as stored.
     """
 
     def __init__(self, table: LazyTable, base: Base, delta: Groups | None = None) -> None:
         self.table = table
-        self._base = base
+        self.base = base
         self.delta: dict[int, Group | None] = dict(delta or {})
         self._homes: dict[int, int] = {}
         self._kinds: dict[int, str] = {}
@@ -67,7 +68,7 @@ class LazyGraph:
         self._loaded: dict[int, Group] = {}
         self._loading: set[int] = set()
         self._container_ids: set[int] = set()  # of the roots that are dicts or lists
-        self._contents: dict[int, Items] = {}  # of chunked containers, as stored
+        self.contents: dict[int, Items] = {}
         self._lock = threading.RLock()
         self._is_open = True
         self.first: Any = None
@@ -78,9 +79,9 @@ class LazyGraph:
     @property
     def size(self) -> int:
         """Approximate bytes of the graph when it is stored."""
-        base = self._base.groups
+        base = self.base.groups
         replaced = sum(base[number].size for number in self.delta if number in base)
-        return self._base.size - replaced + sum(group.size for group in self.delta.values() if group)
+        return self.base.size - replaced + sum(group.size for group in self.delta.values() if group)
 
     @property
     def count(self) -> int:
@@ -158,8 +159,8 @@ class LazyGraph:
         """Fill a chunked container with lazy instances."""
         number, kind = root
         container = self.root(number)
-        of_base = self._base.groups.get(number) is group
-        derived = self._base.contents.get(number) if of_base else None
+        of_base = self.base.groups.get(number) is group
+        derived = self.base.contents.get(number) if of_base else None
         if derived is not None:
             keys, numbers, kinds = derived
             values = self._create(numbers, kinds)
@@ -173,14 +174,14 @@ class LazyGraph:
                 numbers += some_numbers
                 is_plain |= bool(others)
             if of_base and not is_plain and len({*numbers}) == len(numbers):
-                kinds = [self._base.kinds[n] for n in numbers]
+                kinds = [self.base.kinds[n] for n in numbers]
                 if _CONTAINERS.keys().isdisjoint(kinds):
-                    self._base.contents[number] = keys, numbers, kinds
+                    self.base.contents[number] = keys, numbers, kinds
         if keys is None:
             container.extend(values)
         else:
             container.update(zip(keys, values, strict=True))
-        self._contents[number] = Items(container, keys, values)
+        self.contents[number] = Items(container, keys, values)
 
     def _create(self, numbers: Sequence[int], kinds: Iterable[str]) -> list[Any]:
         """Return lazy roots, and create the missing ones."""
@@ -203,14 +204,18 @@ class LazyGraph:
 
     def _group(self, number: int) -> Group:
         group = self.delta.get(number)
-        return self._base.groups[number] if group is None else group
+        return self.base.groups[number] if group is None else group
+
+    def group(self, number: int) -> Group | None:
+        """Return a group, or None if there is none with this number."""
+        return self.delta[number] if number in self.delta else self.base.groups.get(number)
 
     def _home(self, root: int) -> int:
         home = self._homes.get(root)
-        return self._base.homes[root] if home is None else home
+        return self.base.homes[root] if home is None else home
 
     def _kind(self, root: int) -> str:
-        return self._kinds.get(root) or self._base.kinds[root]
+        return self._kinds.get(root) or self.base.kinds[root]
 
     def _add(self, number: int, value: Any) -> Any:
         self._roots[number] = value
@@ -239,7 +244,7 @@ class LazyGraph:
         """Free the objects. Whoever still holds a lazy instance can't load it any more."""
         self._is_open = False
         self._roots.clear()
-        self._contents.clear()
+        self.contents.clear()
         self.first = None
 
     # Writing
@@ -269,7 +274,7 @@ class LazyGraph:
         members = {
             number: [root for root, _ in group.roots] for number, group in self._loaded.items() if group.chunks is None
         }
-        for number, contents in [*self._contents.items()]:
+        for number, contents in [*self.contents.items()]:
             if contents.is_changed():
                 if self._add_items(contents, members):
                     changes |= self._write_chunks(number, contents)
@@ -281,14 +286,14 @@ class LazyGraph:
         changes |= written.changes(self._loaded)
         self._apply(changes)
         for number in written.unverified.intersection(changes):
-            LazyGraph(self.table, self._base, self.delta).check_members(number)
+            LazyGraph(self.table, self.base, self.delta).check_members(number)
         return changes
 
     def _apply(self, changes: Groups) -> None:
         for number, group in changes.items():
             self.delta[number] = group
             if group is None or group.chunks is None:
-                self._contents.pop(number, None)
+                self.contents.pop(number, None)
             if group is None:
                 self._loaded.pop(number, None)
             elif group.roots:
@@ -296,7 +301,7 @@ class LazyGraph:
                 for root, kind in group.roots:
                     self._homes[root], self._kinds[root] = number, kind
                 if group.chunks is not None:
-                    self._contents[number] = Items.now(self._roots[number])
+                    self.contents[number] = Items.now(self._roots[number])
 
     def _add_items(self, contents: Items, members: dict[int, list[int]]) -> bool:
         """Make the new instances in a container roots. Return whether the container can stay in chunks."""
@@ -326,7 +331,7 @@ class LazyGraph:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return self._base.vocabulary
+        return self.base.vocabulary
 
     def dump(self, numbers: Sequence[int]) -> Dump:
         """Write the states of roots."""
@@ -407,7 +412,7 @@ class LazyGraph:
 
     def collected(self) -> dict[int, Group]:
         """Return all groups that are reachable from the trunk. Groups of removed pieces aren't."""
-        fresh = LazyGraph(self.table, self._base, self.delta)
+        fresh = LazyGraph(self.table, self.base, self.delta)
         fresh.load_all()
         groups = {number: fresh._group(number) for number in fresh._loaded}
         return groups | {chunk: fresh._group(chunk) for group in groups.values() for chunk, _ in group.chunks or ()}
@@ -442,7 +447,9 @@ class _Writing:
         """Return the groups that differ from the stored ones."""
         changes: dict[int, Group | None] = dict.fromkeys(self._united)
         for number, dump in self._dumps.items():
-            group = Group(self._graph.roots_of(self._members[number]), dump.data)
+            members = self._members[number]
+            references = tuple(sorted(dump.references.difference(members)))
+            group = Group(self._graph.roots_of(members), dump.data, references=references)
             if stored.get(number) != group:
                 changes[number] = group
         return changes

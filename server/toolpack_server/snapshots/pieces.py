@@ -31,6 +31,7 @@ import itertools
 import pickle
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from toolpack_server.snapshots.classes import ClassTable
@@ -52,25 +53,42 @@ class Group(NamedTuple):
         roots: The number and the kind of each root: a class's name, `dict` or `list`. A chunk has no roots.
         data: The states of the roots, or the items of a chunk. Empty for a chunked container.
         chunks: For a chunked container, the numbers of its chunks, each with its count of items; else None.
+        references: The numbers of the roots of other groups to which the data refers. Empty for chunks.
     """
 
     roots: Roots
     data: bytes
     chunks: tuple[tuple[int, int], ...] | None = None
+    references: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
         """Approximate number of bytes."""
-        return 16 * (1 + len(self.roots)) + len(self.data) + 8 * len(self.chunks or ())
+        return 16 * (1 + len(self.roots)) + len(self.data) + 8 * (len(self.chunks or ()) + len(self.references))
 
 
 Groups = Mapping[int, Group | None]
 """Groups by number; None if the group was removed."""
 
 
+def referrers(groups: Groups) -> dict[int, list[int]]:
+    """Return, for each root that groups refer to, the roots of these groups."""
+    found: dict[int, list[int]] = {}
+    for group in groups.values():
+        for number in group.references if group else ():
+            found.setdefault(number, []).extend(root for root, _ in group.roots)  # type: ignore[union-attr]
+    return found
+
+
 def root_operator(number: int) -> Any:
     """Stand for a root in the bytes. A reader calls `LazyGraph.root` instead."""
     raise pickle.UnpicklingError(number)
+
+
+def chunked_in(groups: Groups) -> dict[int, int]:
+    """Return the container of each chunk."""
+    containers = [group for group in groups.values() if group and group.chunks is not None]
+    return {chunk: group.roots[0][0] for group in containers for chunk, _ in group.chunks or ()}
 
 
 class Vocabulary:
@@ -144,17 +162,27 @@ class Base:
         self.size = sum(group.size for group in groups.values())
         self.contents: dict[int, tuple[list[Any] | None, list[int], list[str]]] = {}
 
+    @cached_property
+    def referrers(self) -> dict[int, list[int]]:
+        return referrers(self.groups)
+
+    @cached_property
+    def chunked(self) -> dict[int, int]:
+        return chunked_in(self.groups)
+
 
 class Dump(NamedTuple):
     """The bytes of one group.
 
     Attributes:
         memo: Every object in the bytes, by its id, each with its index.
+        references: The numbers of the roots in the bytes.
         must_verify: The bytes must be read back; see `WriteProgress`.
     """
 
     data: bytes
     memo: dict[int, tuple[int, Any]]
+    references: set[int]
     must_verify: bool
 
 
@@ -173,14 +201,16 @@ class GroupWriter(SnapshotWriter):
         self.memo = vocabulary.memo
         self.writers = table.writers
         self._numbers = numbers
+        self.references: set[int] = set()
 
     def run(self, value: Any) -> Dump:
         self.dump(value)
-        return Dump(self._buffer.getvalue(), self.memo.copy(), self.must_verify)
+        return Dump(self._buffer.getvalue(), self.memo.copy(), self.references, self.must_verify)
 
     def reducer_override(self, obj: Any) -> tuple[Any, ...]:
         number = self._numbers.get(id(obj))
         if number is not None:
+            self.references.add(number)
             return root_operator, (number,)
         if is_lazy(obj):  # it belongs to another graph
             load(obj)
@@ -191,7 +221,10 @@ class ContainerWriter(GroupWriter):
     """Writes all roots as their numbers. Slower than its base: pickle calls `persistent_id` for each object."""
 
     def persistent_id(self, obj: Any) -> int | None:
-        return self._numbers.get(id(obj))
+        number = self._numbers.get(id(obj))
+        if number is not None:
+            self.references.add(number)
+        return number
 
 
 class GroupReader(pickle.Unpickler):

@@ -1,0 +1,50 @@
+"""Comparison of two graphs in pieces by their groups, without loading the objects."""
+
+from collections.abc import Iterator
+
+from toolpack_server.snapshots.lazy_graph import LazyGraph
+from toolpack_server.snapshots.pieces import chunked_in, referrers
+
+
+def changed_roots(left: LazyGraph, right: LazyGraph) -> set[int] | None:
+    """Return the numbers of all roots that may differ between two graphs, or None if all may.
+
+    A root may differ if its group does, or if it refers to a root that may differ. Nothing may have changed the loaded
+    objects of either graph.
+    """
+    numbers = left.delta.keys() | right.delta.keys()
+    if left.base is not right.base:
+        if left.vocabulary.names != right.vocabulary.names:
+            return None
+        numbers |= left.base.groups.keys() | right.base.groups.keys()
+    differing = [number for number in numbers if left.group(number) != right.group(number)]
+    if not differing:
+        return set()
+    graphs = (left, right)
+    pending = [root for graph in graphs for root in _roots_in(graph, differing)]
+    links = [found for graph in graphs for found in (graph.base.referrers, referrers(graph.delta))]
+    containers = [
+        (number, [*map(graph.numbers.get, map(id, items.values))])
+        for graph in graphs
+        for number, items in graph.contents.items()
+    ]
+    changed: set[int] = set()
+    while pending:
+        while pending:
+            root = pending.pop()
+            if root not in changed:
+                changed.add(root)
+                pending += [referrer for found in links for referrer in found.get(root, ())]
+        pending = [root for root, items in containers if root not in changed and not changed.isdisjoint(items)]
+    return changed
+
+
+def _roots_in(graph: LazyGraph, numbers: list[int]) -> Iterator[int]:
+    """Yield the roots of groups, and the chunked containers whose items aren't known."""
+    chunked = graph.base.chunked | chunked_in(graph.delta)
+    yield from {*chunked.values()} - graph.contents.keys()
+    for number in numbers:
+        group = graph.group(number)
+        yield from (root for root, _ in group.roots) if group else ()
+        if number in chunked:
+            yield chunked[number]
