@@ -40,7 +40,7 @@ from toolpack_server.sessions.operation import OperationHook, SessionOperation
 from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.sessions.resets import ResetOperation
-from toolpack_server.stores.base import SessionQuery
+from toolpack_server.stores.base import Head, SessionQuery, StoredSession
 
 T = TypeVar("T")
 
@@ -185,21 +185,14 @@ class SessionManager:
                 tracer.end(trace, ended.outcome, ended.result, sys.exception() if outcome is None else None)
         return outcome
 
-    async def settle(self, session_id: str, owner: str | None) -> None:
-        """Finish what a session's last call has set off, before the session is evaluated. Usually nothing is left.
+    def unfinished(self, session: StoredSession, head: Head) -> list[SessionOperation]:
+        """Return operations that finish what a session's last call has set off. Usually there are none.
 
-        Raises:
-            RequestError: The session doesn't exist, or the server is too busy.
+        An evaluation runs them first. Called in a thread, because hooks may read the store.
         """
-
-        def find(reader: SessionReader) -> list[SessionOperation]:
-            session, head = reader.find(session_id, owner)
-            hooks = (hook for hook in self._context.operation_hooks if isinstance(hook, OperationHook))
-            rests = (hook.unfinished(session, head) for hook in hooks if hook.concerns(session))
-            return [operation for operation in rests if operation is not None]
-
-        for operation in await self.read(find, owner or ""):
-            await self.run(operation)
+        hooks = (hook for hook in self._context.operation_hooks if isinstance(hook, OperationHook))
+        operations = (hook.unfinished(session, head) for hook in hooks if hook.concerns(session))
+        return [operation for operation in operations if operation is not None]
 
     async def cancel_call(self, session_id: str, owner: str, request: CallRequest) -> None:
         """Record a call with a call_id as cancelled, unless it is committed. The call must not run any more here.

@@ -14,6 +14,7 @@ from toolpack_server.base.errors import (
     ClassesChangedError,
     EvaluationError,
     InvalidParamsError,
+    OverloadedError,
     RequestError,
     StateDamagedError,
     shown,
@@ -42,6 +43,7 @@ from toolpack_server.jsonio.strict import dumps
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.protocol.omission import if_set
 from toolpack_server.rpc.method import App
+from toolpack_server.sessions.operation import SessionOperation
 from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.stores.base import Head, StoredSession
@@ -54,6 +56,14 @@ class TaskQuery(NamedTuple):
     toolpack: str | None
     split: str | None
     tags: Sequence[str]
+
+
+class UnfinishedError(OverloadedError):
+    """A session's last call has set off something that hasn't happened; these operations finish it."""
+
+    def __init__(self, operations: Sequence[SessionOperation]) -> None:
+        super().__init__("What the session's last call has set off hasn't happened yet.")
+        self.operations = operations
 
 
 class Tasks:
@@ -187,17 +197,41 @@ class Tasks:
             )
         if ends and not record:
             raise InvalidParamsError("Only a recorded verdict ends the agent's part: set record, too, or omit ends.")
-        if version is None:
-            await self._sessions.settle(session_id, owner)
+        request = session_id, owner, name, version, answer
+        try:
+            return await self._evaluate(*request, record=record, ends=ends, settled=version is not None)
+        except UnfinishedError as error:
+            for operation in error.operations:
+                await self._sessions.run(operation)
+            return await self._evaluate(*request, record=record, ends=ends, settled=True)
+
+    async def _evaluate(
+        self,
+        session_id: str,
+        owner: str | None,
+        name: str | None,
+        version: int | None,
+        answer: str | None,
+        *,
+        record: bool,
+        ends: bool,
+        settled: bool,
+    ) -> Verdict:
         tracer, began, task = self._sessions.tracer, time.time_ns(), ""
         heavy = self._sessions.heavy_reader
 
         def evaluate(state: SessionState, start_clock: Callable[[float], None]) -> Verdict:
             nonlocal task
+            head = Head(state.index, state.version, state.parts, last=state.last)
+            self._check_finished(state.session, head, settled=settled)
             task, seconds = self._chosen(state.session, None)
             start_clock(seconds)
-            head = Head(state.index, state.version, state.parts, last=state.last)
             return self._verdict(task, heavy, state.session, head, None, None)
+
+        def find(reader: SessionReader) -> tuple[StoredSession, Head, tuple[str, float]]:
+            session, head, chosen = self._found(reader, session_id, owner, name)
+            self._check_finished(session, head, settled=settled)
+            return session, head, chosen
 
         try:
             if record:
@@ -206,9 +240,7 @@ class Tasks:
                 operation = VerdictOperation(self._context, session_id, owner, evaluate, ends=ends)
                 verdict: Verdict = await self._sessions.run(operation)
             else:
-                session, head, (task, seconds) = await self._sessions.read(
-                    lambda reader: self._found(reader, session_id, owner, name), owner or ""
-                )
+                session, head, (task, seconds) = await self._sessions.read(find, owner or "")
                 verdict = await self._sessions.run_authors(
                     lambda: self._verdict(task, heavy, session, head, version, answer),
                     *(owner or "", f"evaluate {task}", seconds),
@@ -220,6 +252,12 @@ class Tasks:
         if tracer is not None:
             tracer.evaluated(session_id, task, began, verdict, None)
         return verdict
+
+    def _check_finished(self, session: StoredSession, head: Head, *, settled: bool) -> None:
+        """Raise `UnfinishedError` if the session's last call has set off something that hasn't happened."""
+        operations = () if settled else self._sessions.unfinished(session, head)
+        if operations:
+            raise UnfinishedError(operations)
 
     def _verdict(
         self,
