@@ -32,7 +32,7 @@ except ModuleNotFoundError:
 else:
     # These checks are off: an example may be slow on a busy machine, and one fixture may serve many examples.
     checks = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
-    hypothesis.settings.register_profile("tests", deadline=None, max_examples=30, suppress_health_check=checks)
+    hypothesis.settings.register_profile("tests", deadline=None, max_examples=20, suppress_health_check=checks)
     hypothesis.settings.register_profile("heavy", hypothesis.settings.get_profile("tests"), max_examples=100)
     hypothesis.settings.load_profile("tests")
 
@@ -106,7 +106,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Mark heavy tests: those in a browser, and property tests once more, with three times as many examples."""
+    """Mark heavy tests: those in a browser, and property tests once more, with five times as many examples."""
     with_many = hypothesis and config.option.markexpr == HEAVY
     for item in items:
         is_property = with_many and hypothesis.is_hypothesis_test(getattr(item, "obj", None))

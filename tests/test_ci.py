@@ -47,6 +47,7 @@ def run(checks, tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.heavy
 def test_few_failed_tests_run_again_and_are_named(checks, run):
     passed, output = run(checks.Check(f"{Path(sys.executable).parent}/pytest -q test_flaky.py"))
     assert passed, output

@@ -37,6 +37,7 @@ def broken(url):
 IN_PROCESSES = pytest.param("process", marks=pytest.mark.long)  # a real server runs the same checks below
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("isolation", ["thread", IN_PROCESSES] if sys.platform == "linux" else ["thread"])
 def test_a_server_in_this_process_keeps_the_guarantees(isolation, monkeypatch):
     # As many executors as parallel checks: those about deadlines block one for more than a second.
