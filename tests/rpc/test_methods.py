@@ -87,7 +87,7 @@ def test_access_to_all_owners_sessions_is_read_only(make_bench):
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": {"session_id": mine, **params}})
         return result_of(bench._run(bench.service.rpc.answer(Caller.all_owners(), body.encode())))
 
-    for method in ("get_session", "get_environment", "diff_environment", "get_trace"):
+    for method in ("get_session", "get_environment", "diff_environment", "summarize_changes", "get_trace"):
         assert everybody(method) == bench.rpc(method, owner="ann", session_id=mine) or method == "get_session"
     refused(-32001, everybody, "run_function", function="add", kwargs={"amount": 1})
     for method in ("reset_session", "fork_session", "close_session", "submit_answer"):

@@ -557,6 +557,10 @@ def test_a_difference_is_a_json_patch(stored_bench):
         assert jsonpatch.apply_patch(worlds[before], patch) == worlds[after]
         assert bool(patch) is (before != after)
     assert jsonpatch.apply_patch(worlds[0], stored_bench.rpc("diff_environment", session_id=session_id)) == worlds[2]
+    whole = stored_bench.rpc("diff_environment", session_id=session_id)
+    for limit in (0, 1, 100):
+        summary = stored_bench.rpc("summarize_changes", session_id=session_id, limit=limit)
+        assert summary == {"total": len(whole), "changes": whole[:limit]}
 
 
 def test_old_versions_go_except_the_first_and_are_reported(tmp_path, make_bench):

@@ -28,6 +28,7 @@ from toolpack_server.features.evaluation.tasks.results import (
 )
 from toolpack_server.features.replay.results import Bundle, Difference, Versions
 from toolpack_server.protocol.results import (
+    ChangesSummary,
     Envelope,
     Export,
     FunctionList,
@@ -335,6 +336,23 @@ class ClientMethods:
             to_version: The version to end with. Default: the current one.
             to_session_id: The session to end with. Default: the same session.
             text_diffs: Show changed text files as unified diffs.
+        """
+
+    @requests("summarize_changes")
+    def summarize_changes(
+        self,
+        session_id: str,
+        *,
+        from_version: int = 0,
+        to_version: int | None = None,
+        limit: int = 3,
+    ) -> ChangesSummary:
+        """Count the changes between the environments of two versions of a session, and return the first ones.
+
+        Args:
+            from_version: The version to start from.
+            to_version: The version to end with. Default: the current one.
+            limit: Maximum number of changes to return.
         """
 
     @requests("get_trace")

@@ -168,6 +168,13 @@ class PartFailure(TypedDict):
     message: str
 
 
+class ChangesSummary(TypedDict):
+    """The number of changes between two versions, and the first of them as operations of a JSON Patch (RFC 6902)."""
+
+    total: int
+    changes: list[dict[str, Json]]
+
+
 class Export(TypedDict):
     """An exact snapshot in base64, with the fingerprints of the classes that it needs.
 

@@ -25,7 +25,16 @@ from toolpack_server.protocol.parameters import (
     SessionRequest,
     Version,
 )
-from toolpack_server.protocol.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
+from toolpack_server.protocol.results import (
+    ChangesSummary,
+    Envelope,
+    Export,
+    FunctionList,
+    Json,
+    Record,
+    Session,
+    ToolpackDescription,
+)
 from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.method import App, Method
@@ -193,6 +202,21 @@ class DiffEnvironment(Method, result=list[dict[str, Json]]):
         )
 
 
+class SummarizeChanges(Method, result=ChangesSummary):
+    """Count the changes between the environments of two versions of a session, and return the first ones."""
+
+    session_id: SessionId
+    from_version: Version = Field(0, description="The version to start from.")
+    to_version: Version | None = Field(None, description="The version to end with. Default: the current one.")
+    limit: int = Field(3, ge=0, le=1000, description="Maximum number of changes to return.")
+
+    async def handle(self, caller: Caller, app: App) -> ChangesSummary:
+        changes = await app.sessions.read(
+            lambda reader: reader.diff(self.session_id, caller.sees, self.from_version, self.to_version), caller.owner
+        )
+        return {"total": len(changes), "changes": changes[: self.limit]}
+
+
 class GetTrace(Method, result=list[Record]):
     """Return a session's records, in order."""
 
@@ -309,6 +333,7 @@ METHODS: tuple[type[Method], ...] = (
     GetSession,
     GetEnvironment,
     DiffEnvironment,
+    SummarizeChanges,
     GetTrace,
     ForkSession,
     ResetSession,
