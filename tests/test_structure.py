@@ -64,7 +64,7 @@ ALLOWED_ANYS = {
     ("web/http_server.py", "app"): "uvicorn's name for any ASGI application",
 }
 CLIENTS_MAY_IMPORT = re.compile(
-    r"toolpack_server\.((client|training)\b.*|base\.errors|protocol\.results|features\.(\w+\.)+results)"
+    r"toolpack_server\.((client|training)\b.*|base\.errors|protocol\.(results|steps)|features\.(\w+\.)+results)"
 )
 
 

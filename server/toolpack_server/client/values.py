@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from math import hypot, inf, sqrt
 from operator import itemgetter
 from statistics import fmean, stdev
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from toolpack_server.base.errors import ClientError, ReplyError
 from toolpack_server.client.batches import AsyncBatch
 from toolpack_server.client.methods import CallRecord, ClientMethods, Session
 from toolpack_server.client.requests import Request
 from toolpack_server.features.evaluation.tasks.results import AnswerRecord, Solution, SolutionCall, Verdict
+from toolpack_server.protocol.steps import spans_of
 
 T = TypeVar("T")
 
@@ -192,8 +193,8 @@ class Valuer:
         path = [record async for record in self._pages("get_trace", session_id, key="place", path=True)]
         trace = [record async for record in self._pages("get_trace", session_id, key="index")]
         own = [each for each in path if each["session_id"] == session_id]
-        spans = _spans(own, trace)
-        possible = sorted({0, *(version for _, *span in spans for version in span)})
+        spans = spans_of(own, trace)
+        possible = sorted({0, *(version for span in spans for version in (span.before, span.after))})
         chosen = possible if steps is None else sorted(set(steps))
         for version in chosen:
             if version not in possible:
@@ -203,9 +204,9 @@ class Valuer:
         end = await self._end(session)
         values = await _Rollout(self, session, await self._usable(session), end).values(chosen)
         call_values = [
-            CallValue(record, values[before], values[after])
-            for record, before, after in spans
-            if {before, after} <= values.keys() and record["kind"] == "call"
+            CallValue(cast("CallRecord", span.record), values[span.before], values[span.after])
+            for span in spans
+            if {span.before, span.after} <= values.keys() and span.record["kind"] == "call"
         ]
         answers = [each for each in own if each["kind"] == "answer" and possible[-1] in values]
         answer = CallValue(answers[-1], values[possible[-1]], end) if answers else None
@@ -539,21 +540,3 @@ def closing(session_id: str) -> Any:
     """Return a request that closes a session. It may be repeated, because its answer isn't used."""
     request: Any = _UNSENT.close_session(session_id)
     return replace(request, repeatable=True)
-
-
-def _spans(path: Sequence[Any], trace: Sequence[Any]) -> list[tuple[Any, int, int]]:
-    """Return the records of a history that are calls, with the steps before and after each.
-
-    A step is a version that a call created, or that was there before it. A call that changed nothing belongs to the
-    step that it follows.
-    """
-    versions = [0, *(record["version"] for record in trace)]
-    changed = {after["index"] for before, after in zip(versions, trace, strict=False) if after["version"] > before}
-    spans: list[tuple[Any, int, int]] = []
-    step = 0
-    for record in path:
-        if record["kind"] == "call":
-            after = record["version"] if record["index"] in changed else step
-            spans.append((record, after - 1 if record["index"] in changed else step, after))
-            step = after
-    return spans

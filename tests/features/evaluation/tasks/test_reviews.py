@@ -128,6 +128,102 @@ def test_review_without_a_known_way_to_win_names_nothing(bench):
         bench.rpc("review_session", session_id=bench.create("chores"))
 
 
+MAIL = '''
+"""A draft that is sent, once or as often as you like."""
+
+from typing import Annotated
+
+from pydantic import BaseModel
+
+from toolpack_server import Depends, Task, TaskEnvironment, Toolpack, reached_solution
+
+
+class Lines(BaseModel):
+    draft: list[str] = []
+    sent: list[str] = []
+    shown: list[str] = []
+
+
+class MailEnvironment(TaskEnvironment):
+    lines: Lines = Lines()
+
+
+toolpack = Toolpack("mail", MailEnvironment)
+TheLines = Annotated[Lines, Depends("lines")]
+
+
+@toolpack.function
+def write(lines: TheLines, line: str) -> None:
+    """Write a line.
+
+    :param line: Its text.
+    """
+    lines.draft.append(line)
+
+
+@toolpack.function
+def send(lines: TheLines) -> None:
+    """Send the draft, the first time."""
+    lines.sent = lines.sent or [*lines.draft]
+
+
+@toolpack.function
+def show(lines: TheLines) -> None:
+    """Show the draft."""
+    lines.shown = [*lines.draft]
+
+
+WRITES = [("write", {"line": "a"}), ("write", {"line": "b"})]
+toolpack.add_task(Task("once", "Send a and b.", reached_solution(), solution=[*WRITES, ("send", {})]))
+toolpack.add_task(Task("often", "Show a and b.", reached_solution(), solution=[*WRITES, ("show", {})]))
+toolpack.add_task(Task("open", "Send anything.", lambda rollout: bool(rollout.environment.lines.sent)))
+'''
+
+
+@pytest.fixture(scope="module")
+def mail(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packs")
+    (folder / "mail.py").write_text(MAIL, encoding="utf-8")
+    with serving.Bench(load_catalog((folder,), ("mail",))) as server:
+        yield server
+
+
+def test_a_call_of_the_solution_made_too_early_names_what_lacked(mail):
+    session_id = played(mail, "mail/once", [("write", {"line": "a"}), ("send", {})])
+    review = mail.rpc("review_session", session_id=session_id)
+    assert (review["lost"], review["lost_at"]) == (1, "write was not made before send")
+    assert 'Lost at call 1, send(), made without write(line="b") before it: the value' in review["summary"]
+    assert [call["kwargs"] for call in review["never_called"]] == [{"line": "b"}]
+
+
+def test_calls_may_be_repeated_after_a_missing_one(mail):
+    session_id = played(mail, "mail/often", [("write", {"line": "a"}), ("show", {})])
+    review = mail.rpc("review_session", session_id=session_id)
+    assert ("lost" in review, review["lost_at"]) == (False, "write was never made")
+    assert [call["function"] for call in review["line"]["calls"]] == ["write", "show"]
+
+
+def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail):
+    labels = {"run": "one"}
+    calls = [("write", {"line": "x"}), ("send", {})]
+    failed = played(mail, "mail/open", calls[:1], labels={**labels, "rollout": "0"})
+    assert "No continuation is known" in mail.rpc("review_session", session_id=failed)["summary"]
+    sibling = played(mail, "mail/open", calls, labels={**labels, "rollout": "1"})
+    review = mail.rpc("review_session", session_id=failed)
+    assert (review["sibling"], review["lost_at"]) == (sibling, "send was never made")
+    assert f"those of the rollout {sibling[:8]}, which passed" in review["summary"]
+
+
+def test_forks_of_a_review_count_as_no_rollouts(mail):
+    session_id = played(mail, "mail/once", [])
+    mail.rpc("review_session", session_id=session_id, record=True)
+    page = mail.rpc("summarize_sessions", evaluate=True)
+    ids = {each["session_id"] for each in page["sessions"] if session_id in each["labels"].values()}
+    assert len(ids) == 2
+    (rate,) = [rate for rate in page["rates"] if rate["task"] == "mail/once"]
+    assert rate["rollouts"] == sum(each["task"] == "mail/once" and not each["labels"] for each in page["sessions"])
+
+
 def test_a_stored_review_lasts_until_the_next_record(bench):
     session_id = played(bench, "bank/moving-out", LOSING, None)
     review = bench.rpc("review_session", session_id=session_id, record=True)

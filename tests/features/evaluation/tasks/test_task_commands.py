@@ -279,7 +279,7 @@ def test_evaluate_reports_forks_and_records_verdicts(endpoint, rollouts):
     done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--record")
     assert (done.exit_code, done.stdout.splitlines()[1].split()[:2]) == (0, ["chores/dishes", "4"])
     assert "1 of these 7 are forks of others among them.\n" in done.stderr
-    assert "Sessions that the console created, not counted: 1.\n" in done.stderr
+    assert "Forks that the console or a review created, not counted: 1.\n" in done.stderr
     assert len(endpoint.rpc("list_sessions", labels=labels, passed=True)) == 5
 
 

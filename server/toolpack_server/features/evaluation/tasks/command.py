@@ -24,7 +24,7 @@ from toolpack_server.features.evaluation.tasks.export import FORMATS, participan
 from toolpack_server.features.evaluation.tasks.pass_rates import rates, rates_table
 from toolpack_server.features.evaluation.tasks.report import RunsPage
 from toolpack_server.features.evaluation.tasks.review_page import lost_lines, place_of_loss, review_html
-from toolpack_server.features.evaluation.tasks.summaries import CONSOLE_LABEL
+from toolpack_server.features.evaluation.tasks.summaries import is_rollout
 from toolpack_server.features.evaluation.tasks.trajectories import trajectory, verdict_members
 from toolpack_server.features.evaluation.tasks.variants import FalseAnswers, count_false_answers, variants_table
 from toolpack_server.protocol.senders import AGENT
@@ -152,7 +152,7 @@ async def _evaluate(
     """
     verdicts: list[dict[str, Any]] = []
     parents: dict[str, str] = {}
-    console_forks, without = 0, 0
+    inspections, without = 0, 0
     after: str | None = ""
     with progress("Evaluating", await _count(send, labels)) as advance:
         while after is not None:
@@ -160,8 +160,8 @@ async def _evaluate(
             summaries = await send("summarize_sessions", params)
             for summary in (each for each in summaries["sessions"] if "task" in each):
                 advance(1)
-                if CONSOLE_LABEL in summary["labels"] and CONSOLE_LABEL not in labels:
-                    console_forks += 1
+                if not is_rollout(summary["labels"], labels):
+                    inspections += 1
                     continue
                 verdict = {**summary["verdict"], **{name: summary[name] for name in _SESSION_MEMBERS & summary.keys()}}
                 if file is not None:
@@ -181,13 +181,16 @@ async def _evaluate(
     counted = [each for each in verdicts if each["session_id"] not in attacks.controls]
     await _print_tables(send, counted, attacks, to_stderr=file is not None and file.name == "-")
     if lost:
-        echo("", *await _places_of_loss(send, verdicts), err=file is not None and file.name == "-")
+        places = await _places_of_loss(send, verdicts)
+        echo("", *(lost_lines([*places.values()]) or ["No rollout failed."]), err=file is not None and file.name == "-")
+        if page is not None:
+            page.add_places(places)
     if without:
         note = (
             f"{without} of these {len(verdicts)} have no participant {participant!r}, so the file has no line of them."
         )
         echo("", note, err=True)
-    _print_notes(forks, len(attacks.controls), console_forks, invalid, len(verdicts))
+    _print_notes(forks, len(attacks.controls), inspections, invalid, len(verdicts))
     for extra in extras:
         extra.end()
     return bool(invalid)
@@ -207,15 +210,15 @@ async def _print_tables(send: Send, verdicts: Sequence[dict[str, Any]], attacks:
     echo(*"\n\n".join(tables).split("\n"), err=to_stderr)
 
 
-async def _places_of_loss(send: Send, verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Review the rollouts that failed. Return the lines of the report about the calls that lost them."""
+async def _places_of_loss(send: Send, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Review the rollouts that failed. Return where each was lost, by session_id."""
     failed = [each["session_id"] for each in verdicts if each["valid"] and not each["passed"]]
-    places = []
+    places: dict[str, str] = {}
     with progress("Reviewing", len(failed)) as advance:
         for session_id in failed:
-            places.append(await place_of_loss(send, session_id))
+            places[session_id] = await place_of_loss(send, session_id)
             advance(1)
-    return lost_lines(places) or ["No rollout failed."]
+    return places
 
 
 async def _count(send: Send, labels: dict[str, str]) -> int:
@@ -226,15 +229,13 @@ async def _count(send: Send, labels: dict[str, str]) -> int:
     return count
 
 
-def _print_notes(
-    forks: int, controls: int, console_forks: int, invalid: Sequence[Mapping[str, Any]], count: int
-) -> None:
+def _print_notes(forks: int, controls: int, inspections: int, invalid: Sequence[Mapping[str, Any]], count: int) -> None:
     if forks > controls:
         echo("", f"{forks - controls} of these {count} are forks of others among them.", err=True)
     if controls:
         echo("", f"{controls} of these {count} are controls of attacked sessions, not counted elsewhere.", err=True)
-    if console_forks:
-        echo("", f"Sessions that the console created, not counted: {console_forks}.", err=True)
+    if inspections:
+        echo("", f"Forks that the console or a review created, not counted: {inspections}.", err=True)
     if invalid:
         echo("", f"{len(invalid)} of {count} rollouts are invalid and not counted:", err=True)
         for verdict in invalid:

@@ -79,6 +79,13 @@ class RunsPage:
         lines += [f"and {len(path) - MAX_LINES} more"] if len(path) > MAX_LINES else []
         self._sessions.append({**summary, "lines": lines})
 
+    def add_places(self, places: Mapping[str, str]) -> None:
+        """Add where rollouts were lost, by session_id."""
+        self._sessions = [
+            {**each, "lost_at": places[each["session_id"]]} if each["session_id"] in places else each
+            for each in self._sessions
+        ]
+
     async def html(self, verified: str | None = None) -> str:
         """Return the text of the file.
 

@@ -246,8 +246,10 @@ class ReviewLine(TypedDict):
 class Review(TypedDict):
     """The review of a rollout. `lost` is the index of the record that lost it, and `line` would have won before it.
 
-    `never_called` has the calls that the rollout lacked at its end, if it could still be won there. Values are lower
-    bounds: a better agent may know another continuation.
+    `lost_at` says in a few words where a failed rollout was lost, to count the same place in several rollouts.
+    `never_called` has the calls that the rollout lacked before `lost`, or at its end if it could still be won there.
+    Values are lower bounds: a better agent may know another continuation. If the solution isn't one, the calls of a
+    `sibling` are tried: a rollout of the same run and task that passed.
     """
 
     session_id: str
@@ -260,4 +262,6 @@ class Review(TypedDict):
     checks: list[TaskCheck]
     never_called: list[SolutionCall]
     lost: NotRequired[int]
+    lost_at: NotRequired[str]
     line: NotRequired[ReviewLine]
+    sibling: NotRequired[str]

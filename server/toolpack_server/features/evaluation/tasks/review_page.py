@@ -49,7 +49,7 @@ _PAGE = """<!doctype html>
 <h1>Review: {task}</h1>
 <p class="facts"><span>Session {session}</span><span>{outcome}</span></p>
 <p class="said{tone}">{summary}</p>
-{graph}
+{sibling}{graph}
 <p class="hint">The value is the best reward that a known continuation reaches: the rest of the solution, the same
 without calls made in other words, or the end. It is a lower bound: a better agent may know another way.</p>
 <h2>Calls</h2>
@@ -87,9 +87,12 @@ class _Page:
         verdict = "passed" if passed else "failed"
         reward = "no reward" if review["reward"] is None else f"reward {review['reward']:g}"
         rows = [self._row(entry) for entry in review["records"]]
-        missing = [_call(call, "", "+", "never made", " absent") for call in review["never_called"]]
-        is_answered = bool(rows) and review["records"][-1]["mark"] == "end"
-        at = len(rows) - 1 if missing and is_answered else len(rows)
+        missing = [
+            _call(call, "", "+", "not made before" if "lost" in review else "never made", " absent")
+            for call in review["never_called"]
+        ]
+        stops = [number for number, entry in enumerate(review["records"]) if entry["mark"] in {"lost", "end"}]
+        at = stops[0] if missing and stops else len(rows)
         return _PAGE.format(
             hash=content_hash(style),
             style=style,
@@ -99,6 +102,7 @@ class _Page:
             outcome=f'<span class="tag {"good" if passed else "bad"}">{verdict}</span> {reward}',
             tone=" good" if passed else "",
             summary=escape(review["summary"]),
+            sibling=self._sibling(),
             graph=self._graph(),
             calls="".join([*rows[:at], *missing, *rows[at:]]),
             line=self._line(),
@@ -114,6 +118,8 @@ class _Page:
 
     def _row(self, entry: Any) -> str:
         record, (sign, tone, words) = self._trace[entry["index"]], MARKS[entry["mark"]]
+        if entry["mark"] == "solution" and "sibling" in self._review:
+            words = "as in the rollout that passed"
         is_call = "function" in record
         shown = _arguments(record["kwargs"]) if is_call else _value(record["answer"])
         name = record["function"] if is_call else "answer"
@@ -130,6 +136,10 @@ class _Page:
             f"{before} → {after}" if moved else after,
             " lost" if entry["mark"] == "lost" else "",
         )
+
+    def _sibling(self) -> str:
+        sibling = self._review.get("sibling")
+        return f"<p>The rollout that passed: {self._link(sibling, {}, sibling[:8])}.</p>" if sibling else ""
 
     def _line(self) -> str:
         line = self._review.get("line")
@@ -195,20 +205,6 @@ class _Page:
         )
 
 
-def lost_at(review: Review, functions: Mapping[int, str]) -> str:
-    """Return where a failed rollout was lost, in a few words.
-
-    Args:
-        review: The review.
-        functions: The functions of the rollout's calls, by index.
-    """
-    if review["never_called"]:
-        return f"{review['never_called'][0]['function']} was never made"
-    if "lost" in review:
-        return functions.get(review["lost"], "the answer")
-    return "no answer" if "line" in review else "no continuation is known"
-
-
 def lost_lines(places: Sequence[str]) -> list[str]:
     """Return the lines of the report about where failed rollouts were lost, the most frequent place first."""
     counts = sorted(((places.count(place), place) for place in {*places}), key=lambda each: (-each[0], each[1]))
@@ -219,10 +215,9 @@ async def place_of_loss(send: Send, session_id: str) -> str:
     """Return where a failed rollout was lost, or why that can't be said. The review is stored."""
     try:
         review: Review = await send("review_session", {"session_id": session_id, "record": True})
-        trace = await whole_trace(send, session_id, path=False) if "lost" in review else []
     except click.ClickException as error:
         return f"no review: {error.format_message()}"
-    return lost_at(review, {record["index"]: record["function"] for record in trace if "function" in record})
+    return review.get("lost_at", "passed")
 
 
 def _turned(is_turned: bool) -> str:

@@ -11,10 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolpack_server.base.errors import InvalidParamsError, ReplyError, VersionNotRetainedError
-from toolpack_server.features.evaluation.tasks.results import Review, ReviewedRecord, ReviewLine, SolutionCall
+from toolpack_server.features.evaluation.tasks.results import (
+    Review,
+    ReviewedRecord,
+    ReviewLine,
+    Solution,
+    SolutionCall,
+    TaskSolution,
+)
+from toolpack_server.features.evaluation.tasks.solution_progress import compared_with, made
+from toolpack_server.features.evaluation.tasks.summaries import is_rollout
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.omission import if_set
-from toolpack_server.protocol.senders import AGENT
+from toolpack_server.protocol.senders import AGENT, CLIENT
+from toolpack_server.protocol.steps import Span, spans_of
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import CODES
 from toolpack_server.rpc.method import App
@@ -29,6 +39,9 @@ _AT_ONCE = 4  # steps
 _FORK_SECONDS = 300  # TTL of a fork that is played and closed, in case the worker dies
 _PAGE = 1000
 _SHOWN = 60  # characters of a call's arguments in the summary
+_SHOWN_ID = 8  # characters of a session_id in the summary
+_ROLLOUT = "rollout"  # the label that differs within a run
+_JUDGED = 20  # rollouts that are evaluated to find one that passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +80,18 @@ class _Reviewer:
         self._answer: str | None = None
         self._steps: dict[int, _Step] = {}
         self._has_solution = True
+        self._sibling: TaskSolution | None = None
+        self._path: list[Any] = []
         self._reads: set[str] = set()
 
     async def _ask(self, method: str, **params: Any) -> Any:
         return await self._app.request(self._caller, method, params)
 
-    async def _pages(self, *, path: bool) -> list[Any]:
+    async def _pages(self, session_id: str, *, path: bool) -> list[Any]:
         found: list[Any] = []
         key = "place" if path else "index"
         while page := await self._ask(
-            "get_trace", session_id=self._id, limit=_PAGE, path=path, after=found[-1][key] if found else -1
+            "get_trace", session_id=session_id, limit=_PAGE, path=path, after=found[-1][key] if found else -1
         ):
             found += page
         return found
@@ -87,7 +102,7 @@ class _Reviewer:
             raise InvalidParamsError(
                 "The session has no task, so no reward can be lost: review a session that was created with a task."
             )
-        trace = await self._pages(path=False)
+        trace = await self._pages(self._id, path=False)
         stage = {LABEL: self._id, "records": str(len(trace))}
         for found in await self._ask("list_sessions", labels=stage, limit=1):
             for note in await self._ask("get_trace", session_id=found["session_id"], limit=1):
@@ -95,8 +110,12 @@ class _Reviewer:
                 return stored
         functions = (await self._ask("list_functions", session_id=self._id))["result"]
         self._reads = {each["name"] for each in functions if each["read_only"]}
-        own = [each for each in await self._pages(path=True) if each["session_id"] == self._id]
-        review = await self._compute(session["task"], session["version"], _spans(own, trace))
+        self._path = await self._pages(self._id, path=True)
+        spans = spans_of([each for each in self._path if each["session_id"] == self._id], trace)
+        task, labels, version = session["task"], session["labels"], session["version"]
+        review = await self._compute(task, version, spans)
+        if not review["passed"] and review["reward"] is not None and "line" not in review:
+            review = await self._compared_with_sibling(task, labels, version, spans) or review
         if record:
             line = review.get("line")
             if line is not None:
@@ -106,6 +125,47 @@ class _Reviewer:
             ledger = await self._fork(session["version"], stage)
             await self._note(ledger["session_id"], review)
         return review
+
+    async def _compared_with_sibling(
+        self, task: str, labels: Mapping[str, str], version: int, spans: Sequence[Span]
+    ) -> Review | None:
+        """Return the review with the calls of a sibling as the solution, or None if they wouldn't have won either."""
+        sibling = await self._find_sibling(task, {name: labels[name] for name in labels if name != _ROLLOUT})
+        path = await self._pages(sibling, path=True) if sibling else []
+        ran = [each for each in path if each["kind"] == "call" and each["error"] is None]
+        answers = [each["answer"] for each in path if each["kind"] == "answer"]
+        if sibling is None or b'"$cut"' in dumps([each["kwargs"] for each in ran]):  # isn't recorded as a whole
+            return None
+        calls: list[SolutionCall] = [
+            {"function": each["function"], "kwargs": each["kwargs"], "by": each["by"]} for each in ran
+        ]
+        self._sibling, self._steps = {"calls": calls, "answer": answers[-1] if answers else ""}, {}
+        review = await self._compute(task, version, spans)
+        if "line" not in review:
+            return None
+        review["sibling"] = sibling
+        review["summary"] += f" The calls are those of the rollout {sibling[:_SHOWN_ID]}, which passed."
+        return review
+
+    async def _find_sibling(self, task: str, labels: Mapping[str, str]) -> str | None:
+        """Return the newest rollout of a task with these labels that passed, if there is one."""
+        if not labels:
+            return None
+        found = await self._ask("summarize_sessions", labels=labels, order="-created")
+        others = [
+            each
+            for each in found["sessions"]
+            if each.get("task") == task and each["done"] and is_rollout(each["labels"], labels)
+        ]
+        judged = 0
+        for each in others:
+            verdict = each.get("verdict")
+            if verdict is None and judged < _JUDGED:
+                judged += 1
+                verdict = await self._ask("evaluate_session", session_id=each["session_id"], raise_on_error=False)
+            if verdict and verdict["passed"]:
+                return str(each["session_id"])
+        return None
 
     async def _note(self, ledger: str, review: Review) -> None:
         """Store a review. One that is too large for a record isn't stored."""
@@ -122,14 +182,14 @@ class _Reviewer:
             if error.code != CODES[InvalidParamsError]:
                 raise
 
-    async def _compute(self, task: str, version: int, spans: Sequence["_Span"]) -> Review:
+    async def _compute(self, task: str, version: int, spans: Sequence[Span]) -> Review:
         answers = [each.record["answer"] for each in spans if each.record["kind"] == "answer"]
         self._answer = answers[-1] if answers else None
         verdict = await self._ask("evaluate_session", session_id=self._id, raise_on_error=False)
         steps = sorted({0, *(step for each in spans for step in (each.before, each.after))})
         values = await self._values(steps)
-        made = await self._solution(version)
-        places = {call["place"] for call in made["calls"] if "place" in call} if made else set()
+        solution = await self._solution(version)
+        places = {call["place"] for call in solution["calls"] if "place" in call} if solution else set()
         own = verdict["reward"] if verdict["valid"] else None
         end = steps[-1]
         known = [value for value in values.values() if value is not None]
@@ -174,11 +234,25 @@ class _Reviewer:
             }
             review["line"] = line
             if lost is None:
-                review["never_called"] = line["calls"]
+                review["never_called"] = [call for call in line["calls"] if "place" not in call]
             else:
                 review["lost"] = lost.record["index"]
+                review["never_called"] = await self._missing_before(lost, solution, line["calls"])
         review["summary"] = _summary(review, lost)
+        if not review["passed"]:
+            review["lost_at"] = _place(review, lost)
         return review
+
+    async def _missing_before(
+        self, lost: Span, solution: Solution | None, line: Sequence[SolutionCall]
+    ) -> list[SolutionCall]:
+        """Return the calls that the solution makes before the losing one, if that is one of its calls."""
+        calls = solution["calls"] if solution else []
+        number = next((number for number, call in enumerate(calls) if call.get("place") == lost.record["place"]), 0)
+        if not number:
+            return []
+        before = (await self._solution(lost.before))["calls"][:number]
+        return [call for call in before if "place" not in call and call in line]
 
     async def _values(self, steps: Sequence[int]) -> dict[int, float | None]:
         """Return the value of each step. Values never rise, so equal ends of a span have equal values between."""
@@ -221,7 +295,7 @@ class _Reviewer:
         solution = None if ended["passed"] else await self._solution(version)
         if solution is None:
             return best
-        for calls in self._ways(solution["rest"]):
+        for calls in self._ways(solution):
             fork = await self._fork(version, {LABEL: self._id}, _FORK_SECONDS)
             try:
                 verdict = await self._play(fork, calls, solution["answer"])
@@ -233,20 +307,37 @@ class _Reviewer:
                 break
         return best
 
-    def _ways(self, rest: Sequence[SolutionCall]) -> list[list[SolutionCall]]:
+    def _ways(self, solution: Solution) -> list[list[SolutionCall]]:
         """Return different lists of calls that may finish a task, the most likely ones first.
 
-        Calls that only read come last, because few tasks need them.
+        Calls that only read are tried late, because few tasks need them. The last list repeats the calls that the
+        solution makes after the first missing one, because some have no effect before it.
         """
-        changing = [call for call in rest if call["function"] not in self._reads]
-        ways: list[list[SolutionCall]] = []
-        for calls in (changing, [*rest]):
-            for way in (calls, [call for call in calls if "similar" not in call]):
-                if way not in ways:
-                    ways.append(way)
-        return ways
+        rest, calls = solution["rest"], solution["calls"]
+        first = next((number for number, call in enumerate(calls) if "place" not in call), len(calls))
+        tried = [self._changing(rest), rest]
+        lists = [
+            *(way for each in tried for way in (each, [call for call in each if "similar" not in call])),
+            self._changing(calls[first:]),
+        ]
+        return [way for number, way in enumerate(lists) if way not in lists[:number]]
+
+    def _changing(self, calls: Sequence[SolutionCall]) -> list[SolutionCall]:
+        return [call for call in calls if call["function"] not in self._reads]
 
     async def _solution(self, version: int) -> Any:
+        if self._sibling is not None:
+            history = [
+                each if each["kind"] == "call" else None
+                for each in self._path
+                if each["session_id"] != self._id or each["version"] <= version
+            ]
+            calls = compared_with(history, self._sibling["calls"])
+            return {
+                "calls": calls,
+                "answer": self._sibling["answer"],
+                "rest": [each for each in calls if not made(each)],
+            }
         if not self._has_solution:
             return None
         try:
@@ -266,8 +357,10 @@ class _Reviewer:
         """Make calls in a fork at the addresses of those who make them, submit the answer, and return the verdict."""
         session_id = fork["session_id"]
         for call in calls:
-            caller = Caller(self._caller.owner, session_id, address=call["by"])
             params = {"function": call["function"], "kwargs": call["kwargs"]}
+            caller = Caller(self._caller.owner, session_id, address=call["by"])
+            if call["by"] == CLIENT:
+                caller, params = self._caller, {**params, "session_id": session_id}
             try:
                 await self._app.request(caller, "run_function", params)
             except ReplyError:  # no calls are left
@@ -280,43 +373,19 @@ class _Reviewer:
         return await self._ask("evaluate_session", session_id=session_id, raise_on_error=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A call or the answer, and the steps before and after it."""
-
-    record: Mapping[str, Any]
-    before: int
-    after: int
-
-
-def _spans(path: Sequence[Any], trace: Sequence[Any]) -> list[_Span]:
-    """Return the calls and the answer of a history. A record that changed nothing has one step on both sides."""
-    versions = [0, *(record["version"] for record in trace)]
-    changed = {after["index"] for before, after in zip(versions, trace, strict=False) if after["version"] > before}
-    spans: list[_Span] = []
-    step = 0
-    for record in path:
-        if record["kind"] == "call" and record["index"] in changed:
-            step = record["version"]
-            spans.append(_Span(record, step - 1, step))
-        elif record["kind"] in {"call", "answer"}:
-            spans.append(_Span(record, step, step))
-    return spans
-
-
-def _fall(span: _Span, values: Mapping[int, float | None], own: float | None) -> float:
+def _fall(span: Span, values: Mapping[int, float | None], own: float | None) -> float:
     before = values[span.before]
     after = own if span.record["kind"] == "answer" else values[span.after]
     return 0.0 if before is None or after is None else before - after
 
 
-def _largest_fall(spans: Sequence[_Span], values: Mapping[int, float | None], own: float | None) -> _Span | None:
+def _largest_fall(spans: Sequence[Span], values: Mapping[int, float | None], own: float | None) -> Span | None:
     """Return the call or the answer at which the value falls most, the first of several."""
     falls = [_fall(span, values, own) for span in spans]
     return spans[falls.index(max(falls))] if falls and max(falls) > 0 else None
 
 
-def _mark(span: _Span, before: float | None, after: float | None, places: set[int]) -> Any:
+def _mark(span: Span, before: float | None, after: float | None, places: set[int]) -> Any:
     record = span.record
     if record["kind"] == "answer":
         return "end"
@@ -331,7 +400,18 @@ def _mark(span: _Span, before: float | None, after: float | None, places: set[in
     return "worse" if after < before else "own" if after > 0 else "late"
 
 
-def _summary(review: Review, lost: _Span | None) -> str:
+def _place(review: Review, lost: Span | None) -> str:
+    """Return where a failed rollout was lost, in a few words."""
+    missing = [call["function"] for call in review["never_called"]]
+    if lost is not None:
+        name = lost.record.get("function", "the answer")
+        return f"{missing[0]} was not made before {name}" if missing else name
+    if missing:
+        return f"{missing[0]} was never made"
+    return "no answer" if "line" in review else "no continuation is known"
+
+
+def _summary(review: Review, lost: Span | None) -> str:
     """Describe the outcome of a review in one or two sentences."""
     if review["passed"]:
         return f"Passed with the reward {review['reward']:g}: no call lost it."
@@ -345,21 +425,24 @@ def _summary(review: Review, lost: _Span | None) -> str:
         )
     count = len(line["calls"])
     more = f"{count or 'no'} more call{'s' * (count != 1)} and the answer"
-    if review["never_called"]:
-        (first, *rest) = review["never_called"]
-        others = f" and {len(rest)} more call{'s' * (len(rest) != 1)} were" if rest else " was"
+    missing = review["never_called"]
+    names = _written(missing[0]["function"], missing[0]["kwargs"]) if missing else ""
+    if len(missing) > 1:
+        names += f" and {len(missing) - 1} more call{'s' * (len(missing) != 2)}"  # noqa: PLR2004 - one besides it
+    if lost is None and missing:
         return (
-            f"No call lost it: {_written(first['function'], first['kwargs'])}{others} never made. At the end, {more} "
-            f"would have had the reward {line['reward']:g}."
+            f"No call lost it: {names} {'was' if len(missing) == 1 else 'were'} never made. At the end, {more} would "
+            f"have had the reward {line['reward']:g}."
         )
     if lost is None:
         return f"No call lost it: the agent never answered. The answer would have had the reward {line['reward']:g}."
     if lost.record["kind"] == "answer":
         return f"Lost at the answer: the value fell from {line['reward']:.2f} to {review['reward']:.2f}."
     (entry,) = [each for each in review["records"] if each["index"] == lost.record["index"]]
+    early = f", made without {names} before it" if missing else ""
     return (
-        f"Lost at call {lost.record['index']}, {_written(lost.record['function'], lost.record['kwargs'])}: the value "
-        f"fell from {entry['before']:.2f} to {entry['after']:.2f}. Until then {more} would have won."
+        f"Lost at call {lost.record['index']}, {_written(lost.record['function'], lost.record['kwargs'])}{early}: the "
+        f"value fell from {entry['before']:.2f} to {entry['after']:.2f}. Until then {more} would have won."
     )
 
 

@@ -2,7 +2,7 @@
 
 A summary is computed from the records and doesn't renew the session's TTL. Evaluators run only with `evaluate`. One
 answer takes about half a second, or with `evaluate` about the deadline of a call; the client then requests the next
-page. Sessions that the console forked to inspect another session don't count as rollouts.
+page. Forks that were created to inspect a session don't count as rollouts.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from toolpack_server.base.errors import OverloadedError, RequestError, SessionNo
 from toolpack_server.features.evaluation.tasks.pass_rates import rates
 from toolpack_server.features.evaluation.tasks.results import SessionSummaries, SessionSummary, TaskRate, Verdict
 from toolpack_server.features.evaluation.tasks.service import Tasks
-from toolpack_server.features.evaluation.tasks.summary_order import BY_STORE, Order, in_order
+from toolpack_server.features.evaluation.tasks.summary_order import BY_RECORDS, BY_STORE, Order, in_order
 from toolpack_server.features.evaluation.tasks.validity import evaluation_failure, no_reward
 from toolpack_server.features.evaluation.tasks.verdicts import recorded_verdict
 from toolpack_server.jsonio.strict import dumps, loads
@@ -28,7 +28,9 @@ from toolpack_server.stores.history import fitting
 T = TypeVar("T")
 
 OWN_RULES = "rules"  # shown as the variant of a session that has perturbation rules but no variant of its task
-CONSOLE_LABEL = "console"  # the label of forks that the console created
+INSPECTION_LABELS = {"console", "review"}
+"""Labels of forks that the console or a review created to inspect a session."""
+
 _PAGE_SESSIONS = 50  # sessions that are read at once
 _PAGE_RECORDS = 200
 _PAGE_BYTES = 2**20
@@ -60,19 +62,23 @@ class Summaries:
             return await self._sorted(query, text, order)
         count = None
         if total:
-            count = await self._compute(
-                lambda: sum(1 for _ in self._all(query, _searched(text)[1:-1])), query
-            )  # without the quotes
+            count = await self._compute(lambda: sum(1 for _ in self._all(query, text)), query)
         page, after = await (self._evaluated(query, text, record=record) if evaluate else self._read(query, text))
         return {"sessions": page, "rates": _rates(page, query.labels), "next": if_set(after), "total": if_set(count)}
 
     async def _sorted(self, query: SessionQuery, text: str, order: Order) -> SessionSummaries:
-        def read() -> tuple[list[bytes], int, int]:
-            texts, total = in_order(self._all(query, _searched(text)[1:-1]), order, query.after)
-            return fitting(texts[: query.limit], len, self._settings.max_list_bytes), len(texts), total
+        by_record = order.removeprefix("-") in BY_RECORDS
 
-        texts, left, total = await self._compute(read, query)
-        page: list[SessionSummary] = [*map(loads, texts)]
+        def read() -> tuple[list[SessionSummary], int, int]:
+            listed = self._all(query, text)
+            if by_record:
+                listed = filter(None, (self._summary(session, "") for session in listed))
+            texts, total = in_order(listed, order, query.after)
+            read = map(loads, texts[: query.limit])
+            summaries = read if by_record else filter(None, (self._summary(session, "") for session in read))
+            return fitting(summaries, lambda each: len(dumps(each)), self._settings.max_list_bytes), len(texts), total
+
+        page, left, total = await self._compute(read, query)
         after = page[-1]["session_id"] if len(page) < left else None
         return {"sessions": page, "rates": _rates(page, query.labels), "next": if_set(after), "total": total}
 
@@ -80,14 +86,15 @@ class Summaries:
         return await self._sessions.compute(work, query.owner or "", "summaries")
 
     async def _read(self, query: SessionQuery, text: str) -> _Page:
-        searched = _searched(text)[1:-1]
+        searched = _searched(text)[1:-1]  # without the quotes
         return await self._compute(lambda: self._page(query, searched), query)
 
-    def _all(self, query: SessionQuery, text: str) -> Iterator[SessionSummary]:
-        """Yield the summaries of all matching sessions, from the first one on."""
+    def _all(self, query: SessionQuery, text: str) -> Iterator[Mapping[str, Any]]:
+        """Yield all matching sessions, from the first one on. Their records are read only to search a text."""
+        searched = _searched(text)[1:-1]
         page = replace(query, after="", limit=_PAGE_SESSIONS)
         while listed := self._sessions.heavy_reader.list_sessions(page):
-            yield from filter(None, (self._summary(session, text) for session in listed))
+            yield from (each for each in listed if not searched or self._summary(each, searched) is not None)
             page = replace(page, after=listed[-1]["session_id"])
 
     async def _evaluated(self, query: SessionQuery, text: str, *, record: bool) -> _Page:
@@ -101,7 +108,7 @@ class Summaries:
                 if page and (time.monotonic() > ends or room < 0):
                     return page, after
                 try:
-                    if summary["task"] is not None and _is_rollout(summary, query.labels):
+                    if summary["task"] is not None and is_rollout(summary["labels"], query.labels):
                         await self._evaluate(summary, query.owner, record=record)
                 except OverloadedError:
                     if not page:
@@ -205,13 +212,14 @@ def _variant_of(session: Mapping[str, Any]) -> str | None:
     return None if perturbations is None else perturbations.get("variant") or OWN_RULES
 
 
-def _is_rollout(summary: SessionSummary, labels: Mapping[str, str]) -> bool:
-    return CONSOLE_LABEL not in summary["labels"] or CONSOLE_LABEL in labels
+def is_rollout(labels: Mapping[str, str], selected: Mapping[str, str]) -> bool:
+    """Return whether a session with these labels counts as a rollout among those selected by other labels."""
+    return INSPECTION_LABELS & labels.keys() <= selected.keys()
 
 
 def _rates(summaries: list[SessionSummary], labels: Mapping[str, str]) -> list[TaskRate]:
     """Return the pass rates of the valid verdicts."""
-    rollouts = (each for each in summaries if each["verdict"] and _is_rollout(each, labels))
+    rollouts = (each for each in summaries if each["verdict"] and is_rollout(each["labels"], labels))
     return [
         {
             "task": rate.task,

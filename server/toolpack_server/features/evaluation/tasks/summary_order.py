@@ -5,12 +5,11 @@ a page continues where the last one ended.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Literal
 
 from toolpack_server.base.errors import InvalidParamsError, shown
-from toolpack_server.features.evaluation.tasks.results import SessionSummary
 from toolpack_server.jsonio.strict import dumps
 
 Order = Literal[
@@ -35,9 +34,11 @@ Order = Literal[
 ]
 BY_STORE = {"id", "-created"}
 """The orders of the store. All other orders require reading all sessions."""
+BY_RECORDS = {"verdict", "calls", "last", "done"}
+"""The orders by values from records. The others need only the descriptions of sessions."""
 MAX_SORTED = 20_000  # sessions; each takes a few hundred bytes of memory until the answer
 
-_VALUES: dict[str, Callable[[SessionSummary], Any]] = {
+_VALUES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "id": itemgetter("session_id"),
     "created": itemgetter("created_at"),
     "task": lambda summary: _natural(summary["task"]),
@@ -50,8 +51,10 @@ _VALUES: dict[str, Callable[[SessionSummary], Any]] = {
 }
 
 
-def in_order(summaries: Iterable[SessionSummary], order: str, after: str) -> tuple[list[bytes], int]:
+def in_order(summaries: Iterable[Mapping[str, Any]], order: str, after: str) -> tuple[list[bytes], int]:
     """Return the JSON of all summaries after a session in an order, and the number of all summaries.
+
+    Descriptions of sessions can be sorted, too, unless the order is one of `BY_RECORDS`.
 
     Raises:
         InvalidParamsError: There are too many sessions, or `after` isn't among them.
