@@ -117,7 +117,7 @@ def is_gone(feature, bench, without, described):
             detail = refused(-32602, bench.rpc, method.declared.name, **params, **{parameter: "x"}).data["detail"]
             assert f"{parameter}: Extra inputs are not permitted. The parameters are: " in detail
     assert not feature.about or feature.about not in described["info"]["description"]
-    shown = console_files(bench.service.context.record_kinds, bench.service.features)
+    shown = console_files(bench.service.context.record_kinds, bench.service.features, "thread")
     assert not [path for path in shown if path.startswith(f"features/{feature.name}/")]
     assert json.loads(shown["views.json"].content).keys().isdisjoint(feature.views)
     paths = {route.path for route in create_app(bench.service).routes}
@@ -265,7 +265,7 @@ def test_features_that_cannot_be_used_are_refused(features, refusal):
 )
 def test_views_that_cannot_be_served_are_refused(views, refusal):
     with pytest.raises(StartError, match=refusal):
-        console_files(RecordKinds(), [made("a", views=views)])
+        console_files(RecordKinds(), [made("a", views=views)], "thread")
 
 
 def test_a_record_kind_is_replaced_only_by_a_subclass():

@@ -94,9 +94,24 @@ def test_vendored_files_are_served_like_other_files(served, name):
 
 def test_unchanged_file_is_not_sent_again(served):
     tag = served.http.get("/console/main.js").headers["etag"]
-    again = served.http.get("/console/main.js", headers={"If-None-Match": f'"other", W/{tag}'})
+    again = served.http.get("/console/main.js", headers={"If-None-Match": f'"other", {tag}'})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
     assert served.http.get("/console/main.js", headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_files_are_compressed_for_browsers_that_accept_it(served):
+    plain = served.http.get("/console/main.js", headers={"Accept-Encoding": "identity"})
+    small = served.http.get("/console/main.js", headers={"Accept-Encoding": "gzip, br"})
+    assert (plain.headers.get("content-encoding"), small.headers["content-encoding"]) == (None, "gzip")
+    assert small.content == plain.content
+    assert int(small.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+    assert {reply.headers["vary"] for reply in (plain, small)} == {"accept-encoding"}
+
+
+def test_no_browser_takes_an_answer_for_a_page(served):
+    for method in ("list_sessions", "nothing"):
+        reply = served.http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": method})
+        assert reply.headers["x-content-type-options"] == "nosniff"
 
 
 def test_files_are_cached_and_the_page_is_revalidated(served):

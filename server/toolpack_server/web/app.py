@@ -46,7 +46,9 @@ def create_app(service: Service) -> Starlette:
         *status_routes(gateway),
     ]
     if service.settings.console:
-        routes += console_routes(gateway.gate, console_files(service.context.record_kinds, service.features))
+        routes += console_routes(
+            gateway.gate, console_files(service.context.record_kinds, service.features, service.settings.isolation)
+        )
     path_owners = dict.fromkeys({route.path for route in routes}, "the server itself")
     shared: dict[str, str] = {}  # the endpoint of each feature's path: several features may name the same one
     for feature in service.features:

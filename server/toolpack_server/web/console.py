@@ -1,17 +1,21 @@
 """Files of the console, a web page: from `console/`, and from the folders of features that add views.
 
-The files contain no data, so they need no token. The page gets all data from `/rpc`, as any client does. Two generated
-files describe the kinds of records (`kinds.json`) and the views of features (`views.json`). All files are read or
-generated at the start and found by their exact names, so no request reads from the disk.
+The files contain no data, so they need no token. The page gets all data from `/rpc`, as any client does. Three files
+are generated: descriptions of the kinds of records (`kinds.json`), the views of features (`views.json`), and where
+functions run (`server.json`). All files are read or generated at the start and found by their exact names, so no
+request reads from the disk.
 
 The page refers to its scripts and styles below a virtual folder named after the digest of all files. Browsers cache
 these files without limit: a changed file changes the folder. So a page load doesn't request fifty modules again.
+Files are compressed if the browser accepts it. They have no data, so the length of an answer tells nothing.
 """
 
+import gzip
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files as files_of
 from pathlib import Path
 
@@ -59,7 +63,7 @@ class File:
     etag: str
 
 
-def console_files(kinds: RecordKinds, features: Sequence[type[Feature]]) -> Mapping[str, File]:
+def console_files(kinds: RecordKinds, features: Sequence[type[Feature]], isolation: str) -> Mapping[str, File]:
     """Return all files of the console, by their paths.
 
     Raises:
@@ -81,7 +85,7 @@ def console_files(kinds: RecordKinds, features: Sequence[type[Feature]]) -> Mapp
                 )
             views[name], view_files = _view(feature, name, module)
             files |= view_files
-    generated = {"kinds.json": kind_descriptions, "views.json": views}
+    generated = {"kinds.json": kind_descriptions, "views.json": views, "server.json": {"isolation": isolation}}
     return files | {name: _file(name, dumps(content)) for name, content in generated.items()}
 
 
@@ -108,11 +112,15 @@ def console_routes(gate: TokenGate, files: Mapping[str, File]) -> list[Route]:
         if file is None:
             raise HTTPException(404)
         # During a rolling update a request may name another version's folder. It gets this version's file, uncached.
-        headers = HEADERS | {"etag": file.etag, "cache-control": IMMUTABLE if path.startswith(digest) else REVALIDATED}
+        caching = IMMUTABLE if path.startswith(digest) else REVALIDATED
+        headers = HEADERS | {"etag": f"W/{file.etag}", "cache-control": caching, "vary": "accept-encoding"}
         cached_tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
         if file.etag in cached_tags:
             return Response(status_code=304, headers=headers)
-        return Response(file.content, headers=headers, media_type=file.media_type)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(file.content, headers=headers, media_type=file.media_type)
+        headers["content-encoding"] = "gzip"
+        return Response(_compressed(file.content), headers=headers, media_type=file.media_type)
 
     paths = {"/": to_console, "/console": to_console, "/console/{name:path}": console, "/rpc": rpc}
     return [Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()]
@@ -136,6 +144,11 @@ def _view(feature: type[Feature], name: str, module: str) -> tuple[str, Mapping[
 
 def _file(name: str, content: bytes) -> File:
     return File(content, MEDIA_TYPES[Path(name).suffix], f'"{_tag(content)}"')
+
+
+@cache
+def _compressed(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)
 
 
 def _tag(content: bytes) -> str:

@@ -22,6 +22,10 @@ PATHS = {"/rpc", "/healthz", "/readyz", "/metrics", "/openrpc.json"}
 MAX_LINES = 100  # per second, so that a flood of requests doesn't fill the log
 
 
+JSON_HEADERS = ((b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff"))
+"""Headers of a response with a body: a browser must not take it for a page."""
+
+
 def refusal(status: int, message: str) -> bytes:
     """Return the response body for a request that didn't reach JSON-RPC."""
     error = {"code": ERROR_OF_SERVER, "message": message, "data": {"status": status}}
@@ -45,7 +49,7 @@ async def send_response(
     """Send a complete response, with the headers `extra` after the usual ones."""
     headers = [(b"content-length", b"%d" % len(body))]
     if body:
-        headers.append((b"content-type", b"application/json"))
+        headers += JSON_HEADERS
     if status == NO_CONTENT:
         headers = []
     if request_id is not None:
