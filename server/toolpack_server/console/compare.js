@@ -1,8 +1,9 @@
 // Comparison of two sessions, or of two versions of one: a tree that shows both values of each difference.
 import { changesOf, difference } from "./difference.js";
-import { count, fill, go, h, labelsOf, link, load, short } from "./dom.js";
+import { count, fill, go, h, labelsOf, link, load, notLive, short } from "./dom.js";
+import { verdictAt } from "./evaluation.js";
 import { filesIn } from "./files.js";
-import { all, call, world } from "./rpc.js";
+import { all, toolpacks, world } from "./rpc.js";
 import { comparedTraces } from "./traces.js";
 import { withRows, worldPanel } from "./world.js";
 
@@ -49,7 +50,9 @@ async function compared(ids, query, signal) {
   const at = sessions.map(({ version }, side) => Number([query.a, query.b][side] ?? version));
   const sides = ids.map((id, side) => {
     const where = link(["sessions", id], { version: at[side] }, h("code", short(id)));
-    return h("span", h("strong", "AB"[side]), " ", where, ` at version ${at[side]} `, labelsOf(sessions[side].labels));
+    const { task, labels } = sessions[side];
+    const verdict = task && [verdictAt({ session_id: id, version: at[side] }, signal), " "];
+    return h("span", h("strong", "AB"[side]), " ", where, ` at version ${at[side]} `, verdict, labelsOf(labels));
   });
   const tab = (traces, text) => {
     const made = link(["compare", ...ids], { ...query, traces }, text);
@@ -57,14 +60,14 @@ async function compared(ids, query, signal) {
     return made;
   };
   const tabs = h("nav.tabs", { "aria-label": "Compared" }, tab(undefined, "Worlds"), tab(" ", "Traces"));
-  const shown = query.traces ? await comparedTraces(ids, at, signal) : await comparedWorlds(ids, at, signal);
-  return [h("p.facts", sides), tabs, shown];
+  const shown = query.traces ? await comparedTraces(ids, at, signal) : await comparedWorlds(ids, at);
+  return [h("p.facts", sides, notLive()), tabs, shown];
 }
 
-async function comparedWorlds(ids, at, signal) {
+async function comparedWorlds(ids, at) {
   const ends = ids.map((id, side) => ({ session_id: id, version: at[side] }));
-  const [toolpacks, ...worlds] = await Promise.all([
-    call("list_toolpacks", {}, signal),
+  const [known, ...worlds] = await Promise.all([
+    toolpacks(),
     ...ends.map(({ session_id: id, version }) => world(id, version)),
   ]);
   const [a, b] = await withRows(ends, worlds);
@@ -72,6 +75,6 @@ async function comparedWorlds(ids, at, signal) {
   const found = change ? count(changesOf(change).length, "difference") : "Both worlds are equal";
   return [
     h("h2", found),
-    worldPanel(b, change, { label: "Both worlds", words: WORDS, files: filesIn(toolpacks), ends: ends[1] }),
+    worldPanel(b, change, { label: "Both worlds", words: WORDS, files: filesIn(known), ends: ends[1] }),
   ];
 }

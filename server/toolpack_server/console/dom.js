@@ -88,6 +88,12 @@ export function time(text) {
   return h("time", { datetime: text, title: text }, shown);
 }
 
+/** Show that a view is as of now, and isn't updated by itself. */
+export const notLive = () => h("span.hint", "As of ", time(new Date().toISOString()), ", not live.");
+
+/** Let screen readers read a text that the page shows elsewhere. */
+export const announce = (text) => fill(document.getElementById("announced"), text);
+
 /** Show a text at the bottom of the page; screen readers read it. An error stays until it is dismissed or resolved. */
 export function say(text, isError = false, isAway = false) {
   const note = h("div.note", { role: isError && "alert", "data-away": isAway }, text);
@@ -233,7 +239,17 @@ export async function load(place, work, wait = LOOK_AGAIN) {
     if (error.name === "AbortError" || isLate()) return;
     if (error.name !== "Failure") console.error(error); // a bug of the console
     const again = button("Try again", () => load(place, work));
-    const problem = h("div.problem", { role: "alert" }, h("p", error.message), again);
+    // A whole view gets a heading, and a way out. A part of one has both already.
+    const isView = !document.querySelector("main h1");
+    const out = h("p", h("a", { href: "#/sessions" }, "Go to the sessions"));
+    const problem = h(
+      "div.problem",
+      { role: "alert" },
+      isView && h("h1", "This page can't be shown"),
+      h("p", error.message),
+      again,
+      isView && out,
+    );
     fill(place, problem);
     const longer = Math.min(wait * 2, LONGEST);
     if (error.isAway) pause(wait).then(() => problem.isConnected && load(place, work, longer));

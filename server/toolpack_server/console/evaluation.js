@@ -20,9 +20,9 @@ export function openEvaluation({ id, session, version, signal }) {
 }
 
 const tag = (ok) => h(ok ? "span.tag.good" : "span.tag.bad", ok ? "passed" : "failed");
-const outcome = ({ passed, reward, valid }) => [
+export const outcome = ({ passed, reward, valid }) => [
   valid ? tag(passed) : h("span.tag.mark", "invalid"),
-  reward !== null && ` reward ${reward}`,
+  reward !== null && ` reward ${Number(reward)}`,
 ];
 
 /** Show the current verdict on the session in one line. */
@@ -41,6 +41,16 @@ export async function verdictOf({ id, verdict, signal }) {
   } catch (error) {
     if (error.name !== "AbortError") fill(verdict, h("span.tag.bad", { title: error.message }, "can't be evaluated"));
   }
+}
+
+/** Create an element that shows the verdict on a session at a version, as soon as it is known. */
+export function verdictAt(params, signal) {
+  const place = h("span.tags");
+  call("evaluate_session", { ...params, raise_on_error: false }, signal).then(
+    (said) => fill(place, outcome(said)),
+    ({ message }) => fill(place, h("span.tag.bad", { title: message }, "can't be evaluated")),
+  );
+  return place;
 }
 
 function resultOf(said) {

@@ -1,12 +1,15 @@
 // Family of a session as a tree: its first ancestor, and the forks of each session.
 // The panel shows how many sessions there are, and which are omitted. Forks that estimate the values of steps are shown
-// as a table below the tree, not as nodes.
+// as a table below the tree, and those that store a review aren't shown.
 import { count, h, labelsOf, link, short, time } from "./dom.js";
+import { outcome } from "./evaluation.js";
 import { batch, call } from "./rpc.js";
-import { isForValues, valuesOf } from "./values.js";
+import { details, isCall, title } from "./trace.js";
+import { isForValues, isNote, valuesOf } from "./values.js";
 
 const MOST = 300; // max sessions in the tree
 const AT_ONCE = 1000; // sessions in one page of a list
+const TOLD = 10; // sessions of one request for verdicts
 const NOT_FOUND = -32001;
 
 /** Return the forks of a session that aren't in `known`, the newest first. */
@@ -44,32 +47,59 @@ export async function openForks({ id, session, signal }) {
   for (let next = [line[0].session_id]; next.length; ) {
     const lists = await Promise.all(next.map((one) => forksOf(one, signal)));
     for (const [at, list] of lists.entries()) forks.set(next[at], inOrder(list));
-    known += lists.flat().length;
+    known += lists.flat().filter((fork) => !isNote(fork)).length;
     const below = lists.flat().map(({ session_id: one }) => one);
     next = known <= MOST ? below : below.filter((one) => isOnLine.has(one));
   }
   const values = await valuesOf(id, forks.get(id) ?? [], signal);
+  const places = new Map(); // where the verdict and the first call of each shown session go
   let room = MOST;
   const nodeOf = (one) => {
     room -= 1;
-    const own = forks.get(one.session_id)?.filter((each) => isOnLine.has(each.session_id) || !isForValues(each));
+    const own = forks
+      .get(one.session_id)
+      ?.filter((each) => isOnLine.has(each.session_id) || !(isForValues(each) || isNote(each)));
     const first = own?.filter(({ session_id: each }) => isOnLine.has(each)) ?? [];
     const shown = [...first, ...(own ?? []).filter((each) => !first.includes(each))].slice(0, Math.max(room, 1));
     const rest = (own?.length ?? 0) - shown.length;
     const below = inOrder(shown).map(nodeOf);
     const more = rest > 0 && h("li.hint", `and ${count(rest, "fork")} more`);
     const unread = !own && link(["sessions", one.session_id], { forks: " " }, "its forks");
-    const row = rowOf(one, id, unread);
+    places.set(one, h("span"));
+    const row = rowOf(one, id, unread, places.get(one));
     return h("li", row, one.session_id === id && values, own?.length > 0 && h("ul", below, more));
   };
   const { parent } = line[0];
   const gone = parent && h("p.hint", `Forked from ${short(parent.session_id)}, which is deleted or has expired.`);
   const all = count(known, "session");
   const said = known > MOST ? `At least ${all}: the forks of some weren't searched.` : `${all} in all.`;
-  return [h("h2", "Forks"), gone, h("p.hint", said), h("ul.family", nodeOf(line[0]))];
+  const tree = nodeOf(line[0]);
+  tell([...places], signal).catch(() => {}); // the tree is complete without them
+  return [h("h2", "Forks"), gone, h("p.hint", said), h("ul.family", tree)];
 }
 
-function rowOf({ session_id: one, parent, labels, task, version, created_at: created }, id, unread) {
+/** Show the verdicts of sessions, and the first call of each fork. */
+async function tell(places, signal) {
+  for (let start = 0; start < places.length; start += TOLD) {
+    const part = places.slice(start, start + TOLD);
+    const asked = part.flatMap(([{ session_id: one, task, parent }, place]) => [
+      ...(parent ? [{ place, call: ["get_trace", { session_id: one, limit: 1 }] }] : []),
+      ...(task ? [{ place, call: ["evaluate_session", { session_id: one, raise_on_error: false }] }] : []),
+    ]);
+    const answers = await batch(
+      asked.map(({ call: request }) => request),
+      signal,
+    );
+    for (const [at, { result }] of answers.entries()) {
+      const [record] = Array.isArray(result) ? result : [];
+      if (record && isCall(record))
+        asked[at].place.append(h("span.hint", ` begins with ${title(record)}(${details(record)}) `));
+      else if (result?.checks) asked[at].place.append(...h("span", outcome(result)).childNodes, " ");
+    }
+  }
+}
+
+function rowOf({ session_id: one, parent, labels, task, version, created_at: created }, id, unread, place) {
   const isThis = one === id;
   const name = link(["sessions", one], { forks: " " }, h("code", short(one)));
   name.ariaCurrent = isThis ? "true" : null;
@@ -81,6 +111,7 @@ function rowOf({ session_id: one, parent, labels, task, version, created_at: cre
     h("span.hint", parent && `from version ${parent.version}, `, count(version, "change"), ", ", time(created)),
     h("span.hint", task && `, ${task}`),
     " ",
+    place,
     labelsOf(labels),
     !isThis && [link(["compare", id, one], { traces: " " }, "Compare"), " "],
     unread,

@@ -85,6 +85,11 @@ for (const name of ["wheel", "touchstart", "pointerdown", "keydown"])
 addEventListener("click", keepPlace, { capture: true });
 addEventListener("scrollend", () => returning || location.hash !== shown.hash || keepPlace());
 
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the part after the # is the view
+  main.focus();
+});
+
 addEventListener("hashchange", show);
 addEventListener("unhandledrejection", ({ reason }) => reason?.name === "AbortError" || say(String(reason), true));
 offerToForget();

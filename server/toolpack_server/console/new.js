@@ -13,12 +13,17 @@ export const openNew = (place, _ids, { task }, signal) =>
     return formOf(toolpacks, task, asked?.variants ?? []);
   });
 
+const { isolation } = await (await fetch("server.json")).json();
+const isPinned = isolation === "process"; // random numbers and the clock can be pinned only for a whole process
+
 const RULES = 'Faults and injections for the agent: a list of objects, such as {"functions": "send_*", "error": "…"}.';
 
-const MORE = {
+const SEEDS = {
   seed: { type: "string", description: "Seed of random numbers and ids. With it, the session can be repeated." },
   clock: { type: "string", format: "time", description: "Start time for its functions, such as 2026-03-02T09:00:00Z." },
   clock_step_seconds: { type: "number", description: "Seconds that each call adds to that clock." },
+};
+const MORE = {
   ttl_seconds: { type: "number", description: "Seconds that the session lives after its last call." },
   environment: {
     type: "object",
@@ -44,7 +49,7 @@ function formOf(toolpacks, task, variants) {
   const roles = schemaForm({
     properties: { participants: { type: "object", description: "{name: {functions, max_calls, prompt, answers}}" } },
   });
-  const more = schemaForm({ properties: MORE }, {}, "session-");
+  const more = schemaForm({ properties: { ...(isPinned && SEEDS), ...MORE } }, {}, "session-");
   const create = async () => {
     const used = choices.filter(({ box }) => box.checked);
     const given = used.map(({ name, form }) => [name, form?.read() ?? {}]);
@@ -71,7 +76,12 @@ function formOf(toolpacks, task, variants) {
     h("div.field", h("label", { for: "labels" }, "Labels"), h("span.kind", "optional"), labels, about),
     h("fieldset", h("legend", "Perturbations"), perturbing.element),
     roles.element,
-    h("details", h("summary", "Seed, clock, time to live, environment"), more.element),
+    h(
+      "details",
+      h("summary", isPinned ? "Seed, clock, time to live, environment" : "Time to live, environment"),
+      !isPinned && h("p.hint", "A seed or a clock needs a server with TOOLPACK_ISOLATION=process."),
+      more.element,
+    ),
     h("p.actions", button("Create session", create, "primary")),
   ];
 }

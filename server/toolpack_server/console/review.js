@@ -1,11 +1,12 @@
 // Panel that reviews a rollout: the call that lost it, the value before and after each call, and what would have won.
 // The server computes and stores the review; it plays the winning continuation in a fork, which stays.
-import { address, count, h, link, short } from "./dom.js";
+import { address, count, h, link, notLive, short } from "./dom.js";
 import { call } from "./rpc.js";
 import { lineChart } from "./runs_chart.js";
 import { decimal } from "./runs_parts.js";
 import { details, isCall, records, title } from "./trace.js";
 import { brief } from "./tree.js";
+import { valuesOf } from "./values.js";
 
 const MARKS = {
   solution: ["!", "good", "as in the solution"],
@@ -25,15 +26,16 @@ const argumentsOf = (kwargs) =>
     .map(([name, each]) => `${name}: ${brief(each, 60)}`)
     .join(", ");
 
-export async function openReview({ id, signal }) {
-  const [review, trace] = await Promise.all([
+export async function openReview({ id, forks, signal }) {
+  const [review, trace, recorded] = await Promise.all([
     call("review_session", { session_id: id, record: true }, signal),
     records(id, 0, Infinity, signal),
+    valuesOf(id, forks, signal),
   ]);
   const of = new Map(trace.map((record) => [record.index, record]));
-  const { lost, summary, passed, line } = review;
-  const rows = review.records.map((each) => rowOf(id, each, of.get(each.index)));
-  const missing = (review.never_called ?? []).map(missingRow);
+  const { lost, summary, passed, line, sibling } = review;
+  const rows = review.records.map((each) => rowOf(id, each, of.get(each.index), sibling));
+  const missing = review.never_called.map((each) => missingRow(each, lost));
   const calls = review.records.filter(({ index }) => isCall(of.get(index)));
   return [
     h("h2", "Review"),
@@ -55,21 +57,27 @@ export async function openReview({ id, signal }) {
       "The value is the best reward that a known continuation reaches: the rest of the solution, the same without ",
       "calls made in other words, or the end. It is a lower bound: a better agent may know another way.",
     ),
+    sibling &&
+      h("p.hint", "The rollout that passed: ", link(["sessions", sibling], {}, h("code", short(sibling))), "."),
     h("h3", "Calls"),
-    h("ol.review", beforeLast(rows, missing)),
+    h("ol.review", withMissing(rows, missing)),
     line && winningLine(review, of.get(lost)),
     checksOf(id, review),
+    recorded,
+    h("p", notLive()),
   ];
 }
 
-/** Put the calls that were never made before the answer. */
-function beforeLast(rows, missing) {
-  const at = rows.at(-1)?.matches(".end") ? rows.length - 1 : rows.length;
+/** Put the missing calls before the losing one, else before the answer. */
+function withMissing(rows, missing) {
+  const stop = rows.findIndex((row) => row.matches(".lost, .end")),
+    at = stop < 0 ? rows.length : stop;
   return [...rows.slice(0, at), ...missing, ...rows.slice(at)];
 }
 
-function rowOf(id, { index, before, after, mark }, record) {
-  const [glyph, tone, words] = MARKS[mark] ?? ["·", "soft", mark];
+function rowOf(id, { index, before, after, mark }, record, sibling) {
+  const [glyph, tone, said] = MARKS[mark] ?? ["·", "soft", mark];
+  const words = sibling && mark === "solution" ? "as in the rollout that passed" : said;
   const isAnswer = !isCall(record);
   const lost = mark === "lost",
     name = link(["sessions", id], { record: index }, title(record));
@@ -98,8 +106,8 @@ const callRow = ({ function: name, kwargs }, at, glyph, words) =>
     h("span.values"),
   );
 
-function missingRow(each) {
-  const row = callRow(each, "", "+", "never made");
+function missingRow(each, lost) {
+  const row = callRow(each, "", "+", lost === undefined ? "never made" : "not made before");
   row.classList.add("absent");
   return row;
 }

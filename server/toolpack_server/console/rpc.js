@@ -5,6 +5,8 @@ import { fill, pause } from "./dom.js";
 
 export const RPC = new URL("../rpc", document.baseURI);
 const TOKEN = "toolpack-token";
+let untried = null; // a token that the user gave, and the server hasn't accepted yet
+const token = () => untried ?? sessionStorage.getItem(TOKEN);
 
 // HTTP statuses to retry: too many requests, and the answers of a server or its proxy during a restart.
 const AWAY = new Set([429, 502, 503, 504]);
@@ -13,7 +15,8 @@ const TRY_AGAIN = -32006;
 /** Create the error of a failed request. The message says what to do; `code` and `data` are those of JSON-RPC. */
 const failure = (message, more) => Object.assign(new Error(message), { name: "Failure" }, more);
 
-const HOLDING = new Set(["get_environment", "get_trace", "diff_environment", "run_function"]); // return sessions' data
+// Methods that return sessions' data.
+const HOLDING = new Set(["get_environment", "get_trace", "diff_environment", "summarize_changes", "run_function"]);
 
 /** Parse JSON. A number that JavaScript would write with other digits becomes a BigInt, or an `Exact` if `isExact`. */
 export function parse(text, isExact = true) {
@@ -106,8 +109,8 @@ function outcome({ result, error }) {
 async function post(body, signal, address = RPC) {
   const isExact = [body].flat().some(({ method }) => HOLDING.has(method));
   for (;;) {
-    const token = sessionStorage.getItem(TOKEN);
-    const headers = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
+    const sent = token();
+    const headers = { "Content-Type": "application/json", ...(sent && { Authorization: `Bearer ${sent}` }) };
     let response, text;
     try {
       response = await fetch(address, { method: "POST", headers, body: stringify(body), signal });
@@ -120,9 +123,10 @@ async function post(body, signal, address = RPC) {
     const answer = ok ? parsed(text, isExact) : undefined;
     if (AWAY.has(status) || (ok && answer === undefined)) throw failure(refusal(text, status), { isAway: true });
     for (const note of document.querySelectorAll("#status [data-away]")) note.remove(); // the server is available again
+    if (ok) keepToken(sent);
     if (ok) return answer;
     if (status !== 401) throw failure(refusal(text, status));
-    if (token === sessionStorage.getItem(TOKEN)) await askForToken(refusal(text, 401));
+    if (sent === token()) await askForToken(sent !== null);
   }
 }
 
@@ -139,18 +143,32 @@ function refusal(text, status) {
   return parsed(text)?.error?.message ?? `The server, or a proxy before it, answered HTTP ${status}.`;
 }
 
+/** Store a token that the server has accepted. */
+function keepToken(accepted) {
+  if (untried === null || accepted !== untried) return;
+  sessionStorage.setItem(TOKEN, accepted);
+  untried = null;
+  offerToForget();
+}
+
 let asking = null; // the open dialog, which all refused requests share
-function askForToken(reason) {
+function askForToken(isWrong) {
+  untried = null;
+  sessionStorage.removeItem(TOKEN);
   asking ??= new Promise((resolve, reject) => {
     const dialog = /** @type {HTMLDialogElement} */ (document.getElementById("token"));
-    fill(document.getElementById("token-reason"), reason);
+    const wrong = "The server refused this token. Check that you copied all of it.";
+    const first = "The person who runs the server can give you one.";
+    fill(document.getElementById("token-reason"), isWrong ? wrong : first);
     dialog.returnValue = "";
     dialog.onclose = () => {
       asking = null;
       if (dialog.returnValue !== "use") return reject(failure("Nothing can be shown without a token."));
-      sessionStorage.setItem(TOKEN, dialog.querySelector("input").value.trim());
+      const given = dialog.querySelector("input").value.trim();
       dialog.querySelector("form").reset();
-      return resolve(offerToForget());
+      if (!/^[!-~]+$/.test(given)) return resolve(askForToken(true)); // a header can't have it
+      untried = given;
+      return resolve();
     };
     dialog.showModal();
   });
@@ -165,6 +183,16 @@ export function offerToForget() {
     sessionStorage.removeItem(TOKEN);
     location.reload();
   };
+}
+
+let loaded = null;
+/** Return the server's toolpacks. They are asked for once a tab, because their schemas may be large. */
+export function toolpacks() {
+  loaded ??= call("list_toolpacks").catch((error) => {
+    loaded = null;
+    throw error;
+  });
+  return loaded;
 }
 
 const worlds = new Map(); // cache; a version of a world never changes

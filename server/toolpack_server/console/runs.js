@@ -2,6 +2,7 @@
 // a time. Verdicts are recorded only on request. Other verdicts are cached in this tab until the session gets a new
 // record, or until the user reads everything again.
 import { batch, call } from "./rpc.js";
+import { stateOf } from "./runs_model.js";
 
 const PAGE = 1000,
   AT_ONCE = 10; // sessions
@@ -55,5 +56,26 @@ export async function* judge(some, signal, record = false) {
 
 /** Evaluate the sessions without a recorded verdict, and record the verdicts. */
 export const record = (some, signal) => judge(some, signal, true);
-/** Clear the cached verdicts. */
-export const forget = () => judged.clear();
+const places = new Map(); // where failed rollouts were lost
+
+/** Review the rollouts that failed, record the reviews, and set their `lost_at`. Yield the number of reviews left. */
+export async function* lost(some, signal) {
+  for (const each of some) each.lost_at = places.get(stage(each)) ?? each.lost_at;
+  const open = some.filter((each) => stateOf(each) === "failed" && each.lost_at === undefined);
+  for (const [at, each] of open.entries()) {
+    yield open.length - at;
+    const [{ result, error }] = await batch(
+      [["review_session", { session_id: each.session_id, record: true }]],
+      signal,
+    );
+    each.lost_at = error ? `no review: ${error.message}` : (result.lost_at ?? "passed");
+    if (result) places.set(stage(each), each.lost_at);
+  }
+  yield 0;
+}
+
+/** Clear the cached verdicts and places. */
+export const forget = () => {
+  judged.clear();
+  places.clear();
+};

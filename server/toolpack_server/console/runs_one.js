@@ -37,6 +37,7 @@ export function drawOne(known, query, source) {
   const isWanted = (session) =>
     (!query.verdict || (query.verdict === "changed" ? changed(session) : stateOf(session) === query.verdict)) &&
     (!query.wrong || faultsOf(session).includes(query.wrong)) &&
+    (!query.place || session.lost_at === query.place) &&
     (!known.found || known.found.has(session.session_id));
   if (!known.sessions.length && known.isRead)
     return h("p.empty", "No session with a task has this label. ", link(["runs"], { by: query.by }, "Show all runs"));
@@ -50,7 +51,7 @@ export function drawOne(known, query, source) {
     forks = sessions.filter(({ parent }) => ids.has(parent?.session_id)).length;
   const all = figures(sessions),
     k = mostK(rows),
-    isFiltered = query.verdict || query.wrong || known.found;
+    isFiltered = query.verdict || query.wrong || query.place || known.found;
   return [
     h(
       "p.total",
@@ -71,6 +72,7 @@ export function drawOne(known, query, source) {
     ),
     gridOf(rows, otherRows, query, source, was, isFiltered ? isWanted : null, Math.min(k, MOST_K)),
     faultsTable(sessions, query),
+    placesTable(sessions, query, source),
     listOf(rows.flatMap((row) => row.sessions).filter(isWanted), query, source, was, isFiltered),
     source.about,
   ];
@@ -166,6 +168,26 @@ function faultsTable(sessions, query) {
   );
 }
 
+/** Show where the rollouts that failed were lost, the most frequent place first. */
+function placesTable(sessions, query, source) {
+  const failed = sessions.filter((session) => stateOf(session) === "failed"),
+    known = failed.filter((session) => session.lost_at !== undefined);
+  if (!failed.length || (!known.length && !source.lost)) return null;
+  const ask = link(["runs"], { ...query, lost: " " }, `Review the ${count(failed.length, "rollout")} that failed`);
+  const hint = "This plays known continuations in forks, and records the reviews.";
+  if (!known.length) return [h("h2", "Where they were lost"), h("p", ask, " ", h("span.hint", hint))];
+  const found = [...Map.groupBy(known, (session) => session.lost_at)].sort(([, a], [, b]) => b.length - a.length);
+  const row = ([place, some]) => {
+    const isOn = query.place === place,
+      to = link(["runs"], { ...query, place: isOn ? undefined : place, more: undefined }, place);
+    to.ariaCurrent = isOn ? "true" : null;
+    const said = isOn && h("span.hint", " (shown below; again: all)");
+    return h("tr", cell("Failures", `${some.length} of ${known.length}`), h("td.words", to, said));
+  };
+  const head = h("thead", h("tr", h("th", { scope: "col" }, "Failures"), h("th", { scope: "col" }, "Lost at")));
+  return [h("h2", "Where they were lost"), h("table.cards.faults", head, h("tbody", found.map(row)))];
+}
+
 function gridOf(rows, otherRows, query, source, was, isWanted, k) {
   const shares = new Map(otherRows.map((row) => [row.key, row])),
     step = (row) => (shares.has(row.key) ? row.share - shares.get(row.key).share : null);
@@ -250,6 +272,10 @@ function changeOf(row, other) {
   ];
 }
 
+/** Link the place where a rollout was lost to its review. In a file there are no links to sessions. */
+const placeOf = ({ session_id: id, lost_at: place }, source) =>
+  place === undefined ? NONE : source.lost ? link(["sessions", id], { review: " " }, place) : place;
+
 function listOf(sessions, query, source, was, isFiltered) {
   const columns = {
     verdict: (each) => stateOf(each),
@@ -260,7 +286,9 @@ function listOf(sessions, query, source, was, isFiltered) {
     errors: (each) => each.errors,
     seconds: (each) => each.duration_ms,
     last: (each) => each.last_function,
+    lost: (each) => each.lost_at,
   };
+  const hasPlaces = sessions.some((each) => each.lost_at !== undefined);
   const heads = [
     ["verdict", "Verdict"],
     ["task", "Task"],
@@ -270,6 +298,7 @@ function listOf(sessions, query, source, was, isFiltered) {
     ["errors", "Errors"],
     ["seconds", "Time"],
     ["last", "Last function"],
+    ...(hasPlaces ? [["lost", "Lost at"]] : []),
     [null, "What was wrong"],
   ];
   const most = Number(query.more ?? PAGE),
@@ -301,6 +330,7 @@ function listOf(sessions, query, source, was, isFiltered) {
       cell("Errors", String(each.errors)),
       cell("Time", seconds(each.duration_ms / 1000)),
       h("td.line", { title: each.last_function }, each.last_function ?? NONE),
+      hasPlaces && h("td.words", placeOf(each, source)),
       h("td.words.why", reason(each).slice(0, 200)),
     );
   const rest = sessions.length - most;

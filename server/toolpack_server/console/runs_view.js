@@ -1,13 +1,14 @@
 // View of runs: the rollouts that passed, by task, statistics, and changes against another run.
 // A *source* provides the sessions, so the console and the file of `evaluate --html` show the same page. It is an
 // object `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`. If it can record
-// verdicts, it also has `record(sessions, signal)`.
-import { button, count, fill, go, h, link, load, refill, say } from "./dom.js";
+// verdicts, it also has `record(sessions, signal)`, and if it can review rollouts, `lost(sessions, signal)`.
+import { button, count, fill, go, h, link, load, notLive, refill, say } from "./dom.js";
 import { drawAll, keyOf } from "./runs_all.js";
-import { WORDS } from "./runs_model.js";
+import { stateOf, WORDS } from "./runs_model.js";
 import { drawOne } from "./runs_one.js";
 import { progress } from "./runs_parts.js";
 
+const INSPECTIONS = ["console", "review"]; // labels of forks that were created to inspect a session
 const DRAWN = 400; // milliseconds between drawings while sessions are read
 const labelled = (by, value) => (by === undefined ? {} : { [by]: value });
 
@@ -22,7 +23,7 @@ export function openRuns(place, source, query, signal) {
   const values = h("datalist", { id: "run-values" });
   const draw = () => {
     const began = performance.now();
-    fill(far, progress(known));
+    fill(far, progress(known) || (source.lost && notLive()));
     refill(body, query.run === undefined ? drawAll(known, query, source) : drawOne(known, query, source));
     next = performance.now() + Math.max(DRAWN, 10 * (performance.now() - began)); // drawing takes 1/10 of the time
   };
@@ -42,7 +43,8 @@ export function openRuns(place, source, query, signal) {
     reading.isJudged = isOne || query.judge !== undefined;
     const read = (into, value, words = "") => {
       const labels = labelled(by, value);
-      const isOf = ({ task, labels: has }) => task !== undefined && (has.console === undefined || "console" in labels);
+      const isOf = ({ task, labels: has }) =>
+        task !== undefined && INSPECTIONS.every((name) => !(name in has) || name in labels);
       return each(source.sessions(isOne ? labels : {}, words, signal), reading, (some) =>
         into.push(...some.filter(isOf)),
       );
@@ -54,6 +56,7 @@ export function openRuns(place, source, query, signal) {
     if (reading.isJudged && !(await each(source.judge([...reading.sessions, ...reading.others], signal), reading)))
       return;
     reading.isRead = true;
+    if (isOne && query.lost !== undefined && source.lost) await findLost(reading);
     if (!isOne)
       fill(
         values,
@@ -62,8 +65,19 @@ export function openRuns(place, source, query, signal) {
           .map((value) => h("option", { value })),
       );
   };
+  /** Review the rollouts that failed, and show the progress. */
+  const findLost = async (reading) => {
+    draw();
+    const all = reading.sessions.filter((each) => stateOf(each) === "failed").length;
+    for await (const left of source.lost(reading.sessions, signal)) {
+      if (known !== reading) return;
+      if (performance.now() > next) draw();
+      const bar = h("progress", { max: all || 1, value: all - left, "aria-label": "Reviewed" });
+      fill(far, left > 0 && h("p.hint", bar, ` ${all - left} of ${count(all, "failure")} reviewed`));
+    }
+  };
   const show = async () => {
-    const name = JSON.stringify([query.by, query.run, query.against, query.text, query.judge]);
+    const name = JSON.stringify([query.by, query.run, query.against, query.text, query.judge, query.lost]);
     if (known.name !== name) {
       const reading = nothing(name);
       known = reading;

@@ -1,6 +1,7 @@
 // View of one session: its timeline, which shows new records automatically, and the chosen step or another panel.
 import {
   agentsAddress,
+  announce,
   askingButton,
   copyButton,
   count,
@@ -19,13 +20,14 @@ import { openEvaluation, verdictOf } from "./evaluation.js";
 import { filesIn, fromBase64 } from "./files.js";
 import { forksOf, openForks } from "./forks.js";
 import { openReview } from "./review.js";
-import { all, call, stringify, world } from "./rpc.js";
+import { all, call, stringify, toolpacks, world } from "./rpc.js";
 import { openRun } from "./run.js";
 import { trailOf } from "./runs_parts.js";
 import { openStep } from "./step.js";
 import { openTalk } from "./talk.js";
 import { timeline } from "./timeline.js";
 import { countRecords, indexOf, records } from "./trace.js";
+import { isNote, recordedValues } from "./values.js";
 
 const NOT_FOUND = -32001;
 const LOOK_AGAIN = 1000; // milliseconds
@@ -41,6 +43,7 @@ export function openSession(place, [id], query, signal) {
     total: 0,
     version: 0,
     forks: [],
+    values: new Map(), // recorded ones, by version
     talk: null,
     verdict: h("span"),
     prompt: null,
@@ -58,7 +61,12 @@ export function openSession(place, [id], query, signal) {
     state.version = record?.version ?? 0;
     fill(head, headOf(state));
     await load(side, () => (PANELS[panelOf(next)] ?? openStep)(state, record, steps.before(index)));
+    announce(side.querySelector("h2")?.textContent ?? "");
   };
+  const narrow = matchMedia("(max-width: 900px)"); // as in the style: there the details are below the timeline
+  steps.element.addEventListener("click", ({ target }) => {
+    if (narrow.matches && target.closest(".steps a")) side.scrollIntoView({ block: "start" });
+  });
   const look = async () => {
     const after = { session_id: id, after: state.total - 1, limit: 500 };
     const [news, session, [newest]] = await all(
@@ -72,7 +80,7 @@ export function openSession(place, [id], query, signal) {
     Object.assign(state, { session, total: state.total + news.length });
     const isForked = await lookForForks(newest);
     steps.add(news);
-    if (isForked) steps.markForks();
+    if (isForked) steps.mark();
     showLive(true);
     if (news.length) judge();
     if (news.some(({ to_version: to }) => to !== undefined)) state.talk = null; // the history went back
@@ -83,10 +91,16 @@ export function openSession(place, [id], query, signal) {
   };
   /** Read the new forks if `newest`, the newest fork, isn't known yet. Return whether there are new ones. */
   const lookForForks = async (newest) => {
-    const known = new Set(state.forks.map(({ session_id: one }) => one));
+    const known = new Set(forks.map(({ session_id: one }) => one));
     if (!newest || known.has(newest.session_id)) return false;
-    state.forks = [...(await forksOf(id, signal, known)), ...state.forks];
+    await addForks(await forksOf(id, signal, known));
     return true;
+  };
+  const forks = []; // all of them, the newest first
+  const addForks = async (found) => {
+    forks.unshift(...found);
+    state.forks = forks.filter((fork) => !isNote(fork));
+    state.values = await recordedValues(forks, state.total, signal);
   };
   const showLive = (isLive, text = "live") => {
     steps.live.classList.toggle("live", isLive);
@@ -108,18 +122,12 @@ export function openSession(place, [id], query, signal) {
     }
   };
   load(place, async () => {
-    const [session, toolpacks] = await all(
-      [
-        ["get_session", { session_id: id }],
-        ["list_toolpacks", {}],
-      ],
-      signal,
-    );
-    state.forks = await forksOf(id, signal);
-    state.hasTasks = toolpacks.some(({ name, tasks }) => tasks > 0 && session.toolpacks.includes(name));
-    Object.assign(state, { session, files: filesIn(toolpacks) });
+    const [session, known] = await Promise.all([call("get_session", { session_id: id }, signal), toolpacks()]);
+    state.hasTasks = known.some(({ name, tasks }) => tasks > 0 && session.toolpacks.includes(name));
+    Object.assign(state, { session, files: filesIn(known) });
     state.prompt = await promptOf(session, signal);
     state.total = await countRecords(id, signal, state.session.version);
+    await addForks(await forksOf(id, signal));
     fill(place, head, h("div.columns", steps.element, side));
     await show(state.query);
     judge();

@@ -8,6 +8,8 @@ const LONG = 80; // characters; shorter texts are shown side by side
 const AROUND = 2; // equal lines
 const NEAR = 60; // equal characters around words
 const MOST = 400; // lines that are shown
+const LONG_WORD = 60; // characters; of longer words only the letters that differ are marked
+const MOST_LETTERS = 1000; // of one piece of a line that are shown
 const TIMEOUT = 500; // milliseconds
 
 /** Return whether a change is better shown in lines and words than as two values. */
@@ -50,18 +52,49 @@ export function textSummary({ old, now }) {
 
 /** Create the words of a line, and mark those that differ from another line. */
 function wordsOf(line, other, kind) {
-  if (other === undefined) return line;
+  if (other === undefined) return shortened(line);
   const [before, after] = kind === "removed" ? [line, other] : [other, line];
-  const words = diffWordsWithSpace(before, after, { timeout: TIMEOUT });
-  if (!words) return line;
-  const own = words.filter((part) => part[kind] || (!part.added && !part.removed));
-  return own.map((part, at) => (part[kind] ? h("mark", part.value) : near(part.value, at > 0, at < own.length - 1)));
+  const whole = [
+    { removed: true, value: before },
+    { added: true, value: after },
+  ];
+  const words = diffWordsWithSpace(before, after, { timeout: TIMEOUT }) ?? whole;
+  const own = words.flatMap(lettersOf).filter((part) => part[kind] || (!part.added && !part.removed));
+  return own.map((part, at) =>
+    part[kind] ? h("mark", shortened(part.value)) : near(part.value, at > 0, at < own.length - 1),
+  );
+}
+
+/** Narrow a pair of long words down to the letters between their common start and end. */
+function lettersOf(part, at, parts) {
+  const [old, now] = part.removed ? [part, parts[at + 1]] : [parts[at - 1], part];
+  if (!old?.removed || !now?.added || Math.max(old.value.length, now.value.length) <= LONG_WORD) return [part];
+  const [a, b] = [old.value, now.value],
+    least = Math.min(a.length, b.length);
+  const isHalf = (letter) => /[\ud800-\udfff]/.test(letter ?? ""); // of a character beyond the first 65,536
+  let start = 0,
+    end = 0;
+  while (start < least && a[start] === b[start]) start += 1;
+  while (start > 0 && isHalf(a[start - 1])) start -= 1;
+  while (end < least - start && a.at(-1 - end) === b.at(-1 - end)) end += 1;
+  while (end > 0 && isHalf(a.at(-end))) end -= 1;
+  const changed = { ...part, value: part.value.slice(start, part.value.length - end) };
+  const equal = part.removed ? [{ value: a.slice(0, start) }, changed] : [changed, { value: a.slice(a.length - end) }];
+  return equal.filter(({ value }) => value);
+}
+
+/** Cut the middle out of a long piece of text. */
+function shortened(text) {
+  const cut = text.length - MOST_LETTERS;
+  if (cut <= 0) return text;
+  const half = MOST_LETTERS / 2;
+  return [text.slice(0, half), h("span.hint", ` … ${count(cut, "character")} … `), text.slice(-half)];
 }
 
 /** Cut the equal text that is far from changed words. */
 function near(text, isAfter, isBefore) {
   const room = NEAR * (Number(isAfter) + Number(isBefore));
-  if (!room || text.length <= room + NEAR) return text;
+  if (!room || text.length <= room + NEAR) return shortened(text);
   const start = isAfter ? text.slice(0, NEAR) : "";
   return [start, h("span.hint", ` … ${count(text.length - room, "character")} … `), isBefore ? text.slice(-NEAR) : ""];
 }

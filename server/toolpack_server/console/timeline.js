@@ -4,6 +4,7 @@
 import { readable } from "./difference.js";
 import { address, button, count, fill, h, link, oneTabStop, searchField, short, stopAt } from "./dom.js";
 import { batch } from "./rpc.js";
+import { decimal } from "./runs_parts.js";
 import { countPath, details, indexWith, isCall, outcome, records, rulesMet, title, who } from "./trace.js";
 import { brief } from "./tree.js";
 
@@ -49,7 +50,7 @@ export function timeline(state) {
     fill(list, [...rows.values()]);
     found.forEach(append);
     page();
-    markForks();
+    mark();
     if (from === 0 && state.session.parent) await inherit();
     explain();
   };
@@ -73,12 +74,14 @@ export function timeline(state) {
     list.prepend(more);
     await show(Math.max(state.inherited - INHERITED, 0), state.inherited);
   };
-  /** Mark the steps after which the session was forked. */
-  const markForks = () => {
+  /** Mark the steps with their recorded values, and those after which the session was forked. */
+  const mark = () => {
     const counts = Map.groupBy(state.forks, ({ parent }) => parent.version);
     for (const [index, row] of rows) {
+      const at = index < 0 ? 0 : shown[index - first].version;
+      fill(row.querySelector(".worth"), (index < 0 || at > before(index)) && worthOf(at, state.values));
       const isLast = index < 0 || shown[index - first].version > before(index);
-      const forks = (isLast && counts.get(index < 0 ? 0 : shown[index - first].version)?.length) || 0;
+      const forks = (isLast && counts.get(at)?.length) || 0;
       fill(row.querySelector(".forks"), forks > 0 && h("span.tag", count(forks, "fork")));
     }
   };
@@ -132,13 +135,17 @@ export function timeline(state) {
     for (let start = 0, isLate = false; start < wanted.length && here === shown && !isLate; start += AT_ONCE) {
       const part = wanted.slice(start, start + AT_ONCE),
         began = performance.now();
-      const ends = ({ version }) => ({ session_id: id, from_version: version - 1, to_version: version });
+      const ends = ({ version }) => ({
+        session_id: id,
+        from_version: version - 1,
+        to_version: version,
+        limit: LINES,
+      });
       const answers = await batch(
-        part.map((record) => ["diff_environment", ends(record)]),
+        part.map((record) => ["summarize_changes", ends(record)]),
         signal,
       ).catch(() => []);
-      for (const [place, { result }] of answers.entries())
-        if (result) patches.set(part[place].version, [result.length, result.slice(0, LINES)]);
+      for (const [place, { result }] of answers.entries()) if (result) patches.set(part[place].version, result);
       part.forEach(write);
       if (performance.now() < chosen?.until) reveal();
       isLate = performance.now() - began > QUICKLY || !answers.every(({ result }) => result);
@@ -146,12 +153,12 @@ export function timeline(state) {
   };
   const write = ({ index, version }) => {
     const did = rows.get(index)?.querySelector(".did"),
-      [all, patch] = patches.get(version) ?? [0, []];
-    const more = all > LINES && h("span", `and ${(all - LINES).toLocaleString("en")} more`);
+      { total, changes } = patches.get(version) ?? { total: 0, changes: [] };
+    const more = total > changes.length && h("span", `and ${(total - changes.length).toLocaleString("en")} more`);
     if (did)
       fill(
         did,
-        patch.map((one) => changeOf(one, state.session.toolpacks.length)),
+        changes.map((one) => changeOf(one, state.session.toolpacks.length)),
         more,
       );
   };
@@ -161,7 +168,7 @@ export function timeline(state) {
     add,
     before,
     live,
-    markForks,
+    mark,
   };
 }
 
@@ -172,9 +179,17 @@ function changeOf({ op, path, from, value }, toolpacks) {
   return h("span", said[op] ?? [place, " = ", brief(value, 50)]);
 }
 
+/** Show the value of a version, and whether it is lower than that of the version before. */
+function worthOf(version, values) {
+  const value = values.get(version) ?? null;
+  if (value === null) return null;
+  const fell = value < (values.get(version - 1) ?? value);
+  return h(fell ? "span.tag.bad" : "span.tag", { title: "Recorded value after this step" }, `value ${decimal(value)}`);
+}
+
 function startRow({ id, session: { parent } }) {
   const from = parent ? `fork of ${short(parent.session_id)} at version ${parent.version}` : "before the first step";
-  const name = [h("span.at"), h("strong", "Start"), h("span.forks.tags")];
+  const name = [h("span.at"), h("strong", "Start"), h("span.tags", h("span.worth"), " ", h("span.forks"))];
   return h("li", link(["sessions", id], { version: 0 }, name, h("span.args", from)));
 }
 
@@ -184,7 +199,7 @@ function rowOf(record, before, { id, session }, kind = "") {
   const name = [
     h("span.at", String(index)),
     h("strong", title(record)),
-    h("span.tags", h("span.forks"), " ", h(...outcome(record, before)), " ", rulesMet(record)),
+    h("span.tags", h("span.worth"), " ", h("span.forks"), " ", h(...outcome(record, before)), " ", rulesMet(record)),
   ];
   const whose = session.participants && who(record);
   const milliseconds = h("span.ms", duration === undefined ? "" : `${Math.round(duration * 10) / 10} ms`);

@@ -28,7 +28,10 @@ const table = (rows) =>
 async function list(signal) {
   const toolpacks = await call("list_toolpacks", {}, signal);
   const rows = toolpacks.map(({ name, description, functions, tasks, opt_in: isOptIn }) => {
-    const about = [description, isOptIn && h("span.hint", " Only sessions that name this toolpack get it.")];
+    const about = [
+      h("span.words", description),
+      isOptIn && h("span.hint", " Only sessions that name this toolpack get it."),
+    ];
     const sizes = [count(functions.length, "function"), tasks > 0 && count(tasks, "task")];
     return [link(["toolpacks", name], {}, name), about, ...sizes.map((size) => h("span.number", size))];
   });
@@ -70,7 +73,12 @@ function functionOf({ name, description, parameters, returns, read_only: reads }
 function parametersOf({ properties = {}, required = [] }) {
   const rows = Object.entries(properties).map(([name, spec]) => {
     const fallback = (spec.default ?? null) === null ? "optional" : `default ${brief(spec.default, 60)}`;
-    return [h("code", name), typeOf(spec), required.includes(name) ? "required" : fallback, spec.description];
+    return [
+      h("code", name),
+      typeOf(spec),
+      required.includes(name) ? "required" : fallback,
+      h("span.words", spec.description),
+    ];
   });
   return rows.length ? table(rows) : h("p.hint", "It takes no arguments.");
 }
@@ -85,7 +93,7 @@ function typeOf({ $ref, anyOf, type, format, enum: options, items }) {
 function tasksOf(toolpack, { total, tasks }) {
   const rows = tasks.map(({ task, prompt, split }) => {
     const text = typeof prompt === "string" ? prompt : (prompt?.at(-1)?.content ?? "");
-    return [h("code", task), text, split, link(["new"], { task }, "New session")];
+    return [h("code", task), h("span.words", text), split, link(["new"], { task }, "New session")];
   });
   const more = tasks.length === PAGE && link(["toolpacks", toolpack], { after: tasks.at(-1).index }, "More tasks");
   return [h("h2", count(total, "task")), table(rows), h("p.pager", more)];

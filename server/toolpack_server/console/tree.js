@@ -44,10 +44,10 @@ function below({ group, value, change, pointer }, files) {
   const place = (entry) => ({ pointer: join(pointer, entry.key), changes: changesOf(entry.change).length });
   const nodes = entries.map((entry) => ({ ...entry, ...place(entry) }));
   if (files?.has(pointer)) return grouped(inFolders(nodes.map((node) => ({ ...node, path: node.key }))));
-  return grouped(change && Array.isArray(value) ? folded(nodes) : nodes);
+  return grouped(change ? folded(nodes) : nodes);
 }
 
-/** Group the equal members between the changes of a list. */
+/** Group the equal members between the changes of a value. */
 function folded(nodes) {
   const runs = [];
   for (const node of nodes) {

@@ -7,6 +7,9 @@ const AT_ONCE = 1000; // records that are read
 
 /** Return whether a fork was created to estimate the values of its parent. */
 export const isForValues = ({ labels, parent }) => parent !== undefined && labels.values === parent.session_id;
+/** Return whether a fork only stores the review of its parent. */
+export const isNote = ({ labels, parent }) =>
+  parent !== undefined && labels.review === parent.session_id && "records" in labels;
 const isLedger = (fork) => isForValues(fork) && !("step" in fork.labels);
 
 /** Create a table for each ledger among the forks of a session.
@@ -26,6 +29,25 @@ async function notesOf({ session_id: ledger }, signal) {
     notes.push(...part.map(({ metadata }) => metadata?.values).filter((note) => note));
     after = Number(part.at(-1).index);
   }
+}
+
+/** Return the recorded values of a session's steps by version: those of its current review, or the best ones of the
+ *  ledgers. Nothing is computed.
+ * @param {any[]} forks @param {number} total @param {AbortSignal} signal */
+export async function recordedValues(forks, total, signal) {
+  const found = new Map();
+  const note = forks.find((fork) => isNote(fork) && fork.labels.records === String(total));
+  if (note) {
+    const [{ metadata }] = await call("get_trace", { session_id: note.session_id, limit: 1 }, signal);
+    for (const { version, value } of metadata.review.steps) found.set(version, value ?? null);
+    return found;
+  }
+  for (const ledger of forks.filter(isLedger))
+    for (const [step, notes] of Map.groupBy(await notesOf(ledger, signal), ({ step }) => Number(step))) {
+      const { mean, n } = estimate(notes);
+      if (n) found.set(step, Math.max(mean, found.get(step) ?? mean));
+    }
+  return found;
 }
 
 /** Return the mean of rewards and its squared standard error; NaN if there are too few rewards. */
