@@ -3,7 +3,9 @@
 import base64
 import json
 import re
+import runpy
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 import server_process
@@ -11,6 +13,7 @@ from browser import ActionChains, Keys
 
 from toolpack_server.client import Client
 
+PAGE = Path(__file__).parents[2] / "docs" / "evaluate" / "why.md"
 IBAN = "DE02120300000000202051"
 MARKUP = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>'
 
@@ -401,6 +404,9 @@ def test_search_in_the_world_and_copy(page, server):
 def test_use_the_console_with_the_keyboard_alone(page, server):
     page.open()
     page.sees("New session")
+    page.tab_to("Skip to the content")
+    page.press(Keys.ENTER)
+    assert page.run("return document.activeElement.id") == "main"
     page.tab_to("New session")
     page.press(Keys.ENTER)
     page.sees("Toolpacks", "Options of bank")
@@ -421,6 +427,8 @@ def test_use_the_console_with_the_keyboard_alone(page, server):
     page.tab_to("See what it changed")
     page.press(Keys.ENTER)
     page.sees("Step 0: add")
+    announced = "return document.getElementById('announced').textContent"
+    page.until(lambda: "Step 0: add" in page.run(announced), "the announcement")
     while page.run("return document.activeElement.getAttribute('role')") != "treeitem":
         page.press(Keys.TAB)
     expanded = "return document.activeElement.getAttribute('aria-expanded')"
@@ -1144,11 +1152,17 @@ def test_review_leads_from_the_losing_call_to_a_winning_fork(page, server):
     assert page.run("return document.querySelector('.turns .turned').innerText.includes('fails from here on')")
     for width, dark in ((400, True), (1280, False)):
         page.resize(width, dark=dark)
+        page.run("scrollTo(0, 0)")
         assert page.run("return document.documentElement.scrollWidth <= innerWidth")
     page.tab_to("compared with the rollout")
     page.press(Keys.ENTER)
     page.at(f"#/compare/{session_id}/")
-    page.sees("Compare", "cancel_standing_order")
+    page.sees("Compare", "cancel_standing_order", "failed reward 0", "passed reward 1", "not live")
+    page.run("history.back()")
+    page.sees("What would have won, from version 1")
+    page.click("Forks" if "Forks" in page.text() else "1 fork", ".tabs a")
+    page.sees("begins with cancel_standing_order(order_id: 2)", "passed reward 1", "2 sessions in all.")
+    page.find(".steps li", "value 0.00")  # as the review recorded it
     page.run("history.back()")
     page.sees("What would have won, from version 1")
     page.click("Edit and try")
@@ -1158,6 +1172,40 @@ def test_review_leads_from_the_losing_call_to_a_winning_fork(page, server):
     (fork,) = server.rpc("list_sessions", labels={"review": session_id, "line": "best"})  # opened twice, made once
     assert server.rpc("evaluate_session", session_id=fork["session_id"])["passed"]
     assert page.run("return window.ran") == 0
+
+
+def test_three_clicks_lead_from_a_run_to_a_fork_that_wins(page, server, tmp_path):
+    text = PAGE.read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].replace("http://127.0.0.1:8000", server.url)
+    (tmp_path / "careless.py").write_text(program, encoding="utf-8")
+    runpy.run_path(str(tmp_path / "careless.py"))
+    page.open("#/runs?by=run&run=careless")
+    page.sees("60 rollouts", "not live")
+    page.click("✗", ".cells a")
+    page.click("Review", ".tabs a")
+    page.sees("What would have won")
+    page.click("", ".side h3 + p > a:first-of-type")
+    fork = page.until(lambda: re.match(r"#/sessions/(\w+)$", page.hash), "the fork")[1]
+    page.sees("review=")
+    assert server.rpc("evaluate_session", session_id=fork)["passed"]
+    page.open("#/runs?by=run&run=careless")
+    page.click("Review the 32 rollouts that failed")
+    page.sees("19 of 32", "13 of 32", "Lost at")
+    page.click("send_money was never made", ".faults a")
+    page.sees("Rollouts that match: 13")
+
+
+def test_long_words_and_large_objects_have_short_differences(page, server):
+    notes = {f"note {number:03}": "x" * 5 for number in range(400)} | {"long": "a" * 100_000}
+    options = {"pages": {"notes": notes}}
+    session_id = server.rpc("create_session", toolpacks=["pages"], options=options)["session_id"]
+    for number in range(0, 330, 30):
+        server.call(session_id, "write", name=f"note {number:03}", content="y")
+    server.call(session_id, "write", name="long", content="a" * 60_000 + "b" + "a" * 39_999)
+    page.open(f"#/compare/{session_id}/{session_id}?a=0")
+    page.sees("12 differences", "a part of the text", "note 001 … note 029")
+    assert [mark.text for mark in page.driver.find_elements("css selector", ".lines mark")] == ["a", "b"]
+    assert page.run("return document.documentElement.scrollHeight") < 3000
 
 
 def test_values_of_a_sessions_steps_are_shown_as_a_table(page, server):
