@@ -20,7 +20,7 @@ MARKUP = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>'
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    flags = ["--store", "memory:", "--packs", "bank,chores,ledger,pages,papers,stall,vault"]
+    flags = ["--store", "memory:", "--packs", "bank,chores,errands,ledger,pages,papers,stall,vault"]
     with server_process.served(tmp_path_factory.mktemp("console"), *flags) as running:
         yield running
 
@@ -70,6 +70,22 @@ def test_create_a_session_with_options_and_labels(page, server):
     session = server.rpc("get_session", session_id=session_id)
     assert (session["toolpacks"], session["labels"]) == (["bank"], {"run": "first", "model": "m"})
     assert balance(server, session_id) == "77.50"
+
+
+def test_fork_a_moving_world_without_an_event(page, server):
+    session_id = server.rpc("create_session", toolpacks=["errands"])["session_id"]
+    server.call(session_id, "order", item="kettle")
+    page.open(f"#/sessions/{session_id}")
+    page.sees("Coming", "It is 2026-03-02 09:00:30 in this world", "courier_rings")
+    page.click("Fork without courier_rings")
+    page.sees("without the event courier_rings")
+    fork = page.at("#/sessions/").split("/")[2]
+    coming = server.rpc("get_events", session_id=fork)["coming"]
+    assert [event["event"] for event in coming] == ["fare_moves"]
+    server.call(session_id, "wait", seconds=7200)
+    page.open(f"#/sessions/{session_id}")
+    page.click("courier_rings", ".steps strong")
+    page.sees("event courier_rings", "by the world", "Fork without courier_rings")
 
 
 def test_run_a_function_and_see_its_changes(page, server):

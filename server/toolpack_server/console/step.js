@@ -16,6 +16,7 @@ import {
   short,
   time,
 } from "./dom.js";
+import { comingAfter, forkWithout, worldTime } from "./events.js";
 import { change, hasToken, RPC, stringify, world } from "./rpc.js";
 import { contentOf, isCall, outcome, rulesMet, title, who } from "./trace.js";
 import { full } from "./tree.js";
@@ -47,12 +48,14 @@ export async function openStep(state, record, before) {
     return [h("h3", label), worldPanel(now, change, { label, files, ends: ends[1] })];
   };
   await Promise.race([load(place, showWorld), pause(PATIENCE)]);
-  if (!record) return [startOf(state), forkedAt(state, 0), changes, place];
+  const coming = await comingAfter(state, version);
+  if (!record) return [startOf(state), forkedAt(state, 0), coming, changes, place];
   return [
     stepOf(state, record, before),
     version > before && forkedAt(state, version),
     changes,
     isCall(record) ? callOf(record) : noteOf(contentOf(record)),
+    coming,
     place,
   ];
 }
@@ -108,11 +111,15 @@ function stepOf(state, record, before) {
     changed ? `version ${before} → ${version}` : `version ${version}`,
     start && time(start),
     duration !== undefined && `${duration} ms`,
+    record.at && ["at ", worldTime(record.at)],
+    record.event && ["event ", h("code", record.event)],
+    record.problem,
     by && (session.participants ? `by ${who(record)}` : `by the ${by}`),
     callId && ["call_id ", h("code", callId)],
   ];
   const actions = [
-    changed && called && button("Replay without this call", replay, "primary"),
+    changed && record.event && forkWithout(record.event, state, before),
+    changed && called && !record.event && button("Replay without this call", replay, "primary"),
     changed && forkButton("Fork before", state, before),
     forkButton(changed ? "Fork after" : "Fork here", state, version),
     withoutRules(state, before),

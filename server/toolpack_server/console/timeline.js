@@ -201,7 +201,8 @@ function rowOf(record, before, { id, session }, kind = "") {
     h("strong", title(record)),
     h("span.tags", h("span.worth"), " ", h("span.forks"), " ", h(...outcome(record, before)), " ", rulesMet(record)),
   ];
-  const whose = session.participants && who(record);
+  const moved = session.events && [record.event && who(record), record.at?.slice(11, 19)].filter(Boolean).join(" ");
+  const whose = session.participants ? who(record) : moved;
   const milliseconds = h("span.ms", duration === undefined ? "" : `${Math.round(duration * 10) / 10} ms`);
   const below = [
     h("span.args", whose && [h("b", whose), " "], details(record)),

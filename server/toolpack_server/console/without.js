@@ -10,7 +10,7 @@ export async function replayWithout({ id, session, signal }, record, progress) {
   const path = await records(id, 0, Infinity, signal, true);
   const place = path.findIndex((one) => one.session_id === id && one.index === record.index);
   if (place < 0) throw new Error("A reset has undone this step, so the current world doesn't depend on it.");
-  const calls = path.slice(place + 1).filter(isCall);
+  const calls = path.slice(place + 1).filter((one) => isCall(one) && !one.event); // events happen again by themselves
   const cut = calls.find(({ kwargs }) => [kwargs, ...Object.values(kwargs)].some((value) => value?.$cut));
   if (cut) throw new Error(`Step ${cut.index} can't be run again: its arguments are too long to be recorded in full.`);
   const labels = { console: `without step ${record.index} ${record.function}`.slice(0, 200) };
