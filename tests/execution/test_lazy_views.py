@@ -351,6 +351,10 @@ def test_selection_keeps_what_a_serializer_sees():
     for kind in Counted, Listed:
         shelf = kind(byName={"a": 1, "b": 2})
         assert select(shelf, ["byName", "a"]) is shelf
+        assert select_changes(shelf, kind(byName={"a": 1}), lambda *_: True)[0] is shelf
+    changed = select_changes(env, Storage(short={"a": 1}, recs={"a": 1}), lambda one, _: one == 1)
+    assert changed[0].short == {"a": 1, "b": 2}
+    assert changed[0].recs == {"b": 2}
     assert select({"1": 1, 1: 2}, ["1"]) == {"1": 1, 1: 2}
 
 

@@ -117,13 +117,13 @@ class _Selectable(NamedTuple):
             return None
         if kind is dict:
             return cls(kind, value, *_OF_DICTS) if _TEXTS.issuperset(map(type, value)) else None
-        if not isinstance(value, BaseModel) or value.__pydantic_extra__:
+        if not isinstance(value, BaseModel):
             return None
         fields = _fields_of(kind)  # type: ignore[arg-type] # a class is hashable
         return None if fields is None else cls(kind, value.__dict__, *fields)
 
     def copy(self, value: Any, values: dict[str, Any]) -> Any:
-        """Return a copy with other items."""
+        """Return a copy with other items. A model keeps the items that aren't fields."""
         if self.kind is dict:
             return values
         # Copied without pydantic, so that no validator or hook of the model runs.

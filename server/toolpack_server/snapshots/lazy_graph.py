@@ -249,22 +249,26 @@ class LazyGraph:
 
     # Writing
 
-    def commit(self) -> dict[int, Group | None]:
+    def commit(self, *, may_share: bool = True) -> dict[int, Group | None]:
         """Write the loaded groups, and return those that have changed since the last commit.
+
+        Args:
+            may_share: Two groups may hold the same object. False is right if nothing has changed the objects since they
+                were read.
 
         Raises:
             SnapshotError: Something can't be stored exactly. The graph can't be used any more.
         """
         with self._lock:
             try:
-                return self._commit()
+                return self._commit(may_share=may_share)
             except SnapshotError:
                 raise
             except Exception as error:  # noqa: BLE001 - writing may fail in any way
                 self.load_all()
                 raise explain(self.first, self.table.operators, error) from None
 
-    def _commit(self) -> dict[int, Group | None]:
+    def _commit(self, *, may_share: bool) -> dict[int, Group | None]:
         if self._marker:
             names = ", ".join(map(repr, self._marker))
             raise SnapshotError(
@@ -282,7 +286,7 @@ class LazyGraph:
                     members[number] = [number]
                     changes |= dict.fromkeys(chunk for chunk, _ in self._loaded[number].chunks or ())
         written = _Writing(self, members)
-        written.run()
+        written.run(may_share=may_share)
         changes |= written.changes(self._loaded)
         self._apply(changes)
         for number in written.unverified.intersection(changes):
@@ -391,20 +395,23 @@ class LazyGraph:
             if isinstance(value, set | frozenset | dict) and not all(member in value for member in list(value)):
                 raise SnapshotError(reason)
 
-    def write_all(self, value: Any, containers: Iterable[Any], pieces: Iterable[Any]) -> dict[int, Group]:
+    def write_all(
+        self, value: Any, containers: Iterable[Any], pieces: Iterable[Any], *, may_share: bool
+    ) -> dict[int, Group]:
         """Write all groups of a graph that has no base yet.
 
         Args:
             value: The first object.
             containers: The containers to store in chunks.
             pieces: Instances that are pieces; sharing may add others.
+            may_share: Two pieces may hold the same object.
         """
         self.first = value
         self._add(0, value)
         chunked = {self.add_root(container): container for container in containers}
         numbers = [0, *map(self.add_root, pieces)]
         written = _Writing(self, {number: [number] for number in numbers})
-        written.run()
+        written.run(may_share=may_share)
         groups = written.changes({})
         for number, container in chunked.items():
             groups |= self._write_chunks(number, Items(container, [] if type(container) is dict else None, []))
@@ -431,12 +438,12 @@ class _Writing:
         self._dumps: dict[int, Dump] = {}
         self._united: dict[int, int] = {}  # group by the number of one that was united with it
 
-    def run(self) -> None:
+    def run(self, *, may_share: bool) -> None:
         pending = sorted(self._members)
         while pending:
             for number in pending:
                 self._dumps[number] = self._graph.dump(self._members[number])
-            pending = self._separate(self._shared())
+            pending = self._separate(self._shared()) if may_share else []
 
     @property
     def unverified(self) -> set[int]:

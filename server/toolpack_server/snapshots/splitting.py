@@ -9,7 +9,7 @@ from typing import Any
 
 from toolpack_server.base.errors import SnapshotError
 from toolpack_server.snapshots.classes import ClassTable
-from toolpack_server.snapshots.graph import held_by
+from toolpack_server.snapshots.graph import held_by, is_immutable
 from toolpack_server.snapshots.lazy_graph import PLAIN, LazyGraph
 from toolpack_server.snapshots.pickling import explain
 from toolpack_server.snapshots.pieces import MAX_NAMES, Base, LazyTable, Vocabulary
@@ -35,7 +35,9 @@ def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Bas
         ),
     )
     try:
-        groups = LazyGraph(table, Base(vocabulary, {})).write_all(value, survey.containers, survey.pieces)
+        groups = LazyGraph(table, Base(vocabulary, {})).write_all(
+            value, survey.containers, survey.pieces, may_share=survey.may_share
+        )
     except SnapshotError:
         raise
     except Exception as error:  # noqa: BLE001 - writing may fail in any way
@@ -44,7 +46,7 @@ def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Bas
     # then on, a group that is read and not changed has the same bytes.
     again = LazyGraph(table, Base(vocabulary, groups))
     again.load_all()
-    again.commit()
+    again.commit(may_share=False)
     return Base(vocabulary, groups | {number: group for number, group in again.delta.items() if group is not None})
 
 
@@ -55,6 +57,7 @@ class _Survey:
         objects: Every object but plain values.
         containers: The containers of the trunk that can be stored in chunks.
         pieces: The instances that are pieces.
+        may_share: Several references lead to an object that isn't cut off.
     """
 
     def __init__(self, value: Any, table: LazyTable, min_items: int) -> None:
@@ -70,6 +73,8 @@ class _Survey:
             if id(found) not in trunk:
                 self._cut(found, NESTED_FACTOR * min_items)
         self.pieces = [*self._pieces.values()]
+        others = shared.difference(map(id, [value, *self.pieces, *self.containers]))
+        self.may_share = any(id(found) in others and not is_immutable(found) for found in self.objects)
 
     def _cut_trunk(self, value: Any, min_items: int) -> dict[int, Any]:
         """Cut the containers that can be reached without passing a piece. Return all objects reached in this way."""
