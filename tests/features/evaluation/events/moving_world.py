@@ -189,4 +189,5 @@ class Model:
         news, self.news = [text for _, text in self.news], []
         self.trace.append((end, "wait", True))
         self.mark()
+        self.happen_until(self.rest)  # what a wait that ended early has left
         return {"waited": float(end - began), "news": news}

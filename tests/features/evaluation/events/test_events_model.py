@@ -6,7 +6,7 @@ import os
 
 import moving_world
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from moving_world import BEGINS, CATALOG, NAMES, SECOND, STEP, Model
 from serving import Bench, RpcError
@@ -158,6 +158,7 @@ def test_random_schedules_do_what_a_model_does(bench, data):
     for step in steps:
         player.step(*step)
     records = player.trace()
+    assume(len(records) < 1000)  # the most that one request returns or replays
     assert model_trace(records) == player.model.trace
     check_copies(data, bench, player, records)
     twin = Player(bench, create(bench, rules), Model(rules))
