@@ -11,7 +11,6 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from toolpack_server.client.requests import requests
-from toolpack_server.features.evaluation.episodes.results import MessageRecord
 from toolpack_server.features.evaluation.events.results import EventRecord, Events, EventsAhead
 from toolpack_server.features.evaluation.participants.results import FailureRecord, HeardMessages, TurnRecord
 from toolpack_server.features.evaluation.perturbations.results import Perturbations, Perturbed
@@ -112,6 +111,25 @@ class CallRecord(TypedDict):
     event: NotRequired[str]
     problem: NotRequired[str]
     reactions: NotRequired[dict[str, float]]
+
+
+class MessageRecord(TypedDict):
+    """The record of a message. `by` and `to` are set if a participant sent it. An `event` sends it `at` this time."""
+
+    index: int
+    kind: Literal["message"]
+    call_id: NotRequired[str]
+    role: Literal["system", "user", "assistant"]
+    content: str
+    by: NotRequired[str]
+    to: NotRequired[str]
+    metadata: NotRequired[dict[str, Any]]
+    version: int
+    started_at: str
+    duration_ms: float
+    at: NotRequired[str]
+    event: NotRequired[str]
+    problem: NotRequired[str]
 
 
 class Replay(TypedDict):

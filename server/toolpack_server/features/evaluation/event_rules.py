@@ -30,8 +30,8 @@ DEFAULT_BEGINS = "2026-01-01T00:00:00Z"
 
 WHENS = ("at", "every", "after", "call", "when")
 MODIFIERS = ("delay", "spread", "count", "until", "where", "by")
-EFFECTS = ("do", "offer", "withdraw")
-MEMBERS = ("name", *WHENS, *MODIFIERS, *EFFECTS, "args", "notice")
+EFFECTS = ("do", "say", "offer", "withdraw")
+MEMBERS = ("name", *WHENS, *MODIFIERS, *EFFECTS, "args", "as", "to", "notice")
 FACTS = ("function", "kwargs", "result", "error", "by", "at")
 TESTS = ("matches", "below", "above", "exists")
 EXPONENTIAL = "exponential"
@@ -59,6 +59,7 @@ class EventRule:
         shown: The rule as JSON, with its name.
         when: The condition: `call`, a read-only function; `kwargs`; and `where`.
         do: Name of the function that the world calls.
+        say: A message, from the participant `sender`; None: from the world. `to` is None for all participants.
     """
 
     name: str
@@ -76,6 +77,9 @@ class EventRule:
     by: str | None = None
     do: str | None = None
     args: Mapping[str, Any] | None = None
+    say: str | None = None
+    sender: str | None = None
+    to: str | None = None
     offer: Sequence[str] = ()
     withdraw: Sequence[str] = ()
     notice: str | None = None
@@ -235,6 +239,9 @@ def _read(index: int, rule: Any, begins: int) -> EventRule:
         by=rule.get("by"),
         do=rule.get("do"),
         args=rule.get("args"),
+        say=rule.get("say"),
+        sender=rule.get("as"),
+        to=rule.get("to"),
         offer=_list(rule.get("offer", ())),
         withdraw=_list(rule.get("withdraw", ())),
         notice=rule.get("notice"),
@@ -242,7 +249,7 @@ def _read(index: int, rule: Any, begins: int) -> EventRule:
 
 
 def _check_members(about: str, rule: Mapping[str, Any]) -> None:
-    for member in ("call", "by", "do", "notice"):
+    for member in ("call", "by", "do", "say", "as", "to", "notice"):
         if member in rule and not is_text(rule[member]):
             raise ValueError(f"{about}: {member} must be a text")
     for member in ("after", "offer", "withdraw"):
@@ -264,6 +271,9 @@ def _check_selection(about: str, rule: Mapping[str, Any]) -> None:
     for member in ("where", "by"):
         if member in rule and "call" not in rule:
             raise ValueError(f"{about}: {member} selects calls; give it with call")
+    for member in ("as", "to"):
+        if member in rule and "say" not in rule:
+            raise ValueError(f"{about}: {member} names a participant of a message; give it with say")
     if "where" in rule:
         _check_where(about, rule["where"])
     if "args" in rule and not ("do" in rule and isinstance(rule["args"], Mapping)):

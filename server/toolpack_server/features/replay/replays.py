@@ -41,7 +41,7 @@ from toolpack_server.jsonio.strict import Fragment, cut, dumps, loads
 from toolpack_server.protocol.omission import if_set
 from toolpack_server.protocol.parameters import ForkRequest
 from toolpack_server.protocol.results import Session
-from toolpack_server.protocol.senders import CLIENT, WORLD
+from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.sessions.calls import CallRequest
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.identity import Creation
@@ -56,7 +56,20 @@ RECORDS_AT_ONCE = 100  # max records in one read from the store
 BYTES_AT_ONCE = 2**20  # max bytes of records in one read
 MAX_SHOWN_TEXT = 2000
 
-_EVENT_MEMBERS = ("event", "at", "function", "kwargs", "result", "error", "offer", "withdraw", "problem")
+_EVENT_MEMBERS = (
+    "event",
+    "at",
+    "function",
+    "kwargs",
+    "result",
+    "error",
+    "offer",
+    "withdraw",
+    "problem",
+    "content",
+    "by",
+    "to",
+)
 _NOT_RUN = {Failure.DEADLINE, Failure.CRASHED, Failure.CANCELLED}  # calls that ended so aren't run again
 _CUT_ARGUMENTS = (
     "The arguments of this call were cut from the trace, so it can't be run again: raise TOOLPACK_MAX_RESULT_BYTES "
@@ -308,7 +321,7 @@ class _Replayer:
         kind = self._context.record_kinds[record["kind"]]
         call_id = f"replay-{self.done}" if self._repeatable else None
         self.done += 1
-        if record.get("by") == WORLD:  # the next call makes the world move again
+        if "event" in record:  # the next call makes the world move again
             self._events.append(record)
             return None
         back_to, difference = kind.goes_back_to(record), None
@@ -448,7 +461,7 @@ class _Replayer:
 
 def _event_text(record: Mapping[str, Any], *, states: bool) -> str | None:
     """Return what a replay compares of an event; None for the record of a call or of something else."""
-    if record.get("by") != WORLD:
+    if "event" not in record:
         return None
     compared = (*_EVENT_MEMBERS, "state") if states else _EVENT_MEMBERS
     return dumps({name: record[name] for name in compared if record.get(name) is not None}, sort_keys=True).decode()

@@ -92,7 +92,7 @@ class Sender:
         ({"name": "x", "after": "y"}, "Event 'x': there is no event 'y' that it could follow."),
         ({"name": "x", "at": "noon"}, "Event 'x': at must be a time like"),
         ({"name": "x", "every": 0.5}, "Event 'x': every must be at least 1 second."),
-        ({"name": "x", "at": 1, "offer": "gift", "withdraw": "bump"}, "Event 'x': it has 2 of do, offer, withdraw"),
+        ({"name": "x", "at": 1, "offer": "gift", "withdraw": "bump"}, "Event 'x': it has 2 of do, say, offer"),
         ({"name": "x", "call": "bump", "where": {"/eror": 1}}, "Event 'x': where has '/eror'; begin with /function"),
         ({"name": "x", "call": "bump", "where": {"/result": {"matches": "("}}}, "Event 'x': matches must be a regular"),
         ({"name": "x" * 65, "at": 1}, "its name must have 1-64 letters"),
@@ -263,3 +263,67 @@ def test_an_evaluation_first_finishes_what_a_call_set_off(monkeypatch, record):
         for copied in [session_id, *(each["session_id"] for each in copies)]:
             assert other.rpc("get_environment", session_id=copied)["counting"]["counts"] == {"a": 1}
             assert other.rpc("evaluate_session", session_id=copied, record=record)["passed"]
+
+
+def talking(bench, rules):
+    """Create a session with an agent and a user, and return it with a function that sends requests at addresses."""
+    session = bench.rpc("create_session", toolpacks=["counters"], events=rules, participants={"user": {}})
+    keys = {name: paths["agent_path"].rsplit("/", 1)[1] for name, paths in session["participants"].items()}
+    return session["session_id"], lambda by, method, **params: bench.rpc(method, agent_key=keys[by], **params)
+
+
+def test_participants_hear_what_events_say(bench):
+    rules = [
+        {"name": "news", "at": 60, "say": "The shop closes."},
+        {"name": "hint", "call": "bump", "say": "Once more!", "as": "user", "to": "agent", "notice": "A message."},
+    ]
+    session_id, send = talking(bench, rules)
+    send("agent", "run_function", function="bump", kwargs={"name": "a"})
+    send("user", "run_function", function="wait", kwargs={"seconds": 100, "until_something_happens": False})
+    hint = {"index": 0, "by": "user", "to": "agent", "content": "Once more!"}
+    news = {"index": 1, "by": "world", "content": "The shop closes."}
+    assert send("agent", "listen") == {"messages": [hint, news], "done": False}
+    assert send("user", "listen")["messages"] == [hint, news]
+    records = bench.rpc("get_trace", session_id=session_id)
+    assert [(each["kind"], each.get("event"), each.get("at", "")[11:]) for each in records] == [
+        ("call", None, "09:00:10Z"),
+        ("message", "hint", "09:00:10Z"),
+        ("message", "news", "09:01:00Z"),
+        ("call", None, "09:01:50Z"),
+    ]
+    replay = bench.rpc("replay_session", session_id=session_id)
+    assert (replay["complete"], replay.get("diverged")) == (True, None)
+    copied = bench.rpc("get_trace", session_id=replay["session"]["session_id"])
+    assert [each.get("content") for each in copied] == [each.get("content") for each in records]
+    bundle = bench.rpc("export_bundle", session_id=session_id)["bundle"]
+    exact = bench.rpc("import_bundle", bundle=bundle)["session_id"]
+    assert bench.rpc("get_trace", session_id=exact)[1]["content"] == "Once more!"
+    assert bench.rpc("import_bundle", bundle=bundle, mode="replay")["complete"]
+    (fork,) = bench.rpc("fork_session", session_id=session_id)
+    key = fork["participants"]["agent"]["agent_path"].rsplit("/", 1)[1]
+    assert bench.rpc("listen", agent_key=key)["messages"] == [hint, news]
+
+
+def test_a_listener_is_woken_by_an_event(bench):
+    _, send = talking(bench, [{"name": "hint", "call": "bump", "say": "Once more!"}])
+    heard = []
+    listener = threading.Thread(target=lambda: heard.append(send("user", "listen", wait_seconds=30)))
+    listener.start()
+    send("agent", "run_function", function="bump", kwargs={"name": "a"})
+    listener.join()
+    assert [message["content"] for message in heard[0]["messages"]] == ["Once more!"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "participants", "says"),
+    [
+        ({"say": "Hello"}, {}, "Event 'x': nobody hears what it says: create the session with participants."),
+        ({"say": "Hello", "to": "bob"}, {"user": {}}, "Event 'x': the session has no participant 'bob'."),
+        ({"say": "Hello", "as": "bob"}, {"user": {}}, "Event 'x': the session has no participant 'bob'."),
+        ({"to": "user"}, {"user": {}}, "Event 'x': to names a participant of a message; give it with say."),
+        ({"say": "Hello", "do": "bump"}, {"user": {}}, "Event 'x': it has 2 of do, say, offer, withdraw"),
+    ],
+)
+def test_a_message_without_its_participants_is_refused(bench, rule, participants, says):
+    error = refused(-32602, create, bench, [{"name": "x", "at": 1, **rule}], participants=participants)
+    assert says in error.data["detail"]

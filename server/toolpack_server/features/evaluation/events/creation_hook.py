@@ -4,13 +4,14 @@ The session stores all its rules, so that a later change of the toolpack's code 
 used are refused before anything is stored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 from typing_extensions import override
 
 from toolpack_server.base.errors import InvalidParamsError, shown
+from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
 from toolpack_server.features.evaluation.event_rules import (
     DEFAULT_BEGINS,
     MAX_SECONDS,
@@ -176,6 +177,7 @@ class EventCreationHook(CreationHook):
         except ValueError as error:
             raise InvalidParamsError(f"{error}.") from None
         self._check(parsed, Names(self._context.catalog.functions(toolpacks)))
+        _check_participants(parsed, getattr(request, PARTICIPANTS, None) or {})
         return {"rules": rules, "begins": begins, "step": step}
 
     @staticmethod
@@ -192,3 +194,16 @@ class EventCreationHook(CreationHook):
                     )
             if rule.call is not None and not names.has_match(rule.call):
                 raise InvalidParamsError(f"Event {rule.name!r}: the session has no function {shown(rule.call)!r}.")
+
+
+def _check_participants(rules: Sequence[EventRule], participants: Container[str]) -> None:
+    for rule in rules:
+        if rule.say is None:
+            continue
+        if not participants:
+            raise InvalidParamsError(
+                f"Event {rule.name!r}: nobody hears what it says: create the session with participants."
+            )
+        for name in (rule.sender, rule.to):
+            if name is not None and name not in participants:
+                raise InvalidParamsError(f"Event {rule.name!r}: the session has no participant {shown(name)!r}.")

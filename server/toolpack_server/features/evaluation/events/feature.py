@@ -1,11 +1,12 @@
 """Declaration of the feature `events`."""
 
+from toolpack_server.features.evaluation.episodes.results import MessageRecord
 from toolpack_server.features.evaluation.events.addresses import EventAddresses
 from toolpack_server.features.evaluation.events.creation_hook import EventCreationHook, EventParameters, ForkEvents
 from toolpack_server.features.evaluation.events.hook import EventHook
 from toolpack_server.features.evaluation.events.kinds import EventKind
 from toolpack_server.features.evaluation.events.methods import GetEvents
-from toolpack_server.features.evaluation.events.results import CallMoved, SessionMoves
+from toolpack_server.features.evaluation.events.results import CallMoved, MessageMoved, SessionMoves
 from toolpack_server.protocol.results import CallRecord, Session
 from toolpack_server.rpc.methods import CreateSession, ForkSession
 from toolpack_server.wiring.feature import Feature
@@ -19,6 +20,6 @@ class EventsFeature(Feature):
     record_kinds = (EventKind,)
     creation_hooks = (EventCreationHook,)
     parameters = {CreateSession: EventParameters, ForkSession: ForkEvents}
-    results = {Session: SessionMoves, CallRecord: CallMoved}
+    results = {Session: SessionMoves, CallRecord: CallMoved, MessageRecord: MessageMoved}
     operation_hooks = (EventHook,)
     address_hooks = (EventAddresses,)

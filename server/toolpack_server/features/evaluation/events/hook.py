@@ -22,6 +22,7 @@ from toolpack_server.features.evaluation.events.operations import (
     ConditionCheck,
     FunctionEvent,
     LookOperation,
+    MessageEvent,
     MoveOperation,
     PlainEvent,
 )
@@ -158,6 +159,8 @@ class EventHook(OperationHook):
         return None if event is None else self._operation(resume, event, events.rules[event.rule])
 
     def _operation(self, resume: SessionOperation, event: ComingEvent, rule: EventRule) -> SessionOperation:
+        if rule.say is not None:
+            return MessageEvent(resume, event, rule)
         if rule.do is None:
             return PlainEvent(resume, event, rule)
         function = self.names(resume.facts.recipe.toolpacks).find(rule.do) or rule.do

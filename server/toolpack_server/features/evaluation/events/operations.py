@@ -16,7 +16,7 @@ from toolpack_server.features.evaluation.event_rules import EventRule
 from toolpack_server.features.evaluation.events.timeline import ComingEvent, Timeline
 from toolpack_server.functions.steps import Steps
 from toolpack_server.jsonio.strict import dumps
-from toolpack_server.protocol.senders import WORLD
+from toolpack_server.protocol.senders import AGENT, WORLD
 from toolpack_server.sessions.calls import CallOperation, CallRequest
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.sessions.operation import SessionOperation
@@ -63,6 +63,19 @@ class PlainEvent(SessionOperation):
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
         return Effect(None, {**self._members})
+
+
+class MessageEvent(PlainEvent):
+    """An event that is a message of the world, or of a participant."""
+
+    record_kind = "message"
+
+    def __init__(self, resume: SessionOperation, event: ComingEvent, rule: EventRule) -> None:
+        super().__init__(resume, event, rule)
+        by = rule.sender or WORLD
+        self._members |= {"role": "assistant" if by == AGENT else "user", "content": rule.say, "by": by}
+        if rule.to is not None:
+            self._members["to"] = rule.to
 
 
 class ConditionCheck(CallOperation):

@@ -37,6 +37,14 @@ class CallMoved(TypedDict):
     reactions: NotRequired[dict[str, float]]
 
 
+class MessageMoved(TypedDict):
+    """An `event` sends it `at` this time."""
+
+    at: NotRequired[str]
+    event: NotRequired[str]
+    problem: NotRequired[str]
+
+
 class EventRecord(TypedDict):
     """The record of an event that calls no function. `offer` and `withdraw` name functions."""
 
