@@ -211,7 +211,7 @@ def judge(rollout: Rollout[Any]) -> None:
     try:
         verdict = multi_turn_checker(turns, truth, entry, "", rollout_id)
     finally:
-        for name in [name for name in vars(multi_turn_utils) if name.startswith(f"{rollout_id}_")]:
+        for name in [name for name in [*vars(multi_turn_utils)] if name.startswith(f"{rollout_id}_")]:
             delattr(multi_turn_utils, name)
     rollout.check("state and results are those of the ground truth", verdict["valid"], verdict.get("error_message", ""))
 
