@@ -1072,10 +1072,14 @@ def test_every_view_fits_into_400_pixels(page, server, dark):
 def test_session_shows_which_participant_did_what(page, server):
     page.open("#/new")
     page.until(lambda: page.find("input[value=ledger]"), "the form")
-    page.write("participants", '{"user": {"functions": "get_balance"}}')
+    page.click("Add a participant")
+    page.write("functions", "get_balanc")
     page.click("Create session")
-    page.sees("Participant 'user': functions must be a list of strings.")
-    page.write("participants", '{"user": {"functions": ["get_balance"]}}')
+    page.sees("This is required.")
+    page.write("name", "user")
+    page.click("Create session")
+    page.sees("Participant 'user': the session has no function 'get_balanc'. Did you mean")
+    page.write("functions", "get_balance")
     page.click("Create session")
     session_id = page.at("#/sessions/").split("/")[2]
     paths = server.rpc("get_session", session_id=session_id).get("participants")

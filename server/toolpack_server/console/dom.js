@@ -241,7 +241,7 @@ export async function load(place, work, wait = LOOK_AGAIN) {
     const again = button("Try again", () => load(place, work));
     // A whole view gets a heading, and a way out. A part of one has both already.
     const isView = !document.querySelector("main h1");
-    const out = h("p", h("a", { href: "#/sessions" }, "Go to the sessions"));
+    const out = h("p.actions", h("a", { href: "#/sessions" }, "Go to the sessions"));
     const problem = h(
       "div.problem",
       { role: "alert" },

@@ -46,9 +46,7 @@ function formOf(toolpacks, task, variants) {
   const own = task?.split("/")[0]; // comes with the task
   const choices = toolpacks.map((toolpack) => choiceOf(toolpack, task ? toolpack.name === own : !toolpack.opt_in));
   const labels = h("input", { type: "text", id: "labels", name: "labels", placeholder: "name=value, name=value" });
-  const roles = schemaForm({
-    properties: { participants: { type: "object", description: "{name: {functions, max_calls, prompt, answers}}" } },
-  });
+  const roles = participantsForm();
   const more = schemaForm({ properties: { ...(isPinned && SEEDS), ...MORE } }, {}, "session-");
   const create = async () => {
     const used = choices.filter(({ box }) => box.checked);
@@ -62,7 +60,7 @@ function formOf(toolpacks, task, variants) {
       labels: readLabels(labels.value),
       toolpacks: others.length || !task ? others : undefined,
       perturbations: Object.keys(perturbations).length ? perturbations : undefined,
-      ...roles.read(),
+      participants: roles.read(),
       ...more.read(),
     });
     go(["sessions", session.session_id]);
@@ -75,7 +73,7 @@ function formOf(toolpacks, task, variants) {
     choices.map(({ element }) => element),
     h("div.field", h("label", { for: "labels" }, "Labels"), h("span.kind", "optional"), labels, about),
     h("fieldset", h("legend", "Perturbations"), perturbing.element),
-    roles.element,
+    h("fieldset", h("legend", "Participants"), roles.element),
     h(
       "details",
       h("summary", isPinned ? "Seed, clock, time to live, environment" : "Time to live, environment"),
@@ -84,6 +82,51 @@ function formOf(toolpacks, task, variants) {
     ),
     h("p.actions", button("Create session", create, "primary")),
   ];
+}
+
+const ROLE = {
+  name: { type: "string", pattern: ".", description: "Its name, such as user. The agent under test is agent." },
+  functions: {
+    type: "string",
+    description: "Names of functions, separated by commas. Without any: all.",
+  },
+  max_calls: { type: "integer", description: "Calls that it may make." },
+  prompt: { type: "string", description: "What it is asked to do." },
+  answers: { type: "boolean", description: "Whether it submits the answer." },
+};
+
+/** Create a form for several participants. `read` returns their rights by name, or undefined if there are none. */
+function participantsForm() {
+  const forms = new Set(),
+    rows = h("div"),
+    hint = h("p.hint", "Further roles besides the agent, such as a user. Each has an address of its own.");
+  const add = () => {
+    const form = schemaForm({ properties: ROLE, required: ["name"] }, {}, `participant-${rows.childElementCount}-`);
+    const row = h("div.choice", form.element, h("p.actions", button("Remove this participant", remove, "quiet")));
+    function remove() {
+      forms.delete(form);
+      row.hidden = true; // it stays, so that no two fields have the same id
+    }
+    forms.add(form);
+    rows.append(row);
+  };
+  const read = () => {
+    const given = [...forms].map((form) => form.read());
+    const rights = given.map(({ name, functions, ...rest }) => [
+      name,
+      {
+        ...rest,
+        ...(functions && {
+          functions: functions
+            .split(",")
+            .map((each) => each.trim())
+            .filter(Boolean),
+        }),
+      },
+    ]);
+    return given.length ? Object.fromEntries(rights) : undefined;
+  };
+  return { element: h("div", hint, rows, button("Add a participant", add)), read };
 }
 
 function choiceOf({ name, description, functions, options }, checked) {

@@ -27,7 +27,9 @@ export const header = (columns, query, name, view = "runs") =>
           isDown = now === `-${key}`;
         const shown = key
           ? link([view], { ...query, [name]: isDown ? key : `-${key}` }, text, isDown && " ↓", isUp && " ↑")
-          : text;
+          : typeof text === "function"
+            ? text()
+            : text;
         return h(
           "th",
           { scope: "col", title: hint, "aria-sort": isUp ? "ascending" : isDown ? "descending" : null },

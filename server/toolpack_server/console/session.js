@@ -31,6 +31,7 @@ import { isNote, recordedValues } from "./values.js";
 
 const NOT_FOUND = -32001;
 const LOOK_AGAIN = 1000; // milliseconds
+const LONG = 300; // characters of a prompt that may need to be scrolled
 const PANELS = { run: openRun, talk: openTalk, forks: openForks, evaluate: openEvaluation, review: openReview };
 const panelOf = (query) => Object.keys(PANELS).find((name) => name in query);
 
@@ -141,7 +142,9 @@ async function promptOf({ task }, signal) {
   if (!task) return null;
   const said = await call("get_task", { task }, signal).catch(() => null); // the task isn't loaded any more
   const messages = typeof said?.prompt === "string" ? [{ content: said.prompt }] : (said?.prompt ?? []);
-  const shown = messages.map(({ role, content }) => h("pre", role ? `${role}: ${content}` : content));
+  const shown = messages.map(({ role, content }) =>
+    h("pre", { tabindex: content.length > LONG && "0" }, role ? `${role}: ${content}` : content),
+  );
   return (
     messages.length > 0 && h("details.prompt", { open: true }, h("summary", "What the agent is asked to do"), shown)
   );

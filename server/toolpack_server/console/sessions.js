@@ -1,5 +1,5 @@
 // List of sessions, the newest first, with forks indented below their parents. Clicking a column's head sorts the list.
-import { count, fill, go, h, labelsOf, link, load, oneTabStop, pause, short, time } from "./dom.js";
+import { count, fill, go, h, labelsOf, link, load, notLive, oneTabStop, pause, short, time } from "./dom.js";
 import { readLabels } from "./form.js";
 import { call, stringify } from "./rpc.js";
 import { judge, summaries } from "./runs.js";
@@ -10,7 +10,7 @@ const PAGE = 100;
 const LOOK_AGAIN = 3000; // milliseconds
 const COUNT_AGAIN = 30_000; // milliseconds; rarely, because the server reads all sessions to count them
 const HEADS = [
-  [null, h("span.unseen", "Compare")],
+  [null, () => h("span.unseen", "Compare")], // a new one for each list: an element can be in one place only
   ["id", "Session"],
   ["task", "Task"],
   ["parent", "Fork of"],
@@ -179,7 +179,14 @@ function listOf(sessions, next, total, query, picked, pick) {
     `${seconds(sum("duration_ms") / 1000)} in calls`,
   ];
   const of = isPart && [" on this page", total !== null && ` of ${total.toLocaleString("en")}`];
-  const size = h("p.hint", count(sessions.length, "session"), of, ": ", totals.filter(Boolean).join(", "));
+  const size = h(
+    "p.hint",
+    count(sessions.length, "session"),
+    of,
+    ": ",
+    totals.filter(Boolean).join(", "),
+    text && [". ", notLive()],
+  );
   return [
     size,
     h(
