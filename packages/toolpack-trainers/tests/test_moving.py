@@ -9,6 +9,8 @@ import server_process
 from killed_episodes import solved
 from raw_websocket import RawWebSocket
 
+MODERN = "2026-07-28"
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -85,6 +87,28 @@ def test_agents_wait_and_are_in_time_at_each_door(server, door):
                         assert json.loads(call(name, kwargs)).keys() == {"time", "waited", "news"}
                 reward = call("submit_answer", {"answer": episode["answer"] or "Done."})
                 assert reward == float(patient), (episode["task"], patient)
+
+
+def test_mcp_clients_keep_no_list_that_events_change(server):
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientInfo": {"name": "a script", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    headers = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": MODERN}
+    session = server.rpc("create_session", task="errands/swim-lane")
+
+    def listed():
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}}
+        reply = server.http.post(session["mcp_path"], json=message, headers=headers | {"Mcp-Method": "tools/list"})
+        result = reply.json()["result"]
+        return result["ttlMs"], "book_lane" in [tool["name"] for tool in result["tools"]]
+
+    assert listed() == (0, False)
+    server.call(session["session_id"], "wait", seconds=3600, until_something_happens=False)
+    assert listed() == (0, True)
+    server.call(session["session_id"], "wait", seconds=180, until_something_happens=False)
+    assert listed() == (0, False)
 
 
 @pytest.mark.parametrize("door", [over_mcp, over_ors, over_openenv])
