@@ -118,7 +118,7 @@ function stepOf(state, record, before) {
     callId && ["call_id ", h("code", callId)],
   ];
   const actions = [
-    changed && record.event && forkWithout(record.event, state, before),
+    record.event && forkWithout(record.event, state, { before: index }),
     changed && called && !record.event && button("Replay without this call", replay, "primary"),
     changed && forkButton("Fork before", state, before),
     forkButton(changed ? "Fork after" : "Fork here", state, version),

@@ -188,6 +188,20 @@ def test_a_fork_without_an_event_lacks_only_that(bench):
     assert error.data["detail"] == "The session has no event 'c': it has a, b."
 
 
+def test_a_fork_before_an_event_can_be_without_it(bench):
+    """Both events and the wait leave the world at one version."""
+    rules = [{"name": "a", "at": 100, "notice": "a"}, {"name": "b", "at": 100, "notice": "b"}]
+    session, _, run = create(bench, rules)
+    assert run("wait", seconds=200)["result"]["news"] == ["a", "b"]
+    events = [record.get("event") for record in bench.rpc("get_trace", session_id=session)]
+    assert events == ["a", "b", None]
+    for before, without, news in ((0, [], "ab"), (0, ["a"], "b"), (1, [], "ab"), (1, ["b"], "a"), (2, [], "ab")):
+        (fork,) = bench.rpc("fork_session", session_id=session, before=before, without_events=without)
+        key = fork["agent_path"].rsplit("/", 1)[1]
+        result = bench.rpc("run_function", agent_key=key, function="wait", kwargs={"seconds": 200})["result"]
+        assert result["news"] == [*news], (before, without)
+
+
 def test_a_nested_wait_is_refused(bench):
     _, _, run = create(bench, [{"at": 1}])
     nested = {"$call": {"function": "wait", "args": {}}}
