@@ -130,8 +130,12 @@ def test_edited_task_does_not_change_an_existing_session(make_bench):
 
 
 WRONG: list[tuple[Any, str]] = [
-    ({"client": {}}, "Participant 'client': use 1-64 letters, digits or `_.-` as its name, and not `client`."),
-    ({"a/b": {}}, "Participant 'a/b': use 1-64 letters, digits or `_.-` as its name, and not `client`."),
+    (
+        {"client": {}},
+        "Participant 'client': use 1-64 letters, digits or `_.-` as its name, and not `client` or `world`.",
+    ),
+    ({"world": {}}, "Participant 'world': use 1-64 letters, digits or `_.-` as its name, and not `client` or `world`."),
+    ({"a/b": {}}, "Participant 'a/b': use 1-64 letters, digits or `_.-` as its name, and not `client` or `world`."),
     ({"x" * 65: {}}, "Participant 'x"),
     ({"x": []}, "Participant 'x' is a list: give an object of functions, max_calls, prompt, answers."),
     ({"x": 3}, "Participant 'x' is a number: give an object of functions, max_calls, prompt, answers."),

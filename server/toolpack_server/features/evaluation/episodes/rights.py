@@ -13,7 +13,7 @@ from typing import Any
 from toolpack_server.base.errors import InvalidParamsError, shown
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.parameters import MAX_COUNT
-from toolpack_server.protocol.senders import AGENT, CLIENT
+from toolpack_server.protocol.senders import AGENT, CLIENT, WORLD
 
 PARTICIPANTS = "participants"  # name of the rights by participant, in a session's stored data
 
@@ -51,8 +51,8 @@ def check_rights(participants: Mapping[str, Any]) -> None:
 
 def _problem(name: Any, rights: Any) -> str | None:
     members = ", ".join(MEMBERS)
-    if not isinstance(name, str) or name == CLIENT or not _NAME.fullmatch(name):
-        return f": use 1-64 letters, digits or `_.-` as its name, and not `{CLIENT}`."
+    if not isinstance(name, str) or name in {CLIENT, WORLD} or not _NAME.fullmatch(name):
+        return f": use 1-64 letters, digits or `_.-` as its name, and not `{CLIENT}` or `{WORLD}`."
     if not isinstance(rights, Mapping):
         return f" is {_KINDS.get(type(rights), 'a number')}: give an object of {members}."
     for member, value in rights.items():
