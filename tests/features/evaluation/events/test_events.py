@@ -19,6 +19,7 @@ from toolpack_server.base.errors import OverloadedError, RegistrationError
 from toolpack_server.features.evaluation.event_rules import EventRule
 from toolpack_server.features.evaluation.events.operations import FunctionEvent
 from toolpack_server.features.evaluation.events.world import WORLD_PACK
+from toolpack_server.features.evaluation.participants.message_waiters import MessageWaiters
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.packs.toolpack import Toolpack as CoreToolpack
@@ -318,14 +319,15 @@ def test_participants_hear_what_events_say(bench):
     assert bench.rpc("listen", agent_key=key)["messages"] == [hint, news]
 
 
-def test_a_listener_is_woken_by_an_event(bench):
-    _, send = talking(bench, [{"name": "hint", "call": "bump", "say": "Once more!"}])
-    heard = []
-    listener = threading.Thread(target=lambda: heard.append(send("user", "listen", wait_seconds=30)))
-    listener.start()
-    send("agent", "run_function", function="bump", kwargs={"name": "a"})
-    listener.join()
-    assert [message["content"] for message in heard[0]["messages"]] == ["Once more!"]
+def test_a_listener_is_woken_by_an_event(bench, monkeypatch):
+    woken = []
+    monkeypatch.setattr(bench.service.feature(MessageWaiters), "changed", woken.append)
+    for rule in ({"call": "bump"}, {"at": 60}, {"call": "bump", "delay": 5}):
+        session_id, send = talking(bench, [{**rule, "say": "Once more!"}])
+        send("agent", "run_function", function="bump", kwargs={"name": "a"})
+        send("agent", "run_function", function="wait", kwargs={"seconds": 100})
+        assert woken.count(session_id) == 2, rule
+        assert [message["content"] for message in send("user", "listen")["messages"]] == ["Once more!"]
 
 
 @pytest.mark.parametrize(

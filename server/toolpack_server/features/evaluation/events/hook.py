@@ -128,6 +128,7 @@ class EventHook(OperationHook):
             return None
         if operation.after_commits:
             return None
+        operation.is_told |= events.speaks  # so that participants hear what events say
         waits = isinstance(operation, CallOperation) and self._wait(operation, timeline)
         if waits:
             until = waits.end

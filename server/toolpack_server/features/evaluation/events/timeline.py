@@ -113,12 +113,14 @@ class SessionEvents:
 
     Attributes:
         step: Time that a call takes.
+        speaks: Some rules send messages.
     """
 
     def __init__(self, events: Mapping[str, Any], seed: str) -> None:
         self.begins = microseconds(events.get("begins", DEFAULT_BEGINS))
         self.step = round(events.get("step", 1) * SECOND)
         self.rules = {rule.name: rule for rule in read_event_rules(events["rules"], self.begins, complete=False)}
+        self.speaks = any(rule.say is not None for rule in self.rules.values())
         self.changes_lists = any(rule.offer or rule.withdraw for rule in self.rules.values())
         self._conditions = tuple(name for name, rule in self.rules.items() if rule.when is not None)
         self._call_rules = [rule for rule in self.rules.values() if rule.call is not None]
