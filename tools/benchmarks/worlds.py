@@ -23,7 +23,7 @@ MEASURED, FEW, FORKED = 200, 5, 5
 VERSIONS, OLD = 60, 300
 LAZY_BYTES = 2**18
 LAZY_READERS_MS = 20
-LAZY = {"read": 0.2, "change": 0.1, "fork": 0.2}
+LAZY = {"read": 2.5, "change": 0.1, "fork": 0.2}
 FORKS = 1000
 PAPERS = 1000
 
