@@ -330,7 +330,7 @@ function listOf(sessions, query, source, was, isFiltered) {
       cell("Errors", String(each.errors)),
       cell("Time", seconds(each.duration_ms / 1000)),
       h("td.line", { title: each.last_function }, each.last_function ?? NONE),
-      hasPlaces && h("td.words", placeOf(each, source)),
+      hasPlaces && h("td.words.place", { "data-label": "Lost at " }, placeOf(each, source)),
       h("td.words.why", reason(each).slice(0, 200)),
     );
   const rest = sessions.length - most;

@@ -5,6 +5,7 @@ import { call, stringify } from "./rpc.js";
 import { judge, summaries } from "./runs.js";
 import { figures, reason, WORDS } from "./runs_model.js";
 import { decimal, header, keepTrail, seconds, tag } from "./runs_parts.js";
+import { isNote } from "./values.js";
 
 const PAGE = 100;
 const LOOK_AGAIN = 3000; // milliseconds
@@ -117,7 +118,7 @@ async function read({ label, text, sort = "-created", after = "" }, signal) {
       text: text ?? "",
     };
     const answer = await (next === after ? readUnlessKnown : summaries)(asked, signal);
-    found.push(...answer.sessions);
+    found.push(...answer.sessions.filter((session) => !isNote(session)));
     if (answer.next === undefined || found.length === PAGE) return [found, answer.next, answer.total];
     next = answer.next;
   }

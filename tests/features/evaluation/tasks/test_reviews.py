@@ -278,11 +278,12 @@ def test_evaluate_writes_a_review_as_one_file(url, tmp_path):
     assert text.count('class="turned"') == 1
 
 
-def test_evaluate_counts_the_calls_that_lost_a_run(url):
+def test_evaluate_counts_the_calls_that_lost_a_run(url, tmp_path):
     for calls in (LOSING, LOSING, LOSING[:2]):
         played_at(url, calls, "Done.", "lost")
-    done = run_here("evaluate", "--url", url, "--label", "run=lost", "--lost")
+    done = run_here("evaluate", "--url", url, "--label", "run=lost", "--lost", "--html", str(tmp_path / "run.html"))
     assert done.stdout.splitlines()[-2:] == [
         "2 of 3 failures: cancel_standing_order",
         "1 of 3 failures: cancel_standing_order was never made",
     ]
+    assert (tmp_path / "run.html").read_text(encoding="utf-8").count('"lost_at":') == 3

@@ -167,8 +167,8 @@ class SessionSummaries(TypedDict):
     """A page of a list of sessions. It ends early if the answer becomes too large or takes too long.
 
     If there are more sessions, `next` is set: pass it as `after` to get the next page. `rates` summarizes the valid
-    verdicts of this page, without sessions that the console created. `total` is the number of matching sessions on
-    all pages, if they were counted. `digest` is set if the request had `known`.
+    verdicts of this page, without forks that the console or a review created. `total` is the number of matching
+    sessions on all pages, if they were counted. `digest` is set if the request had `known`.
     """
 
     sessions: list[SessionSummary]

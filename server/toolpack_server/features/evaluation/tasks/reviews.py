@@ -23,7 +23,7 @@ from toolpack_server.features.evaluation.tasks.solution_progress import compared
 from toolpack_server.features.evaluation.tasks.summaries import is_rollout
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.omission import if_set
-from toolpack_server.protocol.senders import AGENT, CLIENT
+from toolpack_server.protocol.senders import AGENT, CLIENT, WORLD
 from toolpack_server.protocol.steps import Span, spans_of
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import CODES
@@ -41,7 +41,7 @@ _PAGE = 1000
 _SHOWN = 60  # characters of a call's arguments in the summary
 _SHOWN_ID = 8  # characters of a session_id in the summary
 _ROLLOUT = "rollout"  # the label that differs within a run
-_JUDGED = 20  # rollouts that are evaluated to find one that passed
+_JUDGED = 8  # rollouts that are evaluated to find one that passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class _Reviewer:
         """Return the review with the calls of a sibling as the solution, or None if they wouldn't have won either."""
         sibling = await self._find_sibling(task, {name: labels[name] for name in labels if name != _ROLLOUT})
         path = await self._pages(sibling, path=True) if sibling else []
-        ran = [each for each in path if each["kind"] == "call" and each["error"] is None]
+        ran = [each for each in path if each["kind"] == "call" and each["error"] is None and each["by"] != WORLD]
         answers = [each["answer"] for each in path if each["kind"] == "answer"]
         if sibling is None or b'"$cut"' in dumps([each["kwargs"] for each in ran]):  # isn't recorded as a whole
             return None
