@@ -27,7 +27,7 @@ import { openStep } from "./step.js";
 import { openTalk } from "./talk.js";
 import { timeline } from "./timeline.js";
 import { countRecords, indexOf, records } from "./trace.js";
-import { isNote, recordedValues } from "./values.js";
+import { hasValues, isNote, recordedValues } from "./values.js";
 
 const NOT_FOUND = -32001;
 const LOOK_AGAIN = 1000; // milliseconds
@@ -101,7 +101,7 @@ export function openSession(place, [id], query, signal) {
   const addForks = async (found) => {
     forks.unshift(...found);
     state.forks = forks.filter((fork) => !isNote(fork));
-    state.values = await recordedValues(forks, state.total, signal);
+    if (found.some(hasValues)) state.values = await recordedValues(forks, state.total, signal);
   };
   const showLive = (isLive, text = "live") => {
     steps.live.classList.toggle("live", isLive);

@@ -11,6 +11,8 @@ export const isForValues = ({ labels, parent }) => parent !== undefined && label
 export const isNote = ({ labels, parent }) =>
   parent !== undefined && labels.review === parent.session_id && "records" in labels;
 const isLedger = (fork) => isForValues(fork) && !("step" in fork.labels);
+/** Return whether a fork stores values of its parent's steps. */
+export const hasValues = (fork) => isNote(fork) || isLedger(fork);
 
 /** Create a table for each ledger among the forks of a session.
  * @param {string} id @param {any[]} forks @param {AbortSignal} signal */
