@@ -6,6 +6,8 @@ wrong order. The update of the weights from the advantages is real.
 """
 
 import sys
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from tempfile import TemporaryDirectory
@@ -17,37 +19,61 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_environment import ScriptedModel, byte_tokenizer, texts_of_solution
 
 from toolpack_server import Client
+from toolpack_server.client import SessionValues
 from toolpack_server.environments import TrainingEnvironment, submit_answers
 
 
 class ValueTrainer(GRPOTrainer):
-    """Gives the tokens of each of the model's texts the advantage of the text's call, not one advantage per rollout.
+    """Gives the tokens of each of the model's texts their own advantage, not one advantage per rollout.
 
-    A text without a call, or with a call that changes nothing, has the advantage 0. Each text has at most one call.
+    A text with calls has the sum of their advantages. The last text, without a call, has the advantage of the answer.
+
+    Args:
+        values: A function that returns the values of a rollout, such as `client.values`.
     """
 
-    def __init__(self, *given: Any, client: Client, **more: Any) -> None:
-        super().__init__(*given, **more)
-        self._client = client
+    def __init__(self, *args: Any, values: Callable[[str], SessionValues], reward_funcs: Any, **more: Any) -> None:
+        super().__init__(*args, reward_funcs=[reward_funcs, self._estimate], **more)
+        self._values = values
         self.worth: list[list[float]] = []
+
+    def _estimate(self, completions: Any, environments: Any, **_more: Any) -> list[None]:
+        """Estimate the values of the rollouts, once their answers are submitted. TRL calls it as a reward function."""
+        if self.model.training:
+            values = [self._values(each.session["session_id"]) for each in environments]
+            self.worth = [advantages_of_texts(*each) for each in zip(completions, values, strict=True)]
+        return [None] * len(completions)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
-        said = output["completion_mask"] * output["tool_mask"]  # 0 for tool responses
-        advantages = torch.zeros_like(said, dtype=torch.float32)
-        self.worth = [self._advantages(each.session["session_id"]) for each in self.environments]
+        if not self.model.training:
+            return output
+        written = output["completion_mask"] * output["tool_mask"]  # 0 for tool responses
+        advantages = torch.zeros_like(written, dtype=torch.float32)
         for row, worth in enumerate(self.worth):
             place, left = 0, iter(worth)
-            for is_said, tokens in groupby(said[row].tolist()):
+            for is_written, tokens in groupby(written[row].tolist()):
                 length = len([*tokens])
-                if is_said:
+                if is_written:
                     advantages[row, place : place + length] = next(left, 0.0)
                 place += length
         return {**output, "advantages": advantages}
 
-    def _advantages(self, session_id: str) -> list[float]:
-        """Return the advantage of each call of a rollout."""
-        return [call.advantage or 0.0 for call in self._client.values(session_id).calls]
+
+def advantages_of_texts(messages: list[dict[str, Any]], values: SessionValues) -> list[float]:
+    """Return the advantage of each of the model's texts. Calls that didn't reach the server have none."""
+    left, advantages = deque(values.calls), []
+    for message in messages:
+        calls = [each["function"] for each in message.get("tool_calls") or ()]
+        advantage = 0.0
+        for call in calls:
+            if left and (call["name"], call["arguments"]) == (left[0].record["function"], left[0].record["kwargs"]):
+                advantage += left.popleft().advantage or 0.0
+        if message is messages[-1] and not calls and values.answer:
+            advantage = values.answer.advantage or 0.0
+        if message["role"] == "assistant":
+            advantages.append(advantage)
+    return advantages
 
 
 class SpoilingModel(ScriptedModel):
@@ -71,7 +97,7 @@ if __name__ == "__main__":
         settings = {"per_device_train_batch_size": 4, "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
         lengths = {"num_generations": 4, "max_steps": 1, "max_completion_length": 4096}
         trainer = ValueTrainer(
-            client=client,
+            values=client.values,
             model=model,
             processing_class=tokenizer,
             reward_funcs=submit_answers,
