@@ -363,3 +363,5 @@ def test_moved_items_are_shown_in_a_comparison():
     left, right = {"a": 1, "b": 2, "c": 3}, {"b": 2, "a": 1, "c": 3}
     assert select_changes(left, right, lambda *_: True) == (left, right)
     assert select_changes(left, {**left}, lambda one, _: one < 3) == ({"c": 3}, {"c": 3})
+    moved = {"x": {"a": 1, "b": 2}, "y": {"a": 1, "b": 3}}, {"y": {"a": 1, "b": 4}, "x": {"a": 1, "b": 5}}
+    assert select_changes(*moved, lambda one, _: one == 1) == moved, "equal items may refer to those before them"

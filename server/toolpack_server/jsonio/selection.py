@@ -72,13 +72,13 @@ def _select_changes(left: Any, right: Any, is_same: Callable[[Any, Any], bool], 
     if ours.is_root_model:
         root, other = _select_changes(ours.values["root"], theirs.values["root"], is_same, depth)
         return ours.copy(left, {"root": root}), theirs.copy(right, {"root": other})
-    same = [name for name, item in ours.values.items() if name in theirs.values and is_same(item, theirs.values[name])]
-    dropped = frozenset(same)
-    if same != [name for name in theirs.values if name in dropped]:  # an order may show in references to plain objects
-        return left, right
+    common = [name for name in ours.values if name in theirs.values]
+    if common != [name for name in theirs.values if name in ours.values]:
+        return left, right  # an order may show in references to plain objects
+    dropped = {name for name in common if is_same(ours.values[name], theirs.values[name])}
     lefts, rights = ({k: v for k, v in items.values.items() if k not in dropped} for items in (ours, theirs))
-    for name in lefts.keys() & rights.keys():
-        if name not in ours.closed:
+    for name in common:
+        if name in lefts and name not in ours.closed:
             lefts[name], rights[name] = _select_changes(lefts[name], rights[name], is_same, depth + 1)
     return ours.copy(left, lefts), theirs.copy(right, rights)
 
