@@ -208,8 +208,10 @@ class Valuer:
             for span in spans
             if {span.before, span.after} <= values.keys() and span.record["kind"] == "call"
         ]
-        answers = [each for each in own if each["kind"] == "answer" and possible[-1] in values]
-        answer = CallValue(answers[-1], values[possible[-1]], end) if answers else None
+        answers = [span for span in spans if span.record["kind"] == "answer" and span.before in values]
+        answer = (
+            CallValue(cast("AnswerRecord", answers[-1].record), values[answers[-1].before], end) if answers else None
+        )
         return SessionValues(session_id, [values[version] for version in chosen], call_values, answer)
 
     async def _usable(self, session: Session) -> dict[str, Finish]:

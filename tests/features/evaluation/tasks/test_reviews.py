@@ -9,8 +9,11 @@ from http_server import running
 from serving import PACKS, RpcError
 
 from toolpack_server.client import Client
+from toolpack_server.features.evaluation.events.world import WORLD_PACK
 from toolpack_server.features.evaluation.tasks import reviews
+from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
+from toolpacks.errands import toolpack
 
 CATALOG = load_catalog((PACKS,), ("bank", "chores", "ledger"))
 NEW_RENT = {
@@ -94,6 +97,34 @@ def test_review_names_the_call_that_was_never_made(bench):
     assert "were never made. At the end, " in review["summary"]
     assert review["records"][-1]["mark"] == "end"
     assert review["line"]["reward"] == 1
+
+
+WAIT = ("wait", {"seconds": 7200, "until_something_happens": False})
+
+
+@pytest.fixture(scope="module")
+def errands():
+    catalog = Catalog({"errands": toolpack, "world": WORLD_PACK})
+    with serving.Bench(catalog) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("task", "calls"),
+    [
+        ("kettle", [("order", {"item": "kettle"}), WAIT, ("list_parcels", {})]),
+        ("bread", [("put_bread_in", {}), WAIT, ("take_bread_out", {})]),
+    ],
+)
+def test_the_call_that_waited_too_long_lost_not_the_world(errands, task, calls):
+    session_id = played(errands, f"errands/{task}", calls)
+    review = errands.rpc("review_session", session_id=session_id)
+    by_index = {each["index"]: each for each in errands.rpc("get_trace", session_id=session_id)}
+    assert review["summary"].startswith(f"Lost at call {review['lost']}, wait(seconds=7200")
+    assert (by_index[review["lost"]]["function"], review["lost_at"], review["line"]["version"]) == ("wait", "wait", 1)
+    assert any(each.get("by") == "world" for each in by_index.values())
+    own = [each["index"] for each in by_index.values() if each.get("by") == "agent" or each["kind"] == "answer"]
+    assert [each["index"] for each in review["records"]] == own
 
 
 def test_review_of_a_wrong_or_missing_answer(bench):
