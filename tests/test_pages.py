@@ -291,7 +291,7 @@ def test_write_a_package(folder):
     here = ".venv/bin/"  # isn't printed if it is on the PATH
     assert printed.replace(here, "") == wrote.replace(here, "")
     (shown,) = blocks(WORLDS, "Packages", "text")
-    assert shown in (folder / "errands-toolpack" / "pyproject.toml").read_text()
+    assert shown in (folder / "groceries-toolpack" / "pyproject.toml").read_text()
 
 
 WORLDS, PORT = "docs/write/worlds.md", "docs/write/port.md"

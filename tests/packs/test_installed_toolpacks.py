@@ -281,9 +281,9 @@ def test_toolpack_of_a_folder_has_no_version(make_bench):
 def wheel(tmp_path_factory):
     """The wheel of a package that `new` wrote, and the folder of the package."""
     folder = tmp_path_factory.mktemp("wheel")
-    written = command_line.invoke("new", "--package", "errands", "--dir", folder)
+    written = command_line.invoke("new", "--package", "groceries", "--dir", folder)
     assert written.exit_code == 0, written.output
-    project = folder / "errands-toolpack"
+    project = folder / "groceries-toolpack"
     (built,) = WheelBuilder(str(project)).build(directory=str(folder))
     return Path(built), project
 
@@ -317,21 +317,21 @@ def test_tests_of_a_new_package_pass(wheel, site):
 
 @pytest.mark.heavy
 def test_installed_wheel_is_listed_with_its_version(site):
-    listed = command_line.run("list", "--packs", "errands", **with_site(site))
-    assert listed.stdout.startswith("errands (errands-toolpack 0.1.0)\n  list_items() [read-only]: "), listed.stderr
-    checked = command_line.run("check", "--packs", "errands", **with_site(site))
+    listed = command_line.run("list", "--packs", "groceries", **with_site(site))
+    assert listed.stdout.startswith("groceries (groceries-toolpack 0.1.0)\n  list_items() [read-only]: "), listed.stderr
+    checked = command_line.run("check", "--packs", "groceries", **with_site(site))
     assert checked.stdout == "1 toolpack with 3 functions: no problems.\n"
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("variables", [{}, {"TOOLPACK_ISOLATION": "process"}], ids=["threads", "executors"])
 def test_installed_wheel_is_served(site, tmp_path, variables):
-    with server_process.served(tmp_path, "--packs", "errands", **variables, **with_site(site)) as server:
+    with server_process.served(tmp_path, "--packs", "groceries", **variables, **with_site(site)) as server:
         session = server.rpc("create_session")
-        assert session["toolpack_versions"] == {"errands": "0.1.0"}
+        assert session["toolpack_versions"] == {"groceries": "0.1.0"}
         assert server.call(session["session_id"], "add_item", text="post a letter")["result"] == 2
         listed = command_line.run("list", "--url", server.url)
-        assert listed.stdout.startswith("errands (errands-toolpack 0.1.0)\n"), listed.stderr
+        assert listed.stdout.startswith("groceries (groceries-toolpack 0.1.0)\n"), listed.stderr
 
 
 def test_folders_of_installed_packages_are_watched(install):

@@ -147,6 +147,7 @@ def _requests(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, 
     yield "get_environment", {**of, "pointer": "/workspace" + "/" * size}
     yield "diff_environment", {**of, "from_version": 0}
     yield "diff_environment", {**of, "to_session_id": other}
+    yield "summarize_changes", {**of, "from_version": 0}
     yield "get_trace", {**of, "limit": 1000}
     yield "get_environment", {**of, "format": "snapshot"}
     yield "fork_session", {**of, "count": 20}
