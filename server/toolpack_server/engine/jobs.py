@@ -87,6 +87,13 @@ class Operation(Protocol):
             RequestError: The answer to the caller, without any effect.
         """
 
+    def link_timeout_error(self, error: Exception | None) -> Exception:
+        """Return the caller's error if a link that had to come first missed its deadline. Must be fast, as above.
+
+        Args:
+            error: The link's own error; None if the link has a record of it.
+        """
+
 
 class Job:
     """Work on a thread, with an optional deadline and the future of its answer.

@@ -48,7 +48,6 @@ CALL_BYTES = 16 * 1024  # memory of a waiting call, without its session's state
 MOST_LEFT_BEHIND = 2  # abandoned functions of a session before their own deadlines; with more, the session waits
 
 AGAIN = "nothing was changed. Send it again."
-LINK_LATE = "What had to happen before this call took too long; the call wasn't run. Send it again."
 CANCELLED = "The call was cancelled; nothing was changed."
 HELD_UP = "A call of another session blocks the event loop of this async function; nothing was changed. Send it again."
 NOT_KEPT = "The call before this one could not be kept; nothing was changed. Send it again."
@@ -211,7 +210,7 @@ class SessionJob(Job):
                 log.warning("What follows a call has to wait for the session's next one: %s", self.error)
             self.answer, self.error = self._first_answer, None
         elif timed_out and self._link is not self.operation:
-            self.error = OverloadedError(LINK_LATE)
+            self.error = self.operation.link_timeout_error(self.error)
 
     def settle(self) -> None:
         """Handle the outcome of the commit. If the session's state has become invalid, the answer is an error."""

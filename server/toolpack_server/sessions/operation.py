@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toolpack_server.base.errors import DeadlineError, TooLargeError
+from toolpack_server.base.errors import DeadlineError, OverloadedError, TooLargeError
 from toolpack_server.base.times import timestamp
 from toolpack_server.engine.jobs import LaneName, StartClock
 from toolpack_server.engine.state import NONE, Effect, SessionState, added_bytes
@@ -24,6 +24,8 @@ from toolpack_server.sessions.hooks import SessionHook
 from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.sessions.records import stored_call_id
 from toolpack_server.stores.base import Head, Record, StoredSession
+
+LINK_LATE = "What had to happen before this call took too long; the call wasn't run. Send it again."
 
 
 class SessionFacts(NamedTuple):
@@ -212,6 +214,10 @@ class SessionOperation:
     def on_timeout(self, state: SessionState) -> Effect:  # noqa: ARG002 - a subclass uses it
         """Return the effect of a missed deadline, or raise an error."""
         raise DeadlineError(self.late.format(self.context.settings.timeout_seconds))
+
+    def link_timeout_error(self, error: Exception | None) -> Exception:  # noqa: ARG002 - a subclass uses it
+        """Return the error if an operation that a hook has run before this one missed its deadline."""
+        return OverloadedError(LINK_LATE)
 
 
 class OperationHook(SessionHook):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 
 import pytest
 from moving_world import CATALOG, Counters, bump
+from patience import PATIENCE
 from serving import Bench, refused
 
 import toolpack_server
@@ -278,6 +279,73 @@ def test_an_evaluation_first_finishes_what_a_call_set_off(monkeypatch, record):
         for copied in [session_id, *(each["session_id"] for each in copies)]:
             assert other.rpc("get_environment", session_id=copied)["counting"]["counts"] == {"a": 1}
             assert other.rpc("evaluate_session", session_id=copied, record=record)["passed"]
+
+
+def too_late(gate):
+    """Return a toolpack whose functions `late_check` and `late` wait for a gate, once there is a count."""
+    pack = Toolpack("counting", Counters, begins="2026-03-02T09:00:00Z")
+    pack.register_function(bump)
+
+    @pack.function(read_only=True, timeout_seconds=0.1)
+    def late_check(counts: Annotated[dict[str, int], Depends("counts")]) -> bool:
+        """Check the counts."""
+        return bool(counts) and gate.wait(PATIENCE)
+
+    @pack.function(timeout_seconds=0.1)
+    def late() -> bool:
+        """Wait."""
+        return gate.wait(PATIENCE)
+
+    @pack.task("x", "Count.")
+    def x(rollout: Any) -> bool:
+        return rollout.environment.counts == {"a": 1}
+
+    return Catalog({"counting": pack, "world": WORLD_PACK})
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ({"when": {"call": "late_check"}}, "The condition of event 'x' took longer than 0.1 s."),
+        ({"call": "bump", "do": "late"}, "`late` took longer than 0.1 s"),
+    ],
+)
+def test_what_never_ends_makes_a_verdict_invalid(monkeypatch, rule, says):
+    gate, labels = threading.Event(), {"run": "a"}
+
+    def too_busy(*_: Any) -> None:
+        raise OverloadedError("The server is busy.")
+
+    with Bench(too_late(gate)) as other, contextlib.ExitStack() as ending:
+        ending.callback(gate.set)
+        other.rpc("create_session", task="counting/x", labels=labels)
+        rules = [{"name": "x", **rule}]
+        session_id = other.rpc("create_session", task="counting/x", events=rules, labels=labels)["session_id"]
+        with monkeypatch.context() as patch:
+            patch.setattr(FunctionEvent, "changing", too_busy)
+            assert other.call(session_id, "bump", name="a")["error"] is None
+        page = other.rpc("summarize_sessions", labels=labels, evaluate=True)["sessions"]
+        assert sorted(each["verdict"]["valid"] for each in page) == [False, True]
+        for options in ({}, {"raise_on_error": False}, {"record": True}):
+            verdict = other.rpc("evaluate_session", session_id=session_id, **options)
+            assert (verdict["passed"], verdict["valid"]) == (True, False)
+            assert (verdict["failure"]["kind"], verdict["failure"]["type"]) == ("infrastructure", "TimeoutError")
+            assert says in verdict["failure"]["message"]
+        assert other.rpc("summarize_sessions", labels=labels)["rates"] == []
+        if "when" in rule:
+            assert says in refused(-32010, other.rpc, "get_events", session_id=session_id).message
+
+
+def test_an_evaluation_that_the_server_is_too_busy_for_is_refused(monkeypatch):
+    def too_busy(*_: Any) -> None:
+        raise OverloadedError("The server is busy.")
+
+    with Bench(too_late(threading.Event())) as other:
+        rules = [{"name": "x", "call": "bump", "do": "late"}]
+        session_id = other.rpc("create_session", task="counting/x", events=rules)["session_id"]
+        monkeypatch.setattr(FunctionEvent, "changing", too_busy)
+        other.call(session_id, "bump", name="a")
+        refused(-32006, other.rpc, "evaluate_session", session_id=session_id, raise_on_error=False)
 
 
 def talking(bench, rules):

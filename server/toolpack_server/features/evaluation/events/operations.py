@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from toolpack_server.base.errors import TooLargeError
+from toolpack_server.base.errors import DeadlineError, TooLargeError
 from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState
 from toolpack_server.execution.call import Outcome
@@ -87,8 +87,6 @@ class ConditionCheck(CallOperation):
         outcome_of_check: The outcome of the function, once it has run.
     """
 
-    late = "The condition of an event took longer than {:g} s."
-
     def __init__(self, resume: SessionOperation, rule: EventRule, checked: "Checked") -> None:
         when = rule.when or {}
         kwargs = {**when["kwargs"]}
@@ -114,7 +112,8 @@ class ConditionCheck(CallOperation):
 
     @override
     def on_timeout(self, state: SessionState) -> Effect:
-        return SessionOperation.on_timeout(self, state)
+        seconds = self.plan.timeout_seconds if hasattr(self, "plan") else self.context.settings.timeout_seconds
+        raise DeadlineError(f"The condition of event {self.rule.name!r} took longer than {seconds:g} s.")
 
 
 class MoveOperation(SessionOperation):
@@ -141,6 +140,10 @@ class MoveOperation(SessionOperation):
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
         return Effect(None)
+
+    @override
+    def link_timeout_error(self, error: Exception | None) -> Exception:
+        return error or DeadlineError("An event took too long; the session's trace has its record.")
 
 
 class LookOperation(MoveOperation):

@@ -41,8 +41,8 @@ class VerdictFailure(TypedDict):
     """The reason why a verdict is invalid, so that it doesn't count for or against the agent.
 
     With the kinds `evaluator`, `deadline` and `world` (the stored environments can't be used), the verdict has no
-    reward. With the other two it has one. `infrastructure`: a call of the agent exceeded its deadline or lost its
-    process. `participant`: another participant failed; `type` is the reason.
+    reward. With the other two it has one. `infrastructure`: a call of the agent or an event exceeded its deadline or
+    lost its process. `participant`: another participant failed; `type` is the reason.
     """
 
     kind: Literal["evaluator", "deadline", "world", "infrastructure", "participant"]

@@ -16,6 +16,7 @@ from toolpack_server.base.errors import (
     InvalidParamsError,
     OverloadedError,
     RequestError,
+    SessionNotFoundError,
     StateDamagedError,
     shown,
 )
@@ -37,7 +38,12 @@ from toolpack_server.features.evaluation.tasks.results import (
 )
 from toolpack_server.features.evaluation.tasks.solution_progress import compared_with, made
 from toolpack_server.features.evaluation.tasks.task import SEPARATOR, Task
-from toolpack_server.features.evaluation.tasks.validity import machine_failure, no_reward, participant_failure
+from toolpack_server.features.evaluation.tasks.validity import (
+    machine_failure,
+    no_reward,
+    participant_failure,
+    unfinished_failure,
+)
 from toolpack_server.features.evaluation.tasks.verdicts import VerdictOperation
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.packs.toolpack import Toolpack
@@ -201,9 +207,19 @@ class Tasks:
         try:
             return await self._evaluate(*request, record=record, ends=ends, settled=version is not None)
         except UnfinishedError as error:
-            for operation in error.operations:
+            failure = await self._finish(error.operations)
+            return await self._evaluate(*request, record=record, ends=ends, settled=True, unfinished=failure)
+
+    async def _finish(self, operations: Sequence[SessionOperation]) -> VerdictFailure | None:
+        """Run operations that an evaluation waits for. Return the failure if one of them can't be done."""
+        try:
+            for operation in operations:
                 await self._sessions.run(operation)
-            return await self._evaluate(*request, record=record, ends=ends, settled=True)
+        except (OverloadedError, SessionNotFoundError):
+            raise
+        except RequestError as error:
+            return unfinished_failure(error)
+        return None
 
     async def _evaluate(
         self,
@@ -216,6 +232,7 @@ class Tasks:
         record: bool,
         ends: bool,
         settled: bool,
+        unfinished: VerdictFailure | None = None,
     ) -> Verdict:
         tracer, began, task = self._sessions.tracer, time.time_ns(), ""
         heavy = self._sessions.heavy_reader
@@ -226,7 +243,7 @@ class Tasks:
             self._check_finished(state.session, head, settled=settled)
             task, seconds = self._chosen(state.session, None)
             start_clock(seconds)
-            return self._verdict(task, heavy, state.session, head, None, None)
+            return self._verdict(task, heavy, state.session, head, None, None, unfinished)
 
         def find(reader: SessionReader) -> tuple[StoredSession, Head, tuple[str, float]]:
             session, head, chosen = self._found(reader, session_id, owner, name)
@@ -242,7 +259,7 @@ class Tasks:
             else:
                 session, head, (task, seconds) = await self._sessions.read(find, owner or "")
                 verdict = await self._sessions.run_authors(
-                    lambda: self._verdict(task, heavy, session, head, version, answer),
+                    lambda: self._verdict(task, heavy, session, head, version, answer, unfinished),
                     *(owner or "", f"evaluate {task}", seconds),
                 )
         except RequestError as error:
@@ -267,9 +284,11 @@ class Tasks:
         head: Head,
         version: int | None,
         answer: str | None,
+        unfinished: VerdictFailure | None,
     ) -> Verdict:
         """Run the evaluator. Called in a thread."""
         evidence, failure = self.evidence(reader, session, head, version, answer)
+        failure = failure or unfinished
         verdict = self._context.run(EvaluateTask(task, evidence))
         perturbed = Counter(rule for each in evidence.path for rule in _rules_met(each))
         verdict = {**verdict, "perturbed": dict(perturbed)}

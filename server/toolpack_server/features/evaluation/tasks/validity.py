@@ -79,6 +79,12 @@ def machine_failure(path: Iterable[Mapping[str, Any]], deadline: Callable[[str],
     return None
 
 
+def unfinished_failure(error: RequestError) -> VerdictFailure:
+    """Return the failure for an error of what the session's last call has set off."""
+    kind = TimeoutError.__name__ if isinstance(error, DeadlineError) else type(error).__name__
+    return {"kind": "infrastructure", "type": kind, "message": str(error)}
+
+
 def participant_failure(path: Iterable[PathRecord], kinds: RecordKinds) -> VerdictFailure | None:
     """Return the first failure of a participant in a history, as reported by the program that plays it."""
     for record in path:
