@@ -101,7 +101,7 @@ export function openSession(place, [id], query, signal) {
   const addForks = async (found) => {
     forks.unshift(...found);
     state.forks = forks.filter((fork) => !isNote(fork));
-    if (found.some(hasValues)) state.values = await recordedValues(forks, state.total, signal);
+    if (found.some(hasValues)) state.values = await recordedValues(id, forks, state.total, signal);
   };
   const showLive = (isLive, text = "live") => {
     steps.live.classList.toggle("live", isLive);

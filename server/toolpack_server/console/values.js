@@ -35,13 +35,15 @@ async function notesOf({ session_id: ledger }, signal) {
 
 /** Return the recorded values of a session's steps by version: those of its current review, or the best ones of the
  *  ledgers. Nothing is computed.
- * @param {any[]} forks @param {number} total @param {AbortSignal} signal */
-export async function recordedValues(forks, total, signal) {
+ * @param {string} id @param {any[]} forks @param {number} total @param {AbortSignal} signal */
+export async function recordedValues(id, forks, total, signal) {
   const found = new Map();
-  const note = forks.find((fork) => isNote(fork) && fork.labels.records === String(total));
-  if (note) {
-    const [{ metadata }] = await call("get_trace", { session_id: note.session_id, limit: 1 }, signal);
-    for (const { version, value } of metadata.review.steps) found.set(version, value ?? null);
+  const isCurrent = (fork) => isNote(fork) && fork.labels.records === String(total);
+  for (const { session_id } of forks.filter(isCurrent)) {
+    const [first] = await call("get_trace", { session_id, limit: 1 }, signal);
+    const review = first?.metadata?.review;
+    if (review?.session_id !== id) continue; // nothing was stored: the fork has these labels from a user, say
+    for (const { version, value } of review.steps) found.set(version, value ?? null);
     return found;
   }
   for (const ledger of forks.filter(isLedger))

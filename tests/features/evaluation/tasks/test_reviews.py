@@ -269,6 +269,27 @@ def test_a_stored_review_lasts_until_the_next_record(bench):
     assert "fork" not in bench.rpc("review_session", session_id=session_id)["line"]
 
 
+def test_only_a_fork_that_stores_a_review_is_one(bench):
+    session_id = played(bench, "bank/moving-out", LOSING, None)
+    labels = {"review": session_id, "records": str(len(LOSING))}
+    call = {"function": "get_balance"}
+    (empty,) = bench.rpc("fork_session", session_id=session_id, labels=labels)
+    (called,) = bench.rpc("fork_session", session_id=session_id, labels=labels)
+    bench.rpc("run_function", session_id=called["session_id"], **call)
+    (noted,) = bench.rpc("fork_session", session_id=session_id, labels=labels)
+    bench.rpc("add_message", session_id=noted["session_id"], role="user", content="Mine", metadata={"review": 1})
+    other = bench.rpc("create_session", task="bank/moving-out", labels=labels)["session_id"]
+    note = {"review": {"session_id": session_id}}
+    bench.rpc("add_message", session_id=other, role="user", content="No fork", metadata=note)
+    review = bench.rpc("review_session", session_id=session_id, record=True)
+    assert review["lost"] == 5
+    before = len(forks(bench, session_id))
+    assert bench.rpc("review_session", session_id=session_id, record=True) == review
+    assert len(forks(bench, session_id)) == before
+    for each in (empty, called, noted):
+        bench.rpc("close_session", session_id=each["session_id"])
+
+
 def test_a_long_rollout_needs_few_forks(bench, monkeypatch):
     """Halving finds the same call as evaluating each step."""
     calls = [("move_to_savings", {"amount": "0.01"})] * 3 + LOSING + [("move_to_savings", {"amount": "0.01"})] * 3

@@ -8,7 +8,7 @@ a call is blamed only if nothing that came after it could still win. Forks play 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from toolpack_server.base.errors import InvalidParamsError, ReplyError, VersionNotRetainedError
 from toolpack_server.features.evaluation.tasks.results import (
@@ -104,10 +104,9 @@ class _Reviewer:
             )
         trace = await self._pages(self._id, path=False)
         stage = {LABEL: self._id, "records": str(len(trace))}
-        for found in await self._ask("list_sessions", labels=stage, limit=1):
-            for note in await self._ask("get_trace", session_id=found["session_id"], limit=1):
-                stored: Review = note["metadata"][LABEL]
-                return stored
+        stored = await self._stored(stage)
+        if stored is not None:
+            return stored
         functions = (await self._ask("list_functions", session_id=self._id))["result"]
         self._reads = {each["name"] for each in functions if each["read_only"]}
         self._path = await self._pages(self._id, path=True)
@@ -125,6 +124,21 @@ class _Reviewer:
             ledger = await self._fork(session["version"], stage)
             await self._note(ledger["session_id"], review)
         return review
+
+    async def _stored(self, stage: Mapping[str, str]) -> Review | None:
+        """Return the review that a fork with these labels stores, if there is one.
+
+        A fork may have none: a user may give it the labels, or the worker that created it may have died.
+        """
+        after = ""
+        while found := await self._ask("list_sessions", labels=stage, parent=self._id, after=after, limit=_PAGE):
+            for fork in found:
+                for note in await self._ask("get_trace", session_id=fork["session_id"], limit=1):
+                    review = note.get("metadata", {}).get(LABEL)
+                    if isinstance(review, dict) and review.get("session_id") == self._id:
+                        return cast("Review", review)
+            after = found[-1]["session_id"]
+        return None
 
     async def _compared_with_sibling(
         self, task: str, labels: Mapping[str, str], version: int, spans: Sequence[Span]
