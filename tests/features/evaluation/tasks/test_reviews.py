@@ -1,5 +1,6 @@
 """Reviews of rollouts: the call that lost a rollout, and what would have won."""
 
+import asyncio
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from serving import PACKS, RpcError
 from toolpack_server.client import Client
 from toolpack_server.features.evaluation.events.world import WORLD_PACK
 from toolpack_server.features.evaluation.tasks import reviews
+from toolpack_server.features.evaluation.tasks.solution_progress import compared_with
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
 from toolpacks.errands import toolpack
@@ -234,7 +236,17 @@ def test_calls_may_be_repeated_after_a_missing_one(mail):
     assert [call["function"] for call in review["line"]["calls"]] == ["write", "show"]
 
 
-def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail):
+def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail, monkeypatch):
+    """Comparing the calls takes long for many of them, so it doesn't hold the event loop."""
+
+    def compared(*args):
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        compared_in_threads.append(args)
+        return compared_with(*args)
+
+    compared_in_threads = []
+    monkeypatch.setattr(reviews, "compared_with", compared)
     labels = {"run": "one"}
     calls = [("write", {"line": "x"}), ("send", {})]
     failed = played(mail, "mail/open", calls[:1], labels={**labels, "rollout": "0"})
@@ -243,6 +255,7 @@ def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail):
     review = mail.rpc("review_session", session_id=failed)
     assert (review["sibling"], review["lost_at"]) == (sibling, "send was never made")
     assert f"those of the rollout {sibling[:8]}, which passed" in review["summary"]
+    assert compared_in_threads
 
 
 def test_forks_of_a_review_count_as_no_rollouts(mail):

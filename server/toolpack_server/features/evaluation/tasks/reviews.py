@@ -8,6 +8,7 @@ a call is blamed only if nothing that came after it could still win. Forks play 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from toolpack_server.base.errors import InvalidParamsError, ReplyError, VersionNotRetainedError
@@ -346,7 +347,8 @@ class _Reviewer:
                 for each in self._path
                 if each["session_id"] != self._id or each["version"] <= version
             ]
-            calls = compared_with(history, self._sibling["calls"])
+            compare = partial(compared_with, history, self._sibling["calls"])
+            calls = await self._app.sessions.compute(compare, self._caller.owner or "", "comparison")
             return {
                 "calls": calls,
                 "answer": self._sibling["answer"],
