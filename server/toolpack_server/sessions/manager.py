@@ -188,7 +188,9 @@ class SessionManager:
     def unfinished(self, session: StoredSession, head: Head) -> list[SessionOperation]:
         """Return operations that finish what a session's last call has set off. Usually there are none.
 
-        An evaluation runs them first. Called in a thread, because hooks may read the store.
+        An evaluation runs them first, and so waits for a running call. There are some if the server was too busy for
+        them, and in a session with conditions that this worker hasn't checked. Called in a thread, because hooks may
+        read the store.
         """
         hooks = (hook for hook in self._context.operation_hooks if isinstance(hook, OperationHook))
         operations = (hook.unfinished(session, head) for hook in hooks if hook.concerns(session))

@@ -241,7 +241,8 @@ class OperationHook(SessionHook):
     def unfinished(self, session: StoredSession, head: Head) -> SessionOperation | None:
         """Return an operation that finishes what the session's last record has set off, or None. It may read the store.
 
-        Such a rest is left if the server was too busy for it.
+        Such a rest is left if the server was too busy for it. If the hook can't know without running code, it returns
+        an operation that finds out.
         """
 
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 import pytest
 from moving_world import CATALOG, Counters, bump
 from patience import PATIENCE
-from serving import Bench, refused
+from serving import Bench, refused, wait_until
 
 import toolpack_server
 from toolpack_server import Depends, Toolpack
@@ -279,6 +279,40 @@ def test_an_evaluation_first_finishes_what_a_call_set_off(monkeypatch, record):
         for copied in [session_id, *(each["session_id"] for each in copies)]:
             assert other.rpc("get_environment", session_id=copied)["counting"]["counts"] == {"a": 1}
             assert other.rpc("evaluate_session", session_id=copied, record=record)["passed"]
+
+
+def test_an_evaluation_does_not_wait_for_a_call_after_a_settled_one():
+    gate, checks = threading.Event(), []
+    pack = Toolpack("counting", Counters, begins="2026-03-02T09:00:00Z")
+    pack.register_function(bump)
+
+    @pack.function(read_only=True)
+    def check() -> bool:
+        """Check nothing."""
+        checks.append("one")
+        return False
+
+    @pack.function
+    def slow(counts: Annotated[dict[str, int], Depends("counts")]) -> None:
+        """Wait."""
+        checks.append("slow")
+        gate.wait(PATIENCE)
+        counts["slow"] = 1
+
+    @pack.task("x", "Count.", events=[{"name": "x", "when": {"call": "check"}}])
+    def x(rollout: Any) -> bool:
+        return rollout.environment.counts == {"a": 1}
+
+    with Bench(Catalog({"counting": pack, "world": WORLD_PACK})) as other, contextlib.ExitStack() as ending:
+        ending.callback(gate.set)
+        session_id = other.rpc("create_session", task="counting/x")["session_id"]
+        other.call(session_id, "bump", name="a")
+        call = other.later_call(session_id, "slow")
+        wait_until(lambda: "slow" in checks)
+        before = len(checks)
+        verdict = other.rpc("evaluate_session", session_id=session_id)
+        assert (verdict["passed"], verdict["version"], call.done()) == (True, 1, False)
+        assert len(checks) == before
 
 
 def too_late(gate):

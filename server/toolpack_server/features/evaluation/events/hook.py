@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from typing_extensions import override
 
+from toolpack_server.base.cache import BoundedCache
 from toolpack_server.base.errors import CallError, VersionConflictError
 from toolpack_server.engine.jobs import StartClock
 from toolpack_server.engine.state import Effect, SessionState
@@ -44,6 +45,7 @@ NAME = "events"  # name of the parameter, and of the rules among the details of 
 TIMELINE = "timeline"  # name in the details of a fork, and in the private data of records
 MAX_CACHED = 1000  # rules and function names of sessions
 BEFORE_ALL = -(2**62)  # a time before all events
+MAX_SETTLED = 10_000  # sessions whose conditions are known to be checked; each takes about 300 bytes
 MAX_EVENTS = 1000  # events before one call, or in one wait
 
 
@@ -97,6 +99,8 @@ class EventHook(OperationHook):
         self._kinds = context.record_kinds
         self.names = lru_cache(maxsize=MAX_CACHED)(lambda toolpacks: Names(context.catalog.functions(toolpacks)))
         self._read = lru_cache(maxsize=MAX_CACHED)(_read_events)
+        # The last record of each session after which all conditions were checked, and nothing was due.
+        self._settled = BoundedCache[str, str](MAX_SETTLED)
 
     @override
     def concerns(self, session: StoredSession) -> bool:
@@ -278,7 +282,7 @@ class EventHook(OperationHook):
         change.private[TIMELINE], change.memo[self] = timeline.to_json(), timeline
         if isinstance(operation, FunctionEvent | PlainEvent):
             change.next = operation.resume
-        elif timeline.unchecked or timeline.next_event(timeline.rest) is not None:
+        elif _has_due(timeline):
             change.next = MoveOperation(operation.context, operation.session_id, operation.owner)
 
     def _called(self, operation: SessionOperation) -> Sequence[str]:
@@ -299,20 +303,26 @@ class EventHook(OperationHook):
 
     # Conditions
 
-    def _checked(self, check: ConditionCheck, session: StoredSession, memo: dict[Any, Any]) -> None:
-        """Store the result of a condition in the session's memo. It follows from the world, so it needs no record."""
+    def _checked(self, check: ConditionCheck, session: StoredSession, last: str, memo: dict[Any, Any]) -> None:
+        """Store the result of a condition in the session's memo. It follows from the world, so it needs no record.
+
+        Args:
+            last: The id of the session's last record when the check began.
+        """
         outcome = check.outcome_of_check or Outcome()
         failure = outcome.failure and outcome.failure.text
         facts = {"result": loads(outcome.result or b'""'), "error": failure, "at": time_text(memo[self].now)}
         truth = failure is None and fits((check.rule.when or {}).get("where"), facts)
-        memo[self], _ = self.events(session).after_check(memo[self], check.rule.name, truth=truth)
+        timeline, _ = self.events(session).after_check(memo[self], check.rule.name, truth=truth)
+        memo[self] = timeline
+        if not _has_due(timeline):
+            self._settled.put(session.id, last)
 
     @override
     def unfinished(self, session: StoredSession, head: Head) -> SessionOperation | None:
-        timeline = self.timeline_at(session, head.index)
-        if timeline.unchecked or timeline.next_event(timeline.rest) is not None:
-            return MoveOperation(self._context, session.id, session.owner)
-        return None
+        if self._settled.get(session.id) == head.last or not _has_due(self.timeline_at(session, head.index)):
+            return None
+        return MoveOperation(self._context, session.id, session.owner)
 
     # Lists of functions
 
@@ -324,6 +334,11 @@ class EventHook(OperationHook):
         gone = self._not_shown(Recipe.of(session).toolpacks, self.timeline_at(session, head.index))
         functions = self.names(Recipe.of(session).toolpacks).functions
         return View(partial(_without, {full_name(functions[name]) for name in gone}), lasts=False)
+
+
+def _has_due(timeline: Timeline) -> bool:
+    """Return whether a condition must be checked, or an event must happen, before the session rests."""
+    return bool(timeline.unchecked) or timeline.next_event(timeline.rest) is not None
 
 
 def _without(gone: set[str], functions: Sequence[PackFunction]) -> list[PackFunction]:

@@ -98,9 +98,9 @@ class ConditionCheck(CallOperation):
 
     @override
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        memo = state.memo  # a check that has missed its deadline writes into an old one
+        last, memo = state.last, state.memo  # a check that has missed its deadline writes into an old memo
         change = yield from super().changing(state, start_clock)
-        self._checked(self, state.session, memo)
+        self._checked(self, state.session, last, memo)
         change.next = self.resume
         return change
 
@@ -163,5 +163,5 @@ class LookOperation(MoveOperation):
         return Effect(self._look(state))
 
 
-Checked = Callable[[ConditionCheck, StoredSession, dict[Any, Any]], None]
-"""Callback with a check, its session, and the memo in which to store the result."""
+Checked = Callable[[ConditionCheck, StoredSession, str, dict[Any, Any]], None]
+"""Callback with a check, its session, the id of that one's last record, and the memo in which to store the result."""
