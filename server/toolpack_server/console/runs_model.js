@@ -9,6 +9,13 @@ export const stateOf = ({ verdict }) =>
 export const isCounted = (session) => ["passed", "failed"].includes(stateOf(session));
 const mean = (numbers) => (numbers.length ? numbers.reduce((sum, each) => sum + each, 0) / numbers.length : null);
 
+/** Return whether a review created a fork. */
+export const isOfReview = ({ labels, parent }) => parent !== undefined && labels.review === parent.session_id;
+/** Return whether a session counts as a rollout among those selected by labels: not if the console or a review
+ *  created it, unless it was selected by the label that tells so. */
+export const isRollout = (session, selected) =>
+  (!("console" in session.labels) || "console" in selected) && (!isOfReview(session) || "review" in selected);
+
 /** Compare texts in natural order: step 9 before step 10. */
 export const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 

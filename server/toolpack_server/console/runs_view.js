@@ -4,11 +4,10 @@
 // verdicts, it also has `record(sessions, signal)`, and if it can review rollouts, `lost(sessions, signal)`.
 import { button, count, fill, go, h, link, load, notLive, refill, say } from "./dom.js";
 import { drawAll, keyOf } from "./runs_all.js";
-import { stateOf, WORDS } from "./runs_model.js";
+import { isRollout, stateOf, WORDS } from "./runs_model.js";
 import { drawOne } from "./runs_one.js";
 import { progress } from "./runs_parts.js";
 
-const INSPECTIONS = ["console", "review"]; // labels of forks that were created to inspect a session
 const DRAWN = 400; // milliseconds between drawings while sessions are read
 const labelled = (by, value) => (by === undefined ? {} : { [by]: value });
 
@@ -43,8 +42,7 @@ export function openRuns(place, source, query, signal) {
     reading.isJudged = isOne || query.judge !== undefined;
     const read = (into, value, words = "") => {
       const labels = labelled(by, value);
-      const isOf = ({ task, labels: has }) =>
-        task !== undefined && INSPECTIONS.every((name) => !(name in has) || name in labels);
+      const isOf = (one) => one.task !== undefined && isRollout(one, labels);
       return each(source.sessions(isOne ? labels : {}, words, signal), reading, (some) =>
         into.push(...some.filter(isOf)),
       );

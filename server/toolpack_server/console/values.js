@@ -2,14 +2,14 @@
 // The console only reads them and evaluates nothing. Invalid forks aren't in a mean; their number is shown beside it.
 import { count, h, labelsOf, link } from "./dom.js";
 import { call } from "./rpc.js";
+import { isOfReview } from "./runs_model.js";
 
 const AT_ONCE = 1000; // records that are read
 
 /** Return whether a fork was created to estimate the values of its parent. */
 export const isForValues = ({ labels, parent }) => parent !== undefined && labels.values === parent.session_id;
 /** Return whether a fork only stores the review of its parent. */
-export const isNote = ({ labels, parent }) =>
-  parent !== undefined && labels.review === parent.session_id && "records" in labels;
+export const isNote = (fork) => isOfReview(fork) && "records" in fork.labels;
 const isLedger = (fork) => isForValues(fork) && !("step" in fork.labels);
 /** Return whether a fork stores values of its parent's steps. */
 export const hasValues = (fork) => isNote(fork) || isLedger(fork);

@@ -268,6 +268,15 @@ def test_forks_of_a_review_count_as_no_rollouts(mail):
     assert rate["rollouts"] == sum(each["task"] == "mail/once" and not each["labels"] for each in page["sessions"])
 
 
+def test_a_users_own_label_review_makes_no_fork_of_a_review(mail):
+    labels = {"review": "yes", "run": "mine"}
+    session_id = played(mail, "mail/once", [], labels=labels)
+    mail.rpc("fork_session", session_id=session_id)  # has the same labels
+    mail.rpc("review_session", session_id=session_id, record=True)
+    (rate,) = mail.rpc("summarize_sessions", labels={"run": "mine"}, evaluate=True)["rates"]
+    assert rate["rollouts"] == 2
+
+
 def test_a_stored_review_lasts_until_the_next_record(bench):
     session_id = played(bench, "bank/moving-out", LOSING, None)
     review = bench.rpc("review_session", session_id=session_id, record=True)

@@ -160,7 +160,7 @@ async def _evaluate(
             summaries = await send("summarize_sessions", params)
             for summary in (each for each in summaries["sessions"] if "task" in each):
                 advance(1)
-                if not is_rollout(summary["labels"], labels):
+                if not is_rollout(summary, labels):
                     inspections += 1
                     continue
                 verdict = {**summary["verdict"], **{name: summary[name] for name in _SESSION_MEMBERS & summary.keys()}}

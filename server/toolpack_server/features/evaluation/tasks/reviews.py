@@ -21,7 +21,7 @@ from toolpack_server.features.evaluation.tasks.results import (
     TaskSolution,
 )
 from toolpack_server.features.evaluation.tasks.solution_progress import compared_with, made
-from toolpack_server.features.evaluation.tasks.summaries import is_rollout
+from toolpack_server.features.evaluation.tasks.summaries import REVIEW_LABEL, is_rollout
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.omission import if_set
 from toolpack_server.protocol.senders import AGENT, CLIENT, WORLD
@@ -29,9 +29,6 @@ from toolpack_server.protocol.steps import Span, spans_of
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import CODES
 from toolpack_server.rpc.method import App
-
-LABEL = "review"
-"""The label of a review's forks; its value is the session_id of the rollout."""
 
 MAX_STEPS = 40
 """Steps that are all evaluated. In longer rollouts, the steps at which the value falls are searched by halving."""
@@ -104,7 +101,7 @@ class _Reviewer:
                 "The session has no task, so no reward can be lost: review a session that was created with a task."
             )
         trace = await self._pages(self._id, path=False)
-        stage = {LABEL: self._id, "records": str(len(trace))}
+        stage = {REVIEW_LABEL: self._id, "records": str(len(trace))}
         stored = await self._stored(stage)
         if stored is not None:
             return stored
@@ -119,7 +116,7 @@ class _Reviewer:
         if record:
             line = review.get("line")
             if line is not None:
-                fork = await self._fork(line["version"], {LABEL: self._id, "line": "best"})
+                fork = await self._fork(line["version"], {REVIEW_LABEL: self._id, "line": "best"})
                 await self._play(fork, line["calls"], line["answer"])
                 line["fork"] = fork["session_id"]
             ledger = await self._fork(session["version"], stage)
@@ -135,7 +132,7 @@ class _Reviewer:
         while found := await self._ask("list_sessions", labels=stage, parent=self._id, after=after, limit=_PAGE):
             for fork in found:
                 for note in await self._ask("get_trace", session_id=fork["session_id"], limit=1):
-                    review = note.get("metadata", {}).get(LABEL)
+                    review = note.get("metadata", {}).get(REVIEW_LABEL)
                     if isinstance(review, dict) and review.get("session_id") == self._id:
                         return cast("Review", review)
             after = found[-1]["session_id"]
@@ -168,9 +165,7 @@ class _Reviewer:
             return None
         found = await self._ask("summarize_sessions", labels=labels, order="-created")
         others = [
-            each
-            for each in found["sessions"]
-            if each.get("task") == task and each["done"] and is_rollout(each["labels"], labels)
+            each for each in found["sessions"] if each.get("task") == task and each["done"] and is_rollout(each, labels)
         ]
         judged = 0
         for each in others:
@@ -190,7 +185,7 @@ class _Reviewer:
                 session_id=ledger,
                 role="system",
                 content=review["summary"],
-                metadata={LABEL: review},
+                metadata={REVIEW_LABEL: review},
             )
         except ReplyError as error:
             await self._ask("close_session", session_id=ledger)
@@ -311,7 +306,7 @@ class _Reviewer:
         if solution is None:
             return best
         for calls in self._ways(solution):
-            fork = await self._fork(version, {LABEL: self._id}, _FORK_SECONDS)
+            fork = await self._fork(version, {REVIEW_LABEL: self._id}, _FORK_SECONDS)
             try:
                 verdict = await self._play(fork, calls, solution["answer"])
             finally:

@@ -28,9 +28,10 @@ from toolpack_server.stores.history import fitting
 T = TypeVar("T")
 
 OWN_RULES = "rules"  # shown as the variant of a session that has perturbation rules but no variant of its task
-INSPECTION_LABELS = {"console", "review"}
-"""Labels of forks that the console or a review created to inspect a session."""
+REVIEW_LABEL = "review"
+"""The label of a review's forks; its value is the session_id of the rollout."""
 
+_CONSOLE_LABEL = "console"  # of sessions that the console created to inspect something
 _PAGE_SESSIONS = 50  # sessions that are read at once
 _PAGE_RECORDS = 200
 _PAGE_BYTES = 2**20
@@ -108,7 +109,7 @@ class Summaries:
                 if page and (time.monotonic() > ends or room < 0):
                     return page, after
                 try:
-                    if summary["task"] is not None and is_rollout(summary["labels"], query.labels):
+                    if summary["task"] is not None and is_rollout(summary, query.labels):
                         await self._evaluate(summary, query.owner, record=record)
                 except OverloadedError:
                     if not page:
@@ -212,14 +213,21 @@ def _variant_of(session: Mapping[str, Any]) -> str | None:
     return None if perturbations is None else perturbations.get("variant") or OWN_RULES
 
 
-def is_rollout(labels: Mapping[str, str], selected: Mapping[str, str]) -> bool:
-    """Return whether a session with these labels counts as a rollout among those selected by other labels."""
-    return INSPECTION_LABELS & labels.keys() <= selected.keys()
+def is_rollout(session: Mapping[str, Any], selected: Mapping[str, str]) -> bool:
+    """Return whether a session counts as a rollout among those selected by labels.
+
+    A session that the console or a review created doesn't, unless it was selected by the label that tells so.
+    """
+    labels, parent = session["labels"], session.get("parent")
+    made_by: set[str] = {_CONSOLE_LABEL} & labels.keys()
+    if parent and labels.get(REVIEW_LABEL) == parent["session_id"]:
+        made_by.add(REVIEW_LABEL)
+    return made_by <= selected.keys()
 
 
 def _rates(summaries: list[SessionSummary], labels: Mapping[str, str]) -> list[TaskRate]:
     """Return the pass rates of the valid verdicts."""
-    rollouts = (each for each in summaries if each["verdict"] and is_rollout(each["labels"], labels))
+    rollouts = (each for each in summaries if each["verdict"] and is_rollout(each, labels))
     return [
         {
             "task": rate.task,
