@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+import pytest
 from patience import PATIENCE
 from redis_server import free_port
 from serving import AGENTS_METHODS, CLIENTS_METHODS
@@ -102,6 +103,7 @@ def as_in_the_image(tmp_path, **more):
     )
 
 
+@pytest.mark.heavy
 def test_the_image_starts_with_tokens_and_is_healthy(tmp_path):
     port = str(free_port())
     variables = dict(re.findall(r"-e (TOOLPACK_\w+)=(\S+)", OPERATE))

@@ -77,7 +77,7 @@ def test_many_waiting_calls_take_no_threads(bench, gate):
     assert {bench.version(session) for session in sessions} == {1}
 
 
-@pytest.mark.parametrize("how", ["block", "compute", "never"])
+@pytest.mark.parametrize("how", ["block", pytest.param("compute", marks=pytest.mark.heavy), "never"])
 def test_a_blocked_loop_fails_no_call_of_other_sessions(bench, gate, how, monkeypatch):
     """One call blocks on its first step. Others on the same loop have begun to wait, or haven't begun."""
     monkeypatch.setattr(waiting, "INTERRUPTIONS", 4)

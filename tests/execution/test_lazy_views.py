@@ -280,7 +280,7 @@ IN_RANDOM_ORDER = {"deadline": None, "suppress_health_check": [*HealthCheck]}
 
 
 @pytest.mark.usefixtures("few_items")
-@settings(max_examples=12, **IN_RANDOM_ORDER)
+@settings(max_examples=6, **IN_RANDOM_ORDER)
 @given(seed=st.integers(0, 2**32))
 def test_views_and_comparisons_equal_those_of_the_whole(seed):
     compare_with_whole(seed)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import pytest
 import serving
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PrivateAttr
 
@@ -406,7 +406,6 @@ CALLS = st.lists(
 
 
 @given(CALLS, st.sampled_from([0, 2**20]))
-@settings(max_examples=60)
 def test_a_session_in_parts_equals_a_whole_environment(calls, cache_bytes):
     bench = serving.Bench(Catalog({"desk": desk()}), cache_bytes=cache_bytes)
     environment, runtime = Desk(), FunctionsRuntime()

@@ -95,7 +95,7 @@ def catalog(request, monkeypatch):
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**26], ids=["thawed", "live"])
 @given(history=st.lists(calls, max_size=12))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_history_of_calls(catalog, cache_bytes, history):
     bench = serving.Bench(catalog, cache_bytes=cache_bytes)
     session_id = bench.create("halves")

@@ -214,7 +214,7 @@ def with_spelled(schema):
     return changed
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(types, st.data())
 def test_exactly_what_the_published_schema_says_is_accepted(annotation, data):
     schema = with_spelled(parameters_model("f", {"x": (annotation, ...)}).model_json_schema())

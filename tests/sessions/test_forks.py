@@ -140,7 +140,6 @@ def compare(draw, benches, model, alive, gone):
             assert path(bench, session_id, after=after, limit=3) == expected[after + 1 :][:3]
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_the_history_of_every_fork_is_always_its_familys(data):
     bench = Bench()

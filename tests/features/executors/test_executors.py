@@ -420,6 +420,7 @@ def test_unused_executors_end():
         goes_on(bench, sessions[0], ["nothing"])
 
 
+@pytest.mark.heavy
 def test_executors_with_other_toolpacks_stop_the_start(tmp_path):
     changed = (
         (PACKS / "rough.py")
