@@ -258,6 +258,28 @@ def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail, monkeypatc
     assert compared_in_threads
 
 
+def test_the_sibling_is_found_among_many_rollouts(mail, monkeypatch):
+    """It may be on a further page, unanswered, and older than all rollouts that are evaluated."""
+    monkeypatch.setattr(reviews, "MAX_JUDGED", 2)
+    monkeypatch.setattr("toolpack_server.features.evaluation.tasks.summaries._MAX_SECONDS", 0)  # one session a page
+    labels = {"run": "large"}
+    sibling = played(mail, "mail/open", [("write", {"line": "x"}), ("send", {})], None, labels=labels)
+    failed = [played(mail, "mail/open", [("write", {"line": "x"})], labels=labels) for _ in range(4)]
+    assert "sibling" not in mail.rpc("review_session", session_id=failed[0])
+    mail.rpc("evaluate_session", session_id=sibling, record=True)
+    assert mail.rpc("review_session", session_id=failed[0])["sibling"] == sibling
+    monkeypatch.setattr(reviews, "MAX_LISTED", 4)
+    assert "sibling" not in mail.rpc("review_session", session_id=failed[0])
+
+
+def test_an_unrecorded_sibling_is_judged_after_the_rollout_itself(mail, monkeypatch):
+    monkeypatch.setattr(reviews, "MAX_JUDGED", 1)
+    labels = {"run": "unrecorded"}
+    sibling = played(mail, "mail/open", [("write", {"line": "x"}), ("send", {})], None, labels=labels)
+    failed = played(mail, "mail/open", [("write", {"line": "x"})], labels=labels)
+    assert mail.rpc("review_session", session_id=failed)["sibling"] == sibling
+
+
 def test_forks_of_a_review_count_as_no_rollouts(mail):
     session_id = played(mail, "mail/once", [])
     mail.rpc("review_session", session_id=session_id, record=True)

@@ -6,7 +6,7 @@ a call is blamed only if nothing that came after it could still win. Forks play 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -16,6 +16,7 @@ from toolpack_server.features.evaluation.tasks.results import (
     Review,
     ReviewedRecord,
     ReviewLine,
+    SessionSummary,
     Solution,
     SolutionCall,
     TaskSolution,
@@ -33,13 +34,18 @@ from toolpack_server.rpc.method import App
 MAX_STEPS = 40
 """Steps that are all evaluated. In longer rollouts, the steps at which the value falls are searched by halving."""
 
+MAX_LISTED = 1000
+"""Sessions, the newest ones, among which a rollout that passed is searched."""
+
+MAX_JUDGED = 8
+"""Rollouts without a recorded verdict that are evaluated to find one that passed."""
+
 _AT_ONCE = 4  # steps
 _FORK_SECONDS = 300  # TTL of a fork that is played and closed, in case the worker dies
 _PAGE = 1000
 _SHOWN = 60  # characters of a call's arguments in the summary
 _SHOWN_ID = 8  # characters of a session_id in the summary
 _ROLLOUT = "rollout"  # the label that differs within a run
-_JUDGED = 8  # rollouts that are evaluated to find one that passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +169,28 @@ class _Reviewer:
         """Return the newest rollout of a task with these labels that passed, if there is one."""
         if not labels:
             return None
-        found = await self._ask("summarize_sessions", labels=labels, order="-created")
-        others = [
-            each for each in found["sessions"] if each.get("task") == task and each["done"] and is_rollout(each, labels)
-        ]
         judged = 0
-        for each in others:
+        async for each in self._newest(labels):
+            if each.get("task") != task or each["session_id"] == self._id or not is_rollout(each, labels):
+                continue
             verdict = each.get("verdict")
-            if verdict is None and judged < _JUDGED:
+            if verdict is None and judged < MAX_JUDGED:
                 judged += 1
                 verdict = await self._ask("evaluate_session", session_id=each["session_id"], raise_on_error=False)
             if verdict and verdict["passed"]:
                 return str(each["session_id"])
         return None
+
+    async def _newest(self, labels: Mapping[str, str]) -> AsyncIterator[SessionSummary]:
+        """Yield summaries of the newest sessions with these labels."""
+        after: str | None = ""
+        left = MAX_LISTED
+        while after is not None and left:
+            part = await self._ask("summarize_sessions", labels=labels, order="-created", after=after, limit=left)
+            for each in part["sessions"]:
+                yield each
+            left -= len(part["sessions"])
+            after = part.get("next")
 
     async def _note(self, ledger: str, review: Review) -> None:
         """Store a review. One that is too large for a record isn't stored."""
