@@ -192,9 +192,13 @@ class Job:
     def ended(self) -> None:
         """Handle the end of a run that was left behind. Called under the lock; must be fast."""
 
+    def ended_unheard(self) -> None:
+        """Handle the end of a job whose caller has stopped waiting. Called on the event loop."""
+
     def deliver(self) -> None:
         """Answer the caller, unless it has stopped waiting. Called on the event loop."""
         if self.future.done():
+            self.ended_unheard()
             return
         if self.error is not None:
             self.future.set_exception(self.error)

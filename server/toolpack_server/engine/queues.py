@@ -13,7 +13,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -153,6 +153,9 @@ class SessionJob(Job):
     def ended(self) -> None:
         self._queues.resume(self)
 
+    def ended_unheard(self) -> None:
+        self._queues.on_unheard(self.operation)
+
     def waits_for_lease(self) -> bool:
         """Return whether the session couldn't be entered because another worker holds its lease."""
         return self.state is None and self._raised is None
@@ -283,9 +286,22 @@ class SessionQueue:
 
 
 class Queues:
-    """All queues of a worker, with its threads, leases and commits."""
+    """All queues of a worker, with its threads, leases and commits.
 
-    def __init__(self, store: SessionStore, settings: Settings, measure: Measure, places: int | None = None) -> None:
+    Args:
+        on_unheard: Called on the event loop with an operation that ends after its caller has stopped waiting. It may
+            have been committed.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        settings: Settings,
+        measure: Measure,
+        places: int | None = None,
+        on_unheard: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        self.on_unheard = on_unheard
         self._store = store
         self._settings = settings
         self._limit = f"{settings.queue_timeout_seconds:g} s"

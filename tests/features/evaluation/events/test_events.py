@@ -432,6 +432,34 @@ def test_a_listener_is_woken_by_an_event(bench, monkeypatch):
         assert [message["content"] for message in send("user", "listen")["messages"]] == ["Once more!"]
 
 
+def test_a_listener_is_woken_by_an_event_of_a_cancelled_call(monkeypatch):
+    gate, began, woken = threading.Event(), threading.Event(), []
+    pack = Toolpack("counters", Counters, begins="2026-03-02T09:00:00Z")
+    pack.register_function(bump)
+
+    @pack.function
+    def slow() -> None:
+        """Wait."""
+        began.set()
+        gate.wait(PATIENCE)
+
+    with Bench(Catalog({"counters": pack, "world": WORLD_PACK})) as other, contextlib.ExitStack() as ending:
+        ending.callback(gate.set)
+        rules = [{"name": "x", "call": "bump", "do": "slow"}, {"name": "y", "after": "x", "say": "Done."}]
+        session_id, _ = talking(other, rules)
+        call = other.later_call(session_id, "bump", name="a")
+        began.wait(PATIENCE)
+
+        def changed(session_id: str) -> None:
+            _, head = other.store.get(session_id)
+            woken.append(head.index)
+
+        monkeypatch.setattr(other.service.feature(MessageWaiters), "changed", changed)
+        call.cancel()
+        gate.set()
+        wait_until(lambda: 2 in woken, "a waking after the message")
+
+
 @pytest.mark.parametrize(
     ("rule", "participants", "says"),
     [
