@@ -85,7 +85,7 @@ def test_pieces_equal_the_whole_snapshot(min_items, seed):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("min_items", [2, 8])
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32))
 def test_many_pieces_equal_the_whole_snapshot(min_items, seed):
     compare_with_whole_snapshots(seed, min_items)
