@@ -106,6 +106,9 @@ def test_files_are_compressed_for_browsers_that_accept_it(served):
     assert small.content == plain.content
     assert int(small.headers["content-length"]) < int(plain.headers["content-length"]) / 2
     assert {reply.headers["vary"] for reply in (plain, small)} == {"accept-encoding"}
+    for accepted, coding in (("gzip;q=0, identity", None), ("br, gzip ; q=0.000", None), ("br, gzip;q=0.01", "gzip")):
+        reply = served.http.get("/console/main.js", headers={"Accept-Encoding": accepted})
+        assert (reply.headers.get("content-encoding"), reply.content) == (coding, plain.content)
 
 
 def test_no_browser_takes_an_answer_for_a_page(served):

@@ -50,6 +50,7 @@ HEADERS = {
 }
 REVALIDATED = "no-cache"  # revalidated by ETag, so that an update of the server is visible at once
 IMMUTABLE = "max-age=31536000, immutable"  # for files below the folder of the digest
+NO_WEIGHT = re.compile(r"q=0(\.0*)?")  # of a coding that the browser doesn't accept
 DIGEST_FOLDER = re.compile(r"^[0-9a-f]{24}/")
 REFERENCE = re.compile(rb' (src|href)="(?=[\w.]+")')  # in the page, before the name of a file
 
@@ -117,7 +118,7 @@ def console_routes(gate: TokenGate, files: Mapping[str, File]) -> list[Route]:
         cached_tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
         if file.etag in cached_tags:
             return Response(status_code=304, headers=headers)
-        if "gzip" not in request.headers.get("accept-encoding", ""):
+        if not _accepts_gzip(request.headers.get("accept-encoding", "")):
             return Response(file.content, headers=headers, media_type=file.media_type)
         headers["content-encoding"] = "gzip"
         return Response(_compressed(file.content), headers=headers, media_type=file.media_type)
@@ -144,6 +145,12 @@ def _view(feature: type[Feature], name: str, module: str) -> tuple[str, Mapping[
 
 def _file(name: str, content: bytes) -> File:
     return File(content, MEDIA_TYPES[Path(name).suffix], f'"{_tag(content)}"')
+
+
+def _accepts_gzip(header: str) -> bool:
+    """Return whether an Accept-Encoding header names gzip with a weight above 0."""
+    codings = {name: weight for name, _, weight in ("".join(each.split()).partition(";") for each in header.split(","))}
+    return "gzip" in codings and not NO_WEIGHT.fullmatch(codings["gzip"])
 
 
 @cache
