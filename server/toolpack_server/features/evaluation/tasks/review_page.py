@@ -51,7 +51,9 @@ _PAGE = """<!doctype html>
 <p class="said{tone}">{summary}</p>
 {sibling}{graph}
 <p class="hint">The value is the best reward that a known continuation reaches: the rest of the solution, the same
-without calls made in other words, or the end. It is a lower bound: a better agent may know another way.</p>
+without calls made in other words, the solution again from its first missing call on, or the end. Without a solution
+that wins, the calls of a rollout that passed are taken for it. The value is a lower bound: a better agent may know
+another way.</p>
 <h2>Calls</h2>
 <ol class="review">{calls}</ol>
 {line}

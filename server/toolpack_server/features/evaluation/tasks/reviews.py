@@ -1,8 +1,10 @@
 """Reviews of rollouts: the value of each step, the call that lost the rollout, and a continuation that would have won.
 
 The value of a step is the best reward that a known continuation reaches from there: the end, the rest of the task's
-solution, the same without calls that were made with other arguments, or the rollout itself. So values never rise, and
-a call is blamed only if nothing that came after it could still win. Forks play the continuations, and are closed.
+solution, the same without calls that were made with other arguments, the solution again from its first missing call on,
+or the rollout itself. If none wins, the calls of a sibling that passed are taken for the solution. So values never
+rise, and a call is blamed only if nothing that came after it could still win. Forks play the continuations, and are
+closed.
 """
 
 import asyncio
