@@ -94,6 +94,9 @@ class Operation(Protocol):
             error: The link's own error; None if the link has a record of it.
         """
 
+    def ended_unheard(self) -> None:
+        """Handle the end of the operation, after its commit, if its caller has stopped waiting."""
+
 
 class Job:
     """Work on a thread, with an optional deadline and the future of its answer.

@@ -13,7 +13,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -154,7 +154,7 @@ class SessionJob(Job):
         self._queues.resume(self)
 
     def ended_unheard(self) -> None:
-        self._queues.on_unheard(self.operation)
+        self.operation.ended_unheard()
 
     def waits_for_lease(self) -> bool:
         """Return whether the session couldn't be entered because another worker holds its lease."""
@@ -286,22 +286,9 @@ class SessionQueue:
 
 
 class Queues:
-    """All queues of a worker, with its threads, leases and commits.
+    """All queues of a worker, with its threads, leases and commits."""
 
-    Args:
-        on_unheard: Called on the event loop with an operation that ends after its caller has stopped waiting. It may
-            have been committed.
-    """
-
-    def __init__(
-        self,
-        store: SessionStore,
-        settings: Settings,
-        measure: Measure,
-        places: int | None = None,
-        on_unheard: Callable[[Any], None] = lambda _: None,
-    ) -> None:
-        self.on_unheard = on_unheard
+    def __init__(self, store: SessionStore, settings: Settings, measure: Measure, places: int | None = None) -> None:
         self._store = store
         self._settings = settings
         self._limit = f"{settings.queue_timeout_seconds:g} s"

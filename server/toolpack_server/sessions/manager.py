@@ -71,7 +71,7 @@ class SessionManager:
         self._settings = context.settings
         self._agents: dict[str, tuple[str, str, str]] = {}
         self._agent_keys: dict[str, list[str]] = {}  # keys in `_agents` by session
-        self.queues = Queues(context.store, context.settings, measure, context.runner.places, self._notify_of)
+        self.queues = Queues(context.store, context.settings, measure, context.runner.places)
         cache, clock = self.queues.cache, self.queues.clock
         self._reader = SessionReader(context, cache, clock, HEAVY_BYTES)
         self.heavy_reader = SessionReader(context, cache, clock)
@@ -215,6 +215,7 @@ class SessionManager:
         try:
             return await self.queues.run(operation)
         except asyncio.CancelledError:
+            operation.on_unheard = partial(self._notify_of, operation)  # what it has set off may be committed later
             self.queues.cancel(operation)
             raise
         except SessionNotFoundError:
@@ -225,7 +226,6 @@ class SessionManager:
                 self._notify([operation.session_id])
 
     def _notify_of(self, operation: SessionOperation) -> None:
-        """Notify the watchers of an operation that has ended after its caller has stopped waiting."""
         if operation.is_told:
             self._notify([operation.session_id])
 

@@ -7,7 +7,7 @@ has neither.
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolpack_server.base.errors import DeadlineError, OverloadedError, TooLargeError
@@ -67,6 +67,7 @@ class SessionOperation:
         notes: Data of hooks between `before` and `after`, by hook.
         links: Number of operations that hooks have run before this one.
         is_told: Watchers are notified after the operation.
+        on_unheard: Called on the event loop when the operation ends after its caller has stopped waiting.
         late: Error message of a missed deadline. `{:g}` is replaced by the seconds.
     """
 
@@ -81,6 +82,7 @@ class SessionOperation:
     notes: Mapping[Any, Any] = NONE
     links = 0
     is_told = False
+    on_unheard: Callable[[], None] | None = None
     facts: SessionFacts
     trace: CallTrace | None = None
     late = "The request took longer than {:g} s; nothing has changed."
@@ -218,6 +220,10 @@ class SessionOperation:
     def link_timeout_error(self, error: Exception | None) -> Exception:  # noqa: ARG002 - a subclass uses it
         """Return the error if an operation that a hook has run before this one missed its deadline."""
         return OverloadedError(LINK_LATE)
+
+    def ended_unheard(self) -> None:
+        if self.on_unheard is not None:
+            self.on_unheard()
 
 
 class OperationHook(SessionHook):
