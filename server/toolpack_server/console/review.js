@@ -56,8 +56,8 @@ export async function openReview({ id, forks, signal }) {
       "p.hint",
       "The value is the best reward that a known continuation reaches: the rest of the solution, the same without ",
       "calls made in other words, the solution again from its first missing call on, or the end. Without a solution ",
-      "that wins, the calls of a rollout that passed are taken for it. The value is a lower bound: a better agent may know ",
-      "another way.",
+      "that wins, the calls of a rollout that passed are taken for it. The value is a lower bound: a better agent may ",
+      "know another way.",
     ),
     sibling &&
       h("p.hint", "The rollout that passed: ", link(["sessions", sibling], {}, h("code", short(sibling))), "."),
