@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import json
 import re
 import sys
 import threading
@@ -21,6 +22,8 @@ from toolpack_server.features.evaluation.event_rules import EventRule
 from toolpack_server.features.evaluation.events.operations import FunctionEvent
 from toolpack_server.features.evaluation.events.world import WORLD_PACK
 from toolpack_server.features.evaluation.participants.message_waiters import MessageWaiters
+from toolpack_server.features.evaluation.tasks import summaries
+from toolpack_server.features.evaluation.tasks.summary_order import in_order
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.packs.toolpack import Toolpack as CoreToolpack
@@ -380,6 +383,25 @@ def test_an_evaluation_that_the_server_is_too_busy_for_is_refused(monkeypatch):
         monkeypatch.setattr(FunctionEvent, "changing", too_busy)
         other.call(session_id, "bump", name="a")
         refused(-32006, other.rpc, "evaluate_session", session_id=session_id, raise_on_error=False)
+
+
+@pytest.mark.parametrize("order", ["version", "-calls"])
+def test_sorted_summaries_do_not_hold_the_rules_of_sessions(bench, monkeypatch, order):
+    sorted_summaries = []
+
+    def spy(listed, *args):
+        sorted_summaries.extend(listed)
+        return in_order(sorted_summaries, *args)
+
+    monkeypatch.setattr(summaries, "in_order", spy)
+    rules = [{"name": str(number), "at": 1 + number, "notice": "n" * 200} for number in range(50)]
+    labels = {"sorted": order}
+    session_id, *_ = create(
+        bench, rules, labels=labels, perturbations={"rules": [{"functions": "bump", "error": "E: no"}]}
+    )
+    (summary,) = bench.rpc("summarize_sessions", labels=labels, order=order)["sessions"]
+    assert (summary["session_id"], summary["variant"]) == (session_id, "rules")
+    assert len(json.dumps(sorted_summaries)) < 1000
 
 
 def talking(bench, rules):

@@ -91,11 +91,12 @@ class Summaries:
         return await self._compute(lambda: self._page(query, searched), query)
 
     def _all(self, query: SessionQuery, text: str) -> Iterator[Mapping[str, Any]]:
-        """Yield all matching sessions, from the first one on. Their records are read only to search a text."""
+        """Yield outlines of all matching sessions, from the first one on. Records are read only to search a text."""
         searched = _searched(text)[1:-1]
         page = replace(query, after="", limit=_PAGE_SESSIONS)
         while listed := self._sessions.heavy_reader.list_sessions(page):
-            yield from (each for each in listed if not searched or self._summary(each, searched) is not None)
+            outlines = map(_outline, listed)
+            yield from (each for each in outlines if not searched or self._summary(each, searched) is not None)
             page = replace(page, after=listed[-1]["session_id"])
 
     async def _evaluated(self, query: SessionQuery, text: str, *, record: bool) -> _Page:
@@ -143,7 +144,7 @@ class Summaries:
         after = query.after
         while sessions := reader.list_sessions(replace(query, after=after, limit=_PAGE_SESSIONS)):
             for session in sessions:
-                summary = self._summary(session, text)
+                summary = self._summary(_outline(session), text)
                 if summary is not None:
                     room -= len(dumps(summary))
                     if room < 0 and page:
@@ -154,15 +155,14 @@ class Summaries:
                     return page, after
         return page, None
 
-    def _summary(self, session: Mapping[str, Any], text: str) -> SessionSummary | None:
+    def _summary(self, outline: Mapping[str, Any], text: str) -> SessionSummary | None:
         """Return the summary of a session, or None if it doesn't contain the search text."""
-        outline = {name: session[name] for name in (*SessionOutline.__annotations__, "task")}
-        matches = text in _searched([session["session_id"], session["task"], session["labels"]])
+        matches = text in _searched([outline["session_id"], outline["task"], outline["labels"]])
         records = calls = errors = 0
         milliseconds, last, done, problem = 0.0, None, False, None
         verdict: Verdict | None = None
         try:
-            for shown, private in self._lines(session["session_id"]):
+            for shown, private in self._lines(outline["session_id"]):
                 kind = self._kinds[shown["kind"]]
                 records += 1
                 milliseconds += shown.get("duration_ms", 0)
@@ -179,7 +179,6 @@ class Summaries:
             return None
         return {  # type: ignore[return-value]
             **outline,
-            "variant": _variant_of(session),
             "records": records,
             "calls": calls,
             "errors": errors,
@@ -205,6 +204,12 @@ def omit_if_known(page: SessionSummaries, digest: str) -> SessionSummaries:
     if new_digest == digest:
         return {"sessions": [], "rates": [], "digest": new_digest}
     return {**page, "digest": new_digest}
+
+
+def _outline(session: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a summary has of a session's description, which may have large rules and events."""
+    outline = {name: session[name] for name in (*SessionOutline.__annotations__, "task")}
+    return {**outline, "variant": _variant_of(session)}
 
 
 def _variant_of(session: Mapping[str, Any]) -> str | None:

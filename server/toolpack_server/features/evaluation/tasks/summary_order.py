@@ -35,7 +35,7 @@ Order = Literal[
 BY_STORE = {"id", "-created"}
 """The orders of the store. All other orders require reading all sessions."""
 BY_RECORDS = {"verdict", "calls", "last", "done"}
-"""The orders by values from records. The others need only the descriptions of sessions."""
+"""The orders by values from records. The others need only the outlines of sessions."""
 MAX_SORTED = 20_000  # sessions; each takes a few hundred bytes of memory until the answer
 
 _VALUES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -54,7 +54,7 @@ _VALUES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 def in_order(summaries: Iterable[Mapping[str, Any]], order: str, after: str) -> tuple[list[bytes], int]:
     """Return the JSON of all summaries after a session in an order, and the number of all summaries.
 
-    Descriptions of sessions can be sorted, too, unless the order is one of `BY_RECORDS`.
+    Outlines of sessions can be sorted, too, unless the order is one of `BY_RECORDS`.
 
     Raises:
         InvalidParamsError: There are too many sessions, or `after` isn't among them.
