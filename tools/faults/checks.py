@@ -216,7 +216,7 @@ class Replay:
         rule = self._rule(record) if self.session.seed is not None and record["by"] == AGENT else None
         function, error, changes, perturbed, why = record["function"], record["error"] or "", False, None, None
         if self._is_too_much(record):
-            if not error.startswith("ValidationError: With those that are nested in it this is 2 calls; 1 of your"):
+            if not error.startswith("ValidationError: With its nested calls this counts as 2 calls; 1 of your"):
                 why = f"{record['by']} has one call left"
         elif function not in allowed(record["by"]):
             refused = f"ToolNotFoundError: The requested function `{function}` is not available."
