@@ -76,6 +76,13 @@ def test_list_shows_packs_and_functions():
     assert f"vault ({serving.PACKS}/vault.py, opt-in)" in lines
 
 
+def test_list_shows_the_functions_of_moving_worlds():
+    result = invoke("list", "--packs", "errands")
+    assert result.exit_code == 0, result.output
+    names = [line for line in result.stdout.splitlines() if not line.startswith((" ", "note: "))]
+    assert [name.partition(" ")[0] for name in names] == ["errands", "world"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [

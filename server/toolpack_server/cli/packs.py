@@ -25,8 +25,8 @@ def list_toolpacks(pack_dir: tuple[Path, ...], packs: str | None, url: str | Non
     settings = load_settings(pack_dir=pack_dir or None, packs=packs)
     catalog = catalog_of(settings)
     for pack in catalog.toolpacks.values():
-        source = catalog.sources[pack.name]
-        _show(pack.name, [*map(native, pack.functions.values())], str(source), opt_in=pack.opt_in)
+        source = str(catalog.sources.get(pack.name, ""))  # the toolpack `world` is a part of the server
+        _show(pack.name, [*map(native, pack.functions.values())], source, opt_in=pack.opt_in)
     for notice in catalog.notices:
         echo(f"note: {notice}")
 
