@@ -205,6 +205,7 @@ def test_the_server_uses_no_other_attributes_of_uvicorn():
     assert {node.attr for node in attributes_of("self", theirs)} - names <= OVERRIDDEN
 
 
+@pytest.mark.heavy
 def test_one_file_imports_uvicorn():
     files = [path for path in (ROOT / "server").rglob("*.py") if "uvicorn" in imported_modules(path.read_text())]
     assert files == [ROOT / "server" / "toolpack_server" / "web" / "http_server.py"]

@@ -175,6 +175,7 @@ def test_calls_at_other_workers_count_for_an_agents_limit():
 # Digests
 
 
+@pytest.mark.heavy
 @needs_executors
 @pytest.mark.parametrize("version", [0, 3])
 def test_a_worker_that_knows_no_digest_resets_a_seeded_session(store_url, version):

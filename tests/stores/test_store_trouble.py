@@ -75,6 +75,7 @@ def test_a_full_disk_can_be_read_emptied_and_used_again(small_disk):
         bench.close()
 
 
+@pytest.mark.heavy
 def test_a_full_disk_goes_on_once_sessions_are_closed(small_disk):
     bench = Bench(store=f"sqlite:///{small_disk}/sessions.db")
     try:
@@ -89,6 +90,7 @@ def test_a_full_disk_goes_on_once_sessions_are_closed(small_disk):
         bench.close()
 
 
+@pytest.mark.heavy
 def test_a_full_disk_goes_on_where_no_checkpoint_came_in_time(small_disk, monkeypatch):
     monkeypatch.setattr("toolpack_server.features.stores.sqlite.checkpoints.Checkpoints.start_if_due", lambda *_: None)
     bench = Bench(store=f"sqlite:///{small_disk}/sessions.db")

@@ -368,6 +368,7 @@ def test_many_clients_at_once(server):
     assert server.call(session_id, "total")["result"] == 40
 
 
+@pytest.mark.heavy
 def test_missing_protocol_says_how_to_install_it(bench, monkeypatch):
     assert create_app(bench.service).missing == ""
     monkeypatch.setattr(companions, "find_spec", lambda _: None)

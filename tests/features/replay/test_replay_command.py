@@ -99,6 +99,7 @@ def test_bundle_that_unpacks_to_too_much_is_a_one_sentence_error(world, tmp_path
     assert "has more than 16777216 bytes" in line
 
 
+@pytest.mark.heavy
 def test_file_larger_than_any_bundle_is_a_one_sentence_error(tmp_path):
     """The file would be copied several times. At 4 GB the process was killed."""
     with (tmp_path / "large").open("wb") as file:

@@ -40,6 +40,7 @@ def test_sandboxed_function_can_use_only_its_own_directory(confined):
     assert confined.call(session, "run", words=["/dev/shm/x=1"])["error"].startswith("CalledProcessError: ")
 
 
+@pytest.mark.heavy
 def test_times_of_files_follow_the_clock_of_a_seeded_session(monkeypatch):
     monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "shared by both of us")
     with bench() as here, bench() as there:

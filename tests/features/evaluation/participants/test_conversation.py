@@ -305,6 +305,7 @@ def test_disconnected_client_ends_its_wait(market):
     wait_until(lambda: not len(waits(market)), "the end of the wait")
 
 
+@pytest.mark.heavy
 def test_thousand_waits_use_no_threads(make_bench):
     bench = make_bench(CATALOG)
     everybody = {f"p{number}": {} for number in range(15)}
