@@ -71,9 +71,7 @@ class Summaries:
         by_record = order.removeprefix("-") in BY_RECORDS
 
         def read() -> tuple[list[SessionSummary], int, int]:
-            listed = self._all(query, text)
-            if by_record:
-                listed = filter(None, (self._summary(session, "") for session in listed))
+            listed = self._summaries(query, text) if by_record else self._all(query, text)
             texts, total = in_order(listed, order, query.after)
             read = map(loads, texts[: query.limit])
             summaries = read if by_record else filter(None, (self._summary(session, "") for session in read))
@@ -93,10 +91,16 @@ class Summaries:
     def _all(self, query: SessionQuery, text: str) -> Iterator[Mapping[str, Any]]:
         """Yield outlines of all matching sessions, from the first one on. Records are read only to search a text."""
         searched = _searched(text)[1:-1]
+        return (each for each in self._outlines(query) if not searched or self._summary(each, searched) is not None)
+
+    def _summaries(self, query: SessionQuery, text: str) -> Iterator[SessionSummary]:
+        searched = _searched(text)[1:-1]
+        return filter(None, (self._summary(each, searched) for each in self._outlines(query)))
+
+    def _outlines(self, query: SessionQuery) -> Iterator[Mapping[str, Any]]:
         page = replace(query, after="", limit=_PAGE_SESSIONS)
         while listed := self._sessions.heavy_reader.list_sessions(page):
-            outlines = map(_outline, listed)
-            yield from (each for each in outlines if not searched or self._summary(each, searched) is not None)
+            yield from map(_outline, listed)
             page = replace(page, after=listed[-1]["session_id"])
 
     async def _evaluated(self, query: SessionQuery, text: str, *, record: bool) -> _Page:
