@@ -65,7 +65,7 @@ def test_the_pods_variables_are_settings():
 
 
 def test_the_command_of_the_page_makes_the_secret():
-    page = (ROOT / "docs/operate/operate.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/operate/deploy.md").read_text(encoding="utf-8")
     name, *keys = re.search(r"^kubectl create secret generic (.*)$", page, re.MULTILINE)[1].split(" --from-literal=")
     names = {key.partition("=")[0] for key in keys}
     references = [each["valueFrom"]["secretKeyRef"] for each in VARIABLES.values() if "valueFrom" in each]

@@ -27,8 +27,9 @@ from toolpack_server.wiring.feature import Feature
 from toolpack_server.wiring.installed import load_features
 
 ROOT = Path(__file__).parent.parent
-PROTOCOL, OPERATE = (
-    (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("reference/protocol.md", "operate/operate.md")
+PROTOCOL, DEPLOY, SETTINGS = (
+    (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for page in ("reference/protocol.md", "operate/deploy.md", "operate/settings.md")
 )
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
@@ -50,8 +51,8 @@ def settings_table():
 
 def test_every_setting_is_documented():
     expected = settings_table()
-    lines = [line for line in OPERATE.splitlines() if line.startswith(f"| `{PREFIX}")]
-    assert lines == expected, "the settings table of docs/operate/operate.md must be:\n" + "\n".join(expected)
+    lines = [line for line in SETTINGS.splitlines() if line.startswith(f"| `{PREFIX}")]
+    assert lines == expected, "the settings table of docs/operate/settings.md must be:\n" + "\n".join(expected)
 
 
 def test_every_method_is_documented_with_its_parameters_in_order():
@@ -106,7 +107,7 @@ def as_in_the_image(tmp_path, **more):
 @pytest.mark.heavy
 def test_the_image_starts_with_tokens_and_is_healthy(tmp_path):
     port = str(free_port())
-    variables = dict(re.findall(r"-e (TOOLPACK_\w+)=(\S+)", OPERATE))
+    variables = dict(re.findall(r"-e (TOOLPACK_\w+)=(\S+)", DEPLOY))
     assert variables.keys() == {"TOOLPACK_TOKENS", "TOOLPACK_PACKS"}
     variables = {name: value.strip("`.") for name, value in variables.items()}
     process = as_in_the_image(tmp_path, TOOLPACK_PORT=port, **variables)

@@ -582,11 +582,11 @@ def test_the_tree_search_has_thirty_lines():
 
 @pytest.mark.usefixtures("curl")
 def test_operate(folder):
-    (make_token,) = (commands_and_outputs(block) for block in blocks("docs/operate/operate.md", "Tokens", "console"))
-    (ask_ready,) = (commands_and_outputs(block) for block in blocks("docs/operate/operate.md", "Health", "console"))
+    (make_token,) = (commands_and_outputs(block) for block in blocks("docs/operate/deploy.md", "Tokens", "console"))
+    (ask_ready,) = (commands_and_outputs(block) for block in blocks("docs/operate/deploy.md", "Health", "console"))
     (told,) = run_console(make_token, folder)
     assert re.sub(r"[\w-]{43}", "<token>", told) == re.sub(r"[\w-]{43}", "<token>", make_token[0][1])
-    (line,) = blocks("docs/operate/operate.md", "Tokens", "sh")
+    (line,) = blocks("docs/operate/deploy.md", "Tokens", "sh")
     with serving(line.strip(), folder, **BANK) as banner:
         assert run_console(ask_ready, folder, port_of(banner)) == [output for _, output in ask_ready]
 
@@ -695,8 +695,8 @@ RUN = {
     ("docs/reference/mcp.md", "A first call"),
     ("docs/reference/mcp.md", "Clients that launch servers"),
     ("docs/reference/mcp.md", "Content"),
-    ("docs/operate/operate.md", "Tokens"),
-    ("docs/operate/operate.md", "Health"),
+    ("docs/operate/deploy.md", "Tokens"),
+    ("docs/operate/deploy.md", "Health"),
     ("docs/reference/protocol.md", "Examples"),
     ("docs/train/rollouts.md", "A training loop"),
     ("docs/train/rollouts.md", "An environment"),
@@ -735,8 +735,8 @@ NOT_RUN = {
     ("AGENTS.md", "Set up"),
     ("AGENTS.md", "Check a change"),
     (PORT_SKILL, "4. Port the tasks"),
-    ("docs/operate/operate.md", "Containers"),
-    ("docs/operate/operate.md", "Kubernetes"),
+    ("docs/operate/deploy.md", "Containers"),
+    ("docs/operate/deploy.md", "Kubernetes"),
     ("docs/operate/telemetry.md", "Try it"),
 }
 ONLY_SHOWN = {  # text that no program reads: maps, and the output of a server after 2,000 calls
@@ -751,7 +751,7 @@ ONLY_SHOWN = {  # text that no program reads: maps, and the output of a server a
     ("docs/train/trainers.md", "NeMo Gym"),  # lines of its configuration
     # The commands of tools/audits.py, which writes the page and takes hours.
     *(("docs/write/audits.md", collection) for collection in ("Bundled", "AgentDojo", "BFCL", "tau2")),
-    ("docs/operate/operate.md", "Containers"),  # a Dockerfile, which tools/container.py builds
+    ("docs/operate/deploy.md", "Containers"),  # a Dockerfile, which tools/container.py builds
 }
 
 

@@ -16,7 +16,10 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 STORE_CONTRACT = ROOT / "server" / "toolpack_server" / "testing" / "store_contract"
 LIST = (TESTS / "promises.txt").read_text(encoding="utf-8")
-PAGES = ["docs/operate/operate.md", "docs/operate/isolation.md", "SECURITY.md", "docs/reference/protocol.md"]
+PAGES = [
+    *(f"docs/operate/{name}.md" for name in ("deploy", "operate", "settings", "isolation")),
+    *("SECURITY.md", "docs/reference/protocol.md"),
+]
 LEAST = 30  # number of characters of a sentence in the list, unless it is shorter
 
 

@@ -326,8 +326,8 @@ def try_authors_tools(engine: Engine, image: dict) -> None:
 
 
 def try_own_packages(engine: Engine) -> None:
-    """Build the image of docs/operate/operate.md for toolpacks with further packages, and use such a toolpack."""
-    page = (ROOT / "docs" / "operate" / "operate.md").read_text()
+    """Build the image of docs/operate/deploy.md for toolpacks with further packages, and use such a toolpack."""
+    page = (ROOT / "docs" / "operate" / "deploy.md").read_text()
     context, tag = engine.folder / "own", "own"
     (context / "packs").mkdir(parents=True)
     (context / "Dockerfile").write_text(re.search(r"^```text\n(FROM .*?)^```$", page, re.MULTILINE | re.DOTALL)[1])

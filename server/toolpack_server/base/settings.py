@@ -1,6 +1,6 @@
 """Settings of the server, in one class.
 
-A setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate/operate.md lists it with its default
+A setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate/settings.md lists it with its default
 and the first sentence of its description; a test compares the two.
 """
 
@@ -320,7 +320,7 @@ def unknown_variables(of_features: Collection[str]) -> list[str]:
         rest = re.sub("^TOOLPACKS?_?", "", upper)
         similar = difflib.get_close_matches(rest, [name.removeprefix(PREFIX) for name in sorted(settings)], 1, 0.7)
         if similar or upper.startswith(PREFIX):
-            remedy = f"did you mean {PREFIX}{similar[0]}?" if similar else "docs/operate/operate.md lists them."
+            remedy = f"did you mean {PREFIX}{similar[0]}?" if similar else "docs/operate/settings.md lists them."
             notices.append(f"the environment variable {name} isn't a setting: {remedy}")
     return notices
 

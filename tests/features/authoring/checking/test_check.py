@@ -135,7 +135,7 @@ def test_missing_toolpack_author_is_reported(tmp_path, monkeypatch):
         ("TOOLPACK_TOKNS", "did you mean TOOLPACK_TOKENS?"),
         ("TOOLPACK_LOG_LVL", "did you mean TOOLPACK_LOG_LEVEL?"),
         ("TOOLPACKS_PORT", "did you mean TOOLPACK_PORT?"),
-        ("TOOLPACK_NONSENSE", "docs/operate/operate.md lists them."),
+        ("TOOLPACK_NONSENSE", "docs/operate/settings.md lists them."),
     ],
 )
 def test_mistyped_environment_variable_is_reported(monkeypatch, tmp_path, name, said):
