@@ -149,7 +149,7 @@ def test_a_name_may_have_several_tokens_in_the_file(tmp_path):
         (f"ann:{'0' * 63}\n", "Line 1 of the tokens file is not name:hash"),
         (f"ann:{'0' * 65}\n", "Line 1 of the tokens file is not name:hash"),
         (f"ann:{'A' * 64}\n", "Line 1 of the tokens file is not name:hash"),
-        (f"ann:{'0' * 64}\nbob:{'0' * 64}\n", "Line 2 of the tokens file is another owner's token too"),
+        (f"ann:{'0' * 64}\nbob:{'0' * 64}\n", "Line 2 of the tokens file has the token of another owner"),
     ],
 )
 def test_an_error_in_the_file_names_only_the_line(tmp_path, text, says):

@@ -1,6 +1,7 @@
-"""Result types with the members that features add to them.
+"""Result types with the members that features add to them, for the OpenRPC document and the client.
 
-An extended type keeps its name. A type without additions, also in its members, stays the same object.
+An extended type keeps its name. If features add nothing to a type or to the types of its members, the type stays the
+same object.
 """
 
 from collections import defaultdict
@@ -47,6 +48,7 @@ class ExtendedTypes:
         return origin[extended if len(extended) > 1 else extended[0]]
 
     def _extended(self, kind: Any) -> Any:
+        """Return a `TypedDict` with the members of the type and of its additions, or the type itself without any."""
         # A base of the type may have additions, too.
         bases = [base for base in self._additions if base is kind or base in _bases(kind)]
         additions = [members for base in bases for members in self._additions[base]]

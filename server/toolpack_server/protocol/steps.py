@@ -1,4 +1,4 @@
-"""Steps of a rollout: the versions between which its calls and its answer lie."""
+"""Steps of a rollout: the versions before and after each call, and before the answer. They show what a call changed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from toolpack_server.protocol.senders import WORLD
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A call or the answer, and the steps before and after it."""
+    """The record of a call or of the answer, and the steps before and after it."""
 
     record: Mapping[str, Any]
     before: int
@@ -19,16 +19,16 @@ class Span:
 def spans_of(path: Sequence[Mapping[str, Any]], trace: Sequence[Mapping[str, Any]]) -> list[Span]:
     """Return the calls and the answer of a history, with their steps.
 
-    A step is a version that a call created, or that was there before it. A record that changed nothing has the same
-    step on both sides. What a world did by itself isn't a span: the call or the answer after it begins at the step
-    before it, because that call let it happen, such as one that waited.
+    A step is a version of the session. A record that changed nothing has the same step before and after it. Calls that
+    the world made by itself (`by` is `WORLD`) have no span. The next call or answer, such as a call that waited, let
+    them happen, so its span includes them: it begins at the step before them.
 
     Args:
         path: The session's own records of its history.
         trace: All records of the session.
     """
     versions = [0, *(record["version"] for record in trace)]
-    changed = {after["index"] for before, after in zip(versions, trace, strict=False) if after["version"] > before}
+    changing = {after["index"] for before, after in zip(versions, trace, strict=False) if after["version"] > before}
     spans: list[Span] = []
     step = 0
     moved_at: int | None = None  # the step before the world moved by itself
@@ -36,7 +36,7 @@ def spans_of(path: Sequence[Mapping[str, Any]], trace: Sequence[Mapping[str, Any
         if record["kind"] not in {"call", "answer"}:
             continue
         before = step
-        if record["kind"] == "call" and record["index"] in changed:
+        if record["kind"] == "call" and record["index"] in changing:
             step = record["version"]
             before = step - 1
         before = before if moved_at is None else moved_at

@@ -1,6 +1,7 @@
 """Authenticated sender of a request.
 
-The caller was authenticated before a method gets it. It alone decides which sessions the method may read and change.
+The transport authenticates the caller before it calls a method. Only the caller determines which sessions the method
+may read and change.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ class Caller(NamedTuple):
             await asyncio.wait([work_future, disconnect_future], return_when=asyncio.FIRST_COMPLETED)
         finally:
             disconnect_future.cancel()
-            cancelled = work_future.cancel()
+            cancelled = work_future.cancel()  # False if the work had ended
             await asyncio.wait([work_future, disconnect_future])
         if cancelled and work_future.cancelled():
             raise OverloadedError(CLIENT_LEFT)

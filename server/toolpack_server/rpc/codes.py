@@ -96,6 +96,7 @@ def sentence(error: Exception) -> str:
 
 
 def _failed(failure: CallFailure, toolpack: str) -> Described:
+    """Return the code, message and data of a failed call."""
     data: dict[str, Any] = {"type": failure.kind}
     if failure.errors is not None:
         data["errors"] = failure.errors

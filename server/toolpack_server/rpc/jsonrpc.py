@@ -1,9 +1,9 @@
 """JSON-RPC 2.0 dispatcher: it takes the bytes of a request or a batch and returns the bytes of the response.
 
 It follows the whole specification (jsonrpc.org/specification). The library `jsonrpcserver` handles positional
-parameters and unknown methods. Requests with named parameters, nearly all of them, take a shorter way with the same
-result. The library never gets batches, because it would run their requests concurrently. It never gets exceptions,
-because it would send their messages.
+parameters and unknown methods. Requests with named parameters, nearly all of them, skip the library to save time; the
+result is the same. The library never gets batches, because it would run their requests concurrently. It never gets
+exceptions, because it would send their messages.
 """
 
 import inspect
@@ -126,6 +126,7 @@ class JsonRpc:
         except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
             describe(error)
             raise errors.InternalError from None
+        # A result has JSON text (`Fragment`) as a whole or as all items of a list.
         first = result[0] if type(result) is list and result else result
         if type(first) is not Fragment:
             return result
@@ -146,8 +147,8 @@ class JsonRpc:
         replies: list[bytes] = []
         size = 0
         for member in batch:
-            full = size > self._settings.max_body_bytes
-            if full and isinstance(member, dict) and "id" in member and not _request_problem(member):
+            is_full = size > self._settings.max_body_bytes
+            if is_full and isinstance(member, dict) and "id" in member and not _request_problem(member):
                 # Small requests may have large answers, so the answers of a batch are limited together.
                 too_large = f"The batch's earlier answers have {size} bytes: send this request in another batch."
                 reply: bytes | None = error_reply(member["id"], *describe(errors.TooLargeError(too_large)))
@@ -218,6 +219,7 @@ def _library_method(handler: Handler) -> Callable[..., Any]:
 
 
 def _create_handler(method: type[Method], app: App) -> Handler:
+    """Return the handler of a method, with its log line and its omission of unset members if it has these."""
     names = method.names()
     implies_session = "session_id" in method.__class_vars__  # at an agent's address
     has_log_line = method.log_fields is not Method.log_fields

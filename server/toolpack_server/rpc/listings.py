@@ -23,7 +23,9 @@ class Listings:
         self._toolpacks: Fragment | None = None
 
     async def functions(self, caller: Caller, session_id: str | None, form: str) -> bytes:
-        """Return the functions of a session as JSON in a format; without a session, all functions.
+        """Return the functions of a session as JSON in a format. Without a session, return all loaded functions.
+
+        An agent gets only the functions of its address.
 
         Raises:
             RequestError: The session doesn't exist.

@@ -46,6 +46,7 @@ def _agents_text(methods: Sequence[type[Method]]) -> str:
 
 
 def _method(method: type[Method], errors: list[str], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of a method, and add the schemas that it refers to to `schemas`."""
     template = "#/components/schemas/{model}"
     parameters = method.model_json_schema(ref_template=template)
     result = TypeAdapter(method.declared.result).json_schema(ref_template=template, mode="serialization")
@@ -72,6 +73,7 @@ def _method(method: type[Method], errors: list[str], schemas: dict[str, Any]) ->
 
 
 def _errors() -> dict[str, Any]:
+    """Return all errors by name, such as `E32001`. Each message comes from its exception's docstring, if it has one."""
     messages: dict[int, str] = dict(STANDARD)
     for kind, code in CODES.items():
         if code not in messages:

@@ -1,7 +1,7 @@
 """HTTP application: routes from paths to endpoints.
 
-A request that reaches JSON-RPC gets the status 200 and a JSON-RPC body. Any other request gets its HTTP status, and a
-body of the same form that says what to do.
+A request that reaches JSON-RPC gets the status 200, also if its answer is an error. A request that is refused earlier
+gets an HTTP status of its own, and a JSON-RPC error as its body that says what to do.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,9 +27,9 @@ from toolpack_server.web.refusals import refusal_response, refuse, refused
 from toolpack_server.web.status import status_routes
 from toolpack_server.wiring.service import Service
 
-KEY = "/{key}"  # the end of the paths of agents
-MAX_CACHED_PATHS = 1000  # whose route is cached
-MAX_PATH_LENGTH = 200  # characters of a path whose route is cached
+KEY = "/{key}"  # ends the paths of agents' endpoints
+MAX_CACHED_PATHS = 1000  # max number of cached routes
+MAX_PATH_LENGTH = 200  # max characters of a path with a cached route
 
 
 def create_app(service: Service) -> Starlette:
@@ -50,17 +50,17 @@ def create_app(service: Service) -> Starlette:
             gateway.gate, console_files(service.context.record_kinds, service.features, service.settings.isolation)
         )
     path_owners = dict.fromkeys({route.path for route in routes}, "the server itself")
-    shared: dict[str, str] = {}  # the endpoint of each feature's path: several features may name the same one
+    endpoint_names: dict[str, str] = {}  # by the paths of features; several features may have the same endpoint
     for feature in service.features:
         for path, name in feature.routes.items():
-            if shared.get(path) == name:
+            if endpoint_names.get(path) == name:
                 continue
             if path in path_owners:
                 raise StartError(
                     f"The path {path} of the feature {feature.name!r} is already used by {path_owners[path]}: "
                     f"leave the feature out with TOOLPACK_FEATURES=-{feature.name}."
                 )
-            shared[path] = name
+            endpoint_names[path] = name
             path_owners[path] = f"the feature {feature.name!r}"
             endpoints[path] = endpoint = resolve_name(name)(gateway)
             routes.append(Route(path, endpoint, methods=endpoint.verbs))
@@ -92,7 +92,7 @@ class Application(Starlette):
         rpc: The endpoint of `/rpc`.
         key_routes: The endpoints of paths that end with a key, by the part before the key.
         feature_paths: The paths of features that don't end with a key.
-        missing: How to install the protocols that aren't installed.
+        missing: A sentence for 404 responses: how to install the protocols that aren't installed.
         cookie_paths: The only paths that accept a cookie, by the cookie's name.
     """
 
@@ -104,8 +104,10 @@ class Application(Starlette):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._routed: dict[tuple[str, str], tuple[ASGIApp, dict[str, Any]]] = {}  # by method and path
-        self._allowed: dict[tuple[str, str, str], bool] = {}  # by cookie, method and path
+        # Endpoints with their path parameters, by method and path.
+        self._routed: dict[tuple[str, str], tuple[ASGIApp, dict[str, Any]]] = {}
+        # Results of `_is_path_of`, by cookie, method and path.
+        self._allowed: dict[tuple[str, str, str], bool] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Set a request's id, check its headers, and pass it to its endpoint."""
@@ -114,7 +116,7 @@ class Application(Starlette):
             return
         headers = scope[HEADERS] = dict(scope["headers"])
         request_id = accept_request_id(headers.get(b"x-request-id"))
-        # A pipelined request starts with the trace context of the previous one.
+        # A pipelined request starts with the trace context of the previous one, which is replaced here.
         if b"traceparent" in headers or trace_context.get() is not None:
             accept_trace_headers(scope["headers"])
         try:
@@ -156,7 +158,10 @@ class Application(Starlette):
                 )
 
     def _is_path_of(self, scope: Scope, paths: Collection[str]) -> bool:
-        """Return whether a request's path is one of these, and no other route matches it with any method."""
+        """Return whether the router passes a request to one of these paths.
+
+        A route of another path that matches earlier makes this False, also if it accepts only other methods.
+        """
         for route in self.routes:
             match, _ = route.matches(scope)
             if match is Match.NONE:
@@ -168,6 +173,7 @@ class Application(Starlette):
         return False
 
     def _shortcut(self, scope: Scope) -> ASGIApp | None:
+        """Return the endpoint of a request that bypasses the middleware and the router, or None for any other."""
         path: str = scope["path"]
         if scope["method"] == "POST":
             if path == "/rpc":
@@ -201,6 +207,7 @@ class Application(Starlette):
 
 
 async def _unrouted_response(request: Request, error: Exception) -> Response:
+    """Return the response for an error of the router: mostly 404 or 405."""
     status = getattr(error, "status_code", 404)
     headers = getattr(error, "headers", None)
     if status == 404:  # noqa: PLR2004 - an HTTP status
@@ -215,6 +222,7 @@ async def _unrouted_response(request: Request, error: Exception) -> Response:
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
+    """Log an `HttpRefusedError` and return its response."""
     status = getattr(error, "status", 500)
     refused.write(status, str(error), request.scope)
     return refusal_response(status, str(error))

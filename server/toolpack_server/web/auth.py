@@ -32,7 +32,7 @@ def check_exposure(settings: Settings) -> None:
     """Check the tokens file, and that a server that other machines can reach has tokens or `--no-auth`.
 
     Raises:
-        SettingsError: One of these is wrong.
+        SettingsError: The tokens file is invalid, or such a server has neither tokens nor `--no-auth`.
     """
     _names(settings)
     if is_loopback(settings.host) or settings.tokens or settings.tokens_file or settings.no_auth:
@@ -48,7 +48,7 @@ def new_token(name: str) -> tuple[str, str]:
     """Return a new token and its line for the tokens file, which contains only the hash.
 
     Raises:
-        SettingsError: The name can't be an owner's.
+        SettingsError: The name is empty or not printable, or starts or ends with a space, or starts with #.
     """
     if not name or name.startswith("#") or name != name.strip() or not name.isprintable():
         raise SettingsError("A name is printable text that does not start with # or a space: choose another.")
@@ -57,6 +57,7 @@ def new_token(name: str) -> tuple[str, str]:
 
 
 def _owner(name: str) -> str:
+    """Return the owner with a name of the tokens file. Sessions without an owner have the owner ""."""
     return "" if name == NOBODY else name
 
 
@@ -72,7 +73,10 @@ def _names(settings: Settings) -> dict[bytes, str]:
         if not name or not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise SettingsError(f"Line {number} of the tokens file is not name:hash: use `toolpack-server token NAME`.")
         if names.setdefault(bytes.fromhex(digest), name) != name:
-            raise SettingsError(f"Line {number} of the tokens file is another owner's token too: create a new one.")
+            raise SettingsError(
+                f"Line {number} of the tokens file has the token of another owner: create a new one with "
+                "`toolpack-server token NAME`."
+            )
     if not names:
         raise SettingsError("The tokens file has no token: add a line from `toolpack-server token NAME`.")
     return names
@@ -123,7 +127,10 @@ class TokenGate:
         return len({*self._owners.values()}) > 1
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse requests of web pages, on a server without tokens: DNS rebinding by Host, other sites by Origin."""
+        """On a server without tokens, refuse requests of other sites' web pages.
+
+        A foreign Host header shows DNS rebinding, and a foreign Origin header another site. Ports may differ.
+        """
         self.check_host(headers)
         origin = headers.get(b"origin")
         if origin is None or self._owners:
@@ -134,16 +141,17 @@ class TokenGate:
             raise HttpRefusedError(403, OTHER_ORIGIN)
 
     def check_own_origin(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse, on a server without tokens, any web page whose origin isn't the Host header's, even a local one.
+        """On a server without tokens, refuse a web page with another origin, even one from another local port.
 
-        Browsers send WebSocket handshakes and requests without a body without a preflight request.
+        This is stricter than `check_origin`, because browsers send WebSocket handshakes, and requests that have no
+        body, without a preflight request that the server could refuse.
         """
         page = headers[b"origin"].partition(b"://")[2].lower()
         if not self._owners and page != headers.get(b"host", b"").lower():
             raise HttpRefusedError(403, OTHER_ORIGIN)
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse a request whose Host header names another server, on a server without tokens."""
+        """On a server without tokens, refuse a request with a Host header that names another server."""
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._owners and not self._names_this_server(host):
             raise HttpRefusedError(

@@ -1,7 +1,8 @@
 """Checks of request headers, and the reader of bodies, which limits the bytes in memory.
 
-A byte counts from the time when it is announced or arrives, until its request is answered. A parsed body counts with
-the memory of its values. A request over a limit is refused, if possible before its body is read.
+The bytes of a body count against the memory limit of requests (`rpc.in_flight`) from the time when they are announced
+or arrive, until the request is answered. A parsed body counts with the memory of its values. A request over a limit is
+refused, if possible before its body is read.
 """
 
 import asyncio
@@ -20,7 +21,10 @@ SMALL_BYTES = 1024  # a body up to this size counts only if it arrives in severa
 
 
 def check_headers(scope: Scope, headers: dict[bytes, bytes]) -> None:
-    """Refuse duplicated security-relevant headers, and both headers of the length: a proxy may pick the other one."""
+    """Refuse a request with a duplicated security header, or with two headers for its length.
+
+    A proxy in front of the server may have checked the other one.
+    """
     if len(headers) < len(scope["headers"]):
         names = [name for name, _ in scope["headers"]]
         duplicated = next((name for name in SECURITY_HEADERS if names.count(name) > 1), None)
@@ -39,7 +43,7 @@ def has_no_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def is_handshake(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a request asks for a WebSocket. Other protocols are ignored (RFC 9110, 7.8)."""
+    """Return whether a request asks for a WebSocket. Upgrades to other protocols are ignored (RFC 9110, 7.8)."""
     options = [option.strip() for option in headers.get(b"connection", b"").lower().split(b",")]
     is_upgrade = b"upgrade" in options and headers.get(b"upgrade", b"").lower() == b"websocket"
     return is_upgrade and method == "GET" and has_no_body(headers)
@@ -54,7 +58,8 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, reservation: 
     """Return a request's body, and reserve memory for it while it arrives.
 
     Raises:
-        HttpRefusedError: The body isn't JSON or is too large, or the client or the server ended before it arrived.
+        HttpRefusedError: The content type isn't JSON, or the body is too large. Or the client left, or the server
+            stops, before the body has arrived.
     """
     media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if media_type != b"application/json":

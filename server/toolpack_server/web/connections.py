@@ -1,8 +1,9 @@
 """Connection limits of a worker: which requests hold a connection, and which connection is evicted at the limit.
 
-A request whose owner is known holds its connection until it is answered. Each owner and each agent's address may hold
-a limited number. All other connections (silent, idle or without a valid token) are evicted when a new one needs the
-space, the oldest first. So unknown clients can't keep out clients with a token or a key, or requests of `/healthz`.
+A request holds its connection from the check of its token or key until it is answered. Each owner and each agent's
+address may hold a limited number of connections. When a new connection needs the space, the oldest connection that no
+request holds (silent, idle or without a valid token) is evicted. So unknown clients can't keep out clients with a token
+or a key, or requests of `/healthz`.
 """
 
 from collections import Counter
@@ -69,7 +70,7 @@ class Connections:
         """Mark a request's connection as held, until `release`.
 
         Raises:
-            HttpRefusedError: The owner or the agent's address holds too many.
+            HttpRefusedError: The owner or the agent's address holds too many connections, or only the reserve is left.
         """
         owner, address = caller.owner, None if caller.session_id is None else _address(caller)
         of_owner = self._of_owner.get(owner, 0)
@@ -86,9 +87,9 @@ class Connections:
             self._of_address[address] += 1
         self._of_owner[owner] = of_owner + 1
         connection = scope.get("state", {}).get(STATE)
-        for others in (self._idle, self._new):
-            if connection in others:
-                del others[connection]
+        for unheld in (self._idle, self._new):
+            if connection in unheld:
+                del unheld[connection]
                 self._held.add(connection)
 
     def release(self, scope: Scope, caller: Caller) -> None:

@@ -5,9 +5,9 @@ are generated: descriptions of the kinds of records (`kinds.json`), the views of
 functions run (`server.json`). All files are read or generated at the start and found by their exact names, so no
 request reads from the disk.
 
-The page refers to its scripts and styles below a virtual folder named after the digest of all files. Browsers cache
-these files without limit: a changed file changes the folder. So a page load doesn't request fifty modules again.
-Files are compressed if the browser accepts it. They have no data, so the length of an answer tells nothing.
+The page refers to its scripts and styles below a virtual folder named after the digest of all files. A changed file
+changes the folder, so browsers may cache these files forever and don't request fifty modules at each page load. Files
+are compressed if the browser accepts it. They contain no secrets, so their compressed length reveals none.
 """
 
 import gzip
@@ -91,6 +91,8 @@ def console_files(kinds: RecordKinds, features: Sequence[type[Feature]], isolati
 
 
 def console_routes(gate: TokenGate, files: Mapping[str, File]) -> list[Route]:
+    """Return the routes of the console's files, and the redirects of `/`, `/console` and `/rpc` to its page."""
+
     async def to_console(request: Request) -> Response:
         gate.check_origin(dict(request.scope["headers"]))
         return RedirectResponse(request.scope.get("root_path", "") + START, 303, {"vary": "accept"})

@@ -99,7 +99,8 @@ class Admission(Reservation):
     """Context manager of one request whose caller is known: `with gateway.admitted(scope, caller)`.
 
     In the block, the request holds its connection, and its bytes are counted. After its body is read, `begin_answer`
-    counts it among the requests that are being answered. A class is faster than a generator, and every call needs one.
+    counts it among the requests that are being answered. Each call enters an `Admission`, so it is a class: a generator
+    would be slower.
 
     Raises:
         HttpRefusedError: Too many requests are being answered.
@@ -198,7 +199,7 @@ class RpcEndpoint:
 
 
 class AgentEndpoint(RpcEndpoint):
-    """`POST /agents/<key>`: the key identifies the session and authorizes the agent. It is looked up first."""
+    """`POST /agents/<key>`: the key identifies the session and authorizes the agent."""
 
     body_limit = "max_agent_body_bytes"
 

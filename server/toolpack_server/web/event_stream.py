@@ -1,5 +1,8 @@
 """Server-sent events: responses with signs of life, for requests that may take long.
 
+A sign of life is a comment or an event that is sent every few seconds until the answer is ready. It keeps clients and
+proxies from closing the connection, and shows the server that a client has left.
+
 An `EventStream` begins only if the answer takes long, so a quick answer costs only a timer. A `stream_response` begins
 at once. Each event waits until the client has read enough of the previous ones.
 """
@@ -77,7 +80,7 @@ class EventStream:
     async def end(self, answer: bytes) -> bool:
         """End the stream with the answer. Return False if it hasn't begun: the caller then sends a usual response."""
         self._timer.cancel()
-        self._on_left = None
+        self._on_left = None  # a client that leaves from now on no longer interrupts the work
         if self._signs is None or self._answered is None:
             return False
         self._answered.set()
@@ -104,7 +107,7 @@ class EventStream:
                 end.cancel()
 
     async def _watch(self) -> None:
-        """Wait until the connection is lost. This shows at the latest when a sign of life can't be sent."""
+        """Wait until the connection is lost. The server notices this at the latest when it sends a sign of life."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.client_left = True

@@ -90,8 +90,8 @@ class FeatureRequest:
         headers: The headers, by their names in lower case.
         body: The body as it was sent. Empty if there is none.
         caller: The caller, for `App.invoke`. Its owner is "" at an endpoint without token.
-        holds: Reports the size of a streamed answer in bytes, which count until they are sent. Call it only for a
-            streamed answer: other answers and WebSocket messages are counted without it.
+        holds: Reports the size of a streamed answer in bytes, which count against the memory limit until they are sent.
+            Call it only for a streamed answer: other answers and WebSocket messages are counted without it.
         reserve: Reserves memory for the body with the values parsed from it, or refuses the request.
     """
 
@@ -144,7 +144,7 @@ class FeatureEndpoint:
         """Return the response to a request.
 
         If the client of a streamed response leaves, the stream is closed after its next piece. To notice that earlier,
-        await `caller.left`.
+        await `caller.left()`.
 
         Raises:
             HttpRefusedError: The request is refused with this status and reason.
@@ -190,7 +190,10 @@ class FeatureEndpoint:
         return refusal_response(status, message)
 
     def status_of(self, error: Exception) -> int:
-        """Return the HTTP status for an error of a method. Errors that only an operator can correct are 500."""
+        """Return the HTTP status for an error of a method, from `STATUS`.
+
+        Other errors get 500 if only the operator can correct them, else 409.
+        """
         code = error.code if isinstance(error, ReplyError) else describe(error)[0]
         return STATUS.get(code, 500 if code in STANDARD else 409)
 
@@ -346,7 +349,7 @@ class FeatureSocket(FeatureEndpoint):
                 if not self._gateway.ready:
                     raise SocketRefusedError(503, RESTARTS, NOT_READY)
                 reservation.begin_answer()
-                socket.answers = True
+                socket.is_answering = True
                 try:
                     reply = await self._translate_errors(
                         self.on_message(replace(handshake, body=body, reserve=reservation.grow_to), memory)

@@ -30,10 +30,10 @@ from toolpack_server.web.refusals import refusal, refused
 from toolpack_server.web.transport import ResponseTransport
 
 MAX_HEADER_BYTES = 64 * 1024
-MAX_FRAMING_BYTES = 16 * 1024  # plus the size of the body; chunks of one byte would have six times that size
+MAX_FRAMING_BYTES = 16 * 1024  # a body's framing may be larger than its content by this; one-byte chunks exceed it
 PIECE_BYTES = 16 * 1024  # parsed before the limits are checked again
-MIN_PIECE_BYTES = 256  # a piece with several empty lines is cut after one of them, but not shorter: it may be a body
-MAX_UNPARSED_BYTES = 64 * 1024  # that wait while a request is being answered; then the connection isn't read
+MIN_PIECE_BYTES = 256  # a piece is cut after an empty line beyond these; a body may have many empty lines
+MAX_UNPARSED_BYTES = 64 * 1024  # max that waits while a request is being answered; beyond it, the socket isn't read
 EMPTY_LINE = b"\r\n\r\n"
 CLOSE = (b"connection", b"close")
 
@@ -67,10 +67,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: Any) -> None:
         super().connection_made(ResponseTransport(transport, self._is_unread))
         self.app_state = {**self.app_state, STATE: self}
-        self._on_h11 = hasattr(self, "conn")
-        self._phase: str | None = None
-        self._running_cycle: Any = None
-        self._counted: tuple[Any, str | None] = (None, None)
+        self._on_h11 = hasattr(self, "conn")  # else the parser is httptools
+        self._phase: str | None = None  # the part of a request that is arriving; see `_receiving`
+        self._running_cycle: Any = None  # uvicorn's object for the request that is being answered
+        self._counted: tuple[Any, str | None] = (None, None)  # the request and its part that `_count` counts
         self._body_bytes = self._other_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timed_phase: str | None = None
@@ -120,6 +120,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        """Parse data in small pieces and check the limits after each. Data after a complete request waits unparsed."""
         if self.transport.lingers:
             return
         if self._unparsed:
@@ -175,6 +176,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._refuse(400, "The body has more framing than content: send it in larger chunks.")
 
     def on_response_complete(self) -> None:
+        """Close the connection after its last response, or parse the data that waited for this response."""
         if self.transport.head:
             self.transport.flush()
         if self.transport.last:
@@ -296,6 +298,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._expect(phase)
 
     def _expect(self, phase: str) -> None:
+        """Start the time limit of a request's headers or body: headers have a third of the body's time."""
         self._cancel()
         limits = self.settings
         seconds = limits.receive_seconds / (3 if phase == "headers" else 1)
@@ -307,19 +310,24 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._timer.cancel()
             self._timer = None
 
-    def _watch_reader(self, left_before: int | None) -> None:
-        """Close the connection if the client has read nothing for the body's time limit."""
-        left = self.transport.get_write_buffer_size()
-        if left_before is not None and left >= left_before:
+    def _watch_reader(self, unread_before: int | None) -> None:
+        """Close the connection if the client has read nothing for the body's time limit.
+
+        Args:
+            unread_before: The number of unread bytes at the previous check, or None at the first one.
+        """
+        unread = self.transport.get_write_buffer_size()
+        if unread_before is not None and unread >= unread_before:
             self.transport.abort()
             return
-        self._reader_timer = self.loop.call_later(self.settings.receive_seconds, self._watch_reader, left)
+        self._reader_timer = self.loop.call_later(self.settings.receive_seconds, self._watch_reader, unread)
 
     def _too_slow(self, phase: str, seconds: float) -> None:
         self._timer = None
         self._refuse(408, f"The request's {phase} did not come within {seconds:g} s.")
 
     def _refuse(self, status: int, message: str) -> None:
+        """Log and send a refusal, then close the connection."""
         if self.transport.is_closing():
             return
         if self._receiving() == "body" and self.cycle is not None and self.cycle.response_started:

@@ -33,7 +33,7 @@ def refusal(status: int, message: str) -> bytes:
 
 
 def refusal_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response to such a request, for endpoints that return Starlette responses."""
+    """Return a refusal as a Starlette response. `headers` are added to the usual ones."""
     hints = {name.decode(): value.decode() for name, value in HINTS.get(status, ())}
     all_headers = {"content-type": "application/json", **hints, **(headers or {})}
     return Response(refusal(status, message), status, all_headers)
@@ -64,14 +64,15 @@ async def send_response(
 
 async def send_body(send: Send, body: bytes | memoryview) -> None:
     """Send the body of a response in pieces. Each piece waits until the client has read enough of the previous ones."""
-    sent = 0
-    while len(body) - sent > PIECE_BYTES:
-        await send({"type": "http.response.body", "body": body[sent : sent + PIECE_BYTES], "more_body": True})
-        sent += PIECE_BYTES
-    await send({"type": "http.response.body", "body": body[sent:]})
+    offset = 0
+    while len(body) - offset > PIECE_BYTES:
+        await send({"type": "http.response.body", "body": body[offset : offset + PIECE_BYTES], "more_body": True})
+        offset += PIECE_BYTES
+    await send({"type": "http.response.body", "body": body[offset:]})
 
 
 async def refuse(send: Send, error: HttpRefusedError, scope: Scope, request_id: bytes | None = None) -> None:
+    """Log a refusal and send its response."""
     refused.write(error.status, str(error), scope)
     await send_response(send, error.status, refusal(error.status, str(error)), request_id=request_id)
 
@@ -80,7 +81,7 @@ class RefusalLog:
     """Log of refused requests, with at most `MAX_LINES` lines per second. Further lines are counted."""
 
     def __init__(self) -> None:
-        # Paths before a key. The log shows them, and those in `PATHS`.
+        # The parts of agents' paths before the key. The log may show these and the paths in `PATHS`.
         self.key_routes: Iterable[str] = ()
         self._second = 0
         self._lines = 0

@@ -16,6 +16,7 @@ from toolpack_server.web.refusals import refusal_response
 
 
 def status_routes(gateway: Gateway) -> list[Route]:
+    """Return the routes of `/healthz`, `/readyz`, `/metrics` and `/openrpc.json`. The last two need a token."""
     service = gateway.service
 
     def owner(request: Request) -> str:

@@ -29,6 +29,7 @@ class ResponseTransport:
         """Send data. The headers of a final response wait for its body, which follows in the same loop iteration."""
         if self.lingers:
             return
+        # The head of a final response: a status of 1xx announces another response.
         if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
             self.flush()
             self.last = self._is_unread()

@@ -24,13 +24,13 @@ from toolpack_server.rpc.in_flight import Reservation
 
 READ_AHEAD = 64 * 1024  # max bytes that are parsed and not yet read by the endpoint
 PIECE_COST = 128  # bytes of memory per piece, in addition to its text
-MAX_FRAMING_BYTES = 2**21  # max sum of these for one message
+MAX_FRAMING_BYTES = 2**21  # a message's pieces may cost this in addition to its max size
 FRAMES_PER_TURN = 32  # max frames parsed in one iteration of the event loop
-MAX_EMPTY_FRAMES = 1000  # max pings, pongs and frames without text, between two with text or between two pings
+MAX_EMPTY_FRAMES = 1000  # max pings, pongs and frames without text; text and the server's own pings reset the count
 PING_SECONDS = 20.0  # interval of pings; a silent client that doesn't answer one by the next is gone
 MAX_REASON = 123  # bytes of a close frame's reason
 VERSION = b"13"
-ACCEPTING = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
+HANDSHAKE_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 
 NORMAL, NOT_TEXT, POLICY, TOO_LARGE, FAULT, RESTARTS, LATER = 1000, 1003, 1008, 1009, 1011, 1012, 1013
 """Codes for closing a WebSocket, from RFC 6455 and its registry."""
@@ -69,7 +69,7 @@ def accept_handshake(headers: Mapping[bytes, bytes]) -> bytes:
         raise HttpRefusedError(
             426, "This path is a WebSocket: send a handshake of version 13, with Sec-WebSocket-Key, by GET."
         )
-    token = base64.b64encode(hashlib.sha1(key + ACCEPTING, usedforsecurity=False).digest())
+    token = base64.b64encode(hashlib.sha1(key + HANDSHAKE_GUID, usedforsecurity=False).digest())
     return (
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
         b"sec-websocket-accept: %b\r\n" % token
@@ -80,7 +80,7 @@ class WebSocket(asyncio.Protocol):
     """A WebSocket with text messages. Its endpoint reads and answers one message at a time.
 
     Attributes:
-        answers: Whether a message is being answered. A server that drains waits for the answer.
+        is_answering: Whether a message is being answered. A server that drains waits for the answer.
     """
 
     def __init__(self, connection: SwitchedConnection, transport: Any, body_seconds: float) -> None:
@@ -100,7 +100,7 @@ class WebSocket(asyncio.Protocol):
         self._empty_frames = 0  # since the last frame with text, or the last ping
         self._has_ended = False  # no further message is accepted
         self._was_active = True
-        self.answers = False
+        self.is_answering = False
         self._ping = self._loop.call_later(PING_SECONDS, self._keep_alive)
 
     # Called by its endpoint
@@ -157,14 +157,14 @@ class WebSocket(asyncio.Protocol):
 
     def answered(self) -> None:
         """Mark the message as answered. If the server is draining, close the WebSocket."""
-        self.answers = False
+        self.is_answering = False
         if self._is_draining:
             self.close(RESTARTS, RESTART)
 
     def drain(self) -> None:
         """Close the WebSocket after the message that is being answered, or now."""
         self._is_draining = True
-        if not self.answers:
+        if not self.is_answering:
             self.close(RESTARTS, RESTART)
 
     def close(self, code: int, reason: str = "") -> None:
@@ -284,6 +284,7 @@ class WebSocket(asyncio.Protocol):
             return
 
     def _keep_alive(self) -> None:
+        """Send a ping, or close the connection if the client has sent nothing since the previous one."""
         if not self._was_active and not self._paused and self._writable.is_set():
             self._end(FAULT, "The client didn't answer a ping.")
             self._transport.abort()

@@ -1,4 +1,4 @@
 """Assembly of the server: discovery of its features, and creation of all its parts in one place.
 
-The packages in lower layers don't import this one.
+Sessions, stores, methods and the other packages below don't import this one, so they don't depend on any feature.
 """

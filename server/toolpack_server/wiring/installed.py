@@ -113,8 +113,8 @@ def in_order(features: Iterable[type[Feature]]) -> list[type[Feature]]:
         additions = ((kind, keys) for kind, keys in _additions(feature).items() if kind not in _REPLACEABLE)
         for kind, key in ((kind, key) for kind, keys in additions for key in keys):
             other = owners.setdefault((kind, key), name)
-            shares = kind == "routes" and by_name[other].routes[key] == feature.routes[key]
-            if other != name and not shares:
+            is_same_route = kind == "routes" and by_name[other].routes[key] == feature.routes[key]
+            if other != name and not is_same_route:
                 raise StartError(
                     f"The features {other!r} and {name!r} both add {key!r} to {kind}: exclude one of them, for example "
                     f"with {VARIABLE}=-{name}."
@@ -143,6 +143,11 @@ def in_order(features: Iterable[type[Feature]]) -> list[type[Feature]]:
 
 
 def _check(feature: type[Feature]) -> None:
+    """Check a feature's declaration.
+
+    Raises:
+        StartError: An attribute is unknown, a name is invalid, or a record kind or volume has no name.
+    """
     declared = {name for name in (*dir(Feature), *Feature.__annotations__) if not name.startswith("_")}
     for name in sorted({name for name in dir(feature) if not name.startswith("__")} - declared):
         raise StartError(

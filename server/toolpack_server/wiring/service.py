@@ -161,7 +161,9 @@ def create_volumes(settings: Settings, features: Sequence[type[Feature]] | None 
 
 
 class Service:
-    """Server that takes JSON-RPC requests as bytes and returns bytes. Omitted arguments are created from the settings.
+    """Server that takes JSON-RPC requests as bytes and returns bytes.
+
+    Its constructor creates the arguments that are omitted, such as the store, from the settings.
 
     Args:
         on_call: Called with each call and its outcome. The outcome then has the traceback if the function raised.
@@ -266,7 +268,7 @@ class Service:
             self.scratch.close()
 
     def is_unfit(self) -> bool:
-        """Return whether this process has so many stuck threads that it should be replaced."""
+        """Return whether this process has so many stuck threads that the supervisor should replace it."""
         return self.sessions.queues.threads.stuck_threads() > self.settings.max_stuck_threads
 
     def document(self) -> Fragment:
