@@ -1,6 +1,6 @@
 """Names for authors of toolpacks and for programs that use a server.
 
-`__init__.pyi` lists them. Each is imported when it is first used, so a client doesn't load the server.
+`__init__.pyi` lists the names. Each is imported when it is first used, so a client doesn't load the server.
 """
 
 import lazy_loader

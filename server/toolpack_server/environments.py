@@ -1,4 +1,4 @@
-"""Environments for trainers: one rollout of a task at a time."""
+"""Public names of training environments: a task as an object for a trainer, which plays one rollout at a time."""
 
 from toolpack_server.training.environments import TrainingEnvironment, submit_answers
 from toolpack_server.training.text_environments import TextEnvironment

@@ -47,7 +47,7 @@ class TaskEnvironment(BaseModel):
 
 
 class EmptyEnv(TaskEnvironment):
-    """The environment of functions that need none."""
+    """An empty environment, for functions without dependencies."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,10 @@ class Depends:
         env_dependency: The name of an attribute of the environment, or a callable that takes the environment.
     """
 
-    env_dependency: str | Callable[[Any], Any] = ""  # "": registration refuses the function
+    env_dependency: str | Callable[[Any], Any] = ""  # registration refuses a function with the default
 
     def extract_dep_from_env(self, env: BaseModel) -> Any:
+        """Return the parameter's value from the environment."""
         if callable(self.env_dependency):
             return self.env_dependency(env)
         return getattr(env, self.env_dependency)
@@ -89,7 +90,7 @@ class Function(BaseModel):
     full_docstring: str
     return_type: Any | None
 
-    _fresh_defaults: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _fresh_defaults: dict[str, Any] = PrivateAttr(default_factory=dict)  # copied for each call; a call may change them
     _unknown_keys: Literal["forbid"] | None = PrivateAttr(None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +133,7 @@ def make_function(function: Callable[..., Any]) -> Function:
 
 
 def function_of(signature: FunctionSignature, run: Callable[..., Any], docstring: str) -> Function:
-    """Create a `Function` from a signature."""
+    """Create a `Function` that calls `run`, from a signature that was read before."""
     created = Function.model_construct(
         name=signature.name,
         description=signature.description,
@@ -171,6 +172,7 @@ class FunctionsRuntime:
         return function
 
     def update_functions(self, new_functions: dict[str, Any]) -> None:
+        """Replace all functions."""
         self.functions = new_functions
 
     def run_function(
@@ -200,11 +202,11 @@ class FunctionsRuntime:
         """Run the calls among the arguments, then the function, and return its result or raise its exception."""
         try:
             return run_steps(self.steps(env, name, kwargs))
-        except WrappedStopIteration as passed:
-            raise passed.error from None
+        except WrappedStopIteration as wrapped:  # raised by a function; a generator can't pass on StopIteration
+            raise wrapped.error from None
 
     def steps(self, env: Any, name: str, kwargs: Mapping[str, Any], depth: int = 0) -> Steps[Any]:
-        """Do the same as `call`, but yield the coroutines, which the caller awaits."""
+        """Do the same as `call`, as a generator: yield each coroutine of an async function, which the caller awaits."""
         function = self.functions.get(name)
         if function is None:
             raise not_found(name, self.functions)

@@ -1,4 +1,4 @@
-"""Functions that return perturbation rules. `features/evaluation/rules.py` describes the rules."""
+"""Public functions that return perturbation rules: injected faults. `features/evaluation/rules.py` describes rules."""
 
 from toolpack_server.features.evaluation.perturbations.authors import (
     attacks,

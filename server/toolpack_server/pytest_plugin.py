@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def toolpack_session() -> Iterator[Callable[..., Any]]:
-    """Return a function that opens a `toolpack_server.testing.Session`. It is closed at the end of the test."""
+    """Return a function that opens a `toolpack_server.testing.Session`. The end of the test closes the session."""
     from toolpack_server.testing import Session  # noqa: PLC0415 - see above
 
     with contextlib.ExitStack() as opened:

@@ -1,7 +1,7 @@
-"""AgentDojo's `FunctionsRuntime` with the functions running on a server.
+"""Replacement of AgentDojo's `FunctionsRuntime` that runs the functions on a server.
 
-AgentDojo's own code creates the local environment, passes it to every call, and evaluates it at the end. It needs no
-change: `TaskSuite.run_task_with_pipeline(..., runtime_class=RemoteRuntime.bind(client, "agentdojo-workspace"))`.
+AgentDojo's own code creates the local environment, passes it to every call, and evaluates it at the end. It runs
+unchanged: `TaskSuite.run_task_with_pipeline(..., runtime_class=RemoteRuntime.bind(client, "agentdojo-workspace"))`.
 
 The local environment equals the session's before and after each call, in types, values, shared references, private
 attributes and `model_fields_set`. Only the order inside sets may differ. A call with an environment that differs is
@@ -123,6 +123,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         self.session_id = self._in_sync = None
 
     def _unavailable(self, function: str, kwargs: Mapping[str, Any]) -> str | None:
+        """Return the error if a function, or one of the nested calls, isn't among the agent's functions, else None."""
         if function not in self.functions:
             return f"ToolNotFoundError: The requested function `{function}` is not available."
         inner = (self._unavailable(v.function, v.args) for v in kwargs.values() if isinstance(v, FunctionCall))
@@ -137,6 +138,11 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         return self.session_id
 
     def _check(self, session_id: str, env: BaseModel) -> None:
+        """Check that the local environment equals the session's.
+
+        Raises:
+            EnvironmentDiffersError: They differ.
+        """
         frozen = freeze(env, self._classes(env))
         # Equal bytes mean equal environments, but equal environments may have different bytes: then compare objects.
         if frozen == self._in_sync:
@@ -150,13 +156,18 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         self._in_sync = frozen
 
     def _update(self, session_id: str, env: BaseModel) -> None:
-        """Copy the session's state into the local object. It stays the same object: callers keep references to it."""
+        """Copy the session's state into the local object, which must stay the same object: callers refer to it."""
         exported = self._exported(session_id, env)
         for attribute in _MODEL_STATE:
             object.__setattr__(env, attribute, getattr(exported, attribute))
         self._in_sync = freeze(env, self._classes(env))
 
     def _exported(self, session_id: str, env: BaseModel) -> Any:
+        """Return the session's environment as an object.
+
+        Raises:
+            EnvironmentDiffersError: Its classes here aren't those on the server, so its bytes can't be read.
+        """
         export = self.client.get_environment(session_id, format="snapshot")
         remote = export["format"], export["fingerprints"][self.toolpack]
         if remote != (FORMAT, fingerprint([type(env)], self.state_types)):
@@ -227,10 +238,12 @@ class _Sessions:
         atexit.register(self.close_all)
 
     def create(self, runtime: RemoteRuntime) -> str:
+        """Create a session for a runtime and return its id. First close the sessions of deleted runtimes."""
         while self._abandoned:
             self.close(self._abandoned.popleft())
         session_id = self._client.create_session(**self._arguments)["session_id"]
         self._open.add(session_id)
+        # At exit `close_all` closes the session.
         weakref.finalize(runtime, self._abandoned.append, session_id).atexit = False
         return session_id
 

@@ -1,8 +1,8 @@
 """Conversion of a result's JSON back to the object that the function returned, by its return annotation.
 
-This reverses `view`: the object has exactly the given JSON. On the server, assignments and appends don't run a class's
-validators, so a validator may refuse or change a value that the server holds. Such objects are created without
-validators here, too.
+This reverses `jsonio.view`: the object has exactly the given JSON. On the server, assignments and appends don't run a
+class's validators, so an object there may have values that its validators would refuse or change. Here it is then
+created without validators, too.
 """
 
 import contextlib
@@ -44,6 +44,7 @@ def _candidates(value: Any, annotation: Any) -> Iterator[Any]:
 
 
 def _construct(model: type[BaseModel], value: dict[str, Any]) -> BaseModel:
+    """Create a model from JSON without its validators. Its fields are revived by their annotations."""
     fields = {}
     for name, field in model.model_fields.items():
         key = field.serialization_alias or field.alias or name
@@ -53,6 +54,7 @@ def _construct(model: type[BaseModel], value: dict[str, Any]) -> BaseModel:
 
 
 def _is_exact(candidate: Any, value: Any) -> bool:
+    """Return whether an object has this JSON."""
     try:
         return dumps(loads(to_json(candidate)), sort_keys=True) == dumps(value, sort_keys=True)
     except Exception:  # noqa: BLE001 - the candidate may have no JSON form

@@ -16,14 +16,14 @@ from typing import Any
 
 import click
 
-from toolpack_server.base.companions import COMMANDS as OF_OTHERS
+from toolpack_server.base.companions import COMMANDS as COMPANION_COMMANDS
 from toolpack_server.base.companions import advice, companions
 from toolpack_server.base.errors import ToolpackServerError
 from toolpack_server.base.terminal import echo
 
 FIRST_FREE_DESCRIPTOR = 3  # after the standard streams
 GROUP = "toolpack_server.commands"
-"""Entry point group for the subcommands of a distribution, also `session NAME`. Each is a click command."""
+"""Entry point group with which a distribution adds subcommands: click commands, named `NAME` or `session NAME`."""
 
 COMMANDS = {
     "serve": "toolpack_server.cli.serve:serve",
@@ -47,7 +47,10 @@ def all_commands() -> dict[str, str]:
 
 
 def first_sentence(path: str) -> str:
-    """Return the first sentence of a command's docstring. It isn't imported, because that is slow."""
+    """Return the first sentence of a command's docstring, read from the source of its module.
+
+    Importing all modules for a list of commands would be slow. Only a command that isn't a function is imported.
+    """
     module, _, name = path.partition(":")
     spec = find_spec(module)
     source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
@@ -57,7 +60,7 @@ def first_sentence(path: str) -> str:
 
 
 class Commands(click.Group):
-    """A group of commands: all commands, of the core and of distributions, whose names begin with `prefix`."""
+    """A group of the commands with names that begin with `prefix`, both of the core and of other distributions."""
 
     def __init__(self, *args: Any, prefix: str = "", **more: Any) -> None:
         super().__init__(*args, **more)
@@ -91,7 +94,7 @@ class Commands(click.Group):
             command: click.Command | None = resolve_name(path) if path else None
         finally:
             gc.enable()
-        if command is None and (package := companions(OF_OTHERS).get(name)):
+        if command is None and (package := companions(COMPANION_COMMANDS).get(name)):
             raise click.ClickException(advice(f"{name} comes", package))
         return command
 
@@ -122,7 +125,7 @@ def main() -> None:
     finally:
         try:
             sys.stderr.flush()
-        except OSError:  # closed, or the disk is full: the command hasn't failed only because it can't log
+        except OSError:  # closed, or the disk is full: a lost message must not fail the command at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
@@ -131,9 +134,10 @@ def _open_closed_streams() -> None:
 
     Otherwise a connection or a database would get the descriptor of a standard stream, and receive the output.
     """
-    while (opened := os.open(os.devnull, os.O_RDWR)) < FIRST_FREE_DESCRIPTOR:
+    # `open` returns the lowest free descriptor.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < FIRST_FREE_DESCRIPTOR:
         pass
-    os.close(opened)
+    os.close(descriptor)
     for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))

@@ -21,7 +21,7 @@ from toolpack_server.wiring.service import Service
 Step = tuple[str, dict[str, str]]
 """The name of a function, and its arguments as written on the command line."""
 
-FURTHER = "further steps"
+FURTHER = "further steps"  # key of click's context: the words of each step after the first
 SEPARATOR = "--"
 
 
@@ -65,7 +65,7 @@ def call(
     function: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a FUNCTION, and the ones after each `--`, and print each result as JSON.
+    """Run a FUNCTION, and another one after each `--`, and print each result as JSON.
 
     A value is read as JSON, or else as a string. A parameter that takes only strings gets its value unchanged. The
     first function that fails ends the command; in this process its traceback is shown.
@@ -77,7 +77,7 @@ def call(
     steps = [_step([function, *arguments]), *map(_step, ctx.meta[FURTHER])]
     pack_options = _options(options)
     details: list[str] = []
-    send = remote(url, token) if url else _here(pack_dir, packs, details)
+    send = remote(url, token) if url else _in_process(pack_dir, packs, details)
     try:
         asyncio.run(_run(send, session, pack_options, steps))
     except CallError as error:
@@ -86,6 +86,11 @@ def call(
 
 
 async def _run(send: Send, session: str | None, options: dict[str, dict[str, str]], steps: list[Step]) -> None:
+    """Run the steps in a session, or in a new one that is closed afterwards, and print the results.
+
+    Raises:
+        CallError: A function failed. The steps after it don't run.
+    """
     if session is None:
         session_id, listed, steps = await _create(send, options, steps)
     else:
@@ -113,14 +118,15 @@ async def _create(
     these functions, the session gets the default toolpacks.
     """
     packs = await send("list_toolpacks", {})
-    owned = [(_owner(packs, function, options), function, kwargs) for function, kwargs in steps]
-    toolpacks = dict.fromkeys([*(owner for owner, _, _ in owned if owner), *options])
+    owned_steps = [(_owner(packs, function, options), function, kwargs) for function, kwargs in steps]
+    toolpacks = dict.fromkeys([*(owner for owner, _, _ in owned_steps if owner), *options])
     schemas = {pack["name"]: pack.get("options", {}) for pack in packs}
     parsed = {toolpack: values(texts, schemas.get(toolpack, {})) for toolpack, texts in options.items()}
     session = await send("create_session", {"toolpacks": [*toolpacks] or None, "options": parsed})
     listed = (await send("list_functions", {"session_id": session["session_id"]}))["result"]
     names = {(each["toolpack"], name): each["name"] for each in listed for name in _spellings(each)}
-    return session["session_id"], listed, [(names.get((owner, name), name), kwargs) for owner, name, kwargs in owned]
+    renamed_steps = [(names.get((owner, name), name), kwargs) for owner, name, kwargs in owned_steps]
+    return session["session_id"], listed, renamed_steps
 
 
 def _spellings(function: dict[str, Any]) -> set[str]:
@@ -130,19 +136,28 @@ def _spellings(function: dict[str, Any]) -> set[str]:
 
 
 def _owner(packs: list[dict[str, Any]], function: str, options: dict[str, dict[str, str]]) -> str | None:
-    """Return the toolpack that has a function. Toolpacks with options come first, opt-in toolpacks last."""
+    """Return the toolpack that has a function, or None. Toolpacks with options come first, opt-in toolpacks last.
+
+    Raises:
+        UsageError: Several toolpacks of the same rank have the function.
+    """
     owners = [pack for pack in packs if function.removeprefix(f"{pack['name']}.") in pack["functions"]]
-    for chosen in ([p for p in owners if p["name"] in options], [p for p in owners if not p["opt_in"]], owners):
-        if len(chosen) > 1:
-            names = " or ".join(f"{pack['name']}.{function}" for pack in chosen)
-            raise click.UsageError(f"{len(chosen)} toolpacks have a function {function!r}: call {names}.")
-        if chosen:
-            return str(chosen[0]["name"])
+    for candidates in ([p for p in owners if p["name"] in options], [p for p in owners if not p["opt_in"]], owners):
+        if len(candidates) > 1:
+            names = " or ".join(f"{pack['name']}.{function}" for pack in candidates)
+            raise click.UsageError(f"{len(candidates)} toolpacks have a function {function!r}: call {names}.")
+        if candidates:
+            return str(candidates[0]["name"])
     return None
 
 
-def _here(pack_dir: tuple[Path, ...], packs: str | None, details: list[str]) -> Send:
-    def note_details(_request: object, outcome: Any) -> None:
+def _in_process(pack_dir: tuple[Path, ...], packs: str | None, details: list[str]) -> Send:
+    """Return a function that sends requests to a service in this process.
+
+    If a call fails, its traceback or a suggestion of similar names is added to `details`.
+    """
+
+    def add_details(_request: object, outcome: Any) -> None:
         failure = outcome.failure
         if failure and failure.traceback:
             details.append(failure.traceback)
@@ -150,7 +165,7 @@ def _here(pack_dir: tuple[Path, ...], packs: str | None, details: list[str]) -> 
             details.append(f"{failure.text} Did you mean {' or '.join(failure.similar)}?")
 
     settings = memory_settings(pack_dir, packs, verify_read_only=True)
-    return local(Service(settings, on_call=note_details), Caller())
+    return local(Service(settings, on_call=add_details), Caller())
 
 
 def _step(words: list[str]) -> Step:
@@ -177,8 +192,9 @@ def values(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any
 
 
 def _value(text: str, types: set[str]) -> Any:
+    """Parse a value as JSON. Return the text itself if it isn't JSON, or if only a string is one of the types."""
     try:
-        value = json.loads(text, parse_constant=_no_json)
+        value = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return text
     return text if "string" in types and types.isdisjoint(_TYPES[type(value)]) else value
@@ -208,6 +224,6 @@ def _types(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
     return types
 
 
-def _no_json(text: str) -> Any:
+def _reject_constant(text: str) -> Any:
     """Reject NaN and infinities, which Python accepts although they aren't JSON."""
     raise ValueError(text)

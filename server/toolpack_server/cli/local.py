@@ -85,15 +85,15 @@ def _stored(
         store=store, data_dir=data_dir, pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning"
     )
     catalog = Catalog({}) if pack_dir is None else catalog_of(settings)
-    with _opened(settings) as opened:
-        yield Service(settings, catalog, store=opened)
+    with _opened(settings) as session_store:
+        yield Service(settings, catalog, store=session_store)
 
 
 @contextlib.contextmanager
 def opened_store(store: str | None, data_dir: Path | None) -> Iterator[Any]:
     """Open the store of a server, with the wrappers that features add."""
-    with _opened(_settings(store=store, data_dir=data_dir)) as opened:
-        yield opened
+    with _opened(_settings(store=store, data_dir=data_dir)) as session_store:
+        yield session_store
 
 
 @contextlib.contextmanager
@@ -103,12 +103,12 @@ def _opened(settings: "Settings") -> Iterator[Any]:
 
     _check_exists(settings)
     try:
-        opened = open_store_of(settings, load_features(settings.features))
+        session_store = open_store_of(settings, load_features(settings.features))
     except StoreInUseError:
         (file,) = settings.store_url.files
         raise click.ClickException(f"A running server uses {file}: ask that server, with --url.") from None
-    with contextlib.closing(opened):
-        yield opened
+    with contextlib.closing(session_store):
+        yield session_store
 
 
 def _check_exists(settings: "Settings") -> None:

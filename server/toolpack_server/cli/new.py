@@ -58,11 +58,11 @@ def _module(name: str, directory: Path, *, database: bool) -> Project:
     toolpack, test, first_call = _texts(name, f"{NAMESPACE}.{name}", database=database)
     packs, test_file = directory / PACKS, directory / TESTS / f"test_{name}.py"
     here = _folder_of_commands()
-    needed = "" if importlib.util.find_spec("pytest") else f"{here}python -m pip install -q pytest && "
+    install_pytest = "" if importlib.util.find_spec("pytest") else f"{here}python -m pip install -q pytest && "
     commands = [
         f"{here}toolpack-server check --pack-dir {packs}",
         f"{here}toolpack-server call --pack-dir {packs} {first_call}",
-        f"{needed}{here}python -m pytest --pack-dir {packs} {test_file}",
+        f"{install_pytest}{here}python -m pytest --pack-dir {packs} {test_file}",
         f"{here}toolpack-server serve --pack-dir {packs}",
     ]
     return {packs / f"{name}.py": toolpack, test_file: test}, commands

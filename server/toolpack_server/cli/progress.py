@@ -1,6 +1,6 @@
-"""Progress of a long command: a bar on a terminal, elsewhere a line now and then.
+"""Progress of a long command: a bar on a terminal, or a line every few seconds in a file or pipe.
 
-It is written to standard error, so that standard output has only the command's results.
+The progress is written to standard error, so that standard output has only the command's results.
 """
 
 import contextlib

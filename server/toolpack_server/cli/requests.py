@@ -1,7 +1,8 @@
 """Requests of commands, to the server of `--url` or to a service in this process.
 
 A token is sent only to the server of `--url`: redirects, and paths that name another host, aren't followed. Answers are
-limited in size, and results are checked. The commands work without the client's extra, so `urllib` sends the requests.
+limited in size, and results are checked. The requests are sent with `urllib`, because commands must work without the
+HTTP library of the extra `client`.
 """
 
 import asyncio
@@ -172,6 +173,11 @@ def local(service: "Service", caller: "Caller") -> Send:
 
 
 def _read(reply: Any) -> bytes:
+    """Return the body of a reply.
+
+    Raises:
+        ClickException: The body is larger than `MAX_REPLY_BYTES`.
+    """
     # With a known length, only read() without a limit raises if bytes are missing.
     is_bounded = reply.length is not None and reply.length <= MAX_REPLY_BYTES
     content: bytes = reply.read() if is_bounded else reply.read(MAX_REPLY_BYTES + 1)
@@ -181,6 +187,11 @@ def _read(reply: Any) -> bytes:
 
 
 def _result(reply: bytes) -> Any:
+    """Return the result in a reply.
+
+    Raises:
+        ClickException: The reply has an error, or isn't a JSON-RPC response.
+    """
     try:
         answer = json.loads(reply)
     except (ValueError, RecursionError):

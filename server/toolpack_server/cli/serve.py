@@ -67,7 +67,7 @@ def serve(reload: bool, **flags: Any) -> None:
     check_exposure(settings)
     features = load_features(settings.features)
     check_settings(settings, features)
-    opener_path(settings.store_url, features)  # raises if there is none
+    opener_path(settings.store_url, features)  # raises if no store has this URL
     in_memory = not settings.store_url.persistent
     if in_memory and settings.workers > 1:
         raise SettingsError(
@@ -79,7 +79,7 @@ def serve(reload: bool, **flags: Any) -> None:
     share_memory_between_threads()
     with log_exit_of(settings):
         if reload:
-            _serve_again_and_again(settings, features)
+            _serve_with_reload(settings, features)
             return
         loaded = load(settings)
         configure_logging(settings.log_calls, settings.log_level)
@@ -89,14 +89,17 @@ def serve(reload: bool, **flags: Any) -> None:
 
 
 def _serve(settings: Settings, loaded: Loaded, listener: socket.socket, serving: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT. Call `serving` when requests are answered.
+
+    If the toolpacks were loaded in this process, it becomes the only worker. Else a supervisor starts the workers.
+    """
     if loaded.catalog is not None:
         run_worker(Service(settings, loaded.catalog), listener, SupervisorPipe(serving=serving))
     else:
         Supervisor(settings, loaded.inventory, listener, serving).run()
 
 
-def _serve_again_and_again(settings: Settings, features: Sequence[type[Feature]]) -> None:
+def _serve_with_reload(settings: Settings, features: Sequence[type[Feature]]) -> None:
     """Serve, and start again whenever a file of the toolpacks changes, until SIGTERM or SIGINT."""
     watched = [*settings.pack_dir]
     if settings.packs or not watched:
@@ -107,11 +110,11 @@ def _serve_again_and_again(settings: Settings, features: Sequence[type[Feature]]
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
 
-        def serve_generation(loaded: Loaded, noted: Callable[[], None], first: bool) -> None:
+        def serve_generation(loaded: Loaded, on_serving: Callable[[], None], first: bool) -> None:
             def serving() -> None:
                 if first:
                     banner(settings, features, loaded.inventory, port)
-                noted()
+                on_serving()
 
             _serve(settings, loaded, listener, serving)
 
@@ -121,10 +124,12 @@ def _serve_again_and_again(settings: Settings, features: Sequence[type[Feature]]
 
 
 def banner(settings: Settings, features: Sequence[type[Feature]], inventory: Inventory, port: int) -> None:
-    """Print the address, the loaded toolpacks, and a first command to try; if nobody can read it, nothing is lost."""
+    """Print the address, the loaded toolpacks, and a first command to try. If printing fails, the server goes on."""
     lines = [f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url.shown}"]
     for name, entry in inventory.toolpacks.items():
         lines.append(f"  {name}: {len(entry.functions)} functions{' (opt-in)' if entry.opt_in else ''}")
+    # A notice with a line of a file, about a skipped module, is always shown. Others, for example about a package to
+    # install, are shown only if there are no toolpacks.
     notices = [notice for notice in inventory.notices if not inventory.toolpacks or ".py:" in notice]
     notices += unknown_variables(feature_variables())
     lines += [f"  note: {notice}" for notice in notices]
@@ -135,7 +140,7 @@ def banner(settings: Settings, features: Sequence[type[Feature]], inventory: Inv
     url = _url(local, port)
     lines += ["Try:", f"  curl -s {url}/rpc -H 'Content-Type: application/json'{token} {request}"]
     lines += [line for feature in features for more in feature.banner for line in more(url, settings, inventory)]
-    with contextlib.suppress(OSError):  # a full disk, or a pipe that nobody reads
+    with contextlib.suppress(OSError):  # a full disk, or a pipe without a reader
         echo(*lines)
 
 

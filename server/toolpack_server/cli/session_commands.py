@@ -102,10 +102,14 @@ def diff(session: str, other: str | None, from_version: int | None, to_version: 
 
 
 async def whole_id(send: Send, beginning: str) -> str:
-    """Return the only session id with this prefix. A whole id is returned unchanged."""
+    """Return the only session id with this prefix. A whole id is returned unchanged.
+
+    Raises:
+        ClickException: No session's id, or several, begin with the prefix.
+    """
     if len(beginning) >= DIGITS:
         return beginning
-    # Sessions are sorted by id, so an id follows its own beginning.
+    # Sessions are sorted by id, so the ids that begin with the prefix follow it. Two are enough to see if it is unique.
     sessions = await send("list_sessions", {"labels": {}, "after": beginning, "limit": 2}, shape=list[Session])
     ids = [session["session_id"] for session in sessions if session["session_id"].startswith(beginning)]
     if len(ids) != 1:

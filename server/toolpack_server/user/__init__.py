@@ -1,4 +1,4 @@
 """The simulated user: a program that plays a participant of many sessions, with a model or a script.
 
-It reads everything from the sessions' records and stores nothing. No part of the server imports it.
+The program reads everything from the sessions' records and stores nothing. No part of the server imports it.
 """

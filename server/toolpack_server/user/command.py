@@ -1,7 +1,7 @@
 """The command `toolpack-server user`, which plays a participant of a run's sessions, such as the simulated user.
 
-The last line of standard output is a summary. Exit status 1 means that a participant failed, or that the program had to
-stop. Started again, it continues where it was.
+A run is all sessions with the labels of `--label`. The last line of standard output is a summary. Exit status 1 means
+that a participant failed, or that the program had to stop. When you start it again, it continues where it stopped.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from toolpack_server.cli.options import server_options
 from toolpack_server.cli.session_commands import label
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
+STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # texts that end the participant's part, as in tau2
 _INTERRUPTED = 130
 
 

@@ -1,7 +1,7 @@
-"""Models of a participant: an OpenAI-compatible endpoint, or a script with fixed steps.
+"""Models that play a participant: an OpenAI-compatible endpoint, or a script with fixed steps.
 
 Any reply of an endpoint becomes an `Answer` or a `ModelError` with a reason. A mistake in the command itself, such as a
-wrong API key, ends the program but no session. The key is never shown.
+wrong API key, ends the program but fails no session. The key is never shown.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ async def limit_answer(response: Any) -> None:
     async def close(_self: Any) -> None:
         await stream.aclose()
 
-    # A subclass of the stream's class: releases of openai vendor httpx, which checks the class.
+    # A subclass of the stream's own class, because httpx checks the class, and openai may have a copy of httpx.
     limited = type("Limited", (type(stream),), {"__init__": object.__init__, "__aiter__": pieces, "aclose": close})
     response.stream = limited()
 
@@ -104,7 +104,7 @@ class Model(Protocol):
 
 
 class Script:
-    """A fixed user, which does the steps of a list in order, regardless of the messages that it gets."""
+    """A model that takes the steps of a list in order, regardless of the messages that it gets."""
 
     def __init__(self, file: Path) -> None:
         try:
@@ -218,9 +218,11 @@ class ChatModel:
         return ModelError("rate_limit" if status == _RATE_LIMIT else "unreachable", text), delay
 
     def _shown(self, text: str) -> str:
+        """Return an error message without the API key, in one line of limited length."""
         return " ".join(text.replace(self._client.api_key, "***").split())[:_MAX_SHOWN]
 
     def _read(self, text: str) -> Answer:
+        """Return the answer in a chat completion. If it can't be used, the answer has a `problem`."""
         metadata: dict[str, Any] = {"model_name": self._model}
         try:
             reply = json.loads(text)
@@ -253,6 +255,7 @@ def _is_count(usage: Mapping[str, Any], name: str) -> bool:
 
 
 def _object(text: str) -> dict[str, Any] | None:
+    """Return a JSON object, or None if the text isn't one."""
     try:
         value = json.loads(text)
         json.dumps(value)  # its limit of nesting is lower than that of `loads`

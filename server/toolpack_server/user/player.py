@@ -1,7 +1,7 @@
-"""Player of one participant in one session: read the records, do the next action, until the part is over.
+"""Player of one participant in one session. It reads the records and takes the next action, until the part is over.
 
-The number of an action is its `call_id`, so a restarted program does nothing twice. If the server refuses an action,
-another program did it meanwhile; the player reads the records again.
+An action is a message, a call or an answer. Its `call_id` contains its number, so a restarted program does nothing
+twice. If the server refuses an action because another program took it, the player reads the records again.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from toolpack_server.user.model import Answer, Model, ModelError
 from toolpack_server.user.position import Position, View
 
 WAIT_SECONDS = 30.0  # maximum of `listen`
-PAUSE_SECONDS = 1.0  # after a `listen` that ended early: the server stops, or another program listens, too
+PAUSE_SECONDS = 1.0  # after a `listen` that ended early, because the server stops or another program listens, too
 _PAGE = 1000  # records
-_NOT_FOUND, _WRONG, _USED, _OVER = -32001, -32602, -32009, -32014
+_NOT_FOUND, _INVALID_PARAMS, _CALL_ID_REUSED, _ANSWERED = -32001, -32602, -32009, -32014
 
 
 class Player:
@@ -41,13 +41,13 @@ class Player:
         self._view = view
         address = {**session, **cast("Any", session)["participants"][name]}
         self._agent = client.agent(cast("Session", address))
-        self._own: list[Any] = []
-        self._done = -1  # `Position.done` at the last action
-        self._vain = 0  # actions since then that left no record
+        self._own: list[Any] = []  # all records of the session itself that were read
+        self._last_done = -1  # `Position.done` before the previous action
+        self._unrecorded = 0  # number of the latest actions in a row that left no record
         self._envelope: Any = None  # of the last call
 
     async def play(self) -> str:
-        """Play until the participant's part is over. Return how it ended.
+        """Play until the participant's part is over. Return how it ended, as a word or phrase for the summary.
 
         Raises:
             NoReplyError: The server doesn't answer.
@@ -60,13 +60,17 @@ class Player:
                 try:
                     await self._do_next(position, tools)
                 except ReplyError as error:
-                    if error.code not in {_USED, _OVER}:
+                    if error.code not in {_CALL_ID_REUSED, _ANSWERED}:
                         raise
         except ReplyError as error:
             return "closed" if error.code == _NOT_FOUND else f"refused ({error.message})"
         return position.over
 
     async def _read_position(self) -> Position:
+        """Read the records that are new, and return the participant's position.
+
+        In a fork or after a reset the history isn't the session's own records, so it is read, too.
+        """
         self._own += await self._records(len(self._own) - 1, path=False)
         kinds = self._view.kinds
         went_back = any(kinds[record["kind"]].goes_back_to(record) is not None for record in self._own)
@@ -82,16 +86,20 @@ class Player:
                 return records
 
     async def _do_next(self, position: Position, tools: Sequence[Any]) -> None:
+        """Listen if it isn't the participant's turn. Else let the model decide, and take the action of its answer.
+
+        At a limit, the participant fails instead.
+        """
         if not position.is_next:
             await self._listen(position)
             return
         if position.limit is not None:
             await self._fail(position, *position.limit)
             return
-        self._vain = self._vain + 1 if position.done == self._done else 0
-        self._done = position.done
-        if self._vain >= self._view.limits.mistakes:  # such as calls that crash the worker
-            message = f"{self._vain} actions in a row left no record. The last answer was: {self._envelope}"
+        self._unrecorded = self._unrecorded + 1 if position.done == self._last_done else 0
+        self._last_done = position.done
+        if self._unrecorded >= self._view.limits.mistakes:  # such as calls that crash the worker
+            message = f"{self._unrecorded} actions in a row left no record. The last answer was: {self._envelope}"
             await self._fail(position, "unrecorded", message)
             return
         offered = tools if position.may_call else ()
@@ -124,23 +132,24 @@ class Player:
             await self._fail(position, "nonsense", f"{error.message}: {error.data.get('detail', '')}".rstrip(": "))
 
     async def _say(self, text: str, call_id: str) -> None:
-        """Send a message. If it ends the part of the participant that answers, submit it as the answer."""
+        """Send a message. If it ends the part and this participant may answer, submit it as the answer instead."""
         if self._view.stops(text):
             try:
                 await self._agent.submit_answer(text, call_id=call_id)
             except ReplyError as error:
-                if error.code != _WRONG:  # another participant answers
+                if error.code != _INVALID_PARAMS:  # this code: only another participant may answer
                     raise
             else:
                 return
         await self._agent.say(text, call_id=call_id)
 
     async def _listen(self, position: Position) -> None:
+        """Wait for a message, at most `WAIT_SECONDS`."""
         start = asyncio.get_running_loop().time()
         try:
             reply = await self._agent.listen(after=position.heard, wait_seconds=WAIT_SECONDS)
         except ReplyError as error:
-            if error.code != _WRONG:  # -32602: fewer messages exist, because the session was reset
+            if error.code != _INVALID_PARAMS:  # this code: fewer messages exist, because the session was reset
                 raise
             return
         if not reply["messages"] and not reply["done"] and asyncio.get_running_loop().time() < start + WAIT_SECONDS:

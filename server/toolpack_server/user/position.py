@@ -1,7 +1,7 @@
 """Position of a participant in a session, computed from the records: messages, actions, used tokens, whose turn it is.
 
 The functions are pure: the same records give the same position, also after a restart, in a fork and in a replay. The
-model sees the same messages as the participant's trajectory.
+model sees the messages that the participant's exported trajectory has.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -107,11 +107,14 @@ class _Tally:
         self.name = name
         self.is_next = is_next
         self.over = ""
-        self.heard = self.said = self.called = self.calls = 0  # `calls` includes nested ones
+        self.heard = self.said = self.called = 0  # numbers of messages to or from the participant, own ones, own calls
+        self.calls = 0  # number of own calls and of the calls nested in them
         self.problems: list[str] = []  # of the model's answers since the participant's last action
-        self._answers = self._tokens = self._wrong = 0
+        self._answers = self._tokens = 0  # of the model
+        self._wrong = 0  # number of the latest calls in a row with a wrong name or wrong arguments
 
     def add(self, record: Mapping[str, Any], kind: RecordKind, stops: Callable[[str], bool]) -> None:
+        """Count the next record. `stops` checks whether a message ends the participant's part."""
         failure, by = kind.failure(record), record.get("by")
         if failure is not None:
             self.over = f"failed ({failure['reason']})"

@@ -1,4 +1,4 @@
-"""Run of a participant: find the run's sessions as they appear, and play them concurrently.
+"""Player of one participant in all sessions of a run: it finds the sessions as they appear and plays them concurrently.
 
 Each session is played by its own asyncio task. A failure in one session doesn't stop the others, unless the command's
 options are wrong.
@@ -35,7 +35,7 @@ class Run:
         name: The participant. Sessions without it are ignored.
         model: Decides what the participant does.
         view: The participant's view of a session.
-        sessions: Number of sessions to play. None: all that exist until the last one has ended.
+        sessions: Number of sessions to play. None: all sessions that appear before the last one has ended.
         report: Called with a line about each participant that failed.
     """
 

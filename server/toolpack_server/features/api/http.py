@@ -1,4 +1,4 @@
-"""Further public names for features with HTTP paths. They are apart because `api.core` imports no web framework.
+"""Further public names for features with HTTP paths. They aren't in `api.core`, which imports no web framework.
 
 This module only re-exports.
 """
