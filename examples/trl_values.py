@@ -51,12 +51,12 @@ class ValueTrainer(GRPOTrainer):
         written = output["completion_mask"] * output["tool_mask"]  # 0 for tool responses
         advantages = torch.zeros_like(written, dtype=torch.float32)
         for row, worth in enumerate(self.worth):
-            place, left = 0, iter(worth)
+            index, left = 0, iter(worth)
             for is_written, tokens in groupby(written[row].tolist()):
                 length = len([*tokens])
                 if is_written:
-                    advantages[row, place : place + length] = next(left, 0.0)
-                place += length
+                    advantages[row, index : index + length] = next(left, 0.0)
+                index += length
         return {**output, "advantages": advantages}
 
 

@@ -461,9 +461,9 @@ def _pairs(shell: Shell, arguments: list[str]) -> list[tuple[Path, Path]]:
     if not sources or (len(sources) > 1 and not target.is_dir()):
         raise ShellError("give what to take, and where to put it: a folder, if it is several")
     pairs = [(shell.path(text), target / Path(text).name if target.is_dir() else target) for text in sources]
-    for source, place in pairs:
+    for source, target in pairs:
         if not source.exists():
             raise ShellError(f"{shell.shown(source)}: no such file or folder")
-        if not place.parent.is_dir():
-            raise ShellError(f"{shell.shown(place.parent)}: no such folder")
+        if not target.parent.is_dir():
+            raise ShellError(f"{shell.shown(target.parent)}: no such folder")
     return pairs

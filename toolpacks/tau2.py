@@ -175,7 +175,7 @@ def _described(method: Any, parameters: Iterable[inspect.Parameter]) -> str:
 
 @cache
 def _tasks(domain: str) -> Mapping[str, Tau2Task]:
-    return {f"task_{place}": task for place, task in enumerate(_DOMAINS[domain][0].get_tasks(None))}
+    return {f"task_{index}": task for index, task in enumerate(_DOMAINS[domain][0].get_tasks(None))}
 
 
 def _registered(domain: str) -> Iterator[Task]:

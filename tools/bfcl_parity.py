@@ -29,14 +29,14 @@ def runs(entry, mutants=MUTANTS):
         turns = copy.deepcopy(truth)
         turn = chance.choice([turn for turn in turns if turn])
         kind = chance.choice(("omit", "twice", "argument"))
-        place = chance.randrange(len(turn))
+        index = chance.randrange(len(turn))
         if kind == "omit":
-            del turn[place]
+            del turn[index]
         elif kind == "twice":
-            turn.insert(place, turn[place])
+            turn.insert(index, turn[index])
         else:
-            name, kwargs = bfcl.read_call(turn[place])
-            turn[place] = bfcl.written(name, {key: other(value) for key, value in kwargs.items()})
+            name, kwargs = bfcl.read_call(turn[index])
+            turn[index] = bfcl.written(name, {key: other(value) for key, value in kwargs.items()})
         yield f"{kind} {number}", turns
 
 

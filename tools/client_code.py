@@ -123,10 +123,10 @@ class _ClientWriter:
     def _result(self, kind: Any) -> str:
         self._imported["typing_extensions"].add("TypedDict")
         members = [f"{name}: {self._type(each)}" for name, each in kind.__annotations__.items()]
-        for place, line in enumerate(members):
+        for index, line in enumerate(members):
             if len(line) + 4 > WIDTH:
                 before, _, inner = line.partition("[")
-                members[place] = f"{before}[\n    {inner[:-1]}\n]"
+                members[index] = f"{before}[\n    {inner[:-1]}\n]"
         summary, *more = kind.__doc__.split("\n\n")
         lines = [line for each in more for line in ("", *wrap(each, WIDTH - 4))]
         lines = [f'"""{summary}', *lines, '"""'] if lines else [f'"""{summary}"""']

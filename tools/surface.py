@@ -121,8 +121,8 @@ class Surface(dict[str, Thing]):
         taken, answered = set[str](), set[str]()
         for method in document["methods"]:
             name = method["name"]
-            for place, parameter in enumerate(method["params"], 1):
-                self[f"{name}({parameter['name']})"].gives.add(f"by position, at {place}")
+            for index, parameter in enumerate(method["params"], 1):
+                self[f"{name}({parameter['name']})"].gives.add(f"by position, at {index}")
                 self.add_schema(f"{name}({parameter['name']})", parameter["schema"], taken=True)
                 if parameter["required"]:
                     self[name].asks.add(f"needs {parameter['name']}")
@@ -319,19 +319,19 @@ class Surface(dict[str, Thing]):
             thing.gives.add("is awaited")
         if not inspect.isclass(function) and signature.return_annotation is not inspect.Signature.empty:
             thing.gives.add(f"returns {_annotation(signature.return_annotation)}")
-        for place, parameter in enumerate([*signature.parameters.values()][bound:], 1):
+        for index, parameter in enumerate([*signature.parameters.values()][bound:], 1):
             if parameter.kind is parameter.VAR_KEYWORD and get_origin(parameter.annotation) is Unpack:
                 for member in get_args(parameter.annotation)[0].__annotations__:
                     self[f"{name}({member})"].gives.add("by name")
             elif parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
                 thing.gives.add("any further arguments" + " by name" * (parameter.kind is parameter.VAR_KEYWORD))
             else:
-                self._add_parameter(thing, self[f"{name}({parameter.name})"], parameter, place)
+                self._add_parameter(thing, self[f"{name}({parameter.name})"], parameter, index)
 
     @staticmethod
-    def _add_parameter(thing: Thing, its: Thing, parameter: inspect.Parameter, place: int) -> None:
+    def _add_parameter(thing: Thing, its: Thing, parameter: inspect.Parameter, index: int) -> None:
         if parameter.kind is not parameter.KEYWORD_ONLY:
-            its.gives.add(f"by position, at {place}")
+            its.gives.add(f"by position, at {index}")
         if parameter.kind is not parameter.POSITIONAL_ONLY:
             its.gives.add("by name")
         if parameter.default is parameter.empty:

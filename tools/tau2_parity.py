@@ -50,12 +50,12 @@ def runs(task, mutants=MUTANTS):
     chance = random.Random(task.id)
     for number in range(mutants if golden else 0):
         calls = copy.deepcopy(golden)
-        kind, place = chance.choice(("omit", "twice", "argument", "silent")), chance.randrange(len(calls))
-        *_, arguments = calls[place]
+        kind, index = chance.choice(("omit", "twice", "argument", "silent")), chance.randrange(len(calls))
+        *_, arguments = calls[index]
         if kind == "omit":
-            del calls[place]
+            del calls[index]
         elif kind == "twice":
-            calls.insert(place, calls[place])
+            calls.insert(index, calls[index])
         elif kind == "argument" and arguments:
             key = chance.choice(sorted(arguments))
             value = arguments[key]

@@ -141,8 +141,8 @@ def test_solution_says_which_calls_are_missing(bench):
     written = {name: str(value) for name, value in cancel["kwargs"].items()}
     bench.rpc("run_function", session_id=session_id, function="cancel_standing_order", kwargs=written)
     solution = bench.rpc("get_solution", session_id=session_id)
-    assert [call for call in solution["calls"] if "place" in call] == [{**cancel, "place": 2}]
-    assert solution["rest"] == [call for call in solution["calls"] if "place" not in call]
+    assert [call for call in solution["calls"] if "path_index" in call] == [{**cancel, "path_index": 2}]
+    assert solution["rest"] == [call for call in solution["calls"] if "path_index" not in call]
     assert [call for call in solution["rest"] if "similar" in call] == [{**send, "similar": 0}]
     assert bench.rpc("get_solution", session_id=session_id, version=0)["rest"] == calls
     with pytest.raises(RpcError, match="version"):

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from toolpack_server.functions_runtime import make_function
-from toolpack_server.packs.registration import place, qualified_name
+from toolpack_server.packs.registration import location_of, qualified_name
 
 
 def pay(amount: int, currency: str) -> int:
@@ -52,12 +52,12 @@ def plain(amount: int) -> int:
 )
 def test_ready_function_is_located_at_its_own_code(run, name):
     for subject in (ready(run, name.rpartition(".")[2]), run):
-        file, line, said = place(subject).split(":", 2)
+        file, line, said = location_of(subject).split(":", 2)
         assert file == __file__
         assert int(line) > 1
         assert said.strip() == qualified_name(subject) == name
 
 
 def test_ready_functions_with_shared_code_differ_by_name():
-    assert place(ready(functools.partial(len), "count")).endswith(": count")
-    assert place(ready(functools.partial(pay, currency="USD"), "pay_dollars")).endswith(": pay_dollars")
+    assert location_of(ready(functools.partial(len), "count")).endswith(": count")
+    assert location_of(ready(functools.partial(pay, currency="USD"), "pay_dollars")).endswith(": pay_dollars")

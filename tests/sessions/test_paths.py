@@ -24,7 +24,7 @@ def test_without_resets_and_forks_the_path_is_the_trace(stored_bench):
     bench.call(session_id, "total")
     bench.call(session_id, "unknown")
     trace = bench.rpc("get_trace", session_id=session_id)
-    expected = [record | {"place": n, "session_id": session_id} for n, record in enumerate(trace)]
+    expected = [record | {"path_index": n, "session_id": session_id} for n, record in enumerate(trace)]
     assert path(bench, session_id) == expected
     bench.call(session_id, "add", amount=2)  # newer records are read, too
     assert [record["index"] for record in path(bench, session_id)] == [0, 1, 2, 3]
@@ -73,7 +73,7 @@ def test_a_forks_path_begins_with_that_of_its_parent(stored_bench):
     bench.call(grandchild["session_id"], "add", amount=100)
     records = path(bench, grandchild["session_id"])
     owners = [root, root, child["session_id"], grandchild["session_id"]]
-    assert [(record["place"], record["session_id"], record["kwargs"]["amount"]) for record in records] == [
+    assert [(record["path_index"], record["session_id"], record["kwargs"]["amount"]) for record in records] == [
         *zip(range(4), owners, [1, 2, 10, 100], strict=True)
     ]
     assert path(bench, grandchild["session_id"], after=1, limit=2) == records[2:]
@@ -111,7 +111,7 @@ def test_a_long_path_is_read_in_pages(monkeypatch, make_bench):
     while page := path(bench, fork["session_id"], after=after):
         assert len(page) < 20
         records += page
-        after = page[-1]["place"]
+        after = page[-1]["path_index"]
     assert [record["kwargs"]["amount"] for record in records] == [*range(21)]
 
 

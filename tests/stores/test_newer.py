@@ -81,7 +81,7 @@ def newer(store_url, make_bench, monkeypatch):
     url = store_url("sqlite")
     monkeypatch.setattr(SeedCreationHook, "concerns", lambda *_: True)
     monkeypatch.setattr(SeedCreationHook, "details", lambda *_: {"weather": "rain"})
-    monkeypatch.setattr(SeedCreationHook, "keeps", frozenset({"weather"}))
+    monkeypatch.setattr(SeedCreationHook, "option_names", frozenset({"weather"}))
     with contextlib.closing(make_bench(store=url)) as bench:
         session = bench.rpc("create_session", toolpacks=["ledger"])
         bench.call(session["session_id"], "add", amount=1)

@@ -385,7 +385,7 @@ def _read(send, session, *, path):
     records, last = [], -1
     while page := send("get_trace", {"session_id": session.id, "after": last, "limit": PAGE, "path": path}):
         records += page
-        last = page[-1]["place" if path else "index"]
+        last = page[-1]["path_index" if path else "index"]
     return records
 
 

@@ -177,7 +177,7 @@ def _trace_text(records: list[Any]) -> str:
     from toolpack_server.wiring.service import all_record_kinds  # noqa: PLC0415
 
     kinds, width = all_record_kinds(load_features()), _width()
-    lines = [f"{each.get('place', each['index']):>4}  {kinds[each['kind']].text(each, width)}" for each in records]
+    lines = [f"{each.get('path_index', each['index']):>4}  {kinds[each['kind']].text(each, width)}" for each in records]
     return "\n".join(lines) or "No calls."
 
 

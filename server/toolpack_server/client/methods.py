@@ -78,9 +78,9 @@ class CallRecord(TypedDict):
     """The record of a call. `nested` has the nested calls in their order.
 
     Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
-    text that isn't JSON are `{"$text": ...}`. In a history, `place` is the record's index and `session_id` its session.
-    `changed` has the number of changed pages by database, and of changed files by file tree. `perturbed` is present if
-    rules changed the call. Members of a call in a session with events.
+    text that isn't JSON are `{"$text": ...}`. A record of a history also has `path_index`, its index on the path, and
+    `session_id`, its session. `changed` has the number of changed pages by database, and of changed files by file tree.
+    `perturbed` is present if rules changed the call. Members of a call in a session with events.
 
     `at` is its time. A call of the world itself has the name of the `event`. `problem` says which event the call set
     off that couldn't happen. `reactions` has the seconds since the first time of each event, if the call is the agent's
@@ -101,7 +101,7 @@ class CallRecord(TypedDict):
     state: NotRequired[str]
     started_at: str
     duration_ms: float
-    place: NotRequired[int]
+    path_index: NotRequired[int]
     session_id: NotRequired[str]
     by: NotRequired[str]
     nested: NotRequired[list[NestedCallRecord]]

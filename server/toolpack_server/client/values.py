@@ -190,7 +190,7 @@ class Valuer:
         session = await self.client.get_session(session_id)
         if "task" not in session:
             raise ValueError(f"session {session_id} has no task, so it has no reward: create the session with a task")
-        path = [record async for record in self._pages("get_trace", session_id, key="place", path=True)]
+        path = [record async for record in self._pages("get_trace", session_id, key="path_index", path=True)]
         trace = [record async for record in self._pages("get_trace", session_id, key="index")]
         own = [each for each in path if each["session_id"] == session_id]
         spans = spans_of(own, trace)

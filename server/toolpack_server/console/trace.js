@@ -99,7 +99,7 @@ export async function countPath(id, signal) {
  *  includes records of ancestors. */
 export async function records(id, from, to, signal, path = undefined) {
   const found = [];
-  for (let after = from - 1; after < to - 1; after = found.at(-1).place ?? found.at(-1).index) {
+  for (let after = from - 1; after < to - 1; after = found.at(-1).path_index ?? found.at(-1).index) {
     const part = await call(
       "get_trace",
       { session_id: id, after, path, limit: Math.min(to - 1 - after, AT_ONCE) },

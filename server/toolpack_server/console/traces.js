@@ -16,7 +16,7 @@ const NOT_COMPARED = new Set([
   "started_at",
   "duration_ms",
   "state",
-  "place",
+  "path_index",
   "session_id",
   "call_id",
 ]);

@@ -552,10 +552,10 @@ class Queues:
                     changes += zip(repeat(job.state), job.commits)
         began = time.time_ns()
         kept = self._committer.commit(changes) if changes else ()
-        place = 0
+        end = 0
         for job in changing:
-            place += len(job.commits)
-            job.committed = kept[place - 1]  # after a refused commit, the session's later ones are refused, too
+            end += len(job.commits)
+            job.committed = kept[end - 1]  # after a refused commit, the session's later ones are refused, too
             if job.trace is not None:
                 job.trace.committed(began)
         with self._lock:

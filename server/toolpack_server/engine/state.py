@@ -72,7 +72,7 @@ class Effect:
         live: The live environments that equal those bytes.
         private: The members of the record that only the server reads.
         record: The record to commit, once it is written; None: nothing to commit.
-        memo: The state of each operation hook as of this record.
+        hook_state: The state of each operation hook as of this record.
         next: An operation of the same session that runs next, before the answer goes out. `SessionJob` describes it.
     """
 
@@ -86,7 +86,7 @@ class Effect:
     live: Mapping[str, BaseModel] = field(default_factory=dict)
     private: dict[str, Any] = field(default_factory=dict)
     record: Record | None = None
-    memo: dict[Any, Any] = field(default_factory=dict)
+    hook_state: dict[Any, Any] = field(default_factory=dict)
     next: Any = None
 
 
@@ -100,7 +100,7 @@ class SessionState(Generic[F]):
 
     __slots__ = (
         *("session", "expires_at", "index", "version", "parts", "epoch", "holder", "last", "stored", "untrimmed"),
-        *("leased", "blobs", "live", "uncommitted", "unstored", "memo", "facts", "invalid"),
+        *("leased", "blobs", "live", "uncommitted", "unstored", "hook_state", "facts", "invalid"),
         "_session_bytes",
     )
 
@@ -133,7 +133,7 @@ class SessionState(Generic[F]):
         self.last = head.last
         self.stored = head.size  # estimated bytes in the store that calls have added
         self.parts = dict(head.parts)
-        self.memo: dict[Any, Any] = {}  # the state of each operation hook as of the last record
+        self.hook_state: dict[Any, Any] = {}  # the state of each operation hook as of the last record
 
     def remembered(self, hook: Any, read: Callable[[], T]) -> T:
         """Return the memo of a hook as of the session's last record. Call `read` to create it at first use.
@@ -141,10 +141,10 @@ class SessionState(Generic[F]):
         A thread that has missed its deadline may still be reading while the session goes on. Its result then goes into
         the old memo.
         """
-        memo = self.memo
-        if hook not in memo:
-            memo[hook] = read()
-        known: T = memo[hook]
+        hook_state = self.hook_state
+        if hook not in hook_state:
+            hook_state[hook] = read()
+        known: T = hook_state[hook]
         return known
 
     def take_live(self) -> dict[str, BaseModel]:
@@ -174,7 +174,7 @@ class SessionState(Generic[F]):
             self.unstored.update(effect.new_blobs)
         if record.call_id is not None:
             self.uncommitted[record.call_id] = record
-        self.memo = effect.memo  # last: see `remembered`
+        self.hook_state = effect.hook_state  # last: see `remembered`
         return Commit(
             session_id=self.session.id,
             epoch=self.epoch,

@@ -60,12 +60,12 @@ class Runner(Protocol):
     """Executes operations.
 
     Attributes:
-        places: Maximum number of functions that run at once in other processes, not counting functions that are always
-            quick. None: functions run on threads of this process.
+        capacity: Maximum number of functions that run at once in other processes. Functions that are always quick
+            don't count. None: functions run on threads of this process.
     """
 
     @property
-    def places(self) -> int | None: ...
+    def capacity(self) -> int | None: ...
 
     def run(self, operation: RunnerOperation[T]) -> T:
         """Execute an operation. This blocks, so call it in a thread. After an `OverloadedError` nothing has run."""
@@ -88,7 +88,7 @@ class LocalRunner:
     """
 
     context: ExecutionContext
-    places: None = None
+    capacity: None = None
 
     def run(self, operation: RunnerOperation[T]) -> T:
         return Context().run(operation.run, self.context)

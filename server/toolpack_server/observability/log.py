@@ -229,6 +229,6 @@ def _field(value: Any) -> str:
     return f'"{text}"' if " " in text else text
 
 
-def _without_folder(place: str) -> str:
+def _without_folder(location: str) -> str:
     """Return a place without the folder of its file, because logs must not show the machine's paths."""
-    return place.rpartition("/")[2]
+    return location.rpartition("/")[2]

@@ -13,7 +13,7 @@ from toolpack_server.base.errors import InvalidParamsError, RegistrationError, R
 from toolpack_server.jsonio.view import to_json
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.import_timeout import TimeLimitExceeded, time_limit
-from toolpack_server.packs.registration import place
+from toolpack_server.packs.registration import location_of
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.comparison import difference
 from toolpack_server.snapshots.pickling import freeze, thaw
@@ -30,7 +30,7 @@ def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False)
     """
     classes = catalog.classes
     name = f"the initial environment of {pack.name!r}"
-    text = f"{place(pack.factory)}: {name}"
+    text = f"{location_of(pack.factory)}: {name}"
     if requires(pack.options):
         return None  # only a session has the options to build it
     try:
@@ -53,7 +53,7 @@ def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False)
             "in a private attribute (PrivateAttr), or use another type."
         )
     except TimeLimitExceeded as error:
-        return RegistrationError(f"{place(pack.factory)}: {error}")
+        return RegistrationError(f"{location_of(pack.factory)}: {error}")
     return RegistrationError(f"{text} can't be stored exactly: {lost}") if lost else None
 
 

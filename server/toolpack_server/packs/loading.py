@@ -124,7 +124,9 @@ def _find(
         for companion in pack.companions:
             if packs.setdefault(companion.name, companion) is not companion:
                 own = packs[companion.name]
-                text = f"{own.place}: sessions with events have a toolpack {own.name!r} of the server: rename this one."
+                text = (
+                    f"{own.location}: sessions with events have a toolpack {own.name!r} of the server: rename this one."
+                )
                 problems.append(RegistrationError(text))
     if not packs and not problems:
         notices.append(
@@ -188,12 +190,12 @@ class _Search:
                 removable = {each.distribution for each in (first, source) if each.distribution not in {None, OWN}}
                 names = " or ".join(sorted(map(str, removable)))
                 remedy = f"rename one, or uninstall {names}" if names else "rename one"
-                text = f"{pack.place}: the name {pack.name!r} is taken by {first.place(other.place)}: {remedy}."
+                text = f"{pack.location}: the name {pack.name!r} is taken by {first.qualify(other.location)}: {remedy}."
                 problems.append(RegistrationError(text))
             self.packs[pack.name] = pack
             self.sources.setdefault(pack.name, source)
         if len(problems) > before:
-            problems[before:] = [RegistrationError(source.place(str(problem))) for problem in problems[before:]]
+            problems[before:] = [RegistrationError(source.qualify(str(problem))) for problem in problems[before:]]
             sys.modules.pop(source.module, None)  # as Python does after a failed import
             self._broken.append((problems[before:], {pack.name for pack in packs}))
 
@@ -241,14 +243,14 @@ def _toolpacks_of(module: ModuleType | None, attribute: str) -> list[Toolpack]:
 
 
 def _no_toolpack_notice(source: Source, module: ModuleType) -> str:
-    place = source.place(module.__file__ or source.module)
+    location = source.qualify(module.__file__ or source.module)
     if source.attribute:
         return (
-            f"{place}: the entry point {source.name!r} names `{source.attribute}`, which isn't a Toolpack: correct one "
-            "of the two."
+            f"{location}: the entry point {source.name!r} names `{source.attribute}`, which isn't a Toolpack: correct "
+            "one of the two."
         )
     alternative = "remove its entry point" if source.distribution else "begin the file's name with `_`"
-    return f"{place}: the module has no Toolpack in a global variable: add one, or {alternative}."
+    return f"{location}: the module has no Toolpack in a global variable: add one, or {alternative}."
 
 
 def _import(source: Source, problems: list[RegistrationError]) -> ModuleType | None:

@@ -31,14 +31,14 @@ def located(subject: object) -> Iterator[None]:
         yield
     except Exception as error:
         reason = str(error) if isinstance(error, RegistrationError) else error_text(error)
-        problem = RegistrationError(f"{place(subject)}: {reason}")
+        problem = RegistrationError(f"{location_of(subject)}: {reason}")
         problems = collected_problems.get()
         if problems is None:
             raise problem from error
         problems.append(problem)
 
 
-def caller_place(name: str) -> str:
+def caller_location(name: str) -> str:
     """Return the file and line that create the toolpack of this name: the first caller outside the server's code."""
     frame = _caller()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}: Toolpack({name!r})"
@@ -74,7 +74,7 @@ def _plain(subject: Any) -> Any:
     return type(subject).__call__ if is_object and callable(subject) else subject
 
 
-def place(subject: Any) -> str:
+def location_of(subject: Any) -> str:
     """Return the file, line and name of a function or class. A string is returned unchanged."""
     if isinstance(subject, str):
         return subject

@@ -44,9 +44,9 @@ class Source(NamedTuple):
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}" if self.distribution else str(self.path)
 
-    def place(self, place: str) -> str:
+    def qualify(self, location: str) -> str:
         """Return a place in the module, after the name of its distribution if it has one."""
-        return f"{self}: {place}" if self.distribution else place
+        return f"{self}: {location}" if self.distribution else location
 
 
 def folder_sources(

@@ -13,7 +13,7 @@ from toolpack_server.base.errors import InvalidParamsError, RegistrationError, s
 from toolpack_server.functions_runtime import EmptyEnv, error_text, finite_validator, is_ready, make_function
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.packs.pack_function import PackFunction
-from toolpack_server.packs.registration import caller_description, caller_place, located
+from toolpack_server.packs.registration import caller_description, caller_location, located
 from toolpack_server.packs.registration_checks import (
     check_assignments,
     check_dependency,
@@ -44,7 +44,7 @@ class Toolpack:
         lazy: Load the objects of a large environment when a call uses them. See `snapshots/pieces.py`.
 
     Attributes:
-        place: The file and line that create it, and its name, for error messages.
+        location: The file and line that create it, and its name, for error messages.
         description: The first paragraph of its module's docstring, for clients.
         source: The author's class that defines the environment.
         holds_instances: Its environment holds instances of the author's classes; the server makes the model class.
@@ -67,7 +67,7 @@ class Toolpack:
         self.lazy = lazy
         self.description = caller_description()
         self.opt_in = opt_in
-        self.place = caller_place(name)
+        self.location = caller_location(name)
         self.state_types: tuple[type, ...] = ()
         self.functions: dict[str, PackFunction] = {}
         self.environment_class: type[BaseModel] = EmptyEnv
@@ -76,13 +76,13 @@ class Toolpack:
         self.source: Any = None
         self.holds_instances = False
         self.companions: tuple[Toolpack, ...] = ()
-        with located(environment if inspect.isfunction(environment) else self.place):
+        with located(environment if inspect.isfunction(environment) else self.location):
             check_name(name)
             self.state_types = classes(state_types)
             self.environment_class, self._options = environment_and_options(environment)
             check_volumes(self.environment_class)
         self.source = self.environment_class
-        with located(self.place):
+        with located(self.location):
             if not isinstance(functions, Iterable):
                 raise RegistrationError(f"functions is {shown(repr(functions))}: give a list of functions.")
         for function in functions if isinstance(functions, Iterable) else ():
@@ -115,7 +115,7 @@ class Toolpack:
             return self.register_function(plain, read_only=read_only, timeout_seconds=timeout_seconds)
 
         if function is not None and not callable(function):
-            with located(caller_place(self.name)):
+            with located(caller_location(self.name)):
                 raise RegistrationError(f"{function!r} isn't a function: write @toolpack.function(read_only=True).")
             return lambda plain: plain
         return register if function is None else register(function)
@@ -128,7 +128,7 @@ class Toolpack:
         Raises:
             RegistrationError: The function can't be offered to agents. The text says what to change.
         """
-        with located(function if has_source(function) else caller_place(self.name)):
+        with located(function if has_source(function) else caller_location(self.name)):
             check_function(function, timeout_seconds)
             ready: Any = function
             if not is_ready(ready):

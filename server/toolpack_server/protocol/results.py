@@ -106,8 +106,8 @@ class CallRecord(TypedDict):
     """The record of a call. `nested` has the nested calls in their order.
 
     Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
-    text that isn't JSON are `{"$text": ...}`. In a history, `place` is the record's index and `session_id` its session.
-    `changed` has the number of changed pages by database, and of changed files by file tree.
+    text that isn't JSON are `{"$text": ...}`. A record of a history also has `path_index`, its index on the path, and
+    `session_id`, its session. `changed` has the number of changed pages by database, and of changed files by file tree.
     """
 
     index: int
@@ -122,7 +122,7 @@ class CallRecord(TypedDict):
     state: NotRequired[str]
     started_at: str
     duration_ms: float
-    place: NotRequired[int]
+    path_index: NotRequired[int]
     session_id: NotRequired[str]
     by: NotRequired[str]
     nested: NotRequired[list[NestedCallRecord]]

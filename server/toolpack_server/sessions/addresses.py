@@ -102,11 +102,11 @@ class NamedAddresses:
     purpose = "address"
     member = ""
 
-    def of(self, kept: Mapping[str, Any]) -> Mapping[str, Address] | None:
+    def of(self, feature_options: Mapping[str, Any]) -> Mapping[str, Address] | None:
         """Return a session's addresses by name, including the agent's, or None if it has only the agent's.
 
         Args:
-            kept: Feature data of the session's recipe.
+            feature_options: Feature data of the session's recipe.
         """
 
 
@@ -114,10 +114,10 @@ class AddressHook:
     """Hook for features that change the addresses of sessions. A subclass overrides the methods that it needs.
 
     Attributes:
-        of_kept: Name of the recipe data that `fill` needs. It is called only for sessions that have it; "": for all.
+        of_option: Name of the recipe data that `fill` needs. It is called only for sessions that have it; "": for all.
     """
 
-    of_kept = ""
+    of_option = ""
 
     def fill(self, session: StoredSession, address: Address) -> Address:  # noqa: ARG002 - a subclass uses it
         """Return the address with the functions, limit, prompt and permissions that the feature sets.
@@ -149,7 +149,7 @@ class Addresses:
     @staticmethod
     def is_plain(session: StoredSession) -> bool:
         """Return whether no feature changes a session's addresses."""
-        return not Recipe.of(session).kept
+        return not Recipe.of(session).feature_options
 
     def of(self, session: StoredSession, name: str) -> Address:
         """Return an address of a session. The method may run a toolpack's code.
@@ -158,13 +158,13 @@ class Addresses:
             ClassesChangedError: An object that a feature needs for the address is no longer loaded.
             InvalidParamsError: The session has no address of this name.
         """
-        kept = Recipe.of(session).kept
-        named = self.named.of(kept) or {AGENT: Address(AGENT)}
+        feature_options = Recipe.of(session).feature_options
+        named = self.named.of(feature_options) or {AGENT: Address(AGENT)}
         if name not in named:
             raise InvalidParamsError(f"The session has no address named {shown(name)!r}.")
         address = named[name]
-        if kept:
+        if feature_options:
             for hook in self.hooks:
-                if not hook.of_kept or hook.of_kept in kept:
+                if not hook.of_option or hook.of_option in feature_options:
                     address = hook.fill(session, address)
         return address

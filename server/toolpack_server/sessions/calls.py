@@ -93,7 +93,7 @@ class CallOperation(SessionOperation):
     def prepare(self, state: SessionState) -> float:
         request, context, recipe = self.request, self.context, self.facts.recipe
         # Features can change an address only if the recipe has data of theirs.
-        limited = self.by != CLIENT and recipe.kept
+        limited = self.by != CLIENT and recipe.feature_options
         offered = context.addresses.of(state.session, self.by).functions if limited else None
         self._toolpacks = recipe.toolpacks
         runtime = context.runtime(self._toolpacks, offered)
@@ -237,7 +237,7 @@ class CallOperation(SessionOperation):
             members["nested"] = self._nested.members(outcome.nested, failure.text if failure else None)
         return Effect(outcome, members, int(outcome.changes), seconds)
 
-    def kept(self, change: Effect) -> Mapping[str, Any]:
+    def feature_options(self, change: Effect) -> Mapping[str, Any]:
         answer: Outcome = change.answer
         if answer.failure is not None:
             return {"failure": answer.failure.members()}
@@ -286,7 +286,7 @@ def recorded_call(context: SessionContext, session: StoredSession, request: Call
         CallIdReusedError: Another call was sent with this call_id.
     """
     operation = CallOperation(context, session.id, session.owner, request)
-    earlier = operation.earlier_record(Recipe.of(session).kept)
+    earlier = operation.earlier_record(Recipe.of(session).feature_options)
     if earlier is None:
         return None
     _, shown, private = earlier
@@ -354,7 +354,7 @@ class CallKind(RecordKind):
         if shown.get("by") == WORLD:
             return  # the agent sees it at most in the answer to a wait
         shown = self.heard(shown)
-        call_id = shown.get("call_id") or f"call_{shown['place']}"
+        call_id = shown.get("call_id") or f"call_{shown['path_index']}"
         arguments = json.dumps(shown["kwargs"], ensure_ascii=False)
         function = {"name": without_dots(shown["function"]), "arguments": arguments}
         # The assistant's text just before a call belongs to the same message.

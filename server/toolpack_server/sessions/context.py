@@ -20,7 +20,7 @@ from toolpack_server.execution.runner import Runner, RunnerOperation
 from toolpack_server.execution.runtime import SessionRuntime
 from toolpack_server.observability.running import RunningFunctions
 from toolpack_server.packs.catalog import Catalog
-from toolpack_server.packs.registration import place
+from toolpack_server.packs.registration import location_of
 from toolpack_server.protocol.parameters import SessionRequest
 from toolpack_server.sessions.addresses import Addresses
 from toolpack_server.sessions.hooks import CreationHook, SessionFilter, SessionHook
@@ -111,18 +111,18 @@ class SessionContext:
             log.warning(
                 "%s: it promised read_only=True but changed %s. The server now treats it as a changing function: "
                 "correct it, or remove read_only=True.",
-                place(self.catalog.toolpacks[toolpack].functions[function].function),
+                location_of(self.catalog.toolpacks[toolpack].functions[function].function),
                 change,
             )
 
     @cached_property
     def _supported(self) -> frozenset[str]:
         """Names of the data that this server supports in a session's recipe and details."""
-        return frozenset({FORK}).union(*(hook.keeps for hook in self.creation_hooks))
+        return frozenset({FORK}).union(*(hook.option_names for hook in self.creation_hooks))
 
-    def unknown(self, *kept: Mapping[str, Any]) -> str | None:
+    def unknown(self, *feature_options: Mapping[str, Any]) -> str | None:
         """Return a name in a session's recipe or details that this server doesn't support, or None."""
-        return next((shown(name) for data in kept for name in data if name not in self._supported), None)
+        return next((shown(name) for data in feature_options for name in data if name not in self._supported), None)
 
     def check_session(self, session: StoredSession) -> None:
         """Check that a stored session is unchanged since its creation, and that this server supports all its data.
@@ -131,7 +131,7 @@ class SessionContext:
             StateDamagedError: The session was changed, or a newer version of the server created it.
         """
         self.identities.check(session)
-        unknown = self.unknown(Recipe.of(session).kept, details_of(session))
+        unknown = self.unknown(Recipe.of(session).feature_options, details_of(session))
         if unknown is not None:
             raise StateDamagedError(
                 f"The session has {unknown!r}, which this server doesn't know: use the version of the server that "

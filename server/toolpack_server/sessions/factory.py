@@ -47,14 +47,14 @@ class NewSession(NamedTuple):
     """A prepared request for a new session.
 
     Attributes:
-        kept: Features' data for the recipe.
+        feature_options: Features' data for the recipe.
         details: Features' data for this session only.
         creation: The request as it was sent, if it has a call_id and can be repeated.
     """
 
     owner: str
     request: SessionRequest
-    kept: Mapping[str, Any]
+    feature_options: Mapping[str, Any]
     details: Mapping[str, Any] = MappingProxyType({})
     creation: Creation | None = None
 
@@ -148,17 +148,17 @@ class SessionFactory:
         Raises:
             InvalidParamsError: Toolpacks, options or environment are invalid.
         """
-        kept, details = dict[str, Any](), {**details}
+        feature_options, details = dict[str, Any](), {**details}
         for hook in self._context.creation_hooks:
             if hook.concerns(request):
                 request = hook.prepare(request)
-                kept |= hook.kept(request)
+                feature_options |= hook.feature_options(request)
                 details |= hook.details(request)
         toolpacks = [*self._context.catalog.choose(request.toolpacks)]
         if toolpacks != request.toolpacks:
             request = request.model_copy(update={"toolpacks": toolpacks})
         check_recipe(request)
-        return NewSession(owner, request, kept, details, creation)
+        return NewSession(owner, request, feature_options, details, creation)
 
     def create(self, new: NewSession) -> Session:
         """Create a session, or return the session that the same request created before."""
@@ -227,7 +227,7 @@ class SessionFactory:
         request = new.request
         toolpacks = tuple(request.toolpacks or ())
         versions = self._context.catalog.versions(toolpacks)
-        recipe = Recipe.new(toolpacks, new.kept, request.options, request.environment, versions).stored
+        recipe = Recipe.new(toolpacks, new.feature_options, request.options, request.environment, versions).stored
         ttl_seconds = self._context.settings.ttl_seconds if request.ttl_seconds is None else request.ttl_seconds
         return session_template(new.owner, recipe, request.labels, ttl_seconds, new.details)
 

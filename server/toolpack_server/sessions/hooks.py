@@ -19,20 +19,20 @@ class CreationHook:
     The methods raise `InvalidParamsError` to refuse a request.
 
     Attributes:
-        keeps: Names of all data that the feature stores in recipes and details. The server doesn't use a session that
-            has data of any other name: a newer version of the server, or a missing feature, created it.
+        option_names: Names of all data that the feature stores in recipes and details. The server refuses a session
+            that has data with an unknown name: a newer version of the server, or a missing feature, created it.
     """
 
-    keeps: ClassVar[frozenset[str]]
+    option_names: ClassVar[frozenset[str]]
 
     def concerns(self, request: SessionRequest) -> bool:
         """Return whether the request concerns the feature."""
         raise NotImplementedError
 
     def runs_code(self, request: SessionRequest) -> bool:  # noqa: ARG002 - a subclass uses it
-        """Return whether `prepare`, `kept` and `details` may run a toolpack's code, or take long, for this request.
+        """Return whether the other methods may run a toolpack's code, or take long, for this request.
 
-        If not, they may be called on the event loop.
+        If not, `prepare`, `feature_options` and `details` may be called on the event loop.
         """
         return True
 
@@ -40,11 +40,11 @@ class CreationHook:
         """Return the request with the feature's changes."""
         return request
 
-    def kept(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
+    def feature_options(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
         """Return the parameters to store in the session's recipe, so that the session can be created again."""
         return {}
 
-    def check_kept(self, kept: Mapping[str, Any], toolpacks: Sequence[str]) -> None:
+    def check_feature_options(self, feature_options: Mapping[str, Any], toolpacks: Sequence[str]) -> None:
         """Check the recipe data of a bundle's session. The toolpacks are loaded."""
 
     def details(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - likewise

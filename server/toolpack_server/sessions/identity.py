@@ -84,7 +84,7 @@ class Identities:
 
     def keys(self, session: StoredSession) -> Mapping[str, str] | None:
         """Return the keys of a session's addresses by name, or None if it has only the agent's address."""
-        named = self._addresses.named.of(Recipe.of(session).kept)
+        named = self._addresses.named.of(Recipe.of(session).feature_options)
         if named is None:
             return None
         return {name: session.agent_key if name == AGENT else self._key_of(session, name) for name in named}

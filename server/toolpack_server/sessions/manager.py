@@ -71,7 +71,7 @@ class SessionManager:
         self._settings = context.settings
         self._agents: dict[str, tuple[str, str, str]] = {}
         self._agent_keys: dict[str, list[str]] = {}  # keys in `_agents` by session
-        self.queues = Queues(context.store, context.settings, measure, context.runner.places)
+        self.queues = Queues(context.store, context.settings, measure, context.runner.capacity)
         cache, clock = self.queues.cache, self.queues.clock
         self._reader = SessionReader(context, cache, clock, HEAVY_BYTES)
         self.heavy_reader = SessionReader(context, cache, clock)

@@ -64,7 +64,7 @@ class SessionOperation:
         by: Name of the address that received the request, or `client`.
         facts: Facts about the session. `steps` sets them before it calls `prepare`.
         trace: Trace of the call. None if no feature traces it.
-        notes: Data of hooks between `before` and `after`, by hook.
+        hook_scratch: Data of hooks between `before` and `after`, by hook.
         links: Number of operations that hooks have run before this one.
         is_told: Watchers are notified after the operation.
         on_unheard: Called on the event loop when the operation ends after its caller has stopped waiting.
@@ -79,7 +79,7 @@ class SessionOperation:
     record_kind = ""
     starts_clock = False
     by = CLIENT
-    notes: Mapping[Any, Any] = NONE
+    hook_scratch: Mapping[Any, Any] = NONE
     links = 0
     is_told = False
     on_unheard: Callable[[], None] | None = None
@@ -115,7 +115,7 @@ class SessionOperation:
 
         Args:
             shown: The members of the record that clients see.
-            private: The members that only the server reads, including those of `kept`.
+            private: The members that only the server reads, including those of `feature_options`.
         """
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class SessionOperation:
         """Run the operation in a thread. The method may block."""
         raise NotImplementedError
 
-    def kept(self, change: Effect) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
+    def feature_options(self, change: Effect) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
         """Return private data for the record, which the answer to a repeated request needs."""
         return {}
 
@@ -143,8 +143,8 @@ class SessionOperation:
         if facts is None:
             facts = state.facts = check_facts(context, state.session)
         self.facts = facts
-        kept = facts.recipe.kept
-        limited = self.by != CLIENT and kept
+        feature_options = facts.recipe.feature_options
+        limited = self.by != CLIENT and feature_options
         if limited:  # a toolpack's loader may determine the address's functions, so a deadline is needed
             start_clock(context.settings.timeout_seconds, context.settings.timeout_seconds)
         seconds = self.prepare(state)
@@ -155,7 +155,7 @@ class SessionOperation:
             start_clock(seconds)
         if self.recorded_call_id is not None and not self.links:  # if events came first, it was looked up before them
             # The operation may run before earlier commits are stored. Their records are in the state.
-            earlier = self.earlier_record(kept, state.uncommitted)
+            earlier = self.earlier_record(feature_options, state.uncommitted)
             if earlier is not None:
                 return Effect(self.repeated(*earlier))
         for hook in facts.hooks:
@@ -173,12 +173,12 @@ class SessionOperation:
         return change
 
     def earlier_record(
-        self, kept: Mapping[str, Any], uncommitted: Mapping[str, Record] = NONE
+        self, feature_options: Mapping[str, Any], uncommitted: Mapping[str, Record] = NONE
     ) -> tuple[Record, dict[str, Any], dict[str, Any]] | None:
         """Return the record of an earlier request with the same call_id, and both its lines, parsed; None without one.
 
         Args:
-            kept: Feature data of the session's recipe.
+            feature_options: Feature data of the session's recipe.
             uncommitted: Records that may not be stored yet, by stored call_id.
 
         Raises:
@@ -187,7 +187,7 @@ class SessionOperation:
         call_id = self.recorded_call_id or ""
         asked = dumps([self.method, *self.asked()], sort_keys=True)  # the order of members makes no difference
         self._digest = hashlib.blake2b(asked, digest_size=16).hexdigest()
-        if self.by != CLIENT and kept and self.context.addresses.named.of(kept):
+        if self.by != CLIENT and feature_options and self.context.addresses.named.of(feature_options):
             call_id = self.recorded_call_id = f"{self.by}/{self.call_id}"  # each address has its own call_ids
         stored = stored_call_id(call_id, self.by)
         record = uncommitted.get(stored) or self.context.store.record_of_call(self.session_id, stored)
@@ -201,7 +201,7 @@ class SessionOperation:
             hook.after(self, state, change)
         private = change.private
         if self._digest is not None:
-            private = {"digest": self._digest, **self.kept(change), **private}
+            private = {"digest": self._digest, **self.feature_options(change), **private}
         if self._trace_context is not None:
             private = {**private, **self._trace_context.members()}
         shown = {"index": state.index + 1, "kind": self.record_kind}
@@ -231,8 +231,8 @@ class OperationHook(SessionHook):
 
     `before` raises a `RequestError` to refuse an operation. Hooks aren't called for sessions that don't concern them.
 
-    `state.memo[self]` caches the hook's state of a session as of its last record. It is lost when the session is read
-    from the store again.
+    `state.hook_state[self]` caches the hook's state of a session as of its last record. It is lost when the session is
+    read from the store again.
     """
 
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> Any:
@@ -254,7 +254,7 @@ class OperationHook(SessionHook):
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
         """Process the effect of an operation before it is recorded.
 
-        The method may add to `change.members`, `change.private` and `change.memo`. It may replace `change.answer`: the
-        agent and a repeated request then get the new answer. After a missed deadline the method must be quick, because
-        it is called under a lock.
+        The method may add to `change.members`, `change.private` and `change.hook_state`. It may replace
+        `change.answer`: the agent and a repeated request then get the new answer. After a missed deadline the method
+        must be quick, because it is called under a lock.
         """

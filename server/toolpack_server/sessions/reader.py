@@ -330,8 +330,8 @@ class SessionReader:
         lines = self._context.paths.lines(session, head.version, after + 1, limit)
         page = fitting(lines, lambda line: len(line[1]), self._max_list_bytes)
         return [
-            Fragment(b'%b,"place":%d,"session_id":%b}' % (text[:-1], place, dumps(of)))
-            for place, (of, text) in enumerate(page, after + 1)
+            Fragment(b'%b,"path_index":%d,"session_id":%b}' % (text[:-1], path_index, dumps(of)))
+            for path_index, (of, text) in enumerate(page, after + 1)
         ]
 
     def export(self, session_id: str, owner: str | None, version: int | None) -> Export:

@@ -25,13 +25,13 @@ class Recipe(NamedTuple):
     """All inputs of a session's creation.
 
     Attributes:
-        kept: Features' data: their parameters of the request, by name.
+        feature_options: Features' data: their parameters of the request, by name.
         versions: Versions of the toolpacks' distributions, by toolpack.
         stored: The recipe as the store keeps it.
     """
 
     toolpacks: tuple[str, ...]
-    kept: Mapping[str, Any]
+    feature_options: Mapping[str, Any]
     versions: Mapping[str, str]
     stored: bytes
 
@@ -39,14 +39,14 @@ class Recipe(NamedTuple):
     def new(
         cls,
         toolpacks: tuple[str, ...],
-        kept: Mapping[str, Any],
+        feature_options: Mapping[str, Any],
         options: Mapping[str, Any],
         environment: Mapping[str, Any],
         versions: Mapping[str, str],
     ) -> "Recipe":
         """Create a recipe. Options and environments are JSON values by toolpack."""
-        first = dumps([toolpacks, {**kept, VERSIONS: versions} if versions else kept])
-        return cls(toolpacks, kept, versions, first + b"\n" + dumps([options, environment]))
+        first = dumps([toolpacks, {**feature_options, VERSIONS: versions} if versions else feature_options])
+        return cls(toolpacks, feature_options, versions, first + b"\n" + dumps([options, environment]))
 
     @classmethod
     def of(cls, session: StoredSession) -> "Recipe":
@@ -63,9 +63,9 @@ class Recipe(NamedTuple):
 
 @lru_cache(CACHED_LINES)
 def _first(line: bytes) -> tuple[tuple[str, ...], Mapping[str, Any], Mapping[str, str]]:
-    toolpacks, kept = loads(line)
-    versions = kept.pop(VERSIONS, {})
-    return tuple(toolpacks), kept, versions
+    toolpacks, feature_options = loads(line)
+    versions = feature_options.pop(VERSIONS, {})
+    return tuple(toolpacks), feature_options, versions
 
 
 _long_first = lru_cache(CACHED_LONG_LINES)(_first.__wrapped__)

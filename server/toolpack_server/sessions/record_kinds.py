@@ -81,7 +81,7 @@ class RecordKind:
 
     def text(self, shown: Shown, width: int) -> str:
         """Return one or two lines of text for the command line. Values are cut to `width` characters."""
-        others = {name: value for name, value in shown.items() if name not in {"index", "kind", "place"}}
+        others = {name: value for name, value in shown.items() if name not in {"index", "kind", "path_index"}}
         return f"{printable(shown['kind'])} {short(others, width)}"
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:

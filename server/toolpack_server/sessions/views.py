@@ -50,8 +50,8 @@ class SessionViews:
         if member:
             keys = self._identities.keys(session)
             own[member] = keys and {name: self.paths(key) for name, key in keys.items()}
-        kept = {**recipe.kept, **details_of(session)}
-        rest = {name: kept.get(name) for name in self.shape.__annotations__ if name not in own}
+        feature_options = {**recipe.feature_options, **details_of(session)}
+        rest = {name: feature_options.get(name) for name in self.shape.__annotations__ if name not in own}
         return cast("Session", own | rest)
 
     def paths(self, key: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ class SessionHead:
 
     epoch: int
     holder: str | None
-    place: int  # the index of its last record; -1 if it has no record
+    last_index: int  # the index of its last record; -1 if it has no record
     last: str  # the id of its last record; "" if it has no record
 
 
@@ -34,7 +34,7 @@ def follows(head: SessionHead, commit: Commit) -> bool:
     return (
         commit.epoch == head.epoch
         and (commit.holder is None or commit.holder == head.holder)
-        and commit.record.index == head.place + 1
+        and commit.record.index == head.last_index + 1
         and commit.after == head.last
     )
 

@@ -62,7 +62,7 @@ class Row:
     def head(self, position: SessionHead, blobs: Mapping[str, bytes]) -> Head:
         added = {change.blob for change in self.changes if change.version > 0}
         size = self.recorded + sum(size_of(blobs[blob]) for blob in added)
-        return Head(position.place, self.version, self.parts, position.epoch, position.last, size)
+        return Head(position.last_index, self.version, self.parts, position.epoch, position.last, size)
 
 
 class SortedIndex:
@@ -101,14 +101,14 @@ class SortedIndex:
         after, parent = query.after, query.parent
         if not query.newest_first:
             ids = self._ids if parent is None else sorted(self._forks.get(parent, ()))
-            return (ids[place] for place in range(bisect_right(ids, after), len(ids)))
+            return (ids[last_index] for last_index in range(bisect_right(ids, after), len(ids)))
         if after and after not in self._times:
             raise SessionNotFoundError
         created = self._created
         if parent is not None:
             created = sorted((self._times[id_], id_) for id_ in self._forks.get(parent, ()))
         end = bisect_left(created, (self._times[after], after)) if after else len(created)
-        return (created[place][1] for place in range(end - 1, -1, -1))
+        return (created[last_index][1] for last_index in range(end - 1, -1, -1))
 
 
 class MemoryStore:

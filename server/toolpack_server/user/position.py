@@ -74,7 +74,7 @@ class View(NamedTuple):
         prompt: Any = self.task.get("prompt") or []
         if isinstance(prompt, str):
             prompt = [{"role": "system", "content": prompt}]
-        numbered = [{**record, "place": number} for number, record in enumerate(path)]
+        numbered = [{**record, "path_index": number} for number, record in enumerate(path)]
         messages = participants_messages({**self.task, "prompt": prompt}, numbered, self.kinds)
         tally = _Tally(self.task["name"], is_next=self.first or (bool(prompt) and prompt[-1]["role"] == "user"))
         for record in path:

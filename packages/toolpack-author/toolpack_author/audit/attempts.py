@@ -87,7 +87,7 @@ class Attempt:
         what: Description of the attempt, to follow "passes:".
         about: The part of the task that was varied, such as an argument. It identifies a finding within its kind.
         names: The original value if the prompt names it and the attempt replaced it; else None.
-        place: Index of the call that differs from the solution.
+        index: Index of the call that differs from the solution.
     """
 
     kind: str
@@ -97,7 +97,7 @@ class Attempt:
     what: str
     about: str = ""
     names: Any = None
-    place: int | None = None
+    index: int | None = None
 
 
 def attempts(solved: Solved, seed: str, most: int) -> list[Attempt]:
@@ -141,9 +141,9 @@ def _respelled(solved: Solved, calls: Calls) -> Iterator[Attempt]:
     for name, kwargs, by in calls:
         schema = solved.functions[name]["parameters"] if name in solved.functions and by == AGENT else {}
         spelled.append((name, respelled(kwargs, schema, schema.get("$defs", {})), by))
-    changed = [place for place, call in enumerate(spelled) if dumps(call) != dumps(calls[place])]
+    changed = [index for index, call in enumerate(spelled) if dumps(call) != dumps(calls[index])]
     if changed:
-        what = "; ".join(f"{spelled[place][0]}({_listed(spelled[place][1])})" for place in changed[:2])
+        what = "; ".join(f"{spelled[index][0]}({_listed(spelled[index][1])})" for index in changed[:2])
         yield Attempt("respelled", 0, tuple(spelled), solved.answer, f"the solution, spelled {what}", "calls")
     answer = _LONG_NUMBER.sub(lambda number: f"{int(number[0]):,}", solved.answer)
     if answer != solved.answer:
@@ -186,19 +186,19 @@ def _alike(one: str, other: str) -> bool:
 
 def _omitted(solved: Solved, calls: Calls) -> Iterator[Attempt]:
     if len(solved.changing) > 1:
-        kept = tuple(call for place, call in enumerate(calls) if place not in solved.changing)
+        kept = tuple(call for index, call in enumerate(calls) if index not in solved.changing)
         yield Attempt("read only", 0, kept, solved.answer, "without any call that changes something", "all calls")
-    for place in solved.changing:
-        what = f"without {_call(place, calls)}"
-        yield Attempt("omit", place, calls[place + 1 :], solved.answer, what, f"call {place + 1}", place=place)
+    for index in solved.changing:
+        what = f"without {_call(index, calls)}"
+        yield Attempt("omit", index, calls[index + 1 :], solved.answer, what, f"call {index + 1}", index=index)
 
 
 def _reordered(solved: Solved, calls: Calls) -> Iterator[Attempt]:
-    for place in solved.changing:
-        if solved.is_wait(calls[place][0]):
+    for index in solved.changing:
+        if solved.is_wait(calls[index][0]):
             continue
-        what = f"{_call(place, calls)}, twice"
-        yield Attempt("repeat", place + 1, calls[place:], solved.answer, what, f"call {place + 1}", place=place)
+        what = f"{_call(index, calls)}, twice"
+        yield Attempt("repeat", index + 1, calls[index:], solved.answer, what, f"call {index + 1}", index=index)
     for one, other in zip(solved.changing, solved.changing[1:], strict=False):
         swapped = (calls[other], *calls[one + 1 : other], calls[one], *calls[other + 1 :])
         yield Attempt("swap", one, swapped, solved.answer, f"{_call(one, calls)} and {_call(other, calls)} swapped")
@@ -231,8 +231,8 @@ def _harming(solved: Solved, whole: int, rng: Random) -> Iterator[Attempt]:
 def _arguments(solved: Solved, calls: Calls, rng: Random) -> Iterator[Attempt]:
     """Yield attempts with another value of one argument: first one per argument, then a second one, and so on."""
     rounds: list[list[Attempt]] = [[] for _ in range(VALUES_EACH)]
-    for place in solved.changing:
-        name, kwargs, _ = calls[place]
+    for index in solved.changing:
+        name, kwargs, _ = calls[index]
         described = solved.functions.get(name)
         for argument, whole in kwargs.items():
             if isinstance(whole, Mapping) and "$call" in whole:
@@ -241,24 +241,24 @@ def _arguments(solved: Solved, calls: Calls, rng: Random) -> Iterator[Attempt]:
                 choices = choices_at(described["parameters"], path) if described else ()
                 tried = others(value, near, solved.pool, choices, rng, VALUES_EACH)
                 for number, other in enumerate(tried):
-                    rounds[number].append(_with(solved, calls, place, path, value, other))
+                    rounds[number].append(_with(solved, calls, index, path, value, other))
     for each in rounds:
         yield from each
 
 
-def _with(solved: Solved, calls: Calls, place: int, path: Path, value: Any, other: Any) -> Attempt:
-    name, kwargs, by = calls[place]
+def _with(solved: Solved, calls: Calls, index: int, path: Path, value: Any, other: Any) -> Attempt:
+    name, kwargs, by = calls[index]
     changed = (name, replaced(kwargs, path, other), by)
     spelled = ".".join(map(str, path))
     return Attempt(
         "argument",
-        place,
-        (changed, *calls[place + 1 :]),
+        index,
+        (changed, *calls[index + 1 :]),
         solved.answer,
-        f"{_call(place, calls)}, with {spelled}={_shown(other)}",
-        f"call {place + 1}, {spelled}",
+        f"{_call(index, calls)}, with {spelled}={_shown(other)}",
+        f"call {index + 1}, {spelled}",
         names=value if _is_named(solved.prompt, path, value) else None,
-        place=place,
+        index=index,
     )
 
 
@@ -268,8 +268,8 @@ def _is_named(prompt: str, path: Path, value: Any) -> bool:
     return spoken_in(prompt, names[-1]) if isinstance(value, bool) else named_in(prompt, value)
 
 
-def _call(place: int, calls: Calls) -> str:
-    return f"call {place + 1}, {calls[place][0]}"
+def _call(index: int, calls: Calls) -> str:
+    return f"call {index + 1}, {calls[index][0]}"
 
 
 def _listed(kwargs: Mapping[str, Any]) -> str:

@@ -160,13 +160,13 @@ def _unneeded(tried: AuditedTask) -> Iterator[AuditFinding]:
     passing = _passing(tried, "read only") or _passing(tried, "omit")
     unneeded = set()
     for result in passing:
-        place = result.attempt.place
-        unneeded |= {*tried.changing} if place is None else {place}
+        index = result.attempt.index
+        unneeded |= {*tried.changing} if index is None else {index}
         yield _finding(tried, "call-unneeded", result, fault=result.world == DIFFERENT)
     arguments: dict[str, list[AttemptResult]] = {}
     for result in tried.results:
         shows = not result.refused and (result.verdict is not None or result.failure)
-        if result.attempt.kind == "argument" and result.attempt.place not in unneeded and shows:
+        if result.attempt.kind == "argument" and result.attempt.index not in unneeded and shows:
             arguments.setdefault(result.attempt.about, []).append(result)
     for results in arguments.values():
         telling = [each for each in results if not (each.passed and each.world == EQUAL)]
@@ -179,7 +179,7 @@ def _unneeded(tried: AuditedTask) -> Iterator[AuditFinding]:
                 yield _finding(tried, "argument-unchecked", result, fault=True, more=f"; the prompt names {name!r}")
     for kind, named in (("repeat", "repeat-unnoticed"), ("harm", "harm-unnoticed")):
         for result in _passing(tried, kind):
-            if result.attempt.place not in unneeded and not result.refused:
+            if result.attempt.index not in unneeded and not result.refused:
                 yield _finding(tried, named, result, fault=False)
                 if kind == "harm":
                     break
@@ -216,7 +216,7 @@ def _spellings(tried: AuditedTask) -> Iterator[AuditFinding]:
 def _careless(tried: AuditedTask) -> Iterator[AuditFinding]:
     """Yield a finding if careless calls pass the task, unless they happened to do it."""
     calls = tried.calls or ()
-    needed = [calls[place] for place in tried.changing]
+    needed = [calls[index] for index in tried.changing]
     passing = [
         each
         for each in _passing(tried, "everything", "random")

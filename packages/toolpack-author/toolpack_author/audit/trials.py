@@ -337,10 +337,10 @@ class Trials:
             if each.attempt.kind in {"omit", "read only"}
         }
         kept = [*range(len(calls))]
-        for place in reversed(range(len(calls))):
-            fewer = [each for each in kept if each != place]
+        for index in reversed(range(len(calls))):
+            fewer = [each for each in kept if each != index]
             tried = dumps((tuple(calls[each] for each in fewer), self.answer))
-            if known[tried] if tried in known else self._passes_with(fewer, place):
+            if known[tried] if tried in known else self._passes_with(fewer, index):
                 kept = fewer
         return kept
 
@@ -443,10 +443,10 @@ class Trials:
         A call with a result may be made for the result, and set a mark only as a side effect.
         """
         asked = set[str]()
-        for place in self.changing:
-            before, after = self._stages[place], self._stages[place + 1]
+        for index in self.changing:
+            before, after = self._stages[index], self._stages[index + 1]
             names = marked(self._world(before), self._world(after))
-            _, kwargs, _ = (self.calls or ())[place]
+            _, kwargs, _ = (self.calls or ())[index]
             chosen = any(isinstance(value, bool) for _, _, value in leaves(kwargs, "", ()))
             call_seen = after.path[-1].call or {}
             is_silent = call_seen.get("result") is None or isinstance(call_seen["result"], bool)
@@ -693,21 +693,21 @@ async def _solve(
 ) -> None:
     """Run the solution's calls at the agent path, and the client's calls as the client."""
     solution = await send("get_solution", session_id=session_id)
-    for place, each in enumerate(solution["calls"]):
-        phase(f"call {place + 1} of the solution, {each['function']}", 2 * service.settings.timeout_seconds)
+    for index, each in enumerate(solution["calls"]):
+        phase(f"call {index + 1} of the solution, {each['function']}", 2 * service.settings.timeout_seconds)
         try:
             by = _by(each, clients)
             request = CallRequest(each["function"], each["kwargs"], dumps(each["kwargs"]), by=by)
             outcome = await service.sessions.call(session_id, "", request)
         except RequestError as error:
-            raise RefusedError("solution-fails", f"call {place + 1} of its solution is refused: {error}") from None
+            raise RefusedError("solution-fails", f"call {index + 1} of its solution is refused: {error}") from None
         if outcome.failure is not None:
             kind = {Failure.NOT_FOUND: "hidden-function", Failure.EPISODE_OVER: "max-calls"}.get(outcome.failure.why)
             most = addresses[by].max_calls if by in addresses else None
             if kind is None and most is not None:
                 used = sum(_count(call) for call in solution["calls"] if _by(call, clients) == by)
                 kind = "max-calls" if used > most else None
-            text = f"call {place + 1} of its solution, {each['function']}, fails: {outcome.failure.text}"
+            text = f"call {index + 1} of its solution, {each['function']}, fails: {outcome.failure.text}"
             if outcome.failure.raised_at:
                 text += f" (raised at {outcome.failure.raised_at})"
             raise RefusedError(kind or "solution-fails", text)

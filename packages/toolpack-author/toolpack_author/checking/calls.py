@@ -45,7 +45,7 @@ def try_functions(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]
                     return [*findings, answer]
                 done += 1
                 if answer is None:
-                    findings.append(_end(child, function.place))
+                    findings.append(_end(child, function.location))
                     break
                 findings += answer
     return findings
@@ -69,17 +69,17 @@ def _answer(child: Child, ends: float) -> tuple[bool, list[Finding] | Finding | 
     return called, None
 
 
-def _end(child: Child, place: str) -> Finding:
+def _end(child: Child, location: str) -> Finding:
     if child.is_alive() and child.pipe.poll(0):  # readable, so the child has closed its end and is about to exit
         child.wait()
     if child.is_alive():
         return Finding(
-            place,
+            location,
             f"it didn't end within {SECONDS_EACH:g} s when it was called with made-up arguments: set "
             "timeout_seconds, or add examples to the schema that take less time.",
         )
     return Finding(
-        place,
+        location,
         f"it ended the process (status {child.exit_code}), and with it a whole worker of the server: raise an "
         "exception.",
         is_problem=True,

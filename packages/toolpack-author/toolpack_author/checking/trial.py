@@ -38,7 +38,7 @@ from toolpack_server.functions.tracebacks import leave_out
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.pack_function import PackFunction
-from toolpack_server.packs.registration import place, qualified_name
+from toolpack_server.packs.registration import location_of, qualified_name
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.volumes.volume import is_piece
 from toolpack_server.wiring.service import create_volumes
@@ -95,11 +95,11 @@ class Trial:
     def run(self, toolpack: str, name: str) -> list[Finding]:
         pack = self._catalog.toolpacks[toolpack]
         function = pack.functions[name]
-        where = place(function.function)
+        where = location_of(function.function)
         try:
             built = self._environment(pack)
         except ToolpackServerError as error:  # the environment has a volume of an unknown feature
-            return [Finding(pack.place, f"no session of {pack.name!r} can be created: {error}", is_problem=True)]
+            return [Finding(pack.location, f"no session of {pack.name!r} can be created: {error}", is_problem=True)]
         if built is None:
             return []
         tried = [*example_arguments(function.function.parameters, self._known[pack.name])]
@@ -206,7 +206,7 @@ class Trial:
             return []
         return [
             Finding(
-                pack.place,
+                pack.location,
                 f"functions of {pack.name!r} can't be tried, because made-up options such as {_shown(tried)} don't "
                 "fit: make the toolpack with options= of a function whose options have defaults.",
             )

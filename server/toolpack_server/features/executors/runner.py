@@ -91,7 +91,7 @@ class ExecutorRunner:
         interruptible: Callable[[], InterruptibleBlock],
         max_executors: int,
     ) -> None:
-        self.places = max_executors
+        self.capacity = max_executors
         self._context = context
         self._codec = codec
         self._pool = pool

@@ -43,7 +43,7 @@ class BundleContent:
         self._keep = keep
         self._ids: dict[int, tuple[str, str]] = {}
         self._call_ids: set[str] = set()
-        self._progress = ProgressChecker(began_as_fork=head.fork) if head.all_kept() else None
+        self._progress = ProgressChecker(began_as_fork=head.fork) if head.all_feature_options() else None
         loaded, versions = context.catalog.fingerprints, context.catalog.versions(head.toolpacks)
         for name in head.toolpacks:
             if name not in loaded:
@@ -55,8 +55,8 @@ class BundleContent:
                     f"ones{here}: load the classes that wrote it, or import it with the mode `replay`."
                 )
         for hook in context.creation_hooks:
-            hook.check_kept(head.kept, head.toolpacks)
-        self._named = context.addresses.named.of(head.kept)
+            hook.check_feature_options(head.feature_options, head.toolpacks)
+        self._named = context.addresses.named.of(head.feature_options)
         self._names = {CLIENT, WORLD, *(self._named or (AGENT,))}
 
     def add(self, line: Line) -> None:

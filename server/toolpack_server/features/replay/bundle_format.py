@@ -57,7 +57,7 @@ class BundleHead(BaseModel):
     options: dict[str, _JsonObject]
     environment: _JsonObject
     task: str | None
-    kept: _JsonObject = Field(default_factory=dict)  # features' data for the recipe, without the task
+    feature_options: _JsonObject = Field(default_factory=dict)  # features' data for the recipe, without the task
     labels: dict[str, str]
     ttl_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     fork: bool  # the session was created as a fork
@@ -80,15 +80,15 @@ class BundleHead(BaseModel):
         return self._versions
 
     def shown(self) -> _JsonObject:
-        """Return the head as JSON. Without data of features, `kept` is omitted, for servers that don't know it."""
-        head = self.model_dump(exclude=None if self.kept else {"kept"})
+        """Return the head as JSON. `feature_options` is omitted if it is empty, for servers that don't know it."""
+        head = self.model_dump(exclude=None if self.feature_options else {"feature_options"})
         if self.versions:
             head["details"][VERSIONS] = self.versions
         return head
 
-    def all_kept(self) -> _JsonObject:
+    def all_feature_options(self) -> _JsonObject:
         """Return features' data for the recipe, with the task."""
-        return {**({"task": self.task} if self.task else {}), **self.kept}
+        return {**({"task": self.task} if self.task else {}), **self.feature_options}
 
 
 class Line(BaseModel):

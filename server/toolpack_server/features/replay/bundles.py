@@ -188,8 +188,8 @@ class Bundles:
             fingerprints={name: loaded[name] for name in recipe.toolpacks},
             options={**options},
             environment={**environment},
-            task=recipe.kept.get("task"),
-            kept={name: value for name, value in recipe.kept.items() if name != "task"},
+            task=recipe.feature_options.get("task"),
+            feature_options={name: value for name, value in recipe.feature_options.items() if name != "task"},
             labels={**session.labels},
             ttl_seconds=float(session.ttl_seconds),
             fork=began_as_fork(session),
@@ -233,7 +233,9 @@ class Bundles:
             return self._context.session_views.of(created[0], head.version, called_at=created[0].created_at)
         template = session_template(
             owner,
-            Recipe.new(tuple(head.toolpacks), head.all_kept(), head.options, head.environment, head.versions).stored,
+            Recipe.new(
+                tuple(head.toolpacks), head.all_feature_options(), head.options, head.environment, head.versions
+            ).stored,
             head.labels if request.labels is None else request.labels,
             head.ttl_seconds if request.ttl_seconds is None else request.ttl_seconds,
             {**head.details, **({FORK: True} if head.fork else {})},
@@ -288,7 +290,7 @@ class Bundles:
         line, _ = next(lines, (None, 0))
         if line is None or line.head is None:
             raise InvalidParamsError("The bundle doesn't begin with its head.")
-        unknown = self._context.unknown(line.head.all_kept(), line.head.details)
+        unknown = self._context.unknown(line.head.all_feature_options(), line.head.details)
         if unknown is not None:
             made_by = f" ({shown(line.head.server)})" if line.head.server else ""
             raise InvalidParamsError(
@@ -312,22 +314,22 @@ class _MemoryReservation:
     """Reservation of the memory for reading one bundle.
 
     Args:
-        kept: Bytes that are needed until the end.
+        needed_bytes: Bytes that are needed until the end.
     """
 
-    def __init__(self, reservation: Reservation, kept: int) -> None:
+    def __init__(self, reservation: Reservation, needed_bytes: int) -> None:
         self._reservation = reservation
-        self._kept = kept
+        self._needed_bytes = needed_bytes
         self.reserve(0)
 
     def keep(self, size: int) -> None:
         """Reserve further bytes until the end."""
-        self._kept += size
+        self._needed_bytes += size
         self.reserve(0)
 
     def reserve(self, size: int) -> None:
         """Reserve bytes for one line. The reservation only grows, so later lines of the same size are covered."""
-        needed, max_bytes = self._kept + size, self._reservation.in_flight.max_per_request
+        needed, max_bytes = self._needed_bytes + size, self._reservation.in_flight.max_per_request
         if needed > max_bytes:
             raise TooLargeError(
                 f"Unpacking the bundle needs more than {max_bytes} bytes of memory, the limit of a request: export "

@@ -91,7 +91,9 @@ class ImportBundle(ImportRequest, Method, result=Session | Replay):
         """Return the request that creates a session like the one in the bundle."""
         # Take only the parameters that features add to the request. A bundle may not choose other parameters.
         own = kind.model_fields.keys() - SessionRequest.model_fields.keys()
-        params = {name: value for name, value in [*head.details.items(), *head.all_kept().items()] if name in own}
+        params = {
+            name: value for name, value in [*head.details.items(), *head.all_feature_options().items()] if name in own
+        }
         try:
             request = kind.model_validate(
                 {

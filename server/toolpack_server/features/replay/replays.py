@@ -188,7 +188,7 @@ class Replays:
             "environment": environment,
             "ttl_seconds": session.ttl_seconds,
             "labels": session.labels if labels is None else labels,
-            **recipe.kept,
+            **recipe.feature_options,
         }
         kind = self._context.session_request
         params |= {name: value for name, value in details_of(session).items() if name in kind.model_fields}

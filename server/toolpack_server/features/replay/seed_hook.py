@@ -61,17 +61,17 @@ class SeedHook(OperationHook):
                 for part, blob_id in change.parts.items():
                     self._digests.put(blob_id, change.answer.digests[part])
             new = {part: change.new_blobs[id_] for part, id_ in change.parts.items() if id_ in change.new_blobs}
-            change.memo[self] = self._digests.digest({**state.parts, **change.parts}, {**change.blobs, **new})
-        elif self in state.memo:
-            change.memo[self] = state.memo[self]
-        if (is_reset or isinstance(operation, CallOperation)) and change.memo.get(self) is not None:
-            (change.members or {})["state"] = change.memo[self]
+            change.hook_state[self] = self._digests.digest({**state.parts, **change.parts}, {**change.blobs, **new})
+        elif self in state.hook_state:
+            change.hook_state[self] = state.hook_state[self]
+        if (is_reset or isinstance(operation, CallOperation)) and change.hook_state.get(self) is not None:
+            (change.members or {})["state"] = change.hook_state[self]
 
 
 class SeedCreationHook(CreationHook):
     """Stores the seed and clock of a new session, and pins them while its environments are built."""
 
-    keeps = frozenset({"seed", "clock", "clock_step_seconds", "ticks", REPLAYS, WRITTEN_BY})
+    option_names = frozenset({"seed", "clock", "clock_step_seconds", "ticks", REPLAYS, WRITTEN_BY})
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context

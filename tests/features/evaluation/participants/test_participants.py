@@ -332,17 +332,17 @@ def test_bundle_and_replay_keep_permissions_counts_and_records(bench):
 
 def _rights(**changed):
     def change(lines):
-        lines[0]["head"]["kept"]["participants"] |= changed
+        lines[0]["head"]["feature_options"]["participants"] |= changed
 
     return change
 
 
 def _without_agent(lines):
-    del lines[0]["head"]["kept"]["participants"]["agent"]
+    del lines[0]["head"]["feature_options"]["participants"]["agent"]
 
 
 def _agent_last(lines):
-    participants = lines[0]["head"]["kept"]["participants"]
+    participants = lines[0]["head"]["feature_options"]["participants"]
     participants["agent"] = participants.pop("agent")
 
 

@@ -39,8 +39,15 @@ def record(kind, *, of="me", **members):
     return {"kind": kind, "started_at": "2026-11-21T08:42:30.061Z", "session_id": of, **members}
 
 
-def call(place, function="look", **more):
-    defaults = {"call_id": None, "place": place, "function": function, "kwargs": {"x": 1}, "result": 2, "error": None}
+def call(path_index, function="look", **more):
+    defaults = {
+        "call_id": None,
+        "path_index": path_index,
+        "function": function,
+        "kwargs": {"x": 1},
+        "result": 2,
+        "error": None,
+    }
     return record("call", **{**defaults, **more})
 
 

@@ -299,7 +299,7 @@ def test_prompt_comes_first_unless_the_path_has_a_message_first():
     call = {
         "kind": "call",
         "call_id": None,
-        "place": 1,
+        "path_index": 1,
         "function": "a.b",
         "kwargs": {},
         "result": {"x": 1},

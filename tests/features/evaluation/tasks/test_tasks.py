@@ -482,7 +482,7 @@ def test_replayed_session_is_at_the_same_point_of_its_task(bench, bundled):
     paths = [bench.rpc("get_trace", session_id=each, path=True) for each in (session_id, again["session_id"])]
     kinds = [[(record["kind"], record.get("by"), record["version"]) for record in path] for path in paths]
     assert kinds[0] == kinds[1]
-    assert [record["place"] for record in paths[1]] == [0, 1, 2, 3, 4]
+    assert [record["path_index"] for record in paths[1]] == [0, 1, 2, 3, 4]
 
 
 # Evaluation

@@ -570,7 +570,7 @@ def test_every_output_is_compared_even_if_a_forger_signs(valid_receipt, again, d
 
 def test_unknown_option_of_a_newer_version_is_reported(valid_receipt, tmp_path):
     value = copy.deepcopy(valid_receipt.json)
-    value["sessions"][0]["kept"]["weather"] = "rain"
+    value["sessions"][0]["feature_options"]["weather"] = "rain"
     (tmp_path / "r.json").write_bytes(sign_again(value, SigningKey(tmp_path / "key")))
     ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
     assert (ended.returncode, ended.stdout) == (2, "")

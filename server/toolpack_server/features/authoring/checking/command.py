@@ -26,7 +26,7 @@ from toolpack_server.features.authoring.checking.writes import writes
 from toolpack_server.features.evaluation.tasks.checks import check_tasks
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import catalog_of, inspect_toolpacks
-from toolpack_server.packs.registration import place, qualified_name
+from toolpack_server.packs.registration import location_of, qualified_name
 from toolpack_server.processes.isolated_call import run_isolated
 from toolpack_server.wiring.installed import feature_variables
 
@@ -115,7 +115,7 @@ def _inspect(settings: Settings) -> _Inspection:
     (notes if catalog.toolpacks else problems).extend(catalog.notices)
     notes += [] if errors else notes_on(catalog.toolpacks.values())
     functions = [
-        TrialOutcome(pack.name, function.name, place(function.function))
+        TrialOutcome(pack.name, function.name, location_of(function.function))
         for pack in catalog.toolpacks.values()
         for function in pack.functions.values()
     ]
@@ -135,7 +135,11 @@ def _shared_writes(catalog: Catalog) -> list[Finding]:
                     else f"it changes `{write.name}`, which all sessions share and no reset restores"
                 )
                 finding = Finding(
-                    f"{write.place}: {name}", what, "keep it in the environment.", subject=write.subject, function=name
+                    f"{write.location}: {name}",
+                    what,
+                    "keep it in the environment.",
+                    subject=write.subject,
+                    function=name,
                 )
-                findings.setdefault((write.place, write.name), finding)
+                findings.setdefault((write.location, write.name), finding)
     return [*findings.values()]

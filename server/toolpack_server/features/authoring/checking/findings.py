@@ -12,7 +12,7 @@ from typing import NamedTuple
 class Finding:
     """A problem or a note."""
 
-    place: str  # file, line and function
+    location: str  # file, line and function
     what: str  # the fault; two findings of a function with the same text are duplicates
     advice: str = ""  # how to fix it, unless `what` says that
     called: str = ""  # the circumstances, such as the arguments of the call
@@ -24,7 +24,7 @@ class Finding:
     def __str__(self) -> str:
         advice = f": {self.advice}" if self.advice else ""
         lines = "".join(f"\n    {line}" for line in self.details.splitlines())
-        return f"{self.place}: {self.what}{self.called}{advice}{lines}"
+        return f"{self.location}: {self.what}{self.called}{advice}{lines}"
 
 
 class TrialOutcome(NamedTuple):
@@ -32,4 +32,4 @@ class TrialOutcome(NamedTuple):
 
     toolpack: str
     name: str
-    place: str
+    location: str

@@ -18,7 +18,7 @@ from toolpack_server.packs.checks import BUILD_SECONDS, requires
 from toolpack_server.packs.import_timeout import TimeLimitExceeded, time_limit
 from toolpack_server.packs.lazy_obstacles import lazy_obstacle
 from toolpack_server.packs.names import without_dots
-from toolpack_server.packs.registration import place
+from toolpack_server.packs.registration import location_of
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.comparison import difference
 from toolpack_server.snapshots.graph import holders
@@ -48,15 +48,15 @@ def _environment_notes(pack: Toolpack) -> list[str]:
         except ValidationError as error:
             what = error.errors(include_url=False)[0]["msg"]
             notes.append(
-                f"{place(pack.source)}: the field `{name}` starts with a value that doesn't fit its type ({what}): "
-                "correct one of the two."
+                f"{location_of(pack.source)}: the field `{name}` starts with a value that doesn't fit its type "
+                f"({what}): correct one of the two."
             )
         except Exception:  # noqa: BLE001, S112 - an author's validator may raise any exception
             continue
     changing = difference(first, second)
     if changing:
         notes.append(
-            f"{place(pack.factory)}: two initial environments from the same options differ ({changing}): use a "
+            f"{location_of(pack.factory)}: two initial environments from the same options differ ({changing}): use a "
             "random.Random with a seed and fixed times, so that sessions start alike."
         )
     return notes + _size_notes(pack, first)
@@ -66,7 +66,9 @@ def _size_notes(pack: Toolpack, environment: BaseModel) -> list[str]:
     """Return notes on an environment that makes each call slow."""
     largest = max((len(held) for held in holders(environment) if type(held) in (dict, list)), default=0)
     if largest > MAX_RECORDS:
-        text = f"{place(pack.source)}: a container of the environment has {largest} items: keep them in a Database"
+        text = (
+            f"{location_of(pack.source)}: a container of the environment has {largest} items: keep them in a Database"
+        )
         return [f"{text}, so that a call doesn't open all of them."]
     obstacle = lazy_obstacle(pack) if pack.lazy and largest >= MANY_RECORDS else None
     if obstacle is None:
@@ -75,10 +77,10 @@ def _size_notes(pack: Toolpack, environment: BaseModel) -> list[str]:
 
 
 def _function_notes(pack: Toolpack) -> list[str]:
-    notes = [] if pack.functions else [f"{pack.place}: it has no function: register some with @toolpack.function."]
+    notes = [] if pack.functions else [f"{pack.location}: it has no function: register some with @toolpack.function."]
     notes += _section_notes(pack)
     for function in pack.functions.values():
-        where, qualified = place(function.function), without_dots(f"{pack.name}.{function.name}")
+        where, qualified = location_of(function.function), without_dots(f"{pack.name}.{function.name}")
         if not PORTABLE_NAME.fullmatch(function.name):
             notes.append(
                 f"{where}: agents of several providers can't call a function with this name: use at most 64 of the "
@@ -106,7 +108,10 @@ def _section_notes(pack: Toolpack) -> list[str]:
     if not named:
         return []
     sections = ", ".join(sorted({section for names in hidden.values() for section in names}))
-    where, others = place(pack.functions[named[0]].function), f" and {len(named) - 1} more" if len(named) > 1 else ""
+    where, others = (
+        location_of(pack.functions[named[0]].function),
+        f" and {len(named) - 1} more" if len(named) > 1 else "",
+    )
     advice = "say what they need above the parameters."
     return [f"{where}: agents don't see the sections {sections} of the docstrings of `{named[0]}`{others}: {advice}"]
 

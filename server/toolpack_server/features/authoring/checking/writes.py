@@ -40,7 +40,7 @@ CONSTANTS = (str, int, float, bool, bytes, tuple, frozenset, type(None), ModuleT
 class SharedWrite(NamedTuple):
     """A write to shared state."""
 
-    place: str  # file and line
+    location: str  # file and line
     name: str  # the expression in the code
     subject: str  # the variable, or the part of the process's state
     of_process: bool  # whether it is process state, not a module variable
@@ -132,8 +132,8 @@ class _WriteSearch:
         return self._function.__globals__.get(name)
 
     def _write(self, node: ast.expr, name: str, of_process: str = "") -> SharedWrite:
-        place = f"{inspect.getsourcefile(self._function)}:{node.lineno}"
-        return SharedWrite(place, name, of_process or name, bool(of_process))
+        location = f"{inspect.getsourcefile(self._function)}:{node.lineno}"
+        return SharedWrite(location, name, of_process or name, bool(of_process))
 
 
 def _dotted(node: ast.expr) -> str:

@@ -8,7 +8,7 @@ from typing import Self
 
 from toolpack_server.features.authoring.classes.methods import Methods
 from toolpack_server.features.authoring.classes.worlds import ClassWorld, Maker, world_of_class, world_of_classes
-from toolpack_server.packs.registration import caller_place, located
+from toolpack_server.packs.registration import caller_location, located
 from toolpack_server.packs.toolpack import Toolpack
 
 
@@ -48,7 +48,7 @@ class ClassToolpacks(Toolpack):
         Raises:
             RegistrationError: The class or a method can't be used; the message says what to do.
         """
-        with located(caller_place(name)):
+        with located(caller_location(name)):
             world = world_of_class(name, cls, read_only, exclude, options)
             return toolpack._of(cls, world, name, opt_in, state_types, lazy)
         return toolpack(name, opt_in=opt_in)  # `located` collected the error
@@ -81,7 +81,7 @@ class ClassToolpacks(Toolpack):
         Raises:
             RegistrationError: A class or a method can't be used; the message says what to do.
         """
-        with located(caller_place(name)):
+        with located(caller_location(name)):
             world = world_of_classes(name, classes, read_only, exclude, options or {})
             return toolpack._of(next(iter(classes.values())), world, name, opt_in, state_types, lazy)
         return toolpack(name, opt_in=opt_in)  # `located` collected the error

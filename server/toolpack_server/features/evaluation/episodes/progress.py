@@ -155,7 +155,7 @@ class Episodes(OperationHook):
             progress = self.stored(state.session, self._paths.end(state.session.id, back_to, state.index))
         else:
             progress = self.progress(state).after(kind, shown, state.index + 1)
-        change.private["progress"], change.memo[self] = progress.to_json(), progress
+        change.private["progress"], change.hook_state[self] = progress.to_json(), progress
 
     def progress(self, state: SessionState) -> Progress:
         """Return the progress of a session that this hook concerns, as an operation sees it."""

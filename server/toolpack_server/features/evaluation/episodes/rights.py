@@ -108,9 +108,9 @@ def fill_defaults(participants: Participants) -> dict[str, dict[str, Any]]:
     }
 
 
-def check_stored_rights(kept: Mapping[str, Any]) -> None:
+def check_stored_rights(feature_options: Mapping[str, Any]) -> None:
     """Check the stored rights of an imported session, if it has participants. Raises as `check_rights`."""
-    participants = kept.get(PARTICIPANTS)
+    participants = feature_options.get(PARTICIPANTS)
     if participants is None:
         return
     if not isinstance(participants, dict):

@@ -17,7 +17,7 @@ from toolpack_server.stores.base import Head, StoredSession
 
 
 class EventAddresses(AddressHook):
-    of_kept = HIDDEN
+    of_option = HIDDEN
 
     def __init__(self, app: App) -> None:
         self._hook = app.feature(EventHook)
@@ -26,7 +26,7 @@ class EventAddresses(AddressHook):
     @override
     def fill(self, session: StoredSession, address: Address) -> Address:
         recipe = Recipe.of(session)
-        hidden = frozenset(recipe.kept[HIDDEN])
+        hidden = frozenset(recipe.feature_options[HIDDEN])
         return replace(address, functions=self._functions(recipe.toolpacks, hidden, address.functions))
 
     def _visible(

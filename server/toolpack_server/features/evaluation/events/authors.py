@@ -15,7 +15,7 @@ from toolpack_server.features.evaluation.event_rules import (
 )
 from toolpack_server.features.evaluation.events.world import WORLD_PACK
 from toolpack_server.functions_runtime import EmptyEnv
-from toolpack_server.packs.registration import caller_place, located
+from toolpack_server.packs.registration import caller_location, located
 from toolpack_server.packs.toolpack import Toolpack
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
@@ -46,7 +46,7 @@ class EventAuthor(Toolpack):
         step_seconds: float | None = None,
     ) -> None:
         super().__init__(name, environment, functions, opt_in, state_types, lazy)
-        with located(self.place):
+        with located(self.location):
             try:
                 microseconds(begins or DEFAULT_BEGINS)
             except (TypeError, ValueError):
@@ -94,7 +94,7 @@ class EventAuthor(Toolpack):
 
     def add_event(self, **rule: Any) -> None:
         """Register a rule without a function: it offers or withdraws functions, or is only a mark in the trace."""
-        with located(caller_place(self.name)):
+        with located(caller_location(self.name)):
             try:
                 read_event_rules([*self.event_rules, rule], complete=False)
             except ValueError as error:

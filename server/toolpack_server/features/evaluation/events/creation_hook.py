@@ -53,7 +53,7 @@ class ForkEvents(Parameters):
 
 
 class EventCreationHook(CreationHook):
-    keeps = frozenset({NAME, TIMELINE, HIDDEN})
+    option_names = frozenset({NAME, TIMELINE, HIDDEN})
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -99,14 +99,14 @@ class EventCreationHook(CreationHook):
         return request.model_copy(update=update)
 
     @override
-    def kept(self, request: SessionRequest) -> Mapping[str, Any]:
+    def feature_options(self, request: SessionRequest) -> Mapping[str, Any]:
         packs = [self._packs[name] for name in request.toolpacks or ()]
         hidden = [f"{p.name}.{name}" for p in packs if isinstance(p, EventAuthor) for name in sorted(p.hidden)]
         return {HIDDEN: hidden}
 
     @override
-    def check_kept(self, kept: Mapping[str, Any], toolpacks: Sequence[str]) -> None:
-        value = kept.get(HIDDEN, [])
+    def check_feature_options(self, feature_options: Mapping[str, Any], toolpacks: Sequence[str]) -> None:
+        value = feature_options.get(HIDDEN, [])
         if not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
             raise InvalidParamsError("The bundle's hidden functions must be a list of names.")
 

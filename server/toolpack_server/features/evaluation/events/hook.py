@@ -206,7 +206,7 @@ class EventHook(OperationHook):
     def _answer(self, operation: CallOperation, timeline: Timeline, waits: _Wait | None, at: int) -> None:
         """Prepare a call that runs now, or answer it instead."""
         if waits is not None:
-            operation.notes = {**operation.notes, self: waits}
+            operation.hook_scratch = {**operation.hook_scratch, self: waits}
             news = [text for _, text in timeline.news]
             waited = (waits.end - timeline.rest) / SECOND
             answer = {"time": time_text(waits.end), "waited": waited, "news": news}
@@ -263,7 +263,7 @@ class EventHook(OperationHook):
             timeline, problems = events.after_event(timeline, operation.event, function, facts, failed=failed)
             members["at"] = time_text(operation.event.at)
         elif isinstance(operation, CallOperation):
-            waits: _Wait | None = operation.notes.get(self)
+            waits: _Wait | None = operation.hook_scratch.get(self)
             at = timeline.rest + events.step if waits is None else waits.end
             if waits is not None:
                 timeline = timeline._replace(news=())
@@ -279,7 +279,7 @@ class EventHook(OperationHook):
             timeline = events.after_change(timeline)
         if problems:
             members["problem"] = ". ".join(problems)
-        change.private[TIMELINE], change.memo[self] = timeline.to_json(), timeline
+        change.private[TIMELINE], change.hook_state[self] = timeline.to_json(), timeline
         if isinstance(operation, FunctionEvent | PlainEvent):
             change.next = operation.resume
         elif _has_due(timeline):

@@ -98,7 +98,7 @@ class ConditionCheck(CallOperation):
 
     @override
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        last, memo = state.last, state.memo  # a check that has missed its deadline writes into an old memo
+        last, memo = state.last, state.hook_state  # a check that has missed its deadline writes into an old memo
         change = yield from super().changing(state, start_clock)
         self._checked(self, state.session, last, memo)
         change.next = self.resume

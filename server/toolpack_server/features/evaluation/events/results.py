@@ -59,7 +59,7 @@ class EventRecord(TypedDict):
     version: int
     started_at: str
     duration_ms: float
-    place: NotRequired[int]
+    path_index: NotRequired[int]
     session_id: NotRequired[str]
 
 

@@ -17,8 +17,8 @@ class ParticipantAddresses(NamedAddresses):
     member = PARTICIPANTS
 
     @override
-    def of(self, kept: Mapping[str, Any]) -> Mapping[str, Address] | None:
-        participants: Participants | None = kept.get(PARTICIPANTS)
+    def of(self, feature_options: Mapping[str, Any]) -> Mapping[str, Address] | None:
+        participants: Participants | None = feature_options.get(PARTICIPANTS)
         if participants is None:
             return None
         return {

@@ -42,7 +42,7 @@ class ParticipantsRequest(SessionRequest):
 class ParticipantsCreationHook(CreationHook):
     """Checks and completes the rights of participants, and stores them with the recipe."""
 
-    keeps = frozenset({PARTICIPANTS})
+    option_names = frozenset({PARTICIPANTS})
 
     def __init__(self, context: SessionContext) -> None:
         self._catalog = context.catalog
@@ -59,13 +59,13 @@ class ParticipantsCreationHook(CreationHook):
         return request.model_copy(update={PARTICIPANTS: participants})
 
     @override
-    def kept(self, request: SessionRequest) -> Mapping[str, Any]:
+    def feature_options(self, request: SessionRequest) -> Mapping[str, Any]:
         return {PARTICIPANTS: _participants(request)}
 
     @override
-    def check_kept(self, kept: Mapping[str, Any], toolpacks: Sequence[str]) -> None:
-        check_stored_rights(kept)
-        self._check_functions(kept.get(PARTICIPANTS, {}), toolpacks)
+    def check_feature_options(self, feature_options: Mapping[str, Any], toolpacks: Sequence[str]) -> None:
+        check_stored_rights(feature_options)
+        self._check_functions(feature_options.get(PARTICIPANTS, {}), toolpacks)
 
     def _check_functions(self, participants: Participants, toolpacks: Sequence[str]) -> None:
         functions = self._catalog.listed(toolpacks)

@@ -45,7 +45,7 @@ class ForkPerturbations(Parameters):
 
 
 class PerturbationCreationHook(CreationHook):
-    keeps = frozenset({NAME, COUNTS})
+    option_names = frozenset({NAME, COUNTS})
 
     def __init__(self, context: SessionContext) -> None:
         self._catalog = context.catalog
@@ -79,7 +79,7 @@ class PerturbationCreationHook(CreationHook):
             resolved = parent_details.get(NAME)
         else:
             clock = getattr(request, "clock", None) or parent_details.get("clock")
-            task = recipe.kept.get("task")
+            task = recipe.feature_options.get("task")
             resolved = self._resolve(perturbations, task, recipe.toolpacks, clock, resolved=request.resolved)
         if not resolved:
             return {}

@@ -120,7 +120,7 @@ class PerturbationHook(OperationHook):
             matched = self._decide(operation, state, start_clock, memo)
             decision = matched.decision
             operation.dry_run = decision.phantom is not None
-            operation.notes = {**operation.notes, self: matched}
+            operation.hook_scratch = {**operation.hook_scratch, self: matched}
         policy, delay = operation.plan.policy, memo.counts.delay + decision.delay
         if policy is not None and delay:
             operation.plan.policy = policy.later(delay)
@@ -235,12 +235,12 @@ class PerturbationHook(OperationHook):
         else:
             functions = self._functions(Recipe.of(state.session).toolpacks)
             memo = memo._replace(counts=memo.counts.after(kind, shown, functions))
-        matched: _MatchedRules | None = operation.notes.get(self)
+        matched: _MatchedRules | None = operation.hook_scratch.get(self)
         if matched is not None and isinstance(operation, CallOperation):
             self._perturb(matched, operation.plan, state, change)
             counts = memo.counts._replace(delay=memo.counts.delay + matched.decision.delay)
             memo = memo._replace(counts=counts, recent=self._recent_answers(memo, operation, state, change))
-        change.private[COUNTS], change.memo[self] = memo.counts.to_json(), memo
+        change.private[COUNTS], change.hook_state[self] = memo.counts.to_json(), memo
 
     def _perturb(self, matched: _MatchedRules, plan: Plan, state: SessionState, change: Effect) -> None:
         """Replace the agent's answer, and add `perturbed` to the record."""

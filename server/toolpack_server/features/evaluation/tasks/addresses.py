@@ -20,7 +20,7 @@ class TaskAddresses(AddressHook):
 
     @override
     def fill(self, session: StoredSession, address: Address) -> Address:
-        task = None if PARTICIPANTS in Recipe.of(session).kept else self._tasks.task(session)
+        task = None if PARTICIPANTS in Recipe.of(session).feature_options else self._tasks.task(session)
         if task is None:
             return address
         return replace(

@@ -45,10 +45,10 @@ class AnswerOperation(RecordOperation):
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
         """Record the answer. An equal second answer is a retry and succeeds, unless it has a call_id of its own."""
-        episodes, kept = self._episodes, self.facts.recipe.kept
-        if "task" not in kept and PARTICIPANTS not in kept:
+        episodes, feature_options = self._episodes, self.facts.recipe.feature_options
+        if "task" not in feature_options and PARTICIPANTS not in feature_options:
             raise InvalidParamsError("The session has no task, so it takes no answer: create a session with a task.")
-        shared, is_agent = PARTICIPANTS in kept, self.by != CLIENT
+        shared, is_agent = PARTICIPANTS in feature_options, self.by != CLIENT
         # The call_ids of agents and of the client are separate, so a record with one says whose it is.
         by = {"by": self.by} if shared or (is_agent and self.call_id is not None) else {}
         if shared and is_agent and not self.context.addresses.of(state.session, self.by).answers:

@@ -28,7 +28,7 @@ from toolpack_server.features.evaluation.tasks.task import SEPARATOR, Task
 from toolpack_server.functions.tracebacks import traceback_text
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.pack_function import is_offered
-from toolpack_server.packs.registration import place
+from toolpack_server.packs.registration import location_of
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.protocol.results import Session
 from toolpack_server.rpc.caller import Caller
@@ -87,7 +87,7 @@ async def _check_tasks(
 def _place(task: Task) -> str:
     evaluator = inspect.unwrap(task.evaluate) if task.evaluate else None
     plain = inspect.isfunction(evaluator) and not evaluator.__module__.startswith(_OURS)
-    return f"{place(evaluator)}: " if plain else ""
+    return f"{location_of(evaluator)}: " if plain else ""
 
 
 def _unknown_functions(catalog: Catalog, pack: Toolpack, task: Task) -> Iterator[str]:

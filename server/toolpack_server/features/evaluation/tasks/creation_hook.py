@@ -29,7 +29,7 @@ class TaskRequest(SessionRequest):
 class TaskCreationHook(CreationHook):
     """Adds the toolpacks, options and participants of a task."""
 
-    keeps = frozenset({"task"})
+    option_names = frozenset({"task"})
 
     def __init__(self, context: SessionContext) -> None:
         self._catalog = context.catalog
@@ -55,7 +55,7 @@ class TaskCreationHook(CreationHook):
         return request.model_copy(update={**update, **_participants(request, task)})
 
     @override
-    def kept(self, request: SessionRequest) -> Mapping[str, Any]:
+    def feature_options(self, request: SessionRequest) -> Mapping[str, Any]:
         return {"task": _task(request)}
 
 

@@ -183,9 +183,9 @@ def _author_errors(what: str) -> Iterator[None]:
         log.warning("%s failed", what, exc_info=error)
         kind = error.kind if isinstance(error, ReplayError | RewardError) else type(error).__name__
         not_finite = isinstance(error, RewardError)
-        place = error.raised_at if isinstance(error, ReplayError) else raised_at(error)
+        location = error.raised_at if isinstance(error, ReplayError) else raised_at(error)
         raise EvaluationError(
-            f"{what} failed: {error_text(error)}", kind, not_finite=not_finite, raised_at=place
+            f"{what} failed: {error_text(error)}", kind, not_finite=not_finite, raised_at=location
         ) from error
 
 

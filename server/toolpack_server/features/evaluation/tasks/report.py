@@ -114,7 +114,7 @@ class RunsPage:
         if isinstance(kind, VerdictKind):
             return ""
         shown = record if kind.is_call else {name: value for name, value in record.items() if name not in NOT_SHOWN}
-        return f"{record['place']:>4}  {kind.text(shown, MAX_CHARACTERS)}"
+        return f"{record['path_index']:>4}  {kind.text(shown, MAX_CHARACTERS)}"
 
     async def _prompt(self, task: str) -> str:
         try:

@@ -181,14 +181,14 @@ class SessionSummaries(TypedDict):
 class SolutionCall(TypedDict):
     """A call in the form of `run_function`, and the name of the participant who makes it.
 
-    `place` is the place in the session's history of the call that made it already. If there is none, `similar` is that
-    of a call of the same function with other arguments, which no call of the solution equals.
+    If the history has an equal call, `path_index` is its index there. If not, `similar` is the index of a call of the
+    same function with other arguments that equals no call of the solution.
     """
 
     function: str
     kwargs: dict[str, Json]
     by: str
-    place: NotRequired[int]
+    path_index: NotRequired[int]
     similar: NotRequired[int]
 
 

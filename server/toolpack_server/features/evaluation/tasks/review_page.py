@@ -190,8 +190,8 @@ class _Page:
             None,
         )
         rows = ""
-        for place, check in enumerate(checks):
-            states = [place < len(step["checks"]) and step["checks"][place]["passed"] for step in steps]
+        for index, check in enumerate(checks):
+            states = [index < len(step["checks"]) and step["checks"][index]["passed"] for step in steps]
             cells = "".join(
                 f"<td{_turned(number == fell and not ok and states[number - 1])}>"
                 f'<span class="{"passes" if ok else "fails"}">{"✓" if ok else "✗"}</span></td>'
@@ -209,8 +209,8 @@ class _Page:
 
 def lost_lines(places: Sequence[str]) -> list[str]:
     """Return the lines of the report about where failed rollouts were lost, the most frequent place first."""
-    counts = sorted(((places.count(place), place) for place in {*places}), key=lambda each: (-each[0], each[1]))
-    return [f"{count} of {len(places)} failures: {place}" for count, place in counts]
+    counts = sorted(((places.count(index), index) for index in {*places}), key=lambda each: (-each[0], each[1]))
+    return [f"{count} of {len(places)} failures: {index}" for count, index in counts]
 
 
 async def place_of_loss(send: Send, session_id: str) -> str:

@@ -95,7 +95,7 @@ class _Reviewer:
 
     async def _pages(self, session_id: str, *, path: bool) -> list[Any]:
         found: list[Any] = []
-        key = "place" if path else "index"
+        key = "path_index" if path else "index"
         while page := await self._ask(
             "get_trace", session_id=session_id, limit=_PAGE, path=path, after=found[-1][key] if found else -1
         ):
@@ -216,7 +216,7 @@ class _Reviewer:
         steps = sorted({0, *(step for each in spans for step in (each.before, each.after))})
         values = await self._values(steps)
         solution = await self._solution(version)
-        places = {call["place"] for call in solution["calls"] if "place" in call} if solution else set()
+        places = {call["path_index"] for call in solution["calls"] if "path_index" in call} if solution else set()
         own = verdict["reward"] if verdict["valid"] else None
         end = steps[-1]
         known = [value for value in values.values() if value is not None]
@@ -261,7 +261,7 @@ class _Reviewer:
             }
             review["line"] = line
             if lost is None:
-                review["never_called"] = [call for call in line["calls"] if "place" not in call]
+                review["never_called"] = [call for call in line["calls"] if "path_index" not in call]
             else:
                 review["lost"] = lost.record["index"]
                 review["never_called"] = await self._missing_before(lost, solution, line["calls"])
@@ -275,11 +275,13 @@ class _Reviewer:
     ) -> list[SolutionCall]:
         """Return the calls that the solution makes before the losing one, if that is one of its calls."""
         calls = solution["calls"] if solution else []
-        number = next((number for number, call in enumerate(calls) if call.get("place") == lost.record["place"]), 0)
+        number = next(
+            (number for number, call in enumerate(calls) if call.get("path_index") == lost.record["path_index"]), 0
+        )
         if not number:
             return []
         before = (await self._solution(lost.before))["calls"][:number]
-        return [call for call in before if "place" not in call and call in line]
+        return [call for call in before if "path_index" not in call and call in line]
 
     async def _values(self, steps: Sequence[int]) -> dict[int, float | None]:
         """Return the value of each step. Values never rise, so equal ends of a span have equal values between."""
@@ -341,7 +343,7 @@ class _Reviewer:
         solution makes after the first missing one, because some have no effect before it.
         """
         rest, calls = solution["rest"], solution["calls"]
-        first = next((number for number, call in enumerate(calls) if "place" not in call), len(calls))
+        first = next((number for number, call in enumerate(calls) if "path_index" not in call), len(calls))
         tried = [self._changing(rest), rest]
         lists = [
             *(way for each in tried for way in (each, [call for call in each if "similar" not in call])),
@@ -421,7 +423,7 @@ def _mark(span: Span, before: float | None, after: float | None, places: set[int
         return "failed"
     if span.before == span.after:
         return "read"
-    if record["place"] in places:
+    if record["path_index"] in places:
         return "solution"
     if before is None or after is None:
         return "unknown"

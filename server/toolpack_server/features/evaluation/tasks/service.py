@@ -124,7 +124,7 @@ class Tasks:
                 "calls": progress.calls.get(name, 0),
                 "done": self._episodes.refusal_reason(session_id, address, progress) is not None,
             }
-            if PARTICIPANTS in Recipe.of(session).kept:
+            if PARTICIPANTS in Recipe.of(session).feature_options:
                 agent_task["name"], agent_task["others"] = name, [*address.others]
             return agent_task
 
@@ -139,7 +139,7 @@ class Tasks:
             ClassesChangedError: The task is no longer loaded.
             EvaluationError: The task can't be loaded.
         """
-        name = Recipe.of(session).kept.get("task")
+        name = Recipe.of(session).feature_options.get("task")
         if name is None:
             return None
         try:
@@ -300,7 +300,7 @@ class Tasks:
         """Return an invalid verdict without a reward, for a failure of `evaluate`."""
         with suppress(StateDamagedError):
             session, head = await self._sessions.read(lambda reader: reader.find(session_id, owner))
-            name = name or Recipe.of(session).kept.get("task")
+            name = name or Recipe.of(session).feature_options.get("task")
             version = head.version if version is None else version
         return no_reward(name or "", version or 0, failure)
 
@@ -335,11 +335,11 @@ class Tasks:
         """Return the name of the task to evaluate, and its evaluator's deadline in seconds."""
         recipe = Recipe.of(session)
         if name is None:
-            if "task" not in recipe.kept:
+            if "task" not in recipe.feature_options:
                 raise InvalidParamsError(
                     "The session has no task: name a task of its toolpacks, or create a session with a task."
                 )
-            name = str(recipe.kept["task"])
+            name = str(recipe.feature_options["task"])
         pack, task = find_task(self._catalog, name)
         if pack.name not in recipe.toolpacks:
             raise InvalidParamsError(

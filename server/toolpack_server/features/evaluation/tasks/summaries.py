@@ -37,7 +37,7 @@ _PAGE_RECORDS = 200
 _PAGE_BYTES = 2**20
 _MAX_SECONDS = 0.5  # of an answer without evaluation
 _Page = tuple[list[SessionSummary], str | None]  # summaries, and the session_id to continue after
-_NOT_SEARCHED = {"index", "kind", "version", "state", "started_at", "duration_ms", "place"}  # members of records
+_NOT_SEARCHED = {"index", "kind", "version", "state", "started_at", "duration_ms", "path_index"}  # members of records
 
 
 class Summaries:

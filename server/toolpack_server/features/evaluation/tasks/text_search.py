@@ -85,20 +85,20 @@ def _has(text: str, tokens: list[_Token], spelling: str) -> bool:
     wanted = [*_tokens(_plain(spelling))]
     if not wanted:  # only punctuation
         return spelling.strip() != "" and spelling.strip() in text
-    return any(_fits(text, tokens, place, wanted) for place in range(len(tokens)))
+    return any(_fits(text, tokens, index, wanted) for index in range(len(tokens)))
 
 
-def _fits(text: str, tokens: list[_Token], place: int, wanted: list[_Token]) -> bool:
-    """Return whether the wanted tokens follow one another in the text from the token at `place`."""
+def _fits(text: str, tokens: list[_Token], index: int, wanted: list[_Token]) -> bool:
+    """Return whether the wanted tokens follow one another in the text from the token at `index`."""
     for each in wanted:
-        if place >= len(tokens):
+        if index >= len(tokens):
             return False
-        token = tokens[place]
+        token = tokens[index]
         other = each.spellings.match(text, token.begin) if each.spellings and token.value != each.value else None
         if other is None and token.value != each.value:
             return False
         end = other.end() if other else token.end
-        place = next((later for later in range(place + 1, len(tokens)) if tokens[later].begin >= end), len(tokens))
+        index = next((later for later in range(index + 1, len(tokens)) if tokens[later].begin >= end), len(tokens))
     return True
 
 

@@ -53,13 +53,13 @@ async def create_entry(send: Send, summary: Mapping[str, Any]) -> tuple[ReceiptE
     if head.version != verdict["version"] or head.task is None:
         raise click.ClickException(f"Session {session_id} changed while it was evaluated: evaluate it again.")
     ancestors = await _ancestors(send, session_id) if head.fork else []
-    alone = PARTICIPANTS not in head.kept
+    alone = PARTICIPANTS not in head.feature_options
     entry = ReceiptEntry(
         toolpacks=head.toolpacks,
         options=head.options,
         environment=head.environment,
         task=head.task,
-        kept=head.kept,
+        feature_options=head.feature_options,
         details=head.details,
         labels=head.labels,
         version=head.version,
@@ -92,7 +92,7 @@ async def _ancestors(send: Send, session_id: str) -> list[ReceiptPart]:
     after = -1
     while page := await send("get_trace", {"session_id": session_id, "path": True, "after": after, "limit": PAGE}):
         last |= {record["session_id"]: record["index"] for record in page}
-        after = page[-1]["place"]
+        after = page[-1]["path_index"]
     ancestors: list[ReceiptPart] = []
     at, is_fork = session_id, True
     while is_fork:
@@ -140,7 +140,7 @@ def create_bundle(entry: ReceiptEntry, part: ReceiptPart, times: list[Times], se
         options=entry.options,
         environment=entry.environment,
         task=entry.task,
-        kept=entry.kept,
+        feature_options=entry.feature_options,
         labels=entry.labels,
         ttl_seconds=settings.ttl_seconds,
         fork=False,

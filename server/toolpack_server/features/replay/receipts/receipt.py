@@ -59,7 +59,7 @@ class ReceiptEntry(BaseModel):
     """A session in a receipt: how it was created, its records without times and ids, and the verdict.
 
     Attributes:
-        kept: Features' data for the recipe, without the task.
+        feature_options: Features' data for the recipe, without the task.
         details: Features' data of the session, such as its seed and clock.
         forked_from: The histories of a fork's ancestors, the oldest first. They have the fork's toolpacks and options.
     """
@@ -70,7 +70,7 @@ class ReceiptEntry(BaseModel):
     options: dict[str, _JsonObject]
     environment: dict[str, Any]
     task: str
-    kept: _JsonObject
+    feature_options: _JsonObject
     details: _JsonObject
     labels: dict[str, str]
     version: Count

@@ -23,13 +23,13 @@ def apply(connections: PostgresConnections, commits: Sequence[Commit]) -> list[b
     ):
         (rows,) = connections.run(_statement(commits, {}))
         stored = {number - 1 for (number,) in rows}
-        others = [place for place in range(len(commits)) if place not in stored]
+        others = [index for index in range(len(commits)) if index not in stored]
         if others:
-            (rows,) = connections.run(_same([commits[place] for place in others]))
+            (rows,) = connections.run(_same([commits[index] for index in others]))
             stored.update(others[number - 1] for (number,) in rows)
     else:
         stored = connections.transaction(lambda connection: _one_by_one(connection, commits))
-    return [place in stored for place in range(len(commits))]
+    return [index in stored for index in range(len(commits))]
 
 
 def _one_by_one(connection: PostgresConnection, commits: Sequence[Commit]) -> set[int]:
@@ -39,11 +39,11 @@ def _one_by_one(connection: PostgresConnection, commits: Sequence[Commit]) -> se
     _, rows = connection.run([(sql.LOCK_HEADS, (sessions,)), (sql.SIZES, (referred,))])
     sizes: dict[str, int] = {blob.decode(): size for blob, size in rows}
     stored = set()
-    for place, commit in enumerate(commits):
+    for index, commit in enumerate(commits):
         has_all = all(blob in commit.blobs or blob in sizes for blob in commit.parts.values())
         moved = has_all and connection.run([_statement([commit], sizes)])[0]
         if moved or connection.run([_same([commit])])[0]:
-            stored.add(place)
+            stored.add(index)
         if moved:
             references = Counter(blob for blob in commit.parts.values() if blob not in commit.blobs)
             connection.run([(sql.ADD_REFERENCES, ([*references], [*references.values()]))])

@@ -96,13 +96,13 @@ class PostgresConnection:
             raise LostError(str(error)) from error
         for answer in answers:
             if answer.status == pq.ExecStatus.FATAL_ERROR:
-                for place, text in preparations:  # after the error nothing was prepared
-                    if answers[place].status != pq.ExecStatus.COMMAND_OK:
+                for index, text in preparations:  # after the error nothing was prepared
+                    if answers[index].status != pq.ExecStatus.COMMAND_OK:
                         del self._prepared[text]
                 _raise_error(answer)
         if self._warning:
             raise LostError(self._warning)
-        return [_rows(answers[place]) for place in places]
+        return [_rows(answers[index]) for index in places]
 
     def _send(self, statements: Sequence[Statement]) -> tuple[list[int], list[tuple[int, str]]]:
         """Send statements. Return the places of their answers, and the places and texts of their preparations."""

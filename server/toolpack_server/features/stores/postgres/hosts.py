@@ -63,8 +63,8 @@ class Hosts:
         self._hosts: list[dict[str, Any]] = [
             DEFAULTS
             | options
-            | {name: items[place % len(items)] for name, items in values.items() if items[place % len(items)]}
-            for place in range(count)
+            | {name: items[index % len(items)] for name, items in values.items() if items[index % len(items)]}
+            for index in range(count)
         ]
 
     def connect(self) -> Any:

@@ -42,7 +42,7 @@ def _page(connections: PostgresConnections, query: SessionQuery, after: str, lim
     parameters: list[Any] = []
 
     def add(condition: str, *values: Any) -> None:
-        conditions.append(condition.format(*(f"${len(parameters) + place + 1}" for place in range(len(values)))))
+        conditions.append(condition.format(*(f"${len(parameters) + index + 1}" for index in range(len(values)))))
         parameters.extend(values)
 
     if query.parent is not None:

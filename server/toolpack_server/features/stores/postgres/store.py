@@ -331,8 +331,8 @@ def _count_time(connection: PostgresConnection, clock: float | None) -> StoreClo
     return StoreClock(now - uncounted, uncounted)
 
 
-def _record(place: int, version: int, call_id: bytes | None, body: bytes, id_: bytes) -> Record:
-    return Record(place, version, None if call_id is None else call_id.decode(), body, id_.decode())
+def _record(index: int, version: int, call_id: bytes | None, body: bytes, id_: bytes) -> Record:
+    return Record(index, version, None if call_id is None else call_id.decode(), body, id_.decode())
 
 
 def _changes(
@@ -347,6 +347,6 @@ def _changes(
 
 
 def _head(row: Sequence[Any]) -> Head:
-    place, version, epoch, last, size, parts, blobs = row
+    index, version, epoch, last, size, parts, blobs = row
     names = {part.decode(): blob.decode() for part, blob in zip(parts or (), blobs or (), strict=True)}
-    return Head(place, version, names, epoch, last.decode(), size)
+    return Head(index, version, names, epoch, last.decode(), size)

@@ -96,7 +96,7 @@ class Commits:
             return False
         key = head.key
         row = (key, record.index, record.version, record.call_id, record.id, record.body)
-        if record.index <= head.place:
+        if record.index <= head.last_index:
             return bool(writer.execute(sql.SAME_RECORD, row).fetchone())
         if not follows(head, commit):
             return False
@@ -105,7 +105,7 @@ class Commits:
                 return False
         total = head.total + len(record.body)
         rows.records.append((*row, total))
-        head.place, head.last, head.total = record.index, record.id, total
+        head.last_index, head.last, head.total = record.index, record.id, total
         rows.blobs.update(commit.blobs)
         for part, blob in commit.parts.items():
             rows.changes.append((key, record.version, part, blob))
