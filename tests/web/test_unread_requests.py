@@ -59,7 +59,7 @@ def test_the_body_of_an_unknown_key_is_not_parsed(endpoint):
 
 @pytest.mark.parametrize("announced", [1, 60_000, 2**20])
 def test_an_unknown_key_of_mcp_waits_for_its_body_only_a_moment(endpoint, monkeypatch, announced):
-    monkeypatch.setattr(mcp_endpoint, "STRANGER_SECONDS", 0.05)
+    monkeypatch.setattr(mcp_endpoint, "UNKNOWN_KEY_SECONDS", 0.05)
     with endpoint.connect(head(UNKNOWN_MCP, b"Content-Length: %d" % announced)) as connection:
         status, reply = answer(connection)
         assert (status, reply["error"]["code"], reply["id"]) == (200, -33001, None)
@@ -101,7 +101,7 @@ def test_a_key_is_forgotten_with_its_session(endpoint):
     + [("OPTIONS", UNKNOWN_MCP), ("NOTHING", "/rpc")],
 )
 def test_an_answer_before_the_body_closes_the_connection(guarded, monkeypatch, method, path, length):
-    monkeypatch.setattr(mcp_endpoint, "STRANGER_SECONDS", 0.05)
+    monkeypatch.setattr(mcp_endpoint, "UNKNOWN_KEY_SECONDS", 0.05)
     with guarded.connect(head(path, length).replace(b"POST", method.encode(), 1)) as connection:
         text = read_all(connection)
     assert text.count(b"HTTP/1.1 ") == 1
@@ -290,7 +290,7 @@ def test_a_waiting_call_counts_with_its_values_memory(narrow):
 
 
 def test_a_body_at_mcp_counts_until_any_answer(narrow, monkeypatch):
-    monkeypatch.setattr(mcp_endpoint, "STRANGER_SECONDS", 300)
+    monkeypatch.setattr(mcp_endpoint, "UNKNOWN_KEY_SECONDS", 300)
     headers = {"Authorization": "Bearer ann-secret"}
     created = narrow.http.post("/rpc", json=request("create_session", toolpacks=["ledger"]), headers=headers)
     path = created.json()["result"]["mcp_path"]

@@ -1,4 +1,4 @@
-"""Contract tests for stores: they check each sentence of `SessionStore` and `SharedStore`.
+"""Contract tests for stores: they check the promises in the docstrings of `SessionStore` and `SharedStore`.
 
 To test your store, import all names in a test file and define a fixture that opens the store:
 
@@ -8,10 +8,11 @@ To test your store, import all names in a test file and define a fixture that op
     def new_store(tmp_path):
         return lambda: functools.partial(MyStore, tmp_path / secrets.token_hex())
 
-The fixture returns a function that creates a new empty store at each call. It returns this store's opener: a function
-that opens the store, and opens it again at the next call. Tests of leases are skipped for a store without `claim`.
+The fixture returns a function. Each of its calls creates a new empty store and returns an opener. Each call of the
+opener opens this store, the first time as well as after it was closed. Tests of leases are skipped for a store without
+`claim`.
 
-The tests use only a store's methods. They need pytest and hypothesis.
+The tests use no more than the methods of a store. They need pytest and hypothesis.
 """
 
 import pytest
@@ -48,14 +49,14 @@ __all__ = [
 @pytest.fixture
 def store(new_store):
     """An empty store."""
-    opened = new_store()()
-    yield opened
-    opened.close()
+    empty = new_store()()
+    yield empty
+    empty.close()
 
 
 @pytest.fixture
 def one(store):
     """A stored session with two parts."""
-    stored = session()
-    store.create([stored], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0"})
-    return stored
+    sample = session()
+    store.create([sample], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0"})
+    return sample

@@ -25,14 +25,14 @@ from toolpack_server.testing.store_contract.samples import (
 
 class TestCreate:
     def test_session_is_stored_unchanged(self, store):
-        kept = session(
+        sample = session(
             recipe=bytes(range(256)),
             details=b"\n\0\n\xff",
             labels={"a": "1", 'quote"': "\\ \n"},
             owner="bob ü",
         )
-        store.create([kept], {"bank": "b"}, {"b": b"\0\xff\n"})
-        assert store.get(kept.id) == (kept, Head(-1, 0, {"bank": "b"}, 0))
+        store.create([sample], {"bank": "b"}, {"b": b"\0\xff\n"})
+        assert store.get(sample.id) == (sample, Head(-1, 0, {"bank": "b"}, 0))
         assert store.blobs(["b"]) == {"b": b"\0\xff\n"}
 
     def test_sessions_created_together_may_differ_in_recipe(self, store):
@@ -41,13 +41,13 @@ class TestCreate:
         assert [store.get(each.id)[0] for each in sessions] == sessions
 
     def test_session_may_have_no_parts(self, store):
-        kept = session()
-        store.create([kept], {}, {})
-        assert store.get(kept.id) == (kept, Head(-1, 0, {}, 0))
-        assert store.parts_at(kept.id, 0) == {}
-        assert store.commit([commit(kept, 0)]) == [True]
-        store.trim(kept.id, 0, 0)
-        assert store.get(kept.id)[1] == Head(0, 1, {}, 0, record_id(kept, 0))
+        sample = session()
+        store.create([sample], {}, {})
+        assert store.get(sample.id) == (sample, Head(-1, 0, {}, 0))
+        assert store.parts_at(sample.id, 0) == {}
+        assert store.commit([commit(sample, 0)]) == [True]
+        store.trim(sample.id, 0, 0)
+        assert store.get(sample.id)[1] == Head(0, 1, {}, 0, record_id(sample, 0))
 
     def test_sessions_created_together_have_same_parts(self, store):
         many = [session() for _ in range(50)]
@@ -100,9 +100,9 @@ class TestKept:
         assert delete(store, [one.id]) == []
         assert store.count("alice") == 1
         assert (store.get(one.id), store.find_agent(one.agent_key), claim(store, one, "w")) == (None, None, None)
-        assert [kept.id for kept, _ in store.list(SessionQuery(None, {}, "", 10))] == [fork.id]
-        assert [kept.id for kept, _ in store.list(SessionQuery("alice", {}, "", 10, newest_first=True))] == [fork.id]
-        assert [kept.id for kept, _ in store.list(SessionQuery("alice", {}, "", 10, parent=one.id))] == [fork.id]
+        assert [each.id for each, _ in store.list(SessionQuery(None, {}, "", 10))] == [fork.id]
+        assert [each.id for each, _ in store.list(SessionQuery("alice", {}, "", 10, newest_first=True))] == [fork.id]
+        assert [each.id for each, _ in store.list(SessionQuery("alice", {}, "", 10, parent=one.id))] == [fork.id]
         assert store.record_of_call(one.id, "c") is None
         assert store.commit([change(one, 4, "v4"), change(fork, 0, "f0")]) == [False, True]
         store.renew(one.id, 9000.0)
@@ -189,9 +189,9 @@ class TestKept:
         store.create([fork], {"bank": "b0"}, {})
         delete(store, [one.id])
         store.create([fork], {"bank": "b0"}, {})  # sent again
-        for kept in (one, session()):
+        for sample in (one, session()):
             with pytest.raises(SessionNotFoundError):
-                store.create([fork, fork_of(kept)], {"bank": "new"}, {"new": b"x"})
+                store.create([fork, fork_of(sample)], {"bank": "new"}, {"new": b"x"})
         assert store.count() == 1
         assert existing(store, "new") == []
 
@@ -206,7 +206,7 @@ class TestKept:
         assert existing(store, "b", "b0", "b298", "b299") == ["b", "b299"]
         assert len(store.records(line[0].id, -1, 10)) == 1
         delete(store, [line[-1].id])
-        assert all(is_fully_deleted(store, kept) for kept in line)
+        assert all(is_fully_deleted(store, sample) for sample in line)
         assert store.stored_bytes("alice") == 0
 
 
@@ -217,9 +217,9 @@ class TestGet:
         assert store.find_agent(one.agent_key) == one.id
 
     def test_expired_session_can_still_be_read(self, store):
-        kept = session(expires_at=0.0)
-        store.create([kept], {}, {})
-        assert store.get(kept.id)[0] == kept
+        sample = session(expires_at=0.0)
+        store.create([sample], {}, {})
+        assert store.get(sample.id)[0] == sample
 
     @pytest.mark.usefixtures("one")
     def test_blobs_are_returned_by_id(self, store):
@@ -231,15 +231,15 @@ class TestGet:
 
 class TestCommit:
     def test_commit_updates_head(self, store, one):
-        kept = commit(
+        first = commit(
             one, 0, call_id="c", body=b"{\n}\0", parts={"bank": "b1"}, blobs={"b1": b"bank 1"}, expires_at=3000.125
         )
-        assert store.commit([kept]) == [True]
+        assert store.commit([first]) == [True]
         assert store.get(one.id) == (
             replace(one, expires_at=3000.125),
             Head(0, 1, {"bank": "b1", "mail": "m0"}, 0, record_id(one, 0)),
         )
-        assert store.records(one.id, -1, 10) == [kept.record]
+        assert store.records(one.id, -1, 10) == [first.record]
         assert store.blobs(["b1"]) == {"b1": b"bank 1"}
 
     def test_version_may_stay_or_grow_without_changed_part(self, store, one):
@@ -340,30 +340,30 @@ class TestCommit:
         start = threading.Barrier(workers)
 
         def work(worker):
-            won = []
+            indexes = []
             start.wait()
             for _ in range(rounds):
                 index = store.get(one.id)[1].index + 1
                 blob = f"w{worker}-{index}"
                 if store.commit([change(one, index, blob, body=blob.encode())]) == [True]:
-                    won.append(index)
-            return won
+                    indexes.append(index)
+            return indexes
 
         with ThreadPoolExecutor(workers) as pool:
-            won = sorted(index for indices in pool.map(work, range(workers)) for index in indices)
-        assert won == list(range(len(won)))
-        assert len(won) >= rounds
+            indexes = sorted(index for worker_indexes in pool.map(work, range(workers)) for index in worker_indexes)
+        assert indexes == list(range(len(indexes)))
+        assert len(indexes) >= rounds
         records = store.records(one.id, -1, 1000)
-        assert [record.index for record in records] == won
+        assert [record.index for record in records] == indexes
         assert store.get(one.id)[1].parts["bank"] == records[-1].body.decode()
 
     def test_concurrent_commits_to_different_sessions_succeed(self, store):
         mine = [session() for _ in range(4)]
         store.create(mine, {"bank": "b"}, {"b": b"x"})
 
-        def work(kept):
-            kept_all = [store.commit([change(kept, index, f"{kept.id}-{index}")]) for index in range(25)]
-            return kept_all == [[True]] * 25
+        def work(sample):
+            outcomes = [store.commit([change(sample, index, f"{sample.id}-{index}")]) for index in range(25)]
+            return outcomes == [[True]] * 25
 
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(work, mine))

@@ -1,4 +1,4 @@
-"""Random operations on a store. The answers must equal those of the memory store."""
+"""Random operations on a store and on the memory store. All answers must be equal."""
 
 from dataclasses import replace
 from itertools import count
@@ -26,6 +26,7 @@ class Comparison(RuleBasedStateMachine):
     parts = st.sampled_from(["bank", "mail", "x/y"])
 
     def open(self):
+        """Return a new empty store, which is compared with the memory store."""
         raise NotImplementedError
 
     @initialize()
@@ -39,6 +40,7 @@ class Comparison(RuleBasedStateMachine):
             store.close()
 
     def both(self, ask):
+        """Call `ask` with each store, check that the answers or errors are equal, and return the first."""
         answers = []
         for store in self.stores:
             try:
@@ -49,35 +51,38 @@ class Comparison(RuleBasedStateMachine):
         return answers[0]
 
     def name(self):
+        """Return a name that no store has."""
         return f"n{next(self.names)}"
 
     def blob(self):
+        """Return the id of a new blob, and remember it for the comparison."""
         self.blobs.append(self.name())
         return self.blobs[-1]
 
-    def head(self, kept):
-        found = self.stores[0].get(kept.id)
-        return found[1] if found else Head(-1, 0, {}, 0)
+    def head(self, sample):
+        """Return the head of a session, or an empty one if the memory store doesn't have it."""
+        stored = self.stores[0].get(sample.id)
+        return stored[1] if stored else Head(-1, 0, {}, 0)
 
     @rule(target=sessions, names=st.sets(parts), owner=st.sampled_from(["", "bob"]))
     def create(self, names, owner):
-        kept = session(owner=owner, labels={"owner": owner})
+        sample = session(owner=owner, labels={"owner": owner})
         mapping = {part: self.blob() for part in sorted(names)}
-        self.both(lambda store: store.create([kept], mapping, {blob: blob.encode() for blob in mapping.values()}))
-        return kept
+        self.both(lambda store: store.create([sample], mapping, {blob: blob.encode() for blob in mapping.values()}))
+        return sample
 
     @rule(target=sessions, origin=sessions, version=st.integers(0, 5))
     def fork(self, origin, version):
-        found = self.both(lambda store: store.parts_at(origin.id, version))
+        parts = self.both(lambda store: store.parts_at(origin.id, version))
         head = self.head(origin)
-        kept = session(parent=ForkPoint(origin.id, version, head.index, head.last))
-        if isinstance(found, dict):
-            self.both(lambda store: store.create([kept], found, {}))
+        sample = session(parent=ForkPoint(origin.id, version, head.index, head.last))
+        if isinstance(parts, dict):
+            self.both(lambda store: store.create([sample], parts, {}))
         self.forked.add(origin.id)
-        return kept
+        return sample
 
     @rule(
-        chosen=st.lists(sessions, min_size=1, max_size=3),
+        batch_sessions=st.lists(sessions, min_size=1, max_size=3),
         names=st.sets(parts),
         size=st.integers(0, 40),
         call_id=st.sampled_from([None, None, "c1", "c2", "ü"]),
@@ -86,55 +91,55 @@ class Comparison(RuleBasedStateMachine):
         grow=st.booleans(),
         release=st.booleans(),
     )
-    def commit(self, *, chosen, names, size, call_id, index_error, epoch, grow, release):
+    def commit(self, *, batch_sessions, names, size, call_id, index_error, epoch, grow, release):
         batch, ahead, batch_ids = [], {}, {}
-        for kept in chosen:
-            head = self.head(kept)
-            index = ahead[kept.id] = ahead.get(kept.id, head.index) + 1
+        for sample in batch_sessions:
+            head = self.head(sample)
+            index = ahead[sample.id] = ahead.get(sample.id, head.index) + 1
             version = head.version + index - head.index - (0 if grow or names else index - head.index)
             new = {part: self.blob() for part in sorted(names)}
             record = Record(max(index + index_error, 0), version, call_id, self.name().encode())
             blobs = dict.fromkeys(new.values(), b"x" * size)
-            after = head.last if index == head.index + 1 else batch_ids[kept.id]
-            batch_ids[kept.id] = record.id
-            batch.append(Commit(kept.id, head.epoch + epoch, record, new, blobs, 5000.0 + index, release, after))
+            after = head.last if index == head.index + 1 else batch_ids[sample.id]
+            batch_ids[sample.id] = record.id
+            batch.append(Commit(sample.id, head.epoch + epoch, record, new, blobs, 5000.0 + index, release, after))
         self.both(lambda store: store.commit(batch))
         self.both(lambda store: store.commit(batch))
 
-    @rule(kept=sessions, version=st.integers(0, 6))
-    def reset(self, kept, version):
-        found = self.both(lambda store: store.parts_at(kept.id, version))
-        if isinstance(found, dict):
-            head = self.head(kept)
+    @rule(sample=sessions, version=st.integers(0, 6))
+    def reset(self, sample, version):
+        parts = self.both(lambda store: store.parts_at(sample.id, version))
+        if isinstance(parts, dict):
+            head = self.head(sample)
             record = Record(head.index + 1, head.version + 1, None, b"reset")
-            self.both(lambda store: store.commit([Commit(kept.id, head.epoch, record, found, after=head.last)]))
+            self.both(lambda store: store.commit([Commit(sample.id, head.epoch, record, parts, after=head.last)]))
 
-    @rule(kept=sessions, versions=st.integers(0, 4), size=st.integers(0, 100))
-    def trim(self, kept, versions, size):
-        self.both(lambda store: store.trim(kept.id, versions, size))
+    @rule(sample=sessions, versions=st.integers(0, 4), size=st.integers(0, 100))
+    def trim(self, sample, versions, size):
+        self.both(lambda store: store.trim(sample.id, versions, size))
 
-    @rule(kept=consumes(sessions))
-    def delete(self, kept):
-        self.both(lambda store: delete(store, [kept.id]))
+    @rule(sample=consumes(sessions))
+    def delete(self, sample):
+        self.both(lambda store: delete(store, [sample.id]))
 
     @property
     def leased(self):
         return hasattr(self.stores[1], "claim")
 
     @precondition(leased.fget)
-    @rule(kept=sessions, worker=st.sampled_from(["w1", "w2"]))
-    def claim(self, kept, worker):
+    @rule(sample=sessions, worker=st.sampled_from(["w1", "w2"]))
+    def claim(self, sample, worker):
         worker = self.workers[worker]
-        answer = self.both(lambda store: claim(store, kept, worker))
+        answer = self.both(lambda store: claim(store, sample, worker))
         if isinstance(answer, Lease):
-            self.both(lambda store: claim(store, kept, worker, answer))
+            self.both(lambda store: claim(store, sample, worker, answer))
 
     @precondition(leased.fget)
-    @rule(worker=st.sampled_from(["w1", "w2"]), kept=sessions, epoch=st.integers(0, 2))
-    def heartbeat_and_release(self, worker, kept, epoch):
+    @rule(worker=st.sampled_from(["w1", "w2"]), sample=sessions, epoch=st.integers(0, 2))
+    def heartbeat_and_release(self, worker, sample, epoch):
         worker = self.workers[worker]
         self.both(lambda store: store.heartbeat(worker))
-        self.both(lambda store: store.release(kept.id, worker, epoch))
+        self.both(lambda store: store.release(sample.id, worker, epoch))
 
     @precondition(leased.fget)
     @rule(worker=st.sampled_from(["w1", "w2"]))
@@ -143,23 +148,23 @@ class Comparison(RuleBasedStateMachine):
         ended, self.workers[worker] = self.workers[worker], f"{worker}-{self.name()}"
         self.both(lambda store: store.holder_ended(ended))
 
-    def same(self, session_id, version):
+    def compare_session(self, session_id, version):
         self.both(lambda store: store.get(session_id))
         self.both(lambda store: store.records(session_id, -1, 1000))
         self.both(lambda store: store.record_of_call(session_id, "c1"))
         for each in range(version + 2):
-            found = self.both(lambda store, at=each: store.parts_at(session_id, at))
-            blobs = list(found.values()) if isinstance(found, dict) else []
+            parts = self.both(lambda store, at=each: store.parts_at(session_id, at))
+            blobs = list(parts.values()) if isinstance(parts, dict) else []
             self.both(lambda store, ids=blobs: store.blobs(ids))
 
     @invariant()
-    def all_is_the_same(self):
+    def all_answers_are_equal(self):
         if not hasattr(self, "stores"):
             return
-        for kept, version in self.both(lambda store: list(store.list(SessionQuery(None, {}, "", 1000)))):
-            self.same(kept.id, version)
+        for sample, version in self.both(lambda store: list(store.list(SessionQuery(None, {}, "", 1000)))):
+            self.compare_session(sample.id, version)
             self.both(
-                lambda store, of=kept.id: list(
+                lambda store, of=sample.id: list(
                     store.list(SessionQuery("bob", {}, "", 1000, parent=of, newest_first=True))
                 )
             )
@@ -167,10 +172,10 @@ class Comparison(RuleBasedStateMachine):
         for session_id in self.forked:
             self.both(lambda store, of=session_id: store.records(of, -1, 1000))
             self.both(lambda store, of=session_id: store.parts_at(of, 0))
-            found = self.both(
+            ancestors = self.both(
                 lambda store, of=session_id: [replace(each, expires_at=0.0) for each in [store.ancestor(of)] if each]
             )
-            assert found or not self.stores[0].list(SessionQuery(None, {}, "", 1, parent=session_id))
+            assert ancestors or not self.stores[0].list(SessionQuery(None, {}, "", 1, parent=session_id))
         assert existing(self.stores[1], *self.blobs) == [blob for blob in self.blobs if blob in self.stores[0]._blobs]
         self.both(lambda store: store.count("bob"))
 

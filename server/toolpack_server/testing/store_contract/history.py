@@ -30,8 +30,8 @@ class TestHistory:
         with pytest.raises(SessionNotFoundError):
             store.parts_at("gone", 0)
 
-    @pytest.mark.parametrize(("versions", "kept"), [(0, 99), (6, 99), (6, 2), (6, 0)])
-    def test_create_with_history_copies_versions_and_records(self, store, versions, kept):
+    @pytest.mark.parametrize(("versions", "kept_versions"), [(0, 99), (6, 99), (6, 2), (6, 0)])
+    def test_create_with_history_copies_versions_and_records(self, store, versions, kept_versions):
         grown = session(owner="grown")
         store.create([grown], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0"})
         for index in range(versions):
@@ -40,9 +40,9 @@ class TestHistory:
             assert store.commit([change(grown, index, f"blob {index}", part=part, call_id=call_id)]) == [True]
         if versions:
             assert store.commit([commit(grown, versions, version=versions)]) == [True]
-        store.trim(grown.id, kept, 10**6)
+        store.trim(grown.id, kept_versions, 10**6)
         head = store.get(grown.id)[1]
-        oldest = max(1, versions - kept)
+        oldest = max(1, versions - kept_versions)
         parts = {version: store.parts_at(grown.id, version) for version in (0, *range(oldest, versions + 1))}
         records = store.records(grown.id, -1, 99)
         changes, before = {}, parts[0]
@@ -64,9 +64,9 @@ class TestHistory:
         assert store.stored_bytes("moved") == 0
         for _ in range(2):
             store.create([moved], renamed(parts[0]), blobs, history)
-        found = store.get(moved.id)[1]
-        assert found == replace(head, parts=renamed(head.parts))
-        assert found.size == pytest.approx(head.size, abs=100)
+        moved_head = store.get(moved.id)[1]
+        assert moved_head == replace(head, parts=renamed(head.parts))
+        assert moved_head.size == pytest.approx(head.size, abs=100)
         assert store.stored_bytes("moved") == pytest.approx(store.stored_bytes("grown"), abs=400)
         assert store.records(moved.id, -1, 99) == records
         assert store.record_of_call(moved.id, "c1") == store.record_of_call(grown.id, "c1")
@@ -77,7 +77,7 @@ class TestHistory:
                 with pytest.raises(VersionNotRetainedError):
                     store.parts_at(moved.id, version)
         delete(store, [grown.id])
-        next_one = commit(moved, len(records), version=versions + 1, after=found.last)
+        next_one = commit(moved, len(records), version=versions + 1, after=moved_head.last)
         assert store.commit([next_one]) == [True]
         assert store.get(moved.id)[1].version == versions + 1
         store.trim(moved.id, 0, 0)
@@ -87,9 +87,9 @@ class TestHistory:
             store.blobs(["new b0"])
 
     def test_records_are_returned_in_order(self, store, one):
-        kept = [commit(one, index, call_id=f"c{index}" if index % 2 else None) for index in range(7)]
-        store.commit(kept)
-        records = [each.record for each in kept]
+        batch = [commit(one, index, call_id=f"c{index}" if index % 2 else None) for index in range(7)]
+        store.commit(batch)
+        records = [each.record for each in batch]
         assert store.records(one.id, -1, 100) == records
         assert store.records(one.id, 2, 3) == records[3:6]
         assert store.records(one.id, 6, 3) == []
@@ -104,11 +104,11 @@ class TestHistory:
         store.commit([commit(one, index, body=b"x" * 1000) for index in range(40)])
 
         def counted(after, limit, max_bytes):
-            found = store.records(one.id, after, limit, max_bytes)
-            assert [record.index for record in found] == list(range(after + 1, after + 1 + len(found)))
-            return len(found)
+            records = store.records(one.id, after, limit, max_bytes)
+            assert [record.index for record in records] == list(range(after + 1, after + 1 + len(records)))
+            return len(records)
 
-        assert [counted(-1, 100, most) for most in (0, 999, 1000, 1999, 2000, 30_999)] == [1, 1, 1, 1, 2, 30]
+        assert [counted(-1, 100, max_bytes) for max_bytes in (0, 999, 1000, 1999, 2000, 30_999)] == [1, 1, 1, 1, 2, 30]
         assert counted(-1, 100, 10**6) == 40
         assert counted(37, 100, 10**6) == 2
         assert counted(10, 3, 10**6) == 3
@@ -116,44 +116,44 @@ class TestHistory:
 
     @pytest.mark.parametrize("owner", ["", "ann", 'a"n', "a\\n", '"', '","', "\\", "añ€\U0001f600", "a\nn", "a]["])
     def test_commit_counts_bytes_for_any_owner_name(self, store, owner):
-        kept = session(owner=owner, agent_key=f"key of {owner}")
-        store.create([kept], {}, {})
+        sample = session(owner=owner, agent_key=f"key of {owner}")
+        store.create([sample], {}, {})
         before = store.stored_bytes(owner)
         blobs = {"b": b"b" * 2000, "c": b"c" * 500}
-        store.commit([commit(kept, 0, body=b"x" * 1000, parts={"x": "b", "y": "b", "z": "c"}, blobs=blobs)])
+        store.commit([commit(sample, 0, body=b"x" * 1000, parts={"x": "b", "y": "b", "z": "c"}, blobs=blobs)])
         assert store.stored_bytes(owner) - before == pytest.approx(3500, abs=60)
-        delete(store, [kept.id])
+        delete(store, [sample.id])
         assert store.stored_bytes(owner) == 0
 
     def test_stored_bytes_counts_shared_data_once(self, store):
         assert store.stored_bytes("ann") == 0
         recipe = b"r" * 10_000
-        kept = session(owner="ann", recipe=recipe, labels={"label": "l" * 5_000})
-        store.create([kept], {"bank": "b"}, {"b": b"b" * 20_000})
-        near = pytest.approx
-        assert store.stored_bytes("ann") == near(35_000, abs=300)
-        assert store.get(kept.id)[1].size < 6_000
-        fork = session(owner="ann", recipe=recipe, parent=ForkPoint(kept.id, 0))
+        sample = session(owner="ann", recipe=recipe, labels={"label": "l" * 5_000})
+        store.create([sample], {"bank": "b"}, {"b": b"b" * 20_000})
+        approx = pytest.approx
+        assert store.stored_bytes("ann") == approx(35_000, abs=300)
+        assert store.get(sample.id)[1].size < 6_000
+        fork = session(owner="ann", recipe=recipe, parent=ForkPoint(sample.id, 0))
         store.create([fork], {"bank": "b"}, {})
-        assert store.stored_bytes("ann") == near(35_000, abs=600)
+        assert store.stored_bytes("ann") == approx(35_000, abs=600)
         for index in range(5):
             store.commit(
                 [
                     commit(
-                        kept, index, body=b"x" * 7_000, parts={"bank": f"v{index}"}, blobs={f"v{index}": b"v" * 1_000}
+                        sample, index, body=b"x" * 7_000, parts={"bank": f"v{index}"}, blobs={f"v{index}": b"v" * 1_000}
                     ),
                     commit(fork, index, body=b"x" * 100),
                 ]
             )
-        assert store.stored_bytes("ann") == near(75_500, abs=1_500)
-        size = store.get(kept.id)[1].size
-        assert size == near(42_500, abs=2_900)  # with or without the labels
-        store.trim(kept.id, 0, 0)
-        assert store.stored_bytes("ann") == near(71_500, abs=1_500)
-        assert size - store.get(kept.id)[1].size == near(4_000, abs=100)
+        assert store.stored_bytes("ann") == approx(75_500, abs=1_500)
+        size = store.get(sample.id)[1].size
+        assert size == approx(42_500, abs=2_900)  # with or without the labels
+        store.trim(sample.id, 0, 0)
+        assert store.stored_bytes("ann") == approx(71_500, abs=1_500)
+        assert size - store.get(sample.id)[1].size == approx(4_000, abs=100)
         assert store.stored_bytes("") == 0
-        delete(store, [kept.id])
-        assert store.stored_bytes("ann") == near(35_800, abs=1_500)  # what the fork needs stays
+        delete(store, [sample.id])
+        assert store.stored_bytes("ann") == approx(35_800, abs=1_500)  # the data that the fork needs stays
         delete(store, [fork.id])
         assert store.stored_bytes("ann") == 0
 
@@ -185,9 +185,8 @@ class TestHistory:
         store.commit(
             [sized(0, "old", 10), sized(1, "big", 500), sized(2, "a", 60), sized(3, "b", 40), sized(4, "c", 1)]
         )
-        store.commit(
-            [back]
-        )  # the current version has the content of version 2, so its blob doesn't count for the history
+        # The current version has the content of version 2, so its blob doesn't count for the history.
+        store.commit([back])
         store.trim(one.id, 100, 101)
         assert store.parts_at(one.id, 2) == {"bank": "big", "mail": "m0"}
         with pytest.raises(VersionNotRetainedError) as refused:
@@ -216,8 +215,8 @@ class TestHistory:
     def test_records_at_returns_exactly_the_given_ranges(self, store, one):
         other = session()
         store.create([other], {}, {})
-        store.commit([commit(kept, index) for kept in (one, other) for index in range(6)])
-        wanted = [(one.id, range(1, 3)), (other.id, range(4, 9)), (one.id, range(5, 5)), ("gone", range(3))]
-        wanted += [(other.id, range(1)), (one.id, range(6, 8))]
-        found = [[record.index for record in each] for each in store.records_at(wanted)]
-        assert found == [[1, 2], [4, 5], [], [], [0], []]
+        store.commit([commit(sample, index) for sample in (one, other) for index in range(6)])
+        ranges = [(one.id, range(1, 3)), (other.id, range(4, 9)), (one.id, range(5, 5)), ("gone", range(3))]
+        ranges += [(other.id, range(1)), (one.id, range(6, 8))]
+        indexes = [[record.index for record in each] for each in store.records_at(ranges)]
+        assert indexes == [[1, 2], [4, 5], [], [], [0], []]

@@ -61,19 +61,19 @@ class TestExpiryAndListing:
     def test_commit_during_expiry_renews_session_or_is_refused(self, store):
         delete_expired(store, 10.0, 1)
         for _ in range(20):
-            kept = session(expires_at=20.0)
-            store.create([kept], {}, {})
+            sample = session(expires_at=20.0)
+            store.create([sample], {}, {})
             start = threading.Barrier(2)
 
-            def renew(kept=kept, start=start):
+            def renew(sample=sample, start=start):
                 start.wait()
-                return store.commit([commit(kept, 0, expires_at=1000.0)])
+                return store.commit([commit(sample, 0, expires_at=1000.0)])
 
             with ThreadPoolExecutor(1) as pool:
                 renewed = pool.submit(renew)
                 start.wait()
                 expired = delete_expired(store, 20.0, 1000)
-                assert renewed.result() == [not expired] == [store.get(kept.id) is not None]
+                assert renewed.result() == [not expired] == [store.get(sample.id) is not None]
 
     def test_list_filters_by_owner_and_labels_in_id_order(self, store):
         many = [session(owner=("alice", "bob")[n % 2], labels={"n": str(n % 3), "x": '"n":"0"'}) for n in range(30)]
@@ -81,7 +81,7 @@ class TestExpiryAndListing:
         store.commit([commit(many[3], 0)])
 
         def listed(*arguments):
-            return [kept.id for kept, _ in store.list(SessionQuery(*arguments))]
+            return [each.id for each, _ in store.list(SessionQuery(*arguments))]
 
         ids = [each.id for each in many]
         assert store.list(SessionQuery(None, {}, "", 100)) == [(each, int(each is many[3])) for each in many]
@@ -106,7 +106,7 @@ class TestExpiryAndListing:
         store.commit([commit(many[3], 0)])
 
         def listed(*arguments):
-            return [kept.id for kept, _ in store.list(SessionQuery(*arguments, newest_first=True))]
+            return [each.id for each, _ in store.list(SessionQuery(*arguments, newest_first=True))]
 
         ids = [each.id for each in many]
         newest = store.list(SessionQuery(None, {}, "", 100, newest_first=True))
@@ -131,7 +131,7 @@ class TestExpiryAndListing:
         store.create(others[1:], {}, {})
 
         def listed(*arguments, **more):
-            return [kept.id for kept, _ in store.list(SessionQuery(*arguments, **{"parent": root.id, **more}))]
+            return [each.id for each, _ in store.list(SessionQuery(*arguments, **{"parent": root.id, **more}))]
 
         ids = [each.id for each in forks]
         assert listed("alice", {}, "", 100) == ids
@@ -245,8 +245,8 @@ class TestLeases:
     def test_batch_renews_and_releases_each_session_separately(self, store, one):
         two, three = session(), session()
         store.create([two, three], {"bank": "b0"}, {})
-        everybody = (one, two, three)
-        for each in everybody:
+        all_three = (one, two, three)
+        for each in all_three:
             claim(store, each, "w1")
         batch = [
             change(one, 0, "x", epoch=1, expires_at=3000.5),
@@ -255,10 +255,10 @@ class TestLeases:
             change(three, 0, "w", epoch=1, expires_at=4000.5),
         ]
         assert store.commit(batch) == [True] * 4
-        assert [store.get(each.id)[0].expires_at for each in everybody] == [3000.5, two.expires_at, 4000.5]
-        claimed = [claim(store, each, "w2") for each in everybody]
-        assert [getattr(each, "epoch", None) for each in claimed] == [2, 2, None]
-        assert claimed[2] == Lease("w1", 0)
+        assert [store.get(each.id)[0].expires_at for each in all_three] == [3000.5, two.expires_at, 4000.5]
+        answers = [claim(store, each, "w2") for each in all_three]
+        assert [getattr(each, "epoch", None) for each in answers] == [2, 2, None]
+        assert answers[2] == Lease("w1", 0)
 
     def test_refused_commit_does_not_release_lease(self, store, one):
         claim(store, one, "w1")
@@ -269,10 +269,10 @@ class TestLeases:
         claim(store, one, "w1")
         store.heartbeat("w1")
         store.heartbeat("w1")
-        seen = claim(store, one, "w2")
-        assert seen == Lease("w1", 2)
+        lease = claim(store, one, "w2")
+        assert lease == Lease("w1", 2)
         store.heartbeat("w1")
-        assert claim(store, one, "w2", seen) == Lease("w1", 3)
+        assert claim(store, one, "w2", lease) == Lease("w1", 3)
         assert claim(store, one, "w2", Lease("w3", 3)) == Lease("w1", 3)
         assert claim(store, one, "w2", Lease("w1", 3)).epoch == 2
         assert store.commit([commit(one, 0, epoch=1)]) == [False]
@@ -325,11 +325,11 @@ class TestLifetime:
 
     def test_store_can_be_closed_twice_and_reopened(self, new_store):
         opener = new_store()
-        store, kept = opener(), session()
-        store.create([kept], {"bank": "b0"}, {"b0": b"bank 0"})
-        store.commit([change(kept, 0, "b1")])
-        shown = store.get(kept.id)
+        store, sample = opener(), session()
+        store.create([sample], {"bank": "b0"}, {"b0": b"bank 0"})
+        store.commit([change(sample, 0, "b1")])
+        before = store.get(sample.id)
         store.close()
         store.close()
         with contextlib.closing(opener()) as again:
-            assert again.get(kept.id) in (None, shown)  # a store may lose its data when it is closed
+            assert again.get(sample.id) in (None, before)  # a store may lose its data when it is closed

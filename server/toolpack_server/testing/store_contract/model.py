@@ -1,4 +1,7 @@
-"""Memory store with leases, as if several processes shared it. Tests use it alone and compare other stores with it."""
+"""Memory store with leases, as if several processes shared it.
+
+The random operations of `comparison` compare other stores with this one. Tests also use it as a simple shared store.
+"""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -16,7 +19,7 @@ class SharedMemory(MemoryStore):
         super().__init__()
         self._leases = {}  # session id -> epoch, and holder or None
         self._heartbeats = defaultdict(int)
-        self._asked = defaultdict(set)
+        self._requests = defaultdict(set)  # holder -> ids of sessions that other workers want
 
     def _position(self, row):
         epoch, holder = self._leases.get(row.session.id, (0, None))
@@ -62,17 +65,17 @@ class SharedMemory(MemoryStore):
 
     def ask(self, session_id, holder):
         with self._lock:
-            self._asked[holder].add(session_id)
+            self._requests[holder].add(session_id)
 
     def heartbeat(self, holder):
         with self._lock:
             self._heartbeats[holder] += 1
-            return self._asked.pop(holder, set())
+            return self._requests.pop(holder, set())
 
     def holder_ended(self, holder):
         with self._lock:
             self._heartbeats.pop(holder, None)
-            self._asked.pop(holder, None)
+            self._requests.pop(holder, None)
             for session_id, (epoch, other) in self._leases.items():
                 if other == holder:
                     self._leases[session_id] = epoch, None

@@ -28,49 +28,52 @@ def session(**changes):
     return replace(plain, **changes)
 
 
-def commit(kept, index, *, version=None, call_id=None, body=b"{}", epoch=0, **more):
-    """Return a commit of a record. Its version is by default one more than its index."""
+def commit(sample, index, *, version=None, call_id=None, body=b"{}", epoch=0, **more):
+    """Return a commit of one record. The default version is the record's index plus one."""
     version = index + 1 if version is None else version
-    record = Record(index, version, call_id, body, record_id(kept, index))
-    return Commit(kept.id, epoch, record, **{"after": record_id(kept, index - 1), **more})
+    record = Record(index, version, call_id, body, record_id(sample, index))
+    return Commit(sample.id, epoch, record, **{"after": record_id(sample, index - 1), **more})
 
 
-def record_id(kept, index):
-    return f"{kept.id}.{index}" if index >= 0 else ""
+def record_id(sample, index):
+    """Return the id of a record in sample commits; "" before the first record."""
+    return f"{sample.id}.{index}" if index >= 0 else ""
 
 
-def change(kept, index, blob, *, part="bank", **more):
+def change(sample, index, blob, *, part="bank", **more):
     """Return a commit that gives a part a new blob."""
-    return commit(kept, index, parts={part: blob}, blobs={blob: f"body of {blob}".encode()}, **more)
+    return commit(sample, index, parts={part: blob}, blobs={blob: f"body of {blob}".encode()}, **more)
 
 
-def claim(store, kept, holder, *dead):
+def claim(store, sample, holder, *dead):
     """Claim the lease of one session. Skip the test if the store has no leases."""
     if not hasattr(store, "claim"):
         pytest.skip("a store of one process has no leases")
-    (claimed,) = store.claim([kept.id], holder, dead)
-    return claimed
+    (answer,) = store.claim([sample.id], holder, dead)
+    return answer
 
 
-def fork_of(kept, version=0, last=-1, **more):
-    return session(parent=ForkPoint(kept.id, version, last, record_id(kept, last)), **more)
+def fork_of(sample, version=0, last=-1, **more):
+    """Return a new session that is a fork. `last` is the index of its parent's last record."""
+    return session(parent=ForkPoint(sample.id, version, last, record_id(sample, last)), **more)
 
 
 def delete(store, session_ids):
-    """Delete sessions with all their data."""
+    """Delete sessions, clean up their data, and return the ids of the deleted ones."""
     deleted = store.delete(session_ids)
     store.clean_up()
     return deleted
 
 
 def delete_expired(store, now, limit, busy=()):
+    """Delete expired sessions, clean up their data, and return their ids."""
     deleted = store.delete_expired(now, limit, busy)
     store.clean_up()
     return deleted
 
 
 def existing(store, *blobs):
-    """Return those of the blobs that the store has."""
+    """Return the blobs among these that the store has."""
     stored = []
     for blob in blobs:
         try:
@@ -82,7 +85,7 @@ def existing(store, *blobs):
 
 
 def use_and_delete(store):
-    """Create, change, fork and delete sessions. Nothing of them may remain."""
+    """Create, change, fork and delete sessions. Afterwards the store must be as before."""
     many = [session(owner=owner, recipe=owner.encode()) for owner in ("", "bob", "bob")]
     store.create(many, {"bank": "b"}, {"b": b"x"})
     store.create(many, {"bank": "again"}, {"again": b"x"})
@@ -96,11 +99,12 @@ def use_and_delete(store):
     assert len(delete(store, [each.id for each in [forks[0], *many, forks[1]]])) == 5
 
 
-def ancestor(store, kept):
-    """Return a session as it was created, with the `expires_at` of `kept`: the stored one has no meaning any more."""
-    found = store.ancestor(kept.id)
-    return found and replace(found, expires_at=kept.expires_at)
+def ancestor(store, sample):
+    """Return a session that may be kept for its forks. Its stored `expires_at` is meaningless, so replace it."""
+    stored = store.ancestor(sample.id)
+    return stored and replace(stored, expires_at=sample.expires_at)
 
 
-def is_fully_deleted(store, kept):
-    return ancestor(store, kept) is None and store.records(kept.id, -1, 10) == []
+def is_fully_deleted(store, sample):
+    """Return whether the store has neither the session nor its records."""
+    return ancestor(store, sample) is None and store.records(sample.id, -1, 10) == []

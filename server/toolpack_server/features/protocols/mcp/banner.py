@@ -7,8 +7,8 @@ from toolpack_server.packs.inventory import Inventory
 
 
 def named_address(url: str, settings: Settings, inventory: Inventory) -> Sequence[str]:
-    """Return a line with an address whose session has a name. It shows one toolpack, so that others can be named."""
-    names = sorted(inventory.toolpacks, key=lambda name: inventory.toolpacks[name].opt_in)  # stable
+    """Return a line with an address that names a session and, as an example of the query, one toolpack."""
+    names = sorted(inventory.toolpacks, key=lambda name: inventory.toolpacks[name].opt_in)  # opt-in toolpacks last
     packs = f"packs={names[0]}&" if names else ""
     token = ", with the header Authorization: Bearer <token>" if settings.tokens or settings.tokens_file else ""
     return [f"Or give this to an MCP client{token}: {url}/mcp?{packs}session=mine"]

@@ -45,7 +45,7 @@ def mcp(
         )
     check_token(token)
     source, sink = take_standard_streams()
-    isolation = "process" if seed else None  # a seed needs it
+    isolation = "process" if seed else None  # only executors can run seeded sessions
     settings = load_settings(store="memory:", pack_dir=pack_dir or None, packs=packs, isolation=isolation)
     configure_logging(settings.log_calls, settings.log_level)
     if url:

@@ -15,7 +15,7 @@ from toolpack_server.base.errors import HttpRefusedError, InternalError, Overloa
 from toolpack_server.features.protocols.mcp.headers import HeaderCheck, check_once, cross_origin, preflight, version_of
 from toolpack_server.features.protocols.mcp.messages import McpMessage, McpRefusedError
 from toolpack_server.features.protocols.mcp.protocol import Mcp
-from toolpack_server.features.protocols.mcp.results import Fault, McpReply, failure, refusal_reply, shifted
+from toolpack_server.features.protocols.mcp.results import Fault, McpReply, adapt_error, failure, refusal_reply
 from toolpack_server.observability.request_ids import request_id
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import describe
@@ -27,7 +27,7 @@ from toolpack_server.web.event_stream import MESSAGE, SIGN_OF_LIFE, EventStream,
 from toolpack_server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response
 
 ACCEPTED, NOT_ALLOWED_STATUS = 202, 405
-STRANGER_SECONDS = 1.0  # time limit for the body of a request with an unknown key
+UNKNOWN_KEY_SECONDS = 1.0  # time limit for the body of a request with an unknown key
 
 
 @dataclass
@@ -41,11 +41,18 @@ class Exchange:
     extra: list[tuple[bytes, bytes]]  # headers to add to the response
 
     async def respond(self, status: int, body: bytes) -> None:
+        """Send the response, with the headers of `extra`."""
         await send_response(self.send, status, body, extra=self.extra)
 
 
 class McpEndpoint:
-    """The endpoint `/mcp/<key>`, for all HTTP methods."""
+    """The endpoint `/mcp/<key>`, for all HTTP methods.
+
+    Attributes:
+        allowed: The HTTP methods that clients may use besides OPTIONS.
+        not_allowed: The message for a request with another method.
+        status: The HTTP status of a reply, by its fault.
+    """
 
     verbs: Sequence[str] | None = None
     allowed = b"POST"
@@ -75,18 +82,18 @@ class McpEndpoint:
                 exchange.extra += preflight(headers, self.allowed)
                 await exchange.respond(NO_CONTENT, b"")
             else:
-                await self.other(exchange)
+                await self.answer_other_method(exchange)
         except HttpRefusedError as error:
             if error.status != NOT_ALLOWED_STATUS:  # not logged: clients routinely try GET first
                 refused.write(error.status, str(error), scope)
             await exchange.respond(error.status, refusal(error.status, str(error)))
 
-    async def other(self, exchange: Exchange) -> None:
+    async def answer_other_method(self, exchange: Exchange) -> None:
         """Answer a request with another HTTP method than POST and OPTIONS."""
         exchange.extra.append((b"allow", self.allowed + b", OPTIONS"))
         raise HttpRefusedError(NOT_ALLOWED_STATUS, self.not_allowed)
 
-    async def stranger(self, exchange: Exchange) -> Caller:
+    async def authenticate(self, exchange: Exchange) -> Caller:
         """Return the sender of a message to a path without a key.
 
         Raises:
@@ -95,7 +102,7 @@ class McpEndpoint:
         raise NotImplementedError
 
     async def agent(self, exchange: Exchange, caller: Caller, message: McpMessage) -> Caller:
-        """Create or find the session for an owner's message, and return its agent.
+        """Create or find the session for a message to a path without a key, and return its agent.
 
         Raises:
             McpRefusedError: The message can't select or create a session.
@@ -103,38 +110,41 @@ class McpEndpoint:
         raise NotImplementedError
 
     async def _post(self, exchange: Exchange) -> None:
+        """Authenticate the sender of a message, read the message, and answer it."""
         try:
             path = exchange.scope["path_params"]
-            caller = await (self._gateway.service.agent(path["key"]) if path else self.stranger(exchange))
+            caller = await (self._gateway.service.agent(path["key"]) if path else self.authenticate(exchange))
         except (RequestError, InternalError) as error:
             self._gateway.check_ready()
             refused.write(self.status[Fault.NO_SESSION], str(error), exchange.scope)
-            await self._refuse_stranger(exchange, error)
+            await self._refuse_unknown_key(exchange, error)
             return
         with self._gateway.admitted(exchange.scope, caller) as reservation:
             body = await read_body(exchange.headers, exchange.receive, reservation, self._max_bytes)
             reservation.begin_answer()
             await self._answer(exchange, caller, body, reservation)
 
-    async def _refuse_stranger(self, exchange: Exchange, error: Exception) -> None:
+    async def _refuse_unknown_key(self, exchange: Exchange, error: Exception) -> None:
         """Refuse a message to an unknown key. The answer has the message's id if its body arrives in time.
 
-        Some clients wait for ever for an answer with their id, so the body is read, but only for a short time.
+        Some clients wait for ever for an answer with their id. So the body is read, but only for a short time, because
+        the sender is unknown.
         """
         request_id, in_flight = None, self._gateway.in_flight
         with (
             contextlib.suppress(TimeoutError, HttpRefusedError, McpRefusedError),
             Reservation(in_flight, "", no_memory) as reservation,
         ):
-            async with asyncio.timeout(STRANGER_SECONDS):
+            async with asyncio.timeout(UNKNOWN_KEY_SECONDS):
                 body = await read_body(exchange.headers, exchange.receive, reservation, QUICK_BYTES)
                 request_id = (await self._mcp.read(body, "")).id
         self._gateway.check_ready()
-        described = shifted(describe(error))
+        described = adapt_error(describe(error))
         reply = refusal_reply(McpRefusedError(described, malformed=False, request_id=request_id))
         await self._respond(exchange, reply._replace(fault=Fault.NO_SESSION))
 
     async def _answer(self, exchange: Exchange, caller: Caller, body: bytes, reservation: Reservation) -> None:
+        """Answer a message. A slow answer becomes an event stream if the client accepts event streams."""
         try:
             message = await self._mcp.read(body, caller.owner, reservation.grow_to, version_of(exchange.headers))
         except McpRefusedError as error:
@@ -160,7 +170,7 @@ class McpEndpoint:
             if stream is None or not await stream.end(failure(message, OverloadedError(CUT_OFF)).body):
                 await exchange.respond(503, refusal(503, CUT_OFF))
             return
-        if len(reply.body) > PIECE_BYTES:  # a smaller body goes out in one piece and occupies no memory
+        if len(reply.body) > PIECE_BYTES:  # a smaller body has left the server when `send` returns
             reservation.resize(len(reply.body))
         if stream is None or not await stream.end(reply.body):
             await self._respond(exchange, reply)
@@ -172,7 +182,8 @@ class McpEndpoint:
     def _stream(exchange: Exchange, message: McpMessage) -> EventStream:
         """Return the event stream that the answer becomes if it takes long.
 
-        If a modern client disconnects, its request is cancelled.
+        If the client disconnects meanwhile, a request of the modern era is cancelled. A request of the legacy era runs
+        on.
         """
 
         def sign(seconds: float) -> bytes:

@@ -1,12 +1,12 @@
 """Handles of long calls: MCP's extension `io.modelcontextprotocol/tasks`.
 
-A call that doesn't end soon is answered with a handle, whose id the client polls. MCP calls a handle a task. Here a
-task is something that an agent is asked to do.
+A call that doesn't end soon is answered with a handle, and the client polls the handle's id. MCP calls a handle a
+task. Elsewhere in this project a task is something that an agent is asked to do.
 
-The server stores nothing for a handle. The id has the whole call and a keyed hash, so only this server can create it,
-and it is valid only at one address of one session. `tasks/get` sends the call again with its call_id. So the record of
-the call answers, or the running call does, or the call runs again after a crash. The call is committed once, by any
-worker.
+The server stores nothing for a handle. The id contains the whole call and a keyed hash, so only this server can create
+it, and it is valid only at one address of one session. Any worker can answer `tasks/get` for it: from the record of the
+call, or by waiting for the running call, or by running the call again after a crash. The call_id makes sure that the
+call is committed only once.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from toolpack_server.base.times import timestamp
 from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import Failure
 from toolpack_server.features.protocols.mcp.messages import TASKS, McpMessage, McpRefusedError
-from toolpack_server.features.protocols.mcp.results import COMPLETE, call_result, shifted
+from toolpack_server.features.protocols.mcp.results import COMPLETE, adapt_error, call_result
 from toolpack_server.jsonio.strict import Fragment, dumps, loads
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import Described, describe
@@ -43,7 +43,7 @@ from toolpack_server.stores.base import StoredSession
 
 WAIT_SECONDS = 0.5  # how long a call or a poll waits for the result
 MAX_ID = 4096  # characters; the id is sent in a header, too
-MAX_ARGUMENTS = 16 * 1024  # bytes, which are compressed in less than a millisecond
+MAX_ARGUMENTS = 16 * 1024  # bytes; these are compressed in less than a millisecond
 HASH_DIGITS = 32
 INTERVALS = ((10.0, 500), (60.0, 2000), (float("inf"), 5000))  # age of the call in seconds, and ms between its polls
 
@@ -66,16 +66,18 @@ class Handle(NamedTuple):
     created_at: int
 
     def request(self, by: str) -> CallRequest:
+        """Return the request of the call. `by` is the name of the address that received it."""
         return CallRequest(self.function, loads(self.sent), self.sent, self.call_id, by=by)
 
     @property
     def packed(self) -> str:
-        """The part of the id that has the call."""
+        """The part of the id that contains the call."""
         text = dumps([self.call_id, self.function, Fragment(self.sent), self.created_at])
         return base64.urlsafe_b64encode(zlib.compress(text)).decode().rstrip("=")
 
     @classmethod
     def unpack(cls, packed: str) -> "Handle":
+        """Return the handle from the part of an id that contains the call."""
         text = zlib.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
         call_id, function, arguments, created_at = loads(text)
         return cls(call_id, function, dumps(arguments), created_at)
@@ -88,6 +90,7 @@ class HandleIds:
         self._keyed = KeyedHash(key, "mcp handle")
 
     def create(self, session: StoredSession, address: str, packed: str) -> str:
+        """Return the id of a handle at an address of a session. `packed` is the handle's `packed`."""
         return f"{packed}.{self._hash(session, address, packed)}"
 
     def open(self, session: StoredSession, address: str, handle_id: str) -> Handle:
@@ -104,7 +107,7 @@ class HandleIds:
         return Handle.unpack(packed)
 
     def _hash(self, session: StoredSession, address: str, packed: str) -> str:
-        # Not the session's id: after its end, another session can have the same one.
+        # The agent key is hashed, not the session's id, because another session can get the id after this one ends.
         return self._keyed.of(session.agent_key, address, packed.encode("utf-8", "replace"))[:HASH_DIGITS]
 
 
@@ -118,6 +121,7 @@ class RunningCalls:
         self._cancels: set[asyncio.Future[None]] = set()
 
     def find(self, caller: Caller, request: CallRequest) -> "asyncio.Future[Outcome] | None":
+        """Return the future of a call that runs in this worker, or None."""
         return next(iter(self._calls.get(_key(caller, request), ())), None)
 
     def start(self, caller: Caller, request: CallRequest) -> "asyncio.Future[Outcome]":
@@ -133,13 +137,13 @@ class RunningCalls:
             if not self._calls[key]:
                 del self._calls[key]
             if not call.cancelled():
-                call.exception()  # else asyncio reports an error that no client asks for any more
+                call.exception()  # read it, or asyncio logs it: the client may never poll again
 
         call.add_done_callback(end)
         return call
 
     def cancel(self, caller: Caller, request: CallRequest) -> None:
-        """Stop a call if it runs here, and record it as cancelled unless it is committed, in the background."""
+        """Stop a call if it runs in this worker. In the background, record it as cancelled unless it is committed."""
         for call in [*self._calls.get(_key(caller, request), ())]:
             call.cancel()
         cancel = asyncio.ensure_future(self._record_cancel(caller, request))
@@ -169,7 +173,7 @@ class Handles:
     async def call(self, caller: Caller, request: CallRequest) -> Outcome | bytes:
         """Run a call. Return its outcome, or the members of a handle if the call takes long.
 
-        A call whose id would be too long is answered when it ends.
+        If the handle's id would be too long, return the outcome when the call ends, however long it takes.
         """
         handle = Handle(request.call_id or secrets.token_hex(16), request.function, request.sent, _now())
         request = request._replace(call_id=handle.call_id)
@@ -195,52 +199,52 @@ class Handles:
     async def get(self, caller: Caller, message: McpMessage) -> bytes:
         """Answer `tasks/get`."""
         handle_id = _id_of(message)
-        handle, ended = await self._look(caller, handle_id)
-        if ended is None:
+        handle, call_end = await self._find_call(caller, handle_id)
+        if call_end is None:
             request = handle.request(caller.by)
             call = self._running.find(caller, request) or self._running.start(caller, request)
             await asyncio.wait({call}, timeout=WAIT_SECONDS)
             if not call.done():
                 return _task(handle_id, handle, "working")
-            _, ended = await self._look(caller, handle_id)
-            if ended is None:
-                ended = _unrecorded(call)
-        if ended is None:
+            _, call_end = await self._find_call(caller, handle_id)
+            if call_end is None:
+                call_end = _unrecorded(call)
+        if call_end is None:
             return _task(handle_id, handle, "working")
-        return _ended_task(handle_id, handle, ended)
+        return _ended_task(handle_id, handle, call_end)
 
     async def update(self, caller: Caller, message: McpMessage) -> bytes:
         """Answer `tasks/update`, which does nothing: no call asks its client for anything."""
-        await self._look(caller, _id_of(message))
+        await self._find_call(caller, _id_of(message))
         return b""
 
     async def cancel(self, caller: Caller, message: McpMessage) -> bytes:
         """Answer `tasks/cancel`. A committed call stays."""
-        handle, ended = await self._look(caller, _id_of(message))
-        if ended is None:
+        handle, call_end = await self._find_call(caller, _id_of(message))
+        if call_end is None:
             self._running.cancel(caller, handle.request(caller.by))
         return b""
 
-    async def _look(self, caller: Caller, handle_id: str) -> "tuple[Handle, Ended | None]":
+    async def _find_call(self, caller: Caller, handle_id: str) -> "tuple[Handle, CallEnd | None]":
         """Return a handle, and how its call ended if it is recorded.
 
         Raises:
             InvalidParamsError: The id isn't valid at the caller's address.
         """
 
-        def look(reader: SessionReader) -> "tuple[Handle, Ended | None]":
+        def find(reader: SessionReader) -> "tuple[Handle, CallEnd | None]":
             session, _ = reader.find(*_session(caller))
             handle = self._ids.open(session, caller.address, handle_id)
             try:
                 return handle, recorded_call(self._context, session, handle.request(caller.by))
-            except CallIdReusedError as error:  # the call waited while another one with its call_id ran
+            except CallIdReusedError as error:  # the call waited while another call with its call_id ran
                 return handle, error
 
-        return await self._sessions.read(look)
+        return await self._sessions.read(find)
 
 
-Ended = RecordedCall | CallIdReusedError
-"""How a call ended: with an outcome, or refused for ever."""
+CallEnd = RecordedCall | CallIdReusedError
+"""The end of a call: its record, or the error of a call that will always be refused."""
 
 
 def _session(caller: Caller) -> tuple[str, str]:
@@ -268,7 +272,7 @@ def _id_of(message: McpMessage) -> str:
 
 
 def _unrecorded(call: "asyncio.Future[Outcome]") -> RecordedCall | None:
-    """Return a call that has ended without a record, or None if it must be sent again.
+    """Return the end of a call that left no record. Return None if the next poll must run the call again.
 
     Raises:
         RequestError: The call can't be run now.
@@ -278,11 +282,11 @@ def _unrecorded(call: "asyncio.Future[Outcome]") -> RecordedCall | None:
     return RecordedCall(call.result(), time.time())
 
 
-def _ended_task(handle_id: str, handle: Handle, ended: Ended) -> bytes:
+def _ended_task(handle_id: str, handle: Handle, call_end: CallEnd) -> bytes:
     """Return the members of the answer about a call that has ended."""
-    if isinstance(ended, CallIdReusedError):
-        return _failed_task(handle_id, handle, handle.created_at, shifted(describe(ended)))
-    outcome, at = ended.outcome, max(round(ended.ended_at * 1000), handle.created_at)
+    if isinstance(call_end, CallIdReusedError):
+        return _failed_task(handle_id, handle, handle.created_at, adapt_error(describe(call_end)))
+    outcome, at = call_end.outcome, max(round(call_end.ended_at * 1000), handle.created_at)
     if outcome.failure is not None and outcome.failure.why is Failure.CANCELLED:
         return _task(handle_id, handle, "cancelled", at) + b',"statusMessage":%b' % dumps(outcome.failure.text)
     try:
@@ -293,6 +297,7 @@ def _ended_task(handle_id: str, handle: Handle, ended: Ended) -> bytes:
 
 
 def _failed_task(handle_id: str, handle: Handle, at: int, described: Described) -> bytes:
+    """Return the members of the answer about a call that ended with a JSON-RPC error."""
     code, text, data = described
     error = {"code": code, "message": text, "data": data}
     return _task(handle_id, handle, "failed", at) + b',"statusMessage":%b,"error":%b' % (dumps(text), dumps(error))
@@ -302,7 +307,7 @@ def _task(handle_id: str, handle: Handle, status: str, at: int | None = None) ->
     """Return the members that all answers about a handle have.
 
     Args:
-        at: Time of its end. None: the call still runs.
+        at: Time of the call's end in milliseconds since the epoch, or None while it runs.
     """
     age = 0 if at is not None else (_now() - handle.created_at) / 1000  # the answer about an ended call never changes
     members = {
@@ -310,7 +315,7 @@ def _task(handle_id: str, handle: Handle, status: str, at: int | None = None) ->
         "status": status,
         "createdAt": timestamp(handle.created_at / 1000),
         "lastUpdatedAt": timestamp((handle.created_at if at is None else at) / 1000),
-        "ttlMs": None,  # it is valid as long as its session lives
+        "ttlMs": None,  # a handle is valid as long as its session lives
         "pollIntervalMs": next(interval for until, interval in INTERVALS if age < until),
     }
     return dumps(members)[1:-1]

@@ -38,12 +38,13 @@ def check_once(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
 
 
 def version_of(headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the version of MCP in the headers, or None."""
     version = headers.get(VERSION)
     return None if version is None else version.decode("latin-1").strip()
 
 
 class HeaderCheck:
-    """Compares a modern message with its HTTP headers; a `CheckHeaders` function of `protocol.py`."""
+    """Compares a modern message with its HTTP headers. It is a `CheckHeaders` of `protocol.py`."""
 
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
         self._headers = headers
@@ -56,6 +57,10 @@ class HeaderCheck:
             self._compare(message, NAME, message.named)
 
     def _compare(self, message: McpMessage, name: bytes, value: Any) -> None:
+        """Raise `McpRefusedError` unless the header has this value.
+
+        If the value is None, the header must be missing.
+        """
         header = self._headers.get(name)
         decoded = None if header is None else _decode(header.decode("latin-1").strip(" \t"))
         shown_name = name.decode().title().replace("Mcp-Protocol", "MCP-Protocol")

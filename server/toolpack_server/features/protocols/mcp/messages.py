@@ -3,7 +3,7 @@
 A message of the modern era (2026-07-28) has its version and the client's capabilities in `_meta`. A client of the
 legacy era (2025-11-25 and earlier) begins with `initialize`. One address accepts messages of both eras.
 
-Pure functions. An invalid message raises `McpRefusedError` with the reason.
+The functions have no side effects. They refuse an invalid message with `McpRefusedError` and the reason.
 """
 
 from dataclasses import dataclass
@@ -90,12 +90,14 @@ class McpMessage:
         return dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 
     def check_meta(self) -> None:
+        """Raise `McpRefusedError` if a modern message lacks its version or the client's capabilities."""
         if not isinstance(self.meta.get(VERSION_KEY), str):
             raise self.refusal(_invalid(f"`_meta` needs {VERSION_KEY}, a string: {MODERN!r}."))
         if not isinstance(self.meta.get(CAPABILITIES_KEY), dict):
             raise self.refusal(_invalid(f"`_meta` needs {CAPABILITIES_KEY}, an object; {{}} is enough."))
 
     def check_version(self) -> None:
+        """Raise `McpRefusedError` if the server doesn't support the version of the message."""
         if self.method == INITIALIZE and not self.modern:  # its handler negotiates the version
             return
         version = self.meta[VERSION_KEY] if self.modern else self.header_version
@@ -108,11 +110,16 @@ class McpMessage:
         raise self.refusal((UNSUPPORTED_VERSION, text, data))
 
     def refusal(self, described: Described) -> McpRefusedError:
+        """Return the error that refuses this message, with its id."""
         return McpRefusedError(described, request_id=self.id)
 
 
 def read_message(value: Any, header_version: str | None = None) -> McpMessage:
-    """Read a message from parsed JSON, or raise `McpRefusedError`."""
+    """Return the message in parsed JSON.
+
+    Raises:
+        McpRefusedError: The JSON isn't a message.
+    """
     if isinstance(value, list):
         raise _no_request("MCP has no batches: send one message at a time.")
     if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":

@@ -4,8 +4,8 @@ The server creates the session for the client, with the limits of `create_sessio
 the sessions of its owner. The URL's query has the parameters `packs`, `task` and `seed` of the session, and may name
 it:
 
-- With `session=NAME`, each message uses the session of this name, whatever its headers say. The first message
-  creates it.
+- With `session=NAME`, each message uses the session of this name, and its header `Mcp-Session-Id` is ignored. The first
+  message creates the session.
 - Without a name, `initialize` creates a session. The answer's header `Mcp-Session-Id` has the key of its `mcp_path`.
 """
 
@@ -24,7 +24,7 @@ from toolpack_server.features.protocols.mcp.messages import (
     McpMessage,
     McpRefusedError,
 )
-from toolpack_server.features.protocols.mcp.results import Fault, shifted
+from toolpack_server.features.protocols.mcp.results import Fault, adapt_error
 from toolpack_server.protocol.parameters import SessionRequest
 from toolpack_server.protocol.senders import AGENT
 from toolpack_server.rpc.caller import Caller
@@ -36,7 +36,7 @@ SESSION_ID = b"mcp-session-id"
 LABEL = "mcp"
 QUERY_PARAMETERS = ("packs", "task", "seed", "session")
 MAX_NAME = 64
-UNUSED_SECONDS = 60.0  # after which a session expires if its client sends nothing after `initialize`
+UNUSED_SECONDS = 60.0  # a session expires after this time if its client sends only `initialize`
 TRACE_PAGE = 100
 
 NO_SESSION_ID = (
@@ -51,13 +51,14 @@ TOO_NEW = (
 
 
 class OwnSessionEndpoint(McpEndpoint):
-    """The endpoint `/mcp`, for all HTTP methods."""
+    """The endpoint `/mcp`, for all HTTP methods. It creates sessions."""
 
     allowed = b"POST, DELETE"
     not_allowed = "Send MCP messages with POST: there is no stream to GET; DELETE ends the session of Mcp-Session-Id."
-    status: Mapping[Fault | None, int] = {**McpEndpoint.status, Fault.NO_SESSION: 404}  # then clients initialize again
+    # With 404, clients send `initialize` again.
+    status: Mapping[Fault | None, int] = {**McpEndpoint.status, Fault.NO_SESSION: 404}
 
-    async def stranger(self, exchange: Exchange) -> Caller:
+    async def authenticate(self, exchange: Exchange) -> Caller:
         owner = self._gateway.gate.owner(exchange.headers)
         if b"origin" in exchange.headers:
             exchange.extra.append((b"access-control-expose-headers", b"Mcp-Session-Id"))
@@ -100,24 +101,27 @@ class OwnSessionEndpoint(McpEndpoint):
         try:
             session = await self._gateway.service.invoke(caller, "create_session", params, prepare)
         except REFUSALS as error:
-            described = shifted(describe(error))
+            described = adapt_error(describe(error))
             if isinstance(error, CallIdReusedError) and name is not None:
                 text = f"The session {name!r} has other packs, another task or another seed: use another session name."
                 described = ERROR_INVALID_PARAMS, f"Invalid params: {text}", {"detail": text}
             raise McpRefusedError(described, malformed=False, request_id=message.id) from None
         return str(session["mcp_path"]).rpartition("/")[2]
 
-    async def other(self, exchange: Exchange) -> None:
-        """Handle DELETE: close the session of the header, or evaluate it and keep it if its agent did its task."""
+    async def answer_other_method(self, exchange: Exchange) -> None:
+        """Handle DELETE: end the session of the header `Mcp-Session-Id`.
+
+        A session with a task in which the agent acted is evaluated and stays readable. Any other session is closed.
+        """
         if exchange.scope["method"] != "DELETE":
-            await super().other(exchange)
+            await super().answer_other_method(exchange)
         if _is_named(exchange):
             exchange.extra.append((b"allow", b"POST, OPTIONS"))
             raise HttpRefusedError(NOT_ALLOWED_STATUS, NAMED_STAYS)
         if SESSION_ID not in exchange.headers:
             raise HttpRefusedError(400, "The request names no session: send the header Mcp-Session-Id.")
         try:
-            agent = await self.stranger(exchange)
+            agent = await self.authenticate(exchange)
             with self._gateway.admitted(exchange.scope, agent) as admission:
                 admission.begin_answer()
                 await self._end(Caller(agent.owner), {"session_id": agent.session_id})
@@ -130,6 +134,7 @@ class OwnSessionEndpoint(McpEndpoint):
         await exchange.respond(NO_CONTENT, b"")
 
     async def _end(self, owner: Caller, session: dict[str, Any]) -> None:
+        """Evaluate a session with a task if its agent has acted in it, else close it."""
         service = self._gateway.service
         if "task" in await service.invoke(owner, "get_session", session) and await self._has_acted(owner, session):
             options = {"record": True, "raise_on_error": False}
@@ -151,6 +156,7 @@ class OwnSessionEndpoint(McpEndpoint):
 
 
 def _expire_unused(request: SessionRequest) -> None:
+    """Let a new session expire soon if its client sends nothing after `initialize`."""
     request.expire_unused(UNUSED_SECONDS)
 
 
@@ -164,7 +170,11 @@ def _is_named(exchange: Exchange) -> bool:
 
 
 def _read_query(exchange: Exchange, message: McpMessage) -> dict[str, str]:
-    """Read and check the query of the address."""
+    """Return the parameters in the query of the address.
+
+    Raises:
+        McpRefusedError: A parameter is unknown, duplicated, or a name of an invalid length.
+    """
     pairs = _query_pairs(exchange)
     query = dict(pairs)
     text = ""

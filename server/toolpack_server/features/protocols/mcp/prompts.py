@@ -19,11 +19,13 @@ _DESCRIPTION = "Your task in this session."
 
 
 class Prompts:
+    """Answers the methods of prompts, and writes the introduction of the server to a client."""
+
     def __init__(self, sessions: SessionManager) -> None:
         self._sessions = sessions
 
     async def messages(self, caller: Caller, *, renew: bool = True) -> Sequence[dict[str, Any]]:
-        """Return the messages of the caller's prompt; none if it has no prompt.
+        """Return the messages of the caller's prompt, or an empty sequence if its address has no prompt.
 
         Args:
             renew: Extend the session's expiry.
@@ -46,11 +48,13 @@ class Prompts:
         return b'"capabilities":{"tools":{},"prompts":{}%b},"instructions":%b' % (extensions, dumps(instructions))
 
     def list(self, message: McpMessage) -> bytes:
+        """Answer `prompts/list`: the only prompt is the task."""
         if message.params.get("cursor") is not None:
             raise InvalidParamsError("There is one page of prompts: omit the cursor.")
         return b'"prompts":%b' % dumps([{"name": NAME, "title": "Task", "description": _DESCRIPTION}])
 
     async def get(self, caller: Caller, message: McpMessage) -> bytes:
+        """Answer `prompts/get` with the messages of the caller's prompt."""
         messages = await self.messages(caller)
         if message.params.get("name") != NAME:
             raise InvalidParamsError(f"There is no such prompt: the only one is {NAME!r}.")

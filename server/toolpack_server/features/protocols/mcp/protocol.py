@@ -79,7 +79,16 @@ class Mcp:
     async def read(
         self, body: bytes, name: str, reserve: Reserve | None = None, header_version: str | None = None
     ) -> McpMessage:
-        """Read a message. Raise `McpRefusedError` if it is invalid or exceeds a limit."""
+        """Return the message in a body.
+
+        Args:
+            name: The owner of the bytes while the body is parsed.
+            reserve: Called with the estimated memory of the parsed body, in bytes.
+            header_version: The version of MCP in the HTTP header, if there is one.
+
+        Raises:
+            McpRefusedError: The message is invalid or exceeds a limit.
+        """
         try:
             value, size = await self._parser.parse(body, name)
         except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
@@ -115,16 +124,16 @@ class Mcp:
         return reply
 
     async def _toolpacks(self, caller: Caller) -> tuple[str, ...]:
-        """Find the session, which renews its TTL, and return the names of its toolpacks."""
+        """Find the session and renew its TTL. Return the names of its toolpacks."""
         return await self._sessions.toolpacks(caller.session_id or "", caller.owner)
 
     async def notified(self, caller: Caller) -> None:
-        """Find the session of a client that has sent a notification, which renews its TTL."""
+        """Renew the TTL of the session of a client that has sent a notification."""
         if caller.session_id is not None:
             await self._toolpacks(caller)
 
     async def _initialize(self, caller: Caller, message: McpMessage) -> bytes:
-        # It doesn't renew the session, which expires soon if the client sends nothing else.
+        # `initialize` doesn't renew the TTL: if the client sends nothing else, the session must expire soon.
         await self._sessions.toolpacks(caller.session_id or "", caller.owner, renew=False)
         requested = message.params.get("protocolVersion")
         version = requested if requested in LEGACY else LEGACY[0]
@@ -153,7 +162,7 @@ class Mcp:
         return self._prompts.list(message) + (CACHE if message.modern else b"")
 
     async def _call(self, caller: Caller, message: McpMessage) -> bytes:
-        name, call_id = _named(message)
+        name, call_id = _name_and_call_id(message)
         arguments, problem = message.params.get("arguments"), None
         if type(arguments) is not dict:
             arguments, problem = await self._app.parser.arguments(arguments, caller.owner)
@@ -168,7 +177,7 @@ class Mcp:
                     f"that function first, then pass its result."
                 )
         if self._sessions.tracer is not None:
-            _note_asker(message)
+            _store_asker(message)
         if message.modern and problem is None and message.accepts_handles:
             answer = await self._handles.call(caller, request)
             return answer if isinstance(answer, bytes) else call_result(answer, message.id)
@@ -177,17 +186,17 @@ class Mcp:
 
     async def _get_task(self, caller: Caller, message: McpMessage) -> bytes:
         if self._sessions.tracer is not None:
-            _note_asker(message)
+            _store_asker(message)
         return await self._handles.get(caller, message)
 
 
-def _note_asker(message: McpMessage) -> None:
-    """Store who asks for a call, for its trace."""
+def _store_asker(message: McpMessage) -> None:
+    """Store the message that asks for a call, for the tracer."""
     version = message.meta.get(VERSION_KEY) or message.header_version or ""
     asked_by.set(AskedBy("mcp", message.method, message.id, version))
 
 
-def _named(message: McpMessage) -> tuple[str, str | None]:
+def _name_and_call_id(message: McpMessage) -> tuple[str, str | None]:
     """Return the tool's name and the call_id of a `tools/call`."""
     name, call_id = message.params.get("name"), message.meta.get(CALL_ID_KEY)
     if not isinstance(name, str):

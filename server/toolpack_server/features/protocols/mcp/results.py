@@ -1,6 +1,6 @@
 """Answers to MCP messages as JSON: results of tools, and errors with their codes.
 
-Pure functions. Results that are JSON text already are inserted without parsing.
+The functions have no side effects. A result that is JSON text already is inserted without parsing.
 """
 
 from enum import Enum
@@ -24,7 +24,7 @@ from toolpack_server.rpc.codes import (
     error_reply,
 )
 
-CODE_SHIFT = -1000  # of this server's error codes: MCP reserves -32000 to -32099
+CODE_SHIFT = -1000  # added to this server's error codes, because MCP reserves -32000 to -32099
 
 SERVER_INFO = dumps({"name": "toolpack-server", "title": "Toolpack Server", "version": version("toolpack-server")})
 CACHE = b',"ttlMs":60000,"cacheScope":"private"'
@@ -42,7 +42,7 @@ class McpPath(TypedDict):
 
 
 class Fault(Enum):
-    """Kinds of errors that may have another status in a transport: a protocol violation or a missing target."""
+    """Kinds of errors to which a transport may give a status of their own: a protocol violation or a missing target."""
 
     MALFORMED = "malformed"
     NO_METHOD = "no method"
@@ -53,7 +53,7 @@ class McpReply(NamedTuple):
     """The answer to a message."""
 
     body: bytes  # JSON; empty for a notification
-    fault: Fault | None = None  # None also for other errors
+    fault: Fault | None = None  # None for a result, and for an error of another kind
 
 
 def success(message: McpMessage, members: bytes) -> McpReply:
@@ -102,13 +102,15 @@ def _structured(text: bytes) -> bytes:
 
 
 def tool_error(text: str) -> bytes:
+    """Return the members of a tool's result that reports an error to the agent."""
     return b'"content":[{"type":"text","text":%b}],"isError":true' % dumps(text)
 
 
 def failure(message: McpMessage, error: Exception) -> McpReply:
+    """Return the answer to a request that raised an exception."""
     if isinstance(error, McpRefusedError):
         return refusal_reply(error)
-    described = shifted(describe(error))
+    described = adapt_error(describe(error))
     fault = Fault.NO_METHOD if described[0] == ERROR_METHOD_NOT_FOUND and message.modern else None
     if isinstance(error, SessionNotFoundError):
         fault = Fault.NO_SESSION
@@ -116,17 +118,19 @@ def failure(message: McpMessage, error: Exception) -> McpReply:
 
 
 def too_long(max_bytes: int) -> McpRefusedError:
+    """Return the error for a line that exceeds the size limit."""
     detail = f"The message is larger than {max_bytes} bytes: send less, or raise TOOLPACK_MAX_BODY_BYTES."
     return McpRefusedError((ERROR_INVALID_REQUEST, f"Invalid Request: {detail}", {"detail": detail}))
 
 
 def refusal_reply(error: McpRefusedError) -> McpReply:
+    """Return the answer to a message that was refused."""
     fault = Fault.MALFORMED if error.malformed else None
     return McpReply(error_reply(error.request_id, *error.described), fault)
 
 
-def shifted(described: Described) -> Described:
-    """Adapt an error to MCP: clients show only the message, so it gets the detail, and own codes are shifted."""
+def adapt_error(described: Described) -> Described:
+    """Adapt an error to MCP: add the detail to the message, which is all that clients show, and shift own codes."""
     code, message, data = described
     if code in STANDARD:
         return code, f"{message}: {data['detail']}", data
@@ -134,7 +138,7 @@ def shifted(described: Described) -> Described:
 
 
 def no_method(message: McpMessage, methods: Any) -> McpReply:
-    """Return the answer to a request for an unknown method. `methods` are those of the message's era."""
+    """Return the answer to a request for an unknown method. `methods` are the methods of its era."""
     detail = f"There is no method {message.method[:200]!r} here: use {', '.join(methods)}."
     described = (ERROR_METHOD_NOT_FOUND, f"Method not found: {detail}", {"detail": detail})
     return McpReply(error_reply(message.id, *described), Fault.NO_METHOD if message.modern else None)

@@ -52,6 +52,7 @@ class Tools:
         return tool_value(value)
 
     async def _offered(self, caller: Caller) -> list[AddressTool]:
+        """Return the tools of the caller's address, without tools that have the name of a function of the session."""
         if not self._addresses.tools:
             return []
         session_id = caller.session_id or ""

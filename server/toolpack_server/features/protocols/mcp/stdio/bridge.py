@@ -1,8 +1,8 @@
 """Bridge from standard input and output to a session on a server, by HTTP.
 
-A call is executed once, even if the connection breaks: the bridge adds a call_id if the client gave none, and retries
-with it until the server answers, stays unreachable, or stays overloaded. Calls are sent one after the other, so they
-run in order. Answers are read with limits of size and time.
+A call is executed once, even if the connection breaks. The bridge adds a call_id if the client gave none, and repeats
+the request with it until the server answers, or has been unreachable or overloaded for too long. Calls are sent one
+after the other, so they run in order. Answers are read with limits of size and time.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Bridge:
             return await self._send(message)
 
     def close(self) -> None:
-        """Cancel the running requests: Python waits for their threads before it exits."""
+        """Cancel the running requests, because Python waits for their threads before it exits."""
         self._closed = True
         for request in [*self._requests]:
             request.cancel()
@@ -171,11 +171,12 @@ class BridgedRequest:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def _answer(self) -> bytes:
+        """Send the request once and return the answer. Raise an exception of the connection if a retry may help."""
         parts = self._parts
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         with contextlib.closing(kind(parts.hostname, parts.port, timeout=SILENCE_SECONDS)) as connection:
             connection.connect()
-            self._socket = connection.sock  # kept, because the connection drops it when the answer ends it
+            self._socket = connection.sock  # for `cancel`; the connection forgets its socket while the response is read
             if self._cancelled.is_set():
                 raise OSError("the request was cancelled")
             path = f"{parts.path}?{parts.query}" if parts.query else parts.path
@@ -226,6 +227,7 @@ class BridgedRequest:
             return self._error(f"the server answered {status} without JSON-RPC: is this the mcp_path of a session?")
 
     def _is_answer(self, message: dict[str, Any]) -> bool:
+        """Return whether a message answers this request. Ids of different types, such as 1 and 1.0, differ."""
         answer_id = message.get("id")
         same_id = answer_id == self._id and type(answer_id) is type(self._id)
         return same_id and ("result" in message or "error" in message)
@@ -234,7 +236,7 @@ class BridgedRequest:
         return f"the answer is longer than {self._max_bytes} bytes: ask for less, or raise TOOLPACK_MAX_BODY_BYTES."
 
     def _error(self, text: str) -> bytes:
-        """Return an error for the client if the server sent no valid answer."""
+        """Return an error response for the client, for a request to which the server sent no valid answer."""
         described = f"{self._parts.netloc}: {text}"
         return error_reply(self._id, ERROR_INTERNAL_ERROR, described, {"detail": described})
 
@@ -253,7 +255,7 @@ def _object(text: bytes | str) -> dict[str, Any]:
 
 
 def _retry_after(reply: bytes) -> float | None:
-    """Return the delay that an overloaded server asks for in seconds, or None if the reply is another one."""
+    """Return the delay in seconds that an overloaded server asks for, or None if the server isn't overloaded."""
     if b"%d" % OVERLOADED not in reply:
         return None
     error = _object(reply).get("error")

@@ -1,7 +1,7 @@
 """Conversation with one client: reads its messages in order, and runs its requests concurrently.
 
-Every request gets one answer, unless the client cancels it. Apart from answers, only progress notifications are
-written, for requests that ask for them.
+Every request gets one answer, unless the client cancels it. Besides answers, the server writes only progress
+notifications, for requests that ask for progress.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class StdioConversation:
         """Answer messages until the input ends or a signal arrives, then wait for the running requests.
 
         Args:
-            drain_seconds: How long to wait for them.
+            drain_seconds: How long to wait for the running requests.
             on_timeout: Called to stop requests that run longer.
         """
         reading = asyncio.ensure_future(self._reader.for_each(self._take))
@@ -93,6 +93,7 @@ class StdioConversation:
         task.add_done_callback(self._running.pop)
 
     def _cancel(self, request_id: Any) -> None:
+        """Cancel the running request with this id. Ids of different types, such as 1 and True, differ."""
         for task, message in [*self._running.items()]:
             if message.id == request_id and type(message.id) is type(request_id):
                 task.cancel()
@@ -106,6 +107,7 @@ class StdioConversation:
                 progress.cancel()
 
     async def _tell_progress(self, message: McpMessage) -> None:
+        """Write a progress notification every few seconds, if the client asked for progress."""
         seconds = 0.0
         while message.progress(seconds) is not None:
             await asyncio.sleep(PROGRESS_SECONDS)

@@ -31,13 +31,13 @@ def take_standard_streams() -> tuple[int, int]:
     except OSError:  # standard error is closed
         os.dup2(null, 1)
     os.close(null)
-    with contextlib.suppress(AttributeError, ValueError):  # some programs replace it
+    with contextlib.suppress(AttributeError, ValueError):  # some programs replace `sys.stdout`
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     return source, sink
 
 
 class LineReader:
-    """Reads lines from a descriptor. A longer line than `max_bytes` is reported as None."""
+    """Reads lines from a descriptor. A line longer than `max_bytes` is discarded and reported as None."""
 
     def __init__(self, source: int, max_bytes: int) -> None:
         self._source = source
@@ -57,6 +57,10 @@ class LineReader:
         await ended.wait()
 
     def _lines(self) -> Iterator[bytes | None]:
+        """Yield the lines until the input ends.
+
+        The beginning of a line that is too long is dropped, to limit memory.
+        """
         rest, too_long = bytearray(), False
         while piece := self._piece():
             start = 0
