@@ -437,8 +437,8 @@ def test_the_python_client(folder):
 
 
 def test_ask_a_server_whether_it_conforms(folder):
-    (setup,) = blocks("docs/internals/conform.md", "Ask a server", "sh")
-    (block,) = blocks("docs/internals/conform.md", "Ask a server", "console")
+    (setup,) = blocks("docs/internals/conform.md", "Check a server", "sh")
+    (block,) = blocks("docs/internals/conform.md", "Check a server", "console")
     ((command, table),) = commands_and_outputs(block)
     with serving(setup, folder) as banner:
         (printed,) = run_console([(command, "")], folder, port_of(banner))
@@ -725,7 +725,7 @@ RUN = {
     ("docs/evaluate/replay.md", "Bundles"),
     ("docs/evaluate/receipts.md", "Make one"),
     ("docs/evaluate/receipts.md", "Verify it"),
-    ("docs/internals/conform.md", "Ask a server"),
+    ("docs/internals/conform.md", "Check a server"),
     ("docs/internals/store.md", "Test it"),  # in tests/stores/test_store_contract.py
     ("docs/internals/benchmarks.md", "BFCL"),  # in tests/bundled/test_bfcl.py, if its packages are installed
     ("docs/internals/benchmarks.md", "tau2"),  # in tests/bundled/test_tau2.py, likewise
