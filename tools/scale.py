@@ -55,9 +55,9 @@ CONNECTIONS = 12  # of a worker to Redis, with 8 calls at once
 
 def measured() -> Iterator[str]:
     """Yield the rows of the table of costs."""
-    yield "| Redis | bytes to it | bytes from it | bytes kept | its µs | server's µs |"
+    yield "| Per | bytes to Redis | bytes from Redis | bytes kept | Redis' µs | server's µs |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-    for name, cost in [*REDIS.items(), ("one server without calls, a second", IDLE)]:
+    for name, cost in [*REDIS.items(), ("second of a server without calls", IDLE)]:
         yield f"| {name} | " + " | ".join(f"{figure:,.0f}" for figure in cost) + " |"
 
 
@@ -66,7 +66,7 @@ def computed() -> Iterator[str]:
     change, read = REDIS["change on another server"], REDIS["read"]
     call = Cost(*(READS * one + (1 - READS) * other for one, other in zip(read, change, strict=True)))
     of_one = BUSY * 1e6 / call.server  # calls/s of one server
-    yield "| servers | calls/s | sessions | GB kept | MB/s to it | MB/s from it | processors | connections |"
+    yield "| servers | calls/s | sessions | GB kept | MB/s to Redis | MB/s from Redis | processors | connections |"
     yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for servers in SIZES:
         calls = servers * of_one
@@ -151,7 +151,7 @@ def measure() -> Iterator[str]:
         pair, calls = Pair(folder, url, store), SESSIONS * TURNS
         try:
             pair.start()
-            yield f"one server without calls, a second: {pair.each(2 * IDLE_SECONDS, lambda: time.sleep(IDLE_SECONDS))}"
+            yield f"second of a server without calls: {pair.each(2 * IDLE_SECONDS, lambda: time.sleep(IDLE_SECONDS))}"
             yield f"new session: {pair.each(SESSIONS, pair.create)}"
             pair.call("move_mail")
             yield f"change: {pair.each(calls, lambda: pair.call('move_mail'))}"
