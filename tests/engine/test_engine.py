@@ -138,7 +138,7 @@ def test_an_abandoned_job_blocks_only_its_owner():
 def quick(kind="f", runs=2 * QUICK_RUNS):
     pace = Pace()
     for _ in range(runs):
-        pace.ran(kind, QUICK_SECONDS / 2, 0.0)
+        pace.record_run(kind, QUICK_SECONDS / 2, 0.0)
     return pace
 
 
@@ -146,17 +146,17 @@ def test_a_kind_becomes_quick_slowly_and_slow_at_once():
     pace = Pace()
     for _ in range(QUICK_RUNS):
         assert not pace.is_quick("f")
-        pace.ran("f", QUICK_SECONDS / 2, 0.0)
+        pace.record_run("f", QUICK_SECONDS / 2, 0.0)
     assert pace.is_quick("f")
-    pace.ran("f", QUICK_SECONDS * 2, QUICK_SECONDS * 2)
+    pace.record_run("f", QUICK_SECONDS * 2, QUICK_SECONDS * 2)
     assert not pace.is_quick("f")
 
 
 def test_one_slow_run_keeps_a_long_quick_kind_quick():
     pace = quick()
-    pace.ran("f", QUICK_SECONDS * 2, QUICK_SECONDS * 2)
+    pace.record_run("f", QUICK_SECONDS * 2, QUICK_SECONDS * 2)
     assert pace.is_quick("f")
-    pace.ran("f", QUICK_SECONDS * 2, QUICK_SECONDS * 2)
+    pace.record_run("f", QUICK_SECONDS * 2, QUICK_SECONDS * 2)
     assert not pace.is_quick("f")
 
 
@@ -164,11 +164,11 @@ def test_a_paused_process_makes_no_kind_slow():
     pace = quick(runs=QUICK_RUNS)
     for _ in range(10):
         for _ in range(SLOW_RUNS - 1):
-            pace.ran("f", 60.0, 0.0)
+            pace.record_run("f", 60.0, 0.0)
         assert pace.is_quick("f")
-        pace.ran("f", QUICK_SECONDS / 2, 0.0)
+        pace.record_run("f", QUICK_SECONDS / 2, 0.0)
     for _ in range(SLOW_RUNS):
-        pace.ran("f", 60.0, 0.0)
+        pace.record_run("f", 60.0, 0.0)
     assert not pace.is_quick("f")
 
 
@@ -176,14 +176,14 @@ def test_a_quick_kind_is_retried_before_it_counts_as_waiting():
     pace = quick()
     for _ in range(SLOW_RUNS - 1):
         for looks in range(100):
-            assert not pace.is_slow("f", looks, 0.0)
+            assert not pace.record_look("f", looks, 0.0)
         assert not pace.is_quick("f")
-        pace.ran("f", 1.0, 0.0)
-    assert not any(pace.is_slow("f", looks, 0.0) for looks in range(SLOW_LOOKS))
-    assert pace.is_slow("f", SLOW_LOOKS, 0.0)
+        pace.record_run("f", 1.0, 0.0)
+    assert not any(pace.record_look("f", looks, 0.0) for looks in range(SLOW_LOOKS))
+    assert pace.record_look("f", SLOW_LOOKS, 0.0)
     for _ in range(QUICK_RUNS):
         assert pace.waits("f")
-        pace.ran("f", QUICK_SECONDS / 2, 0.0)
+        pace.record_run("f", QUICK_SECONDS / 2, 0.0)
     assert not pace.waits("f")
 
 
@@ -191,12 +191,12 @@ def test_some_jobs_of_an_unknown_kind_may_run():
     pace = Pace()
     assert [pace.may_start("f") for _ in range(TRIALS + 1)] == [True] * TRIALS + [False]
     assert not pace.waits("f")
-    assert pace.is_slow("f", 2, 0.0)  # it waits
+    assert pace.record_look("f", 2, 0.0)  # it waits
     assert pace.may_start("f")
     assert pace.waits("f")
-    assert not pace.is_slow("f", 2, 0.009)  # it computes
+    assert not pace.record_look("f", 2, 0.009)  # it computes
     assert not pace.may_start("f")
-    assert pace.is_slow("f", 200, 0.02)  # a moment of work after a long wait
+    assert pace.record_look("f", 200, 0.02)  # a moment of work after a long wait
     assert pace.may_start("f")
 
 

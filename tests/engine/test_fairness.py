@@ -185,7 +185,7 @@ def test_a_quick_function_never_waits_behind_waiting_ones(gate):
     for number in range(1, 10):
         assert bench.result(quick, "add", amount=1) == number
         if seen.is_quick("add"):
-            seen.is_slow("add", SLOW_LOOKS, 0.0)
+            seen.record_look("add", SLOW_LOOKS, 0.0)
             assert not seen.is_quick("add")
     assert not any(call.done() for call in held)
     gate.set()
@@ -202,7 +202,7 @@ def test_a_process_that_stood_still_blames_no_function(gate, monkeypatch):
     own = bench.sessions.queues.threads
     runs = ledger.runs.count("add_and_hold")
     for _ in range(QUICK_RUNS):
-        own._pace.ran("add_and_hold", 0.0, 0.0)
+        own._pace.record_run("add_and_hold", 0.0, 0.0)
     call = hold(bench)
     wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 1, "the function")
     with own.lock:
@@ -221,8 +221,8 @@ def test_a_process_that_stood_still_blames_no_function(gate, monkeypatch):
 def test_one_of_several_owners_has_half_of_the_executors(names, most):
     tokens = {name: f"a token of {name}" for name in names}
     pace = Pace()
-    pace.is_slow("wait", SLOW_LOOKS, 0.0)  # so that it is known to wait
-    lanes = Lanes(Settings(tokens=tokens), pace, Backlog(), places=8)
+    pace.record_look("wait", SLOW_LOOKS, 0.0)  # so that it is known to wait
+    lanes = Lanes(Settings(tokens=tokens), pace, Backlog(), capacity=8)
     assert sum(lanes.enter(_job("wait", "ann")) for _ in range(20)) == most
     assert sum(lanes.enter(_job("wait", "bob")) for _ in range(20)) == 8 - most
 

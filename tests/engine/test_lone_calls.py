@@ -15,12 +15,12 @@ from serving import PATIENCE, ledger, wait_until
 
 from toolpack_server.engine import pace
 from toolpack_server.engine.pace import QUICK_RUNS
-from toolpack_server.engine.threads import MANY
+from toolpack_server.engine.threads import LONE_JOBS_MIN
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.rpc.caller import Caller
 
-ENOUGH = QUICK_RUNS + MANY + 2
+ENOUGH = QUICK_RUNS + LONE_JOBS_MIN + 2
 
 
 class Lone:

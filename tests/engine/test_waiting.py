@@ -107,8 +107,8 @@ def test_deadlines_hold_while_another_call_blocks_the_loop(bench, gate):
     wait_until(lambda: pauses.seen.count("naps") == 10, "those that wait")
     bad = bench.later_call(bench.create("pauses"), "keep", how="block", gate=gate)
     wait_until(lambda: "block keeps" in pauses.seen, "the step")
-    (loop,) = bench.sessions.queues.threads._calls._loops.values()
-    wait_until(lambda: loop.kept > 0.6, "their deadlines")
+    (loop,) = bench.sessions.queues.threads._waiting._loops.values()
+    wait_until(lambda: loop.blocked_seconds > 0.6, "their deadlines")
     pauses.gates[gate].set()
     assert [call.result(PATIENCE)["error"] for call in [*begun, bad]] == [None] * 11
 
@@ -169,7 +169,7 @@ def test_an_overdue_async_call_changes_nothing(bench, gate, how, monkeypatch):
 class Held:
     """The attributes of a job that waiting calls use."""
 
-    context, call, settled_at, deadline, stuck_from, held_up = None, None, 0.0, 0.0, 0.0, False
+    context, call, coroutine_time, deadline, stuck_from, held_up = None, None, 0.0, 0.0, 0.0, False
 
     def __init__(self, coroutine):
         self.awaiting = Awaiting("pauses.held", coroutine)
@@ -209,7 +209,7 @@ def test_the_clock_stops_while_a_call_waits_for_a_thread():
     held.deadline = before = time.monotonic() + PATIENCE
     own.begin(held)
     wait_until(lambda: settled, "its end")
-    held.settled_at -= 5
+    held.coroutine_time -= 5
     assert own.take(held)
     assert held.deadline >= before + 5
     own.take_all()
@@ -314,7 +314,7 @@ def test_sync_and_async_calls_can_be_nested(bench):
 def test_waiting_calls_are_limited_and_owners_take_turns(gate, monkeypatch):
     clock = serving.Clock(monkeypatch, queues)
     with Bench(CATALOG, async_bytes=2**15, tokens=SEVERAL, queue_timeout_seconds=1) as bench:
-        bench.sessions.queues.threads._pace.handed_over("wait", "pauses.wait", 2**15)
+        bench.sessions.queues.threads._pace.record_handover("wait", "pauses.wait", 2**15)
         sessions = {owner: [bench.create("pauses", owner=owner) for _ in range(2)] for owner in ("ann", "bob")}
 
         def start(owner, number):
@@ -351,7 +351,7 @@ def test_a_loop_runs_only_while_calls_wait_on_it(bench, monkeypatch):
     session_id = bench.create("pauses")
     for _ in range(3):
         assert bench.result(session_id, "pause") == "here"
-        loop = bench.sessions.queues.threads._calls._loops["pauses.pause"]
+        loop = bench.sessions.queues.threads._waiting._loops["pauses.pause"]
         wait_until(lambda loop=loop: loop.thread is None, "the end of the thread")
         assert not loop.is_running()
 
@@ -359,7 +359,7 @@ def test_a_loop_runs_only_while_calls_wait_on_it(bench, monkeypatch):
 def test_a_function_is_not_blamed_while_its_loop_is_idle(bench):
     session_id = bench.create("pauses")
     assert bench.result(session_id, "pause") == "here"
-    loop = bench.sessions.queues.threads._calls._loops["pauses.pause"]
+    loop = bench.sessions.queues.threads._waiting._loops["pauses.pause"]
     wait_until(lambda: not loop.is_running(), "the end of the turn")
     assert loop.thread is not None
     assert [loop.look()[0] for _ in range(3)] == [0, 0, 0]
@@ -380,7 +380,7 @@ def test_a_function_is_not_blamed_for_collections_of_garbage():
         call = shared_loop.SharedCall(compute(), lambda _: None)
         loop.begin(call)
         used = [0.0]
-        while call.settled is None:
+        while call.result is None:
             used.append(loop.look()[1])
     finally:
         gc.unfreeze()
@@ -406,8 +406,8 @@ def test_a_forked_process_runs_no_other_call(tmp_path):
     calls = [shared_loop.SharedCall(coroutine, lambda _: None) for coroutine in (fork(), mark())]
     loop.begin(shared_loop.SharedCall(begin_both(), lambda _: None))
     try:
-        wait_until(lambda: all(call.settled for call in calls), "the end of both")
-        os.waitpid(calls[0].settled.returned, 0)
+        wait_until(lambda: all(call.result for call in calls), "the end of both")
+        os.waitpid(calls[0].result.returned, 0)
     finally:
         loop.end()
     assert marks.read_text() == "marked\n"

@@ -368,7 +368,7 @@ class FakeWorker:
         self.row, self.pid, self.pipe, self.exit_code = 0, 1, None, None
         self.silence = self.quiet = 0.0
         self.ending, self.failure = None, ""
-        self.holder, self.told, self.heard = f"holder {id(self)}", set(), []
+        self.holder, self.announced, self.heard = f"holder {id(self)}", set(), []
         self.served = self.unfit = self.ended = False
 
     def is_alive(self):

@@ -1,7 +1,8 @@
-"""Batcher: handles requests of one sort that wait at the same time together, for example many new sessions.
+"""Batcher: handles all waiting requests of one sort together, for example requests for new sessions.
 
-A request never waits for others to arrive. A free thread takes all waiting requests, up to a maximum. If the batch is
-refused, each request is handled alone, so that no request fails because of another.
+One transaction for many requests is faster than many transactions. A request never waits for further requests: as soon
+as a thread is free, it takes all waiting requests, up to a maximum. If the batch is refused, each request is handled
+alone, so that no request fails because of another.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[R]):
-    """Queue of requests of one sort, which are handled in batches.
+    """Queue of requests of one sort that are handled in batches.
 
     Args:
         submit: Runs a job on a thread.
         work: Handles requests in a thread and returns their answers in order. An answer that is an exception refuses
             its request. If `work` raises, all requests are refused.
-        known: The end of the error after a missed deadline, about the state of the result.
+        effect_text: The end of the error after a missed deadline. It says whether the requests may have taken effect.
     """
 
     def __init__(
@@ -32,12 +33,12 @@ class Batcher(Generic[R]):
         submit: Callable[[ThreadJob], object],
         work: Callable[[Sequence[R]], Sequence[Any]],
         timeout_seconds: float,
-        known: str,
+        effect_text: str,
     ) -> None:
         self._submit = submit
         self._work = work
         self.timeout_seconds = timeout_seconds
-        self.known = known
+        self.effect_text = effect_text
         self._waiting: deque[_Waiter] = deque()
         self._is_scheduled = False  # a job was submitted that will take the waiting requests
 
@@ -54,6 +55,7 @@ class Batcher(Generic[R]):
             self._submit(_BatchJob(self, self._do_waiting))
 
     def _do_waiting(self, batch: "_BatchJob") -> Sequence[Any]:
+        """Handle the waiting requests, on a thread. If there are more than a batch holds, schedule another batch."""
         self._take(batch)
         if self._waiting:
             batch.loop.call_soon_threadsafe(self._schedule)
@@ -63,7 +65,9 @@ class Batcher(Generic[R]):
         return self._work([request for request, _ in batch.waiters])
 
     def _take(self, batch: "_BatchJob") -> None:
-        self._is_scheduled = False  # before the loop, which may miss a request that arrives now
+        """Move the waiting requests to a batch, up to the maximum."""
+        # Before the loop: a request that the loop misses, because it arrives only now, must schedule another batch.
+        self._is_scheduled = False
         while self._waiting and len(batch.waiters) < BATCH_MAX:
             batch.waiters.append(self._waiting.popleft())
 
@@ -77,6 +81,7 @@ class Batcher(Generic[R]):
             if not isinstance(answer, Exception):
                 if not future.done():  # done: the caller has cancelled it
                     future.set_result(answer)
+            # A missed deadline isn't retried: the caller has waited long enough, and the batch may have taken effect.
             elif len(batch.waiters) > 1 and not isinstance(answer, DeadlineError):
                 self._submit(_BatchJob(self, self._do, waiter))
             elif not future.done():
@@ -91,7 +96,7 @@ class _BatchJob(ThreadJob):
     """Job that handles a batch: the requests that wait when it starts, or the given one alone."""
 
     def __init__(self, batcher: Batcher[Any], work: Callable[["_BatchJob"], Sequence[Any]], *waiters: _Waiter) -> None:
-        super().__init__(lambda: work(self), batcher.timeout_seconds, known=batcher.known)
+        super().__init__(lambda: work(self), batcher.timeout_seconds, effect_text=batcher.effect_text)
         self._batcher = batcher
         self.waiters = [*waiters]
 

@@ -1,7 +1,7 @@
 """Committer: writes the changes of several operations to the store in one transaction.
 
-A commit that was refused, or that has an unknown outcome, makes the session's state invalid. Then no operation that
-built on it is committed or acknowledged.
+If the store refuses a commit, or its outcome is unknown, the session's state becomes invalid. Then no operation that
+built on that state is committed or acknowledged.
 """
 
 import time
@@ -13,7 +13,7 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.engine.state import CLOSED, SessionState
 from toolpack_server.stores.base import Commit, SessionStore
 
-TRIM_EVERY = 64  # records between two trims, because looking for old versions costs a query
+TRIM_EVERY = 64  # records of a session between two trims of its history; a trim costs a query
 
 REFUSED = "Another worker has taken over the session; nothing was changed. Retry the call with the same call_id."
 UNKNOWN = "It is unknown whether the call was stored. Retry it with the same call_id, or look for it in the trace."
@@ -31,19 +31,23 @@ class Committer:
         self._measure = measure
 
     def commit(self, changes: Sequence[tuple[SessionState, Commit]]) -> Sequence[bool]:
-        """Commit changes of sessions in order. Return for each whether it is in the store."""
+        """Commit changes of sessions in order, and make the states of refused changes invalid.
+
+        Returns:
+            For each change, whether it is in the store.
+        """
         _, commits = zip(*changes, strict=True)
-        kept, why = self._commit(commits)
-        for (state, commit), is_kept in zip(changes, kept, strict=True):
-            if not is_kept:
-                state.invalid = CLOSED if why == REFUSED and self._is_closed(commit.session_id) else why
+        stored, refusal = self._commit(commits)
+        for (state, commit), is_stored in zip(changes, stored, strict=True):
+            if not is_stored:
+                state.invalid = CLOSED if refusal == REFUSED and self._is_closed(commit.session_id) else refusal
             elif commit.record.index % TRIM_EVERY == TRIM_EVERY - 1 or state.untrimmed > self._keep_bytes:
                 state.untrimmed = 0
                 self._trim(commit.session_id)
-        return kept
+        return stored
 
     def _commit(self, commits: Sequence[Commit]) -> tuple[Sequence[bool], str]:
-        """Commit; return which commits were stored, and the message for the others."""
+        """Commit. Return for each commit whether it was stored, and the error message for commits that weren't."""
         began = time.perf_counter()
         try:
             return self._store.commit(commits), REFUSED
@@ -56,6 +60,7 @@ class Committer:
             self._measure(time.perf_counter() - began, commits)
 
     def _is_closed(self, session_id: str) -> bool:
+        """Return whether a session was closed, which explains why its commit was refused."""
         try:
             return self._store.get(session_id) is None
         except Exception:  # noqa: BLE001 - unknown: report the refused commit instead

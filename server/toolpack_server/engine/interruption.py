@@ -31,7 +31,7 @@ from toolpack_server.base.errors import Interrupted
 from toolpack_server.base.uninterruptible import InterruptTarget, uninterruptible
 from toolpack_server.functions.coroutines import wake_loop
 
-_WAIT_SECONDS = 0.0005
+_WAIT_SECONDS = 0.0005  # between two checks whether the interrupter has raised its exception; it needs microseconds
 
 
 # A separate function object, because other libraries may set other argument types on `ctypes.pythonapi`'s.
@@ -52,19 +52,21 @@ def raise_in(thread: int, exception: type[BaseException]) -> None:
 def _cancel_pending() -> None:
     """Cancel an exception that may still be pending for this thread.
 
-    Another exception replaces it and is raised. Merely removing it would leave the interpreter looking for it in all
-    threads for ever; in Python 3.11, a profiled or traced thread would do nothing else.
+    Another exception replaces the pending one, and is raised and caught here. Clearing the pending exception isn't
+    enough: the interpreter would check all threads for it for ever. In Python 3.11, a profiled or traced thread would
+    then do nothing but check.
     """
     with suppress(_PendingReplaced):
         _set_exception(threading.get_ident(), _PendingReplaced)
-        while True:  # the interpreter raises pending exceptions at the end of each round
+        while True:  # the interpreter raises a pending exception at the end of an iteration
             pass
 
 
 class Interruptible(InterruptTarget):
-    """Context manager of one thread; another thread can interrupt its block. Later blocks then raise at their start.
+    """Context manager of one thread. Another thread can interrupt the code in its `with` block.
 
-    The block runs a function, or waits: `with interruptible.waiting(end): ...`.
+    After an interruption, all later blocks raise at their start, because the thread must end. A block runs a function,
+    or waits: `with interruptible.waiting(end): ...`.
     """
 
     def __init__(self) -> None:
@@ -74,10 +76,10 @@ class Interruptible(InterruptTarget):
         self._end: Callable[[], None] | None = None
 
     def waiting(self, end: Callable[[], None]) -> Self:
-        """Make the next block a wait.
+        """Make the next block a wait. The interrupter then ends the wait instead of raising an exception in it.
 
         Args:
-            end: Ends the wait. It is called from another thread and must be fast.
+            end: Ends the wait. The interrupter calls it from its own thread, so it must be fast.
         """
         self._end = end
         return self
@@ -85,8 +87,8 @@ class Interruptible(InterruptTarget):
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
         uninterruptible.block = self
-        self.token.append(None)
-        if self.wanted:
+        self.token.append(None)  # last: from here on, the interrupter may raise its exception
+        if self.wanted:  # interrupted before this block
             self.__exit__()
 
     def __exit__(self, *_exception: object) -> None:
@@ -101,8 +103,8 @@ class Interruptible(InterruptTarget):
             raise Interrupted
 
     def await_exception(self) -> None:
-        # The interrupter was faster. Its exception is pending, or the function has swallowed it. Wait until it was
-        # set, then cancel it, so that it isn't raised in later code.
+        """Wait until the interrupter has set its exception, then cancel it, so that later code doesn't raise it."""
+        # The interrupter has the token. Its exception may be pending, or the function may have swallowed it.
         while not self._raised:
             time.sleep(_WAIT_SECONDS)
         _cancel_pending()
@@ -124,21 +126,28 @@ class Interruptible(InterruptTarget):
 
 
 class InterruptibleThread(InterruptTarget):
-    """Interrupt target for a whole thread; another thread can interrupt a part, such as one step of an event loop."""
+    """Interrupt target for the thread of an event loop. Another thread can interrupt one step of the loop.
+
+    The token is in its list all the time, except while an interrupter or server code has it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.token.append(None)
 
     def await_exception(self) -> None:
-        # If the interrupter raises an exception, it arrives during this wait.
-        while True:
+        """Wait until the interrupter has put the token back, and take the token."""
+        while True:  # an exception of the interrupter is raised during this wait
             time.sleep(_WAIT_SECONDS)
             with suppress(IndexError):
                 return self.token.pop()
 
     def interrupt(self, thread: int, is_running: Callable[[], bool]) -> None:
-        """Raise `Interrupted` in the thread if the part is running, unless server code is running within it."""
+        """Raise `Interrupted` in the thread if the step is running, unless it is running server code.
+
+        Args:
+            is_running: Returns whether the step is running.
+        """
         try:
             self.token.pop()
         except IndexError:

@@ -1,7 +1,7 @@
-"""Jobs: blocking work on a thread whose answer a caller awaits, such as an operation on a session.
+"""Jobs: work that a thread does while a caller awaits the answer, such as an operation on a session.
 
-`run` only stores its result; `complete` makes the result the answer. So a thread that has missed its deadline can't
-change an answer.
+`run` only stores the result of the work, and `complete` makes that result the answer. A job is completed once. So if
+its deadline has passed, a thread that still runs it can't change the answer.
 """
 
 import asyncio
@@ -88,10 +88,12 @@ class Operation(Protocol):
         """
 
     def link_timeout_error(self, error: Exception | None) -> Exception:
-        """Return the caller's error if a link that had to come first missed its deadline. Must be fast, as above.
+        """Return the caller's error if an operation that had to run before this one missed its deadline.
+
+        Both are links of one chain; see `SessionJob`. Must be fast, as `on_timeout`.
 
         Args:
-            error: The link's own error; None if the link has a record of it.
+            error: The error of the other operation; None if that operation has a record of it.
         """
 
     def ended_unheard(self) -> None:
@@ -114,7 +116,8 @@ class Job:
     stuck_from: float = float("inf")
     awaiting: Awaiting | None = None  # the coroutine that must end before the job goes on
     call: SharedCall | None = None  # that coroutine on a shared loop
-    settled_at: float = 0.0  # time of its start on the loop, then of its end, on the monotonic clock
+    # When the coroutine was given to the loop; after its end, when it ended. On the monotonic clock; 0: not awaited.
+    coroutine_time: float = 0.0
     awaited_seconds: float = 0.0  # duration of the coroutine on the loop
     held_up: bool = False  # another call blocks the coroutine's loop, so that loop was abandoned
     waits_for = "a thread"  # for the error message of a job that waited too long
@@ -136,11 +139,12 @@ class Job:
     def is_over(self, now: float) -> bool:
         """Return whether a running job has missed its deadline or was cancelled.
 
-        A job without a deadline yet returns False even if it was cancelled: it checks that itself, in `start_clock`.
+        Return False as long as the job has no deadline, even if it was cancelled: `start_clock` checks that itself.
         """
         return self.deadline is not None and (now > self.deadline or self.is_cancelled())
 
     def start_clock(self, seconds: float, stuck_after: float = float("inf")) -> None:
+        """Set the deadline of the running job; see `StartClock`."""
         now = time.monotonic()
         self.deadline, self.stuck_from = now + seconds, now + stuck_after
 
@@ -155,7 +159,7 @@ class Job:
         except MissingBlobError as missing:
             try:
                 self._raised = without_frames(self.why_missing(missing))
-            except RequestError as error:  # from another access to the store
+            except RequestError as error:  # `why_missing` reads the store, which may refuse
                 self._raised = without_frames(error)
         except BaseException:  # SystemExit, too, which must not end the thread
             log.exception("A request failed")
@@ -164,8 +168,8 @@ class Job:
     def work(self) -> Any:
         """Do the work, and return its result. May block and raise.
 
-        To wait for a coroutine, set `awaiting` and return. `work` is called again after the coroutine has ended; then
-        `call` has its result.
+        To wait for a coroutine, set `awaiting` and return. When the coroutine has ended, `work` is called again, and
+        `call` has the coroutine's result.
         """
         raise NotImplementedError
 
@@ -193,7 +197,7 @@ class Job:
         raise NotImplementedError
 
     def ended(self) -> None:
-        """Handle the end of a run that was left behind. Called under the lock; must be fast."""
+        """Handle the end of work that went on after the deadline. Called under the lock; must be fast."""
 
     def ended_unheard(self) -> None:
         """Handle the end of a job whose caller has stopped waiting. Called on the event loop."""
@@ -233,17 +237,21 @@ def deliver_here(jobs: Sequence[Job]) -> None:
         job.deliver()
 
 
-def deadline_error(thread: int, seconds: float, known: str = NOTHING_CHANGED) -> DeadlineError:
-    """Return the error of a missed deadline, with the label of the code that the thread was running."""
+def deadline_error(thread: int, seconds: float, effect_text: str = NOTHING_CHANGED) -> DeadlineError:
+    """Return the error of a missed deadline, with the label of the code that the thread was running.
+
+    Args:
+        effect_text: The end of the message. It says whether the work may have taken effect.
+    """
     label = label_of(thread) or "The request"
-    return DeadlineError(f"{label} took longer than {seconds:g} s and was given up; {known}.")
+    return DeadlineError(f"{label} took longer than {seconds:g} s and was given up; {effect_text}.")
 
 
 class ThreadJob(Job):
     """Work on the store or on an environment, outside of the sessions' queues.
 
     Args:
-        known: The end of the error after a missed deadline, about the state of the result.
+        effect_text: The end of the error after a missed deadline. It says whether the work may have taken effect.
     """
 
     def __init__(
@@ -253,34 +261,35 @@ class ThreadJob(Job):
         lane: LaneName | None = None,
         kind: str = "",
         owner: str = "",
-        known: str = NOTHING_CHANGED,
+        effect_text: str = NOTHING_CHANGED,
     ) -> None:
         super().__init__()
         self.lane, self.kind, self.owner = lane, kind, owner
         self._work = work
         self._timeout_seconds = timeout_seconds
         self._thread = 0
-        self._known = known
+        self._effect_text = effect_text
 
     def work(self) -> Any:
         self._thread = threading.get_ident()
-        # Without a lane the job only accesses the store. Then a slow store, not a stuck thread, causes the delay.
+        # A job without a lane only accesses the store. Its thread never counts as stuck, because the store is slow.
         self.start_clock(self._timeout_seconds, self._timeout_seconds if self.lane else float("inf"))
         return self._work()
 
-    def begin_change(self, known: str) -> None:
-        """Set `known` for a deadline that is missed from here on. The work calls this before it changes anything.
+    def begin_change(self, effect_text: str) -> None:
+        """Set the text for a deadline that is missed from here on. The work calls this before it changes anything.
 
         Raises:
-            DeadlineError: The deadline was missed already, and the caller has got the earlier `known`.
+            DeadlineError: The deadline was missed already, and the caller's error has the earlier text.
         """
-        self._known = known  # first: a thread that still reads the old text has seen the deadline pass
+        # Before the check: if the watcher has still read the old text, the deadline has passed, and the check raises.
+        self._effect_text = effect_text
         if self.is_over(time.monotonic()):
-            raise deadline_error(self._thread, self._timeout_seconds, known)
+            raise deadline_error(self._thread, self._timeout_seconds, effect_text)
 
     def complete(self, *, timed_out: bool) -> bool:
         if timed_out:
-            self.error = deadline_error(self._thread, self._timeout_seconds, self._known)
+            self.error = deadline_error(self._thread, self._timeout_seconds, self._effect_text)
         else:
             self.answer, self.error = self.returned, self._raised
         return True

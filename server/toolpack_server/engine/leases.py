@@ -1,9 +1,10 @@
 """Leases: the right of one worker to commit to a session, in a store that several workers share.
 
-A lease only avoids duplicate work. Commits are safe without it, because a commit names the record before it and the
-store compares that. So a mistake here costs time and never data. The clocks of two machines are never compared: a
-worker increases its heartbeat in the store, and a worker that waits for its lease watches that number by its own clock.
-If a supervisor has seen a worker end, another worker tells the store, and no worker waits for those leases.
+A lease only avoids duplicate work. Commits are safe without it: a commit names the record before it, and the store
+compares that name. So a mistake here costs time but no data. The clocks of two machines are never compared. Instead, a
+worker increases a number in the store, its *heartbeat*. Another worker that waits for its lease watches the number: if
+the number stands still for some seconds of the other worker's own clock, the holder is dead. If a supervisor has seen a
+worker end, another worker tells the store at once, so that no worker waits for the leases of the ended one.
 """
 
 import secrets
@@ -20,11 +21,12 @@ from toolpack_server.engine.state import CLOSED, SessionState
 from toolpack_server.stores.base import Head, Lease, SessionStore, SharedStore
 
 HEARTBEAT_SECONDS = 1.0
-DEAD_SECONDS = 5.0
-# Maximum time that one look counts: no heartbeat is visible while the store or the looking worker stands still.
+DEAD_SECONDS = 5.0  # without a heartbeat, until a holder counts as dead
+# Maximum time that counts from one look to the next. While the store or the looking worker stands still, that worker
+# sees no heartbeat of a healthy holder.
 LOOK_SECONDS = 0.25
 ASK_SECONDS = 1.0  # time between two requests to the holder of a lease
-ASKED = 10_000  # max sessions in the table of these requests
+ASKS_MAX = 10_000  # sessions in the table of these requests
 
 
 class Leases:
@@ -36,7 +38,7 @@ class Leases:
         self.holder = secrets.token_hex(8)  # id of this worker in the store
         # By holder: heartbeat, time of the last look, and seconds without a new heartbeat.
         self._watched: dict[str, tuple[int, float, float]] = {}
-        self._asks: dict[str, float] = {}  # session -> time of the next request for its lease
+        self._next_asks: dict[str, float] = {}  # session -> time of the next request for its lease
         self._lock = threading.Lock()  # guards the dictionaries
         self._unreleased: dict[str, int | None] = {}  # session -> epoch; None if the epoch is unknown
         self._ended: set[str] = set()  # ended workers that the store must still be told of
@@ -63,47 +65,58 @@ class Leases:
                 self._unreleased.update(dict.fromkeys(by_id))
             raise
         with self._lock:
-            for session_id, found in claimed.items():
+            for session_id, claim in claimed.items():
                 state = by_id[session_id]
-                if found is None:
+                if claim is None:
                     state.invalid = CLOSED
-                elif isinstance(found, Head):
-                    self._unreleased.pop(session_id, None)  # of an earlier epoch
-                    self._asks.pop(session_id, None)
-                    state.follow(found)
+                elif isinstance(claim, Head):
+                    self._unreleased.pop(session_id, None)  # the release of an earlier epoch, which isn't needed now
+                    self._next_asks.pop(session_id, None)
+                    state.follow(claim)
                     state.holder, state.leased = self.holder, True
 
     def _claim(self, session_ids: Sequence[str]) -> dict[str, Head | Lease | None]:
+        """Claim the leases of sessions, those of dead holders included.
+
+        Returns:
+            For each session, its head if the lease was granted, the lease of another holder, or None if the session
+            was deleted.
+        """
         claimed = dict(zip(session_ids, self._store.claim(session_ids, self.holder), strict=True))
         dead = {id_: lease for id_, lease in claimed.items() if isinstance(lease, Lease) and self._is_dead(lease)}
         if dead:
             taken = self._store.claim([*dead], self.holder, {*dead.values()})
             claimed.update(zip(dead, taken, strict=True))
-        for session_id, found in claimed.items():
-            if isinstance(found, Lease) and self._is_time_to_ask(session_id):
+        for session_id, claim in claimed.items():
+            if isinstance(claim, Lease) and self._is_time_to_ask(session_id):
                 with suppress(OverloadedError):
-                    self._store.ask(session_id, found.holder)
+                    self._store.ask(session_id, claim.holder)
         return claimed
 
     def _is_time_to_ask(self, session_id: str) -> bool:
-        """Return whether to ask the holder for a lease, because it may not know that it holds the lease.
+        """Return whether to ask the holder of a session's lease to release it.
 
-        That happens if the store loses its newest data, with the release, or if the answer to `claim` is lost.
+        A holder may not know that it has the lease: the store has lost its newest data, and the release with it, or the
+        answer to the holder's `claim` was lost. So it is asked, at most once in `ASK_SECONDS`.
         """
         now = time.monotonic()
         with self._lock:
-            if len(self._asks) > ASKED:
-                self._asks.clear()
-            due = now >= self._asks.setdefault(session_id, now + ASK_SECONDS)
+            if len(self._next_asks) > ASKS_MAX:
+                self._next_asks.clear()
+            due = now >= self._next_asks.setdefault(session_id, now + ASK_SECONDS)
             if due:
-                self._asks[session_id] = now + ASK_SECONDS
+                self._next_asks[session_id] = now + ASK_SECONDS
         return due
 
     def release(self, state: SessionState, *, committed: bool = False) -> None:
-        """Release the lease of a session. Unless the last commit has released it, the store is told soon.
+        """Release the lease of a session. `keep_up` tells the store soon.
 
-        After a refused commit or an unknown outcome, the store may have lost its newest data. Then a later lease of
-        this worker may have the same epoch, and must not be released by mistake; so the epoch is stored as unknown.
+        After a commit that was refused or has an unknown outcome, the store may have lost its newest data. Then a later
+        lease of this worker may have the same epoch, and must not be released by mistake. So the epoch is stored as
+        unknown.
+
+        Args:
+            committed: The last commit has released the lease already.
         """
         if not self.required or not state.leased:
             return
@@ -133,10 +146,10 @@ class Leases:
             return
         try:
             if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS:
-                asked = self._store.heartbeat(self.holder)
+                requested = self._store.heartbeat(self.holder)  # the sessions for which other workers ask
                 self._last_heartbeat = time.monotonic()
                 with self._lock:
-                    for session_id in asked:
+                    for session_id in requested:
                         if not is_busy(session_id):
                             self._unreleased.setdefault(session_id, None)
             for holder in [*self._ended]:
@@ -156,7 +169,7 @@ class Leases:
         with self._lock:
             unreleased = list(self._unreleased.items())
         for session_id, epoch in unreleased:
-            if epoch is None and is_busy(session_id):
+            if epoch is None and is_busy(session_id):  # the lease may be in use now
                 continue
             if epoch is None:
                 self._release_if_held(session_id)
@@ -167,10 +180,10 @@ class Leases:
                     del self._unreleased[session_id]
 
     def _release_if_held(self, session_id: str) -> None:
-        # Release by epoch, so that a lease that this worker acquires meanwhile stays.
-        found = self._store.get(session_id)
-        if found is not None:
-            self._store.release(session_id, self.holder, found[1].epoch)
+        # Release the epoch that the store has now. A lease that this worker acquires meanwhile has another epoch.
+        stored = self._store.get(session_id)
+        if stored is not None:
+            self._store.release(session_id, self.holder, stored[1].epoch)
 
     def _is_dead(self, lease: Lease) -> bool:
         """Check the heartbeat of a lease's holder. Return whether it has stood still long enough."""
@@ -183,7 +196,10 @@ class Leases:
 
 
 class AcquireLeases(Job):
-    """Job that acquires the leases of several sessions in one step. If it fails, each session's job tries again."""
+    """Job that acquires the leases of several sessions in one access to the store, and then starts the sessions' jobs.
+
+    If it fails, each session's job acquires its lease itself.
+    """
 
     def __init__(
         self, leases: Leases, states: Sequence[SessionState], jobs: Sequence[Job], submit: Callable[[Job], None]

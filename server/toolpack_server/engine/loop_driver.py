@@ -1,10 +1,10 @@
 """Loop driver: runs the event loop, and on the same thread, between two runs, a job that came alone.
 
-Two thread switches for such a job would take longer than most calls. So the loop stops, its thread runs and finishes
-the job, and then runs the loop again. If the job takes longer than a tick, another thread runs the loop from then on,
-and the first thread only finishes the job.
+A job comes alone if no session has any other work. Switching to another thread and back would take longer than most
+calls. So the loop stops, its thread runs and finishes the job, and then runs the loop again. If the job takes longer
+than a tick of the watcher, another thread runs the loop from then on, and the first thread only finishes the job.
 
-The thread that holds the token runs the loop. While a job runs, the token is in a list. `list.pop` gives it to exactly
+The thread that has the token runs the loop. While a job runs, the token is in a list. `list.pop` gives it to exactly
 one thread: the thread that has finished the job, or a new thread that was started because the job takes long.
 """
 
@@ -72,15 +72,19 @@ class LoopDriver:
         return job
 
     def look(self, now: float, seconds: float) -> None:
-        """Start another thread for the loop if a job has kept its thread for longer than `seconds`.
+        """Start another thread for the loop if its thread has run a job for longer than `seconds`.
+
+        The watcher calls this regularly.
 
         Raises:
             RuntimeError: The system allows no more threads.
         """
+        # Without the token in the list, the loop runs. If its thread takes the token meanwhile, the new thread ends.
         if self._token and now - self._since > seconds:
             self._start_thread(self._drive)
 
     def _drive(self, thread: PoolThread) -> None:
+        """Run the loop, and the jobs between its runs, as long as no other thread has taken the token."""
         done: Sequence[Job] = ()
         next_job: Job | None = None
         while self._take_token():
@@ -99,7 +103,7 @@ class LoopDriver:
                 self._ended.set()
                 return
             next_job = self.take_back()
-            self._since = time.monotonic()
+            self._since = time.monotonic()  # before the token is there, because `look` compares the time then
             self._token.append(None)
             try:
                 done = self._run_job(thread, next_job) if next_job else ()
@@ -108,6 +112,7 @@ class LoopDriver:
         deliver(done)  # another thread runs the loop now
 
     def _take_token(self) -> bool:
+        """Take the token. Return False if another thread has it."""
         try:
             self._token.pop()
         except IndexError:

@@ -1,6 +1,6 @@
-"""Pool thread: a thread that runs jobs, with its measurements of the current job.
+"""Pool thread: a thread that runs jobs, with measurements of its current job.
 
-It has no access to other threads. `threads.py` passes in the function that it runs.
+The thread doesn't choose its jobs: `threads.py` passes in the function that it runs.
 """
 
 import threading
@@ -61,11 +61,12 @@ class PoolThread:
             close_loop()
 
     def begin(self, job: Job) -> None:
+        """Make a job the current one, and start its measurements."""
         self.since = now = time.monotonic()
         if now - self._read_at > CLOCK_SECONDS:
             self._read_at, self._used_before = now, time.thread_time()
         self.looks = 0
-        self.job = job
+        self.job = job  # last: from here on, the watcher looks at the job
 
     def used_processor(self) -> float:
         """Return the CPU time of the job in seconds, at most `CLOCK_SECONDS` too much. Call this on its thread."""

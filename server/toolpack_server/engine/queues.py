@@ -1,7 +1,7 @@
 """Queues of sessions: the order of operations in each session, and their common commits.
 
 Every session with work has a queue. Its operations run one after the other in order of arrival, each on the result of
-the previous one. When no more are ready, the results of all sessions are committed together, and then answered.
+the previous one. When no operation is ready, the results of all sessions are committed together. Then callers get them.
 
 If other processes may commit to the same sessions, a queue first acquires its session's lease. It releases the lease
 with its last commit, or when other workers should get a turn.
@@ -36,7 +36,7 @@ from toolpack_server.engine.session_clock import SessionClock
 from toolpack_server.engine.state import CLOSED, Effect, SessionState
 from toolpack_server.engine.threads import Threads
 from toolpack_server.functions.leftovers import resumed, suspended
-from toolpack_server.functions.steps import CoroutineResult, Steps, settle
+from toolpack_server.functions.steps import CoroutineResult, Steps, await_here
 from toolpack_server.stores.base import Commit, Head, SessionStore
 
 POLL_SECONDS = 0.005  # min delay between two attempts to acquire a lease; it grows with the time that a job has waited
@@ -45,22 +45,22 @@ TURN_SECONDS = 0.5  # max time that a queue with work keeps its lease from other
 YIELD_SECONDS = 0.025  # delay before it acquires the lease again; every polling worker tries once in that time
 STOP_SECONDS = 2.0
 CALL_BYTES = 16 * 1024  # memory of a waiting call, without its session's state
-MOST_LEFT_BEHIND = 2  # abandoned functions of a session before their own deadlines; with more, the session waits
+LEFT_BEHIND_MAX = 2  # abandoned functions of a session before their own deadlines, until the session waits for them
 
 AGAIN = "nothing was changed. Send it again."
 CANCELLED = "The call was cancelled; nothing was changed."
 HELD_UP = "A call of another session blocks the event loop of this async function; nothing was changed. Send it again."
 NOT_KEPT = "The call before this one could not be kept; nothing was changed. Send it again."
-NOT_THERE = "The store has lost what the call was to begin with; nothing was changed. Send it again."
+NOT_THERE = "The store has lost the data on which the call was to run; nothing was changed. Send it again."
 STOPPING = "The server is stopping; nothing was changed. Send it again, with its call_id."
 
 
 class SessionJob(Job):
     """An operation in its session's queue, and the operations that follow it by `Effect.next`.
 
-    These are the links of a chain. No other operation of the session runs between them, and they commit together. The
-    caller gets the answer of its own operation after the last link. If a link before it fails, so does it. If a
-    later one fails, the chain ends, and the answer remains.
+    The operations are the *links* of a *chain*. No other operation of the session runs between them, and they commit
+    together. The caller gets the answer of its own operation after the last link. If an earlier link fails, the
+    caller's operation fails, too. If a later link fails, the chain ends, but the answer stays the same.
     """
 
     def __init__(self, queues: "Queues", operation: Operation) -> None:
@@ -76,19 +76,18 @@ class SessionJob(Job):
         self._answered = False  # the caller's operation has ended, so its answer is known
         self._first_answer: Any = None
         self.is_chain = False
-        self._steps: Steps[Effect] | None = None  # those that are still to be done
+        self._steps: Steps[Effect] | None = None  # the remaining steps of the link
         self._left_work = False
 
     def work(self) -> Effect | None:
         """Enter the session and run the operation up to its end or its next coroutine for a shared loop.
 
-        Returns:
-            The effect; None if the operation awaits a coroutine, or if another worker holds the session's lease.
+        Return None if the operation awaits a coroutine, or if another worker holds the session's lease.
         """
         call, steps, threads = self.call, self._steps, self._queues.threads
-        settled: CoroutineResult | None = None
+        result: CoroutineResult | None = None
         if call is not None and steps is not None:
-            self.call, settled = None, call.settled
+            self.call, result = None, call.result
             resumed(left_work=self._left_work or call.left_work)
         elif steps is None:
             if self.operation.cancelled and not self._answered:
@@ -101,13 +100,13 @@ class SessionJob(Job):
                     return None
             steps = self._steps = self._link.steps(self.state, self.start_clock)
         try:
-            awaiting, self.awaiting = self.awaiting, None  # one that a loop has given back
+            awaiting, self.awaiting = self.awaiting, None  # a coroutine that a loop has given back
             if awaiting is not None:
                 resumed(left_work=self._left_work)
             else:
-                awaiting = next(steps) if settled is None else steps.send(settled)
+                awaiting = next(steps) if result is None else steps.send(result)
             while not threads.may_share(self.kind, awaiting.function):
-                awaiting = steps.send(settle(awaiting, interruptible()))
+                awaiting = steps.send(await_here(awaiting, interruptible()))
         except StopIteration as end:
             self._steps = None
             effect: Effect = end.value
@@ -171,7 +170,7 @@ class SessionJob(Job):
         self.is_chain = True
         self.arrived = time.monotonic()
         self.kind = self._link.kind
-        self.deadline, self.stuck_from, self.settled_at = None, float("inf"), 0.0
+        self.deadline, self.stuck_from, self.coroutine_time = None, float("inf"), 0.0
         self.returned = None
 
     def apply(self, now: float, *, timed_out: bool, release: bool) -> None:
@@ -210,13 +209,13 @@ class SessionJob(Job):
         """Set the answer of a chain, after `apply` of its last link."""
         if self._answered:
             if self.error is not None:
-                log.warning("What follows a call has to wait for the session's next one: %s", self.error)
+                log.warning("An operation after a call failed and waits for the session's next call: %s", self.error)
             self.answer, self.error = self._first_answer, None
         elif timed_out and self._link is not self.operation:
             self.error = self.operation.link_timeout_error(self.error)
 
     def settle(self) -> None:
-        """Handle the outcome of the commit. If the session's state has become invalid, the answer is an error."""
+        """Handle the outcome of the commit. If the session's state has become invalid, the answer becomes an error."""
         state = self.state
         if state is None:
             return
@@ -227,7 +226,7 @@ class SessionJob(Job):
                 if commit.record.call_id is not None:
                     state.uncommitted.pop(commit.record.call_id, None)
         elif state.invalid and not isinstance(self.error, InternalError):
-            # Also without a commit: the answer may have been read from the invalid state.
+            # An operation without a commit is refused, too: its answer may have been read from the invalid state.
             closed = state.invalid == CLOSED
             self.error = SessionNotFoundError() if closed else OverloadedError(state.invalid)
 
@@ -236,14 +235,12 @@ class SessionJob(Job):
 class SessionQueue:
     """The waiting operations of one session. It only decides whether the next one may start."""
 
-    # Start of the current run of operations without a pause, on the monotonic clock.
-    turn_began: float
+    turn_began: float  # start of the current run of operations without a pause, on the monotonic clock
     jobs: deque[SessionJob] = field(default_factory=deque)
     running: bool = False
     unfinished: int = 0  # operations that have run and wait for their commit
     state: SessionState | None = None  # as the last operation left it, committed or not
-    # Jobs that were abandoned before their functions' own deadlines, and still run.
-    left_behind: tuple[SessionJob, ...] = ()
+    left_behind: tuple[SessionJob, ...] = ()  # abandoned jobs that still run, before their functions' own deadlines
     closing: bool = False  # the last commit releases the lease, so no operation starts before it has ended
     parked_until: float | None = None  # time of the next attempt to acquire the lease
 
@@ -255,29 +252,29 @@ class SessionQueue:
         return bool(self.jobs or self.running or self.unfinished)
 
     def take_next(self) -> SessionJob | None:
+        """Remove and return the next job, or return None if it must not start now."""
         if not self.jobs or self.running or self.closing or self.parked_until is not None:
             return None
-        if len(self.left_behind) >= MOST_LEFT_BEHIND or (self.unfinished and self.jobs[0].operation.after_commits):
+        if len(self.left_behind) >= LEFT_BEHIND_MAX or (self.unfinished and self.jobs[0].operation.after_commits):
             return None
         self.running = True
         return self.jobs.popleft()
 
     def park(self, job: SessionJob, now: float) -> None:
-        """Put a job back that waits for the session's lease. The delay grows with the time that it has waited."""
+        """Put a job back that waits for the session's lease. The delay grows with the job's waiting time."""
         self.parked_until = now + min(max(POLL_SECONDS, (now - job.arrived) / 50), SLOW_POLL_SECONDS)
         self.jobs.appendleft(job)
 
     def cancel(self, operation: Operation) -> int:
-        waiting = [job for job in self.jobs if job.operation is operation]
-        for job in waiting:
-            self.jobs.remove(job)
-        return len(waiting)
+        before = len(self.jobs)
+        self.jobs = deque(job for job in self.jobs if job.operation is not operation)
+        return before - len(self.jobs)
 
     def expire(self, now: float, before: float) -> list[SessionJob]:
-        """Drop conditions that have expired. Remove and return the jobs that arrived before a time."""
+        """Remove and return the jobs that arrived before a time. End the delays of the queue that are over."""
         if self.parked_until is not None and now >= self.parked_until:
             self.parked_until = None
-        if self.left_behind:  # after its own deadline it counts as stuck
+        if self.left_behind:  # after its function's own deadline, a job counts as stuck, and the session goes on
             self.left_behind = tuple(job for job in self.left_behind if now <= job.stuck_from)
         expired = []
         while self.jobs and self.jobs[0].arrived < before:
@@ -288,18 +285,18 @@ class SessionQueue:
 class Queues:
     """All queues of a worker, with its threads, leases and commits."""
 
-    def __init__(self, store: SessionStore, settings: Settings, measure: Measure, places: int | None = None) -> None:
+    def __init__(self, store: SessionStore, settings: Settings, measure: Measure, capacity: int | None = None) -> None:
         self._store = store
         self._settings = settings
         self._limit = f"{settings.queue_timeout_seconds:g} s"
         self.cache = BoundedCache[str, SessionState](settings.cache_bytes, SessionState.size)
-        self.threads = Threads(self._finish, settings, places)
+        self.threads = Threads(self._finish, settings, capacity)
         self._lock = self.threads.lock
         self._queues: dict[str, SessionQueue] = {}
         self._arrived: list[SessionJob] = []  # in this turn of the event loop; only the event loop uses it
         self._came_alone = False  # the last job came alone, and no session had any work
         self._backlog = self.threads.backlog
-        self._most_of_owner = settings.share(settings.max_waiting)
+        self._max_of_owner = settings.share(settings.max_waiting)
         self.leases = Leases(store)
         self.clock = SessionClock(store.count_time())
         self._committer = Committer(store, settings, measure)
@@ -323,13 +320,13 @@ class Queues:
             self._enqueue(job)
         return job.future
 
-    def do(self, errand: ThreadJob) -> asyncio.Future[Any]:
+    def do(self, job: ThreadJob) -> asyncio.Future[Any]:
         """Run a job outside of sessions. Return the future of its answer; awaiting it may raise `RequestError`."""
         if self._stopped:  # no thread would run it
-            errand.refuse(OverloadedError(STOPPING))
+            job.refuse(OverloadedError(STOPPING))
         else:
-            self.threads.submit(errand)
-        return errand.future
+            self.threads.submit(job)
+        return job.future
 
     def cancel(self, operation: Operation) -> None:
         """Cancel an operation. It leaves its queue, or ends as if it had missed its deadline; see `Operation`."""
@@ -372,9 +369,9 @@ class Queues:
     def _enqueue(self, job: SessionJob) -> None:
         """Put a job into its session's queue.
 
-        Jobs that arrive in one turn of the event loop go to the threads together, at its end. The leader then finds all
-        of them, and doesn't compete with the event loop for the interpreter. If the last job came alone and no session
-        has work, the next one probably comes alone, too, so it goes at once.
+        Jobs that arrive in one turn of the event loop go to the threads together, at the end of the turn. Then the
+        leader doesn't compete with the event loop for the interpreter. If the last job came alone and no session has
+        work, this job probably comes alone, too, so it goes at once.
         """
         self._arrived.append(job)
         if len(self._arrived) > 1:
@@ -415,7 +412,7 @@ class Queues:
         if state is not None and job.operation.owner != state.session.owner:
             # Answer at once, as for an unknown session: the job must not fill another owner's queue.
             return SessionNotFoundError()
-        settings, backlog, most = self._settings, self._backlog, self._most_of_owner
+        settings, backlog, most = self._settings, self._backlog, self._max_of_owner
         in_session = len(queue.jobs) if queue else 0
         if in_session >= settings.max_waiting_per_session or backlog.total >= settings.max_waiting:
             return OverloadedError("Too many calls wait already; nothing was changed. Send it later.")
@@ -456,10 +453,10 @@ class Queues:
         if state is None or state.invalid:
             state = self.cache.get(operation.session_id)
         if state is None or state.invalid:
-            found = self._store.get(operation.session_id)
-            if found is None:
+            stored = self._store.get(operation.session_id)
+            if stored is None:
                 raise SessionNotFoundError
-            state = SessionState(*found)
+            state = SessionState(*stored)
         if operation.owner != state.session.owner:
             raise SessionNotFoundError
         queue.state = state
@@ -471,8 +468,8 @@ class Queues:
 
     def head(self, session_id: str) -> Head | None:
         """Read a session's head from the store. Return None if the session doesn't exist."""
-        found = self._store.get(session_id)
-        return found and found[1]
+        stored = self._store.get(session_id)
+        return stored and stored[1]
 
     # Called under the lock
 
@@ -493,8 +490,8 @@ class Queues:
             return False
         queue.unfinished += 1
         if job.left_behind and job.stuck_from > now:
-            # The caller has cancelled the job or shortened its deadline. With too many such jobs the session waits, so
-            # that a client can't fill a worker with abandoned threads.
+            # The caller has given it up early. With too many such jobs the session waits, or a client could use up all
+            # threads of a worker.
             queue.left_behind += (job,)
         leased = self.leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
@@ -532,7 +529,7 @@ class Queues:
         elif state is not None:
             self.cache.put(state.session.id, state)
         now = time.monotonic()
-        if queue.closing and queue.jobs and now - queue.turn_began > TURN_SECONDS:
+        if queue.closing and queue.jobs and now - queue.turn_began > TURN_SECONDS:  # let other workers have a turn
             queue.turn_began = queue.parked_until = now + YIELD_SECONDS
         queue.closing = False
         self._start_next(last.operation.session_id, queue)
@@ -540,6 +537,7 @@ class Queues:
     # Called on other threads, which take the lock
 
     def _finish(self, jobs: list[Job]) -> None:
+        """Commit the changes of complete jobs together, then settle the jobs."""
         session_jobs: list[SessionJob] = []
         changing: list[SessionJob] = []
         changes: list[tuple[SessionState, Commit]] = []
@@ -567,6 +565,7 @@ class Queues:
                     self._pause(job, queue)
 
     def forget(self, session_ids: Iterable[str]) -> None:
+        """Make the states of closed sessions invalid, so that no operation uses them."""
         with self._lock:
             for session_id in session_ids:
                 queue = self._queues.get(session_id)
@@ -576,6 +575,7 @@ class Queues:
                 self.cache.pop(session_id)
 
     def _keep_time(self) -> None:
+        """Keep the leases up, and refuse the jobs that have waited too long, until the stop. Runs on its own thread."""
         while not self._end.wait(POLL_SECONDS if self.leases.required else HEARTBEAT_SECONDS):
             self.leases.keep_up(self._queues.__contains__)
             with self._lock:
@@ -585,16 +585,16 @@ class Queues:
                         self._backlog.add(job.owner, -1)
                         job.refuse(OverloadedError(f"The call waited {self._limit} for its session; {AGAIN}"))
                     self._start_next(session_id, queue)
-                self._expire_unstarted(now)
+                self._expire_in_lanes(now)
         self.leases.end()
 
-    def _expire_unstarted(self, now: float) -> None:
+    def _expire_in_lanes(self, now: float) -> None:
         for job in self.threads.expire(now - self._settings.queue_timeout_seconds):
             if isinstance(job, SessionJob):
                 job.drop()
                 queue = self._queues[job.operation.session_id]
                 queue.running = False
-                if job.commits and job.state is not None:  # links of its chain were applied, but won't be committed
+                if job.commits and job.state is not None:  # earlier links were applied, but won't be committed
                     job.state.invalid = NOT_KEPT
                 self._start_next(job.operation.session_id, queue)
             job.refuse(OverloadedError(f"The request waited {self._limit} for {job.waits_for}; {AGAIN}"))

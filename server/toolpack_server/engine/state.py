@@ -1,14 +1,14 @@
 """Session state: a worker's cache of one session, which each operation updates.
 
-A state belongs to one operation at a time. Dropping it only costs time. It may be ahead of the store by commits that
-are in progress. If one of them is refused, the state is invalid.
+A state belongs to one operation at a time. Dropping a state only costs time. A state may be ahead of the store by
+commits that are in progress. If the store refuses one of them, the state is invalid.
 
 Cached facts
 ------------
 
-Everything that a worker caches of sessions, here and elsewhere, and that the store could contradict. Each row says what
-makes the cached fact stale, and what detects that before it does harm. `tests/engine/test_beliefs.py` has a test for
-each row.
+A worker caches facts about sessions, in states and elsewhere, and the store may contradict them. The table has all of
+these facts. Each row says what makes the fact stale, and what detects that before a stale fact does harm.
+`tests/engine/test_beliefs.py` has a test for each row.
 
 ============================== ===================================== ==================================================
 Cached fact                    Made stale by                         Detected by
@@ -18,7 +18,7 @@ The session exists             a client that closes it, or expiry    the store, 
 index, version, parts, last,   another worker's commits; a store     the lease, which comes with the head (`follow`);
 stored                         that has lost its newest data         a commit names the record before it
 blobs, live, working copies    the same                              `follow`, which keeps those with the same blob ids
-memo: counters, digests        the same; an abandoned thread         `follow`, which drops it; `remembered`
+hook states: counters, digests the same; an abandoned thread         `follow`, which drops the states; `remembered`
 leased, epoch, holder          a worker that takes this one for dead the store: a commit names epoch and holder
 uncommitted call_ids           a refused commit                      the state, which is invalid then; other call_ids
                                                                      are looked up in the store
@@ -51,7 +51,7 @@ T = TypeVar("T")
 F = TypeVar("F", default=Any)
 
 LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of its snapshot
-STATE_BYTES = 8192
+STATE_BYTES = 8192  # estimated memory of a state without the session's data
 
 CLOSED = "The session was closed meanwhile."
 NONE: Mapping[Any, Any] = MappingProxyType({})
@@ -136,16 +136,16 @@ class SessionState(Generic[F]):
         self.hook_state: dict[Any, Any] = {}  # the state of each operation hook as of the last record
 
     def remembered(self, hook: Any, read: Callable[[], T]) -> T:
-        """Return the memo of a hook as of the session's last record. Call `read` to create it at first use.
+        """Return the state of a hook as of the session's last record. Call `read` to create it at first use.
 
         A thread that has missed its deadline may still be reading while the session goes on. Its result then goes into
-        the old memo.
+        the old dictionary, because each later record has another.
         """
-        hook_state = self.hook_state
+        hook_state = self.hook_state  # before `read`: `apply` may replace it meanwhile
         if hook not in hook_state:
             hook_state[hook] = read()
-        known: T = hook_state[hook]
-        return known
+        value: T = hook_state[hook]
+        return value
 
     def take_live(self) -> dict[str, BaseModel]:
         """Remove and return the live environments, so that no later operation gets them after a missed deadline."""
@@ -174,7 +174,7 @@ class SessionState(Generic[F]):
             self.unstored.update(effect.new_blobs)
         if record.call_id is not None:
             self.uncommitted[record.call_id] = record
-        self.hook_state = effect.hook_state  # last: see `remembered`
+        self.hook_state = effect.hook_state  # last: a reader that sees the new state must see the new record, too
         return Commit(
             session_id=self.session.id,
             epoch=self.epoch,

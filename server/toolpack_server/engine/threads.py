@@ -1,10 +1,10 @@
-"""Thread pool for jobs, with the leader/followers pattern (Schmidt), and the watcher of their deadlines.
+"""Thread pool for jobs, with the leader/followers pattern (Schmidt), and the watcher of the jobs' deadlines.
 
-One thread leads. It takes the ready jobs one after the other and runs them itself. When no job is ready, it passes all
-complete jobs to `finish`, so that many jobs share one commit and no job waits for a thread switch. Another thread takes
-the lead before a job that isn't known to be quick, or when a job takes longer than a tick. The first thread then only
-finishes its job. Lanes limit such slow jobs. A quick job that comes alone needs no leader: the event loop's thread runs
-it, see `loop_driver`.
+One thread leads. It takes the ready jobs one after the other and runs them itself, so no job waits for a thread switch.
+When no job is ready, the leader passes all complete jobs to `finish`, so that many jobs share one commit. Another
+thread takes the lead before the leader starts a job that isn't known to be quick, or when a job takes longer than a
+tick. The first thread then only finishes its job. Lanes limit the number of these slow jobs. A quick job that comes
+alone needs no leader, because the event loop's thread runs it; see `loop_driver`.
 
 A job works in `run`, which touches no shared data. It changes shared data in `complete`, which is called once, under
 this module's lock, and must be fast. A thread whose job has missed its deadline is *disowned*: its results are ignored.
@@ -27,11 +27,11 @@ from toolpack_server.engine.pool_thread import SECOND_LOOK, PoolThread
 from toolpack_server.engine.waiting import Waiting
 from toolpack_server.functions.leftovers import leftover_threads
 
-TICK_SECONDS = LOOK_SECONDS
-QUIET_TICKS = 200
+TICK_SECONDS = LOOK_SECONDS  # between two looks of the watcher
+QUIET_TICKS = 200  # ticks without a running job, until the watcher waits for the next job
 IDLE_SECONDS = 10.0  # until an idle thread ends
-BATCH = 64
-MANY = 4  # jobs in a row that came alone, until the next job is expected to come alone, too
+BATCH = 64  # complete jobs that are finished at the latest, although other jobs are ready
+LONE_JOBS_MIN = 4  # jobs in a row that came alone, until the event loop's thread runs the next one
 
 
 class Threads:
@@ -43,24 +43,24 @@ class Threads:
     Args:
         finish: Called with batches of complete jobs in order, one batch at a time. It must not raise. After it, the
             callers of the jobs are answered.
-        places: See `Lanes`.
+        capacity: See `Lanes`.
     """
 
-    def __init__(self, finish: Callable[[list[Job]], None], settings: Settings, places: int | None = None) -> None:
+    def __init__(self, finish: Callable[[list[Job]], None], settings: Settings, capacity: int | None = None) -> None:
         self._finish = finish
         self._pace = Pace()
         self.backlog = Backlog()
-        self._lanes = Lanes(settings, self._pace, self.backlog, places)
+        self._lanes = Lanes(settings, self._pace, self.backlog, capacity)
         self.lock = threading.Lock()
         self._followers = threading.Condition(self.lock)
         self._finishing = threading.Lock()
         self._process = os.getpid()
         self._driver: LoopDriver | None = None
-        self._alone = 0  # jobs in a row that have come alone
+        self._lone_jobs = 0  # jobs in a row that have come alone
         self._look_for_cancelled = False
         self._idle = 0  # threads that wait to lead
         self._ready: SimpleQueue[Job | None] = SimpleQueue()  # None only wakes the leader
-        self._calls = Waiting(self._ready.put, self._pace)
+        self._waiting = Waiting(self._ready.put, self._pace)
         self._done: list[Job] = []
         self._leader: PoolThread | None = None
         self._threads: set[PoolThread] = set()  # the loop's driver adds to it without the lock: copy it in one step
@@ -85,8 +85,8 @@ class Threads:
         Args:
             alone: Only one job arrived, and no session had any work.
         """
-        self._alone = self._alone + 1 if alone else 0
-        if self._alone > MANY and jobs and self._driver is not None and self._pace.is_quick(jobs[0].kind):
+        self._lone_jobs = self._lone_jobs + 1 if alone else 0
+        if self._lone_jobs > LONE_JOBS_MIN and jobs and self._driver is not None and self._pace.is_quick(jobs[0].kind):
             self._driver.run_next(jobs[0])
         else:
             self._start(jobs)
@@ -106,7 +106,7 @@ class Threads:
                 job = self._ready.get()
                 if job is not None:
                     unfinished.append(job)
-            unfinished += self._calls.take_all()
+            unfinished += self._waiting.take_all()
             self._followers.notify_all()
         self._ready.put(None)
         self._wake.set()
@@ -122,12 +122,12 @@ class Threads:
     def stuck_threads(self) -> int:
         """Return the number of threads in functions after their own deadline, and of threads that functions left."""
         now = time.monotonic()
-        stuck = sum(thread.is_stuck(now) for thread in list(self._stuck)) + self._calls.stuck(now)
+        stuck = sum(thread.is_stuck(now) for thread in list(self._stuck)) + self._waiting.stuck(now)
         return stuck + leftover_threads()
 
     def waiting_calls(self) -> tuple[int, int]:
         """Return the number of calls that wait on shared loops, and their estimated memory in bytes."""
-        return len(self._calls), self._lanes.waiting_bytes()
+        return len(self._waiting), self._lanes.waiting_bytes()
 
     def look_for_cancelled(self) -> None:
         """Make the watcher check the waiting calls, because one was cancelled."""
@@ -145,7 +145,7 @@ class Threads:
     # What a thread does
 
     def _work(self, thread: PoolThread) -> None:
-        """Lead and follow, until the pool stops or a job on this thread has missed its deadline."""
+        """Lead and follow until the pool stops, the thread is no longer needed, or its job has missed its deadline."""
         while self._take_lead(thread):
             while self._leader is thread and not self._stopped:
                 job = self._next_job()
@@ -162,9 +162,9 @@ class Threads:
                     self._ready.put(None)  # wake the leader, which may have nothing else to do
 
     def _may_run(self, job: Job) -> bool:
-        """Take the slots that a job needs to start or continue. Return False if it must wait or has ended.
+        """Take the slots that a job needs to start or continue. Return False if the job must wait or has ended.
 
-        Before a slow job, pass the lead to another thread.
+        If the job may be slow, pass the lead to another thread first.
         """
         if job.call is not None:
             return self._take_back(job)
@@ -181,12 +181,13 @@ class Threads:
         return entered
 
     def _run_alone(self, thread: PoolThread, job: Job) -> list[Job]:
+        """Run and finish a job that came alone, and return the jobs to answer. The event loop's thread calls this."""
         self._run(thread, job)
         return self._finish_done() if self._complete(thread, job) else []
 
     def _run(self, thread: PoolThread, job: Job) -> None:
-        if job.awaiting is not None:  # a loop has given it back
-            self._calls.go_on(job)
+        if job.awaiting is not None:  # a loop has given the job back
+            self._waiting.go_on(job)
         thread.begin(job)
         # Check before set: setting an event takes a lock, which would slow down each quick job.
         if not self._wake.is_set():
@@ -202,7 +203,8 @@ class Threads:
                 self._idle += 1
                 woken = self._followers.wait(IDLE_SECONDS)
                 self._idle -= 1
-                # The last idle thread stays. If its wait ended just before it was notified, no thread leads: it leads.
+                # The last idle thread stays. A thread whose wait ended just before it was notified finds no leader, and
+                # takes the lead.
                 if not woken and self._idle and self._leader is not None:
                     return False
             if not self._stopped:
@@ -234,8 +236,8 @@ class Threads:
     def _take_back(self, job: Job) -> bool:
         """Take a job whose coroutine has ended. Return False if the watcher has answered it at its deadline."""
         with self.lock:
-            if self._calls.take(job):
-                self._pace.ran(job.kind, job.awaited_seconds, 0.0)
+            if self._waiting.take(job):
+                self._pace.record_run(job.kind, job.awaited_seconds, 0.0)
                 return True
             self._start(self._lanes.leave(job))
             job.ended()
@@ -248,7 +250,7 @@ class Threads:
             if not thread.disowned:
                 thread.job = None
                 self._start(self._lanes.wait(job))
-                if self._pace.handed_over(job.kind, self._calls.begin(job), job.weight()):
+                if self._pace.record_handover(job.kind, self._waiting.begin(job), job.weight()):
                     self._start(self._lanes.release(job.kind))
                 if not self._wake.is_set():
                     self._wake.set()
@@ -265,14 +267,14 @@ class Threads:
                 return False
             now = time.monotonic()
             thread.job = None
-            # Not if only the last part of the job ran here, or if it was answered without running, like a repeated
-            # call: its duration says nothing about its kind.
-            if job.lane is not None and not job.settled_at and job.deadline is not None:
+            # The duration says nothing about the job's kind if only the last part of the job ran here
+            # (`coroutine_time`), or if the job was answered without running, like a repeated call (no deadline).
+            if job.lane is not None and not job.coroutine_time and job.deadline is not None:
                 seconds = now - thread.since
-                self._pace.ran(job.kind, seconds, 0.0 if seconds < QUICK_SECONDS else thread.used_processor())
+                self._pace.record_run(job.kind, seconds, 0.0 if seconds < QUICK_SECONDS else thread.used_processor())
             if job.in_lane:
                 self._start(self._lanes.leave(job))
-            # The process may have been stopped: then the deadline has passed before the watcher noticed.
+            # If the process was stopped, the deadline may have passed before the watcher noticed.
             if job.complete(timed_out=job.is_over(now)):
                 self._done.append(job)
             return True
@@ -292,13 +294,14 @@ class Threads:
                 except RuntimeError:  # no thread can start now; the next look tries again
                     log.exception("The system allows no more threads")
                 self._look_at_waiting()
-            self._calls.look()
-            quiet = 0 if busy or self._wake.is_set() or len(self._calls) else quiet + 1
-            # Only after a while: for single calls in a row, waking this thread each time costs more than the ticks.
+            self._waiting.look()
+            quiet = 0 if busy or self._wake.is_set() or len(self._waiting) else quiet + 1
+            # Not at once: while single calls arrive in a row, waking this thread for each would cost more than ticks.
             if quiet > QUIET_TICKS and not self._stopped:
                 self._wake.wait()
 
     def _look_at(self, busy: list[PoolThread]) -> None:
+        """Look at the running jobs: end them at their deadlines, and give slow jobs their slots. Under the lock."""
         now = time.monotonic()
         if self._driver is not None:
             self._driver.look(now, TICK_SECONDS)
@@ -314,13 +317,14 @@ class Threads:
         self._pace.share_interpreter(computing=computing)
 
     def _look_at_waiting(self) -> None:
+        """Answer the waiting calls that missed their deadlines, and start the calls that need a thread after all."""
         look_for_cancelled, self._look_for_cancelled = self._look_for_cancelled, False
-        for job in self._calls.take_over(time.monotonic(), look_for_cancelled=look_for_cancelled):
+        for job in self._waiting.take_over(time.monotonic(), look_for_cancelled=look_for_cancelled):
             job.left_behind = True
             job.complete(timed_out=True)
             self._done.append(job)
             self._ready.put(None)
-        for job in self._calls.give_back():
+        for job in self._waiting.give_back():
             self._start(self._lanes.leave(job))
             self._start([job])
 
@@ -334,33 +338,40 @@ class Threads:
 
     def _time_out(self, thread: PoolThread, job: Job) -> None:
         """Complete a job at its deadline and disown its thread, which ends with the job."""
-        # First, because only this can fail: then nothing has changed and the next look tries again.
+        # First, because only this can fail: then nothing has changed, and the next look tries again.
         if self._leader is thread:
             self._replace_leader()
-        thread.disowned = job.left_behind = True
+        thread.disowned = job.left_behind = True  # before `complete`, which reads `left_behind`
         # The thread no longer counts towards the limit of threads, or an endless loop would block other jobs.
         self._threads.discard(thread)
         self._stuck.add(thread)
         self._start(self._lanes.leave_behind(job))
         job.complete(timed_out=True)
         self._done.append(job)
-        self._ready.put(None)
-        thread.interruptible.interrupt()
+        self._ready.put(None)  # wake the leader, which finishes the job
+        thread.interruptible.interrupt()  # last: the answer above doesn't depend on whether the function ends
 
     # What both do, under the lock
 
     def _start(self, jobs: Sequence[Job]) -> None:
+        """Make jobs ready."""
         for job in jobs:
             self._ready.put(job)
 
     def _replace_leader(self) -> None:
+        """Take the lead from a thread, so that an idle thread or a new one takes it.
+
+        Raises:
+            RuntimeError: The system allows no more threads. Then the lead stays where it was.
+        """
         if self._idle:
             self._followers.notify()
         else:
             self._start_thread(self._work)
-        self._leader = None
+        self._leader = None  # after the start, which may fail; the other thread sees it under the lock
 
     def _discard(self, thread: PoolThread) -> None:
+        """Forget a thread that ends, free its job's slots, and resume the session that may wait for the job."""
         with self.lock:
             self._threads.discard(thread)
             self._stuck.discard(thread)

@@ -1,19 +1,21 @@
 """Waiting calls: calls of async functions that await on shared event loops, one loop for each function.
 
-The thread that removes a job from the waiting jobs, under the lock of the threads, decides the outcome: a pool thread
-continues the job, or the watcher answers it at its deadline.
+A waiting call needs memory but no thread, so a worker can have many. Under the lock of the threads, one thread removes
+the job from the waiting jobs, and so decides the outcome: a pool thread continues the job, or the watcher answers it at
+its deadline.
 
-A function uses a shared loop from its first call on. The watcher blames a function that blocks the loop or computes
+A function uses a shared loop from its first call on. The watcher *blames* a function that blocks the loop or computes
 there. Its later calls, and calls that haven't started, then run in threads. Calls that have started stay on the loop.
-Their deadlines move while a step of another call blocks the loop. If that step has missed its own deadline and can't be
-interrupted, the loop is abandoned, and its calls are refused without any change.
+While a step of one call blocks the loop, the deadlines of the other calls move. (A *step* is the code that runs between
+two awaits.) If that step has missed its own deadline and can't be interrupted, the loop is abandoned, and its calls are
+refused without any change.
 
 A job is in one of these states:
 
     _waiting   its coroutine runs or awaits on the function's loop; the job isn't answered
     taken      the coroutine has ended; a thread continues the job with its result
-    _ending    the deadline was first: the watcher has answered the job; its coroutine is cancelled every second until
-               it ends; the thread that then takes the job only cleans up
+    _ending    the deadline was first: the watcher has answered the job, and cancels its coroutine every second until
+               the coroutine ends; the thread that then takes the job only cleans up
     given back the function was blamed before the coroutine started: the job enters its lane, then runs on a thread
 
 The end of the coroutine and the deadline may coincide. `take` and `take_over` both remove the job from `_waiting` under
@@ -36,9 +38,9 @@ from toolpack_server.engine.pace import LOOK_SECONDS, Pace
 from toolpack_server.functions.shared_loop import SharedCall, SharedLoop
 from toolpack_server.functions.steps import Awaiting
 
-BLOCKED_LOOKS = 10  # of the watcher at one step that count as one block of the loop
+BLOCKED_LOOKS = 10  # looks of the watcher at one step that count as one block of the loop
 BLOCKED_TIMES = 4  # blocks, minus the calls without a block, until a function is blamed
-INTERRUPTIONS = 20  # of a step after its deadline, one every BLOCKED_LOOKS, until its loop is abandoned
+INTERRUPTIONS = 20  # interruptions of a step after its deadline, one every BLOCKED_LOOKS, until its loop is abandoned
 COMPUTED_SECONDS = 0.03  # min CPU time of a step that computes
 AGAIN_SECONDS = 1.0  # between two cancellations of a coroutine that doesn't end
 
@@ -54,10 +56,10 @@ class Waiting:
         self._settled = settled
         self._pace = pace
         self._loops: dict[str, SharedLoop] = {}
-        # By job: its loop, its entry in `_deadlines`, and the seconds that the loop had been blocked before.
+        # By job: its loop, its entry in `_deadlines`, and the loop's blocked seconds that its deadline has allowed for.
         self._waiting: dict[Job, tuple[SharedLoop, list[Any], float]] = {}
         self._blocked: Counter[str] = Counter()  # blocks of a function's steps, minus calls without a block
-        self._given_up: set[SharedLoop] = set()
+        self._given_up: set[SharedLoop] = set()  # abandoned loops
         self._ending: dict[Job, tuple[SharedLoop, float]] = {}  # answered jobs, with the time of the next cancellation
         self._deadlines: list[list[Any]] = []  # a heap of time, number, and job; None if the job has ended
         self._numbers = itertools.count()
@@ -81,27 +83,27 @@ class Waiting:
             loop = self._loops[awaiting.function] = SharedLoop(InterruptibleThread())
 
         def done(call: SharedCall) -> None:
-            began, job.settled_at = job.settled_at, time.monotonic()
-            job.awaited_seconds = job.settled_at - began
+            began, job.coroutine_time = job.coroutine_time, time.monotonic()
+            job.awaited_seconds = job.coroutine_time - began
             self._settled(job)
-            if not call.kept and self._blocked[awaiting.function] > 0:
+            if not call.blocked_seconds and self._blocked[awaiting.function] > 0:
                 self._blocked[awaiting.function] -= 1
             if call.used_threads:
                 self.blame(awaiting.function, "hands work to threads")
 
         job.awaiting = None
         job.call = SharedCall(awaiting.coroutine, done, job.context)
-        job.settled_at = time.monotonic()
-        self._push(job, loop, loop.kept)
+        job.coroutine_time = time.monotonic()
+        self._push(job, loop, loop.blocked_seconds)
         try:
             loop.begin(job.call)
         except RuntimeError:  # the next call tries again
             log.exception("The system allows no more threads")
         return awaiting.function
 
-    def _push(self, job: Job, loop: SharedLoop, kept: float) -> None:
-        entry = [job.deadline, next(self._numbers), job]
-        self._waiting[job] = loop, entry, kept
+    def _push(self, job: Job, loop: SharedLoop, blocked_before: float) -> None:
+        entry = [job.deadline, next(self._numbers), job]  # the number orders entries with the same deadline
+        self._waiting[job] = loop, entry, blocked_before
         heapq.heappush(self._deadlines, entry)
 
     def give_back(self) -> list[Job]:
@@ -123,14 +125,14 @@ class Waiting:
     def go_on(self, job: Job) -> None:
         """Extend the deadline of a job that was given back and has a thread now, by its time in between."""
         if job.awaiting is not None and job.deadline is not None:
-            job.deadline += time.monotonic() - job.settled_at
+            job.deadline += time.monotonic() - job.coroutine_time
 
     def _catch_up(self, job: Job) -> float:
-        """Extend a job's deadline by the time that other calls have blocked its loop. Return that time."""
+        """Extend a job's deadline by the time that other calls have newly blocked its loop. Return that time."""
         loop, _, before = self._waiting[job]
         if job.call is None or job.deadline is None:
             return 0.0
-        lost = loop.kept - job.call.kept - before
+        lost = loop.blocked_seconds - job.call.blocked_seconds - before
         job.deadline += lost
         return lost
 
@@ -140,9 +142,9 @@ class Waiting:
             self._ending.pop(job, None)
             return False
         self._catch_up(job)
-        self._waiting.pop(job)[1][2] = None
-        if job.deadline is not None:
-            job.deadline += time.monotonic() - job.settled_at
+        self._waiting.pop(job)[1][2] = None  # its entry stays in the heap until its time, but frees the job
+        if job.deadline is not None:  # the time from the coroutine's end to now isn't the function's
+            job.deadline += time.monotonic() - job.coroutine_time
         return True
 
     def take_all(self) -> list[Job]:
@@ -195,8 +197,9 @@ class Waiting:
             if used >= COMPUTED_SECONDS:
                 self.blame(function, "has computed without awaiting")
             if looks and looks % BLOCKED_LOOKS == 0:
-                loop.keep(call)
+                loop.add_blocked_time(call)
                 to_be_ended = call is not None and call.cancelled
+                # A step that used the CPU for half of the time doesn't count: it computes, which is checked above.
                 self._blocked[function] += used < looks * LOOK_SECONDS / 2
                 if self._blocked[function] >= BLOCKED_TIMES or to_be_ended:
                     self.blame(function, "has blocked without awaiting")
@@ -207,6 +210,7 @@ class Waiting:
                         self._given_up.add(loop)
 
     def blame(self, function: str, why: str) -> None:
+        """Make the calls of a function run in threads from now on, and log why."""
         if self._pace.blame(function):
             level = logging.INFO if why == "hands work to threads" else logging.WARNING
             log.log(level, "The async function %s %s: its calls run in threads from now on.", function, why)

@@ -152,11 +152,11 @@ class SessionRuntime(FunctionsRuntime):
             raise
         if isinstance(result, CoroutineType):
             registered = self._registered[function.name]
-            settled = yield Awaiting(f"{registered.toolpack}.{registered.registered_name}", result)
-            if settled.raised is not None:
+            awaited = yield Awaiting(f"{registered.toolpack}.{registered.registered_name}", result)
+            if awaited.raised is not None:
                 env.raised = True
-                raise settled.raised
-            result = settled.returned
+                raise awaited.raised
+            result = awaited.returned
         if check is not None:
             check.after(env, function.name, self.registered_as(function.name), before)
         return result

@@ -26,7 +26,7 @@ _resolvers = concurrent.futures.ThreadPoolExecutor(RESOLVERS, "resolvers", own_t
 
 REFUSED = "The event loop is shared with other sessions: a function can't stop or reconfigure it."
 
-of_call: ContextVar[Any] = ContextVar("of_call", default=None)
+current_call: ContextVar[Any] = ContextVar("current_call", default=None)
 """The call whose code runs: a `SharedCall`, or the coroutine itself on a thread's own loop. None outside of calls."""
 
 
@@ -34,7 +34,7 @@ def _refused(method: Callable[..., Any]) -> Any:
     """Return the loop's method with a guard: it raises a `RuntimeError` if a call's code uses it."""
 
     def guarded(*args: Any, **named: Any) -> Any:
-        if of_call.get() is not None:
+        if current_call.get() is not None:
             raise RuntimeError(REFUSED)
         return method(*args, **named)
 
@@ -150,12 +150,12 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
         executor = own.executor = LoopExecutor()
         own.loop.set_default_executor(executor)
     context = copy_context()
-    context.run(of_call.set, coroutine)
+    context.run(current_call.set, coroutine)
     try:
         return runner.run(coroutine, context=context)
     finally:
         for variable, value in context.items():  # as after an `await`, the caller sees the context variables
-            if variable is not of_call:
+            if variable is not current_call:
                 variable.set(value)
         # Otherwise tasks that the function left running would continue during another call.
         leftovers = asyncio.all_tasks(own.loop)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from toolpack_server.base.after_fork import run_after_fork
 from toolpack_server.base.uninterruptible import InterruptTarget, uninterruptible
-from toolpack_server.functions.coroutines import CallLoop, of_call
+from toolpack_server.functions.coroutines import CallLoop, current_call
 from toolpack_server.functions.leftovers import LoopExecutor
 from toolpack_server.functions.steps import CoroutineResult
 
@@ -33,12 +33,12 @@ class SharedCall:
         context: The context of the coroutine. Nothing else may run in it meanwhile.
 
     Attributes:
-        settled: The result or exception of the coroutine; None while it runs.
+        result: The result or exception of the coroutine; None while it runs.
         cancelled: The call was answered already, so the coroutine must end.
         left_work: Work that the coroutine gave to threads still runs.
         used_threads: The coroutine gave work to threads.
         ended: The coroutine and all that it started have ended. The loop runs no more of its callbacks.
-        kept: Seconds during which its steps blocked the loop for other calls.
+        blocked_seconds: Seconds during which its steps blocked the loop for other calls.
         interrupted: Number of interrupts of a step that had no effect.
     """
 
@@ -52,9 +52,9 @@ class SharedCall:
         self.done = done
         # The caller sees the context variables that the coroutine sets, as with any `await`.
         self.context = Context() if context is None else context
-        self.settled: CoroutineResult | None = None
+        self.result: CoroutineResult | None = None
         self.left_work = self.used_threads = self.cancelled = self.ended = False
-        self.kept, self.interrupted = 0.0, 0
+        self.blocked_seconds, self.interrupted = 0.0, 0
         self.tasks: set[asyncio.Task[Any]] = set()
         self.timers: list[asyncio.TimerHandle] = []
         self.executor: LoopExecutor | None = None
@@ -83,19 +83,19 @@ class SharedLoop(CallLoop):
         self.set_task_factory(_make_task)
         self._calls: set[SharedCall] = set()
         self._arrived: deque[SharedCall] = deque()
-        self._coming = False  # `_begin_arrived` is scheduled
+        self._begin_scheduled = False  # `_begin_arrived` is scheduled
         self._ending = False
         # The thread's CPU clock. Unlike the thread's ident, it can safely be used after the thread has ended.
         self._clock: int | None = None
         self._lock = threading.Lock()
-        self._wanted = threading.Event()
+        self._work_arrived = threading.Event()
         self.thread: threading.Thread | None = None
         self._scheduled_steps = 0
         self._seen: tuple[int, int, int, Any] | None = None
         self._looks = 0
         self._used_before = 0.0
-        self._kept_since = 0.0
-        self.kept = 0.0  # seconds during which single steps blocked the loop for other calls
+        self._blocked_since = 0.0
+        self.blocked_seconds = 0.0  # seconds during which single steps blocked the loop for other calls
         run_after_fork(self._end_forked)
 
     def _end_forked(self) -> None:
@@ -108,11 +108,13 @@ class SharedLoop(CallLoop):
     def begin(self, call: SharedCall) -> None:
         """Start a call on this loop. Raise a `RuntimeError` if the system allows no more threads."""
         self._arrived.append(call)
-        if self._coming and self.thread is not None:  # waking the loop is a system call: one is enough for many calls
+        if (
+            self._begin_scheduled and self.thread is not None
+        ):  # waking the loop is a system call: one is enough for many calls
             return
-        self._coming = True
+        self._begin_scheduled = True
         self.call_soon_threadsafe(self._begin_arrived)
-        self._wanted.set()
+        self._work_arrived.set()
         with self._lock:
             if self.thread is None:
                 # The name excludes it from the leftovers: see `SERVER_THREADS`.
@@ -128,7 +130,7 @@ class SharedLoop(CallLoop):
                 super().close()
                 return
             self.call_soon_threadsafe(self._cancel_all)
-            self._wanted.set()
+            self._work_arrived.set()
 
     def give_back(self) -> list[SharedCall]:
         """Return the calls that haven't begun, and remove them from this loop, so that they can run elsewhere.
@@ -146,13 +148,13 @@ class SharedLoop(CallLoop):
             self.begin(call)
         return returned
 
-    def keep(self, call: SharedCall | None) -> None:
+    def add_blocked_time(self, call: SharedCall | None) -> None:
         """Add the time of the current step, since the last call of this method in it, to the blocked time."""
         now = time.monotonic()
-        self.kept += now - self._kept_since
+        self.blocked_seconds += now - self._blocked_since
         if call is not None:
-            call.kept += now - self._kept_since
-        self._kept_since = now
+            call.blocked_seconds += now - self._blocked_since
+        self._blocked_since = now
 
     def look(self) -> tuple[int, float, SharedCall | None]:
         """Return how often in a row the loop was in the same step, the step's CPU seconds so far, and its call.
@@ -169,7 +171,7 @@ class SharedLoop(CallLoop):
         seen = turns.turn, self._scheduled_steps, gc.get_stats()[-1]["collections"], task
         used = self._cpu_seconds()
         if self._seen is None or seen[:-1] != self._seen[:-1] or seen[-1] is not self._seen[-1]:
-            self._seen, self._looks, self._used_before, self._kept_since = seen, 0, used, time.monotonic()
+            self._seen, self._looks, self._used_before, self._blocked_since = seen, 0, used, time.monotonic()
         self._looks += 1
         return self._looks, used - self._used_before, task.call if isinstance(task, CallTask) else None
 
@@ -211,16 +213,16 @@ class SharedLoop(CallLoop):
 
     def _wait(self) -> bool:
         """Wait for a new call or the end of the loop. Return False after `IDLE_SECONDS`: the thread must end."""
-        if not self._wanted.wait(IDLE_SECONDS):
+        if not self._work_arrived.wait(IDLE_SECONDS):
             with self._lock:
-                if not self._wanted.is_set():
+                if not self._work_arrived.is_set():
                     self.thread = None
                     return False
-        self._wanted.clear()
+        self._work_arrived.clear()
         return True
 
     def _stop_if_idle(self) -> None:
-        if not self._calls and not self._coming:
+        if not self._calls and not self._begin_scheduled:
             super().stop()
 
     def _begin_arrived(self) -> None:
@@ -228,11 +230,11 @@ class SharedLoop(CallLoop):
         try:
             call = self._arrived.popleft()
         except IndexError:
-            self._coming = False
+            self._begin_scheduled = False
             if not self._arrived:  # a call that arrives from here on wakes the loop
                 self._stop_if_idle()
                 return
-            self._coming = True
+            self._begin_scheduled = True
         else:
             self._begin(call)
         self.call_soon(self._begin_arrived)
@@ -241,19 +243,19 @@ class SharedLoop(CallLoop):
         self._calls.add(call)
         if call.cancelled:
             call.coroutine.close()
-            call.settled = CoroutineResult(None, asyncio.CancelledError())
+            call.result = CoroutineResult(None, asyncio.CancelledError())
             self._ended(call)
             return
-        call.context.run(of_call.set, call)
+        call.context.run(current_call.set, call)
         main = self.create_task(call.coroutine, context=call.context)
         main.add_done_callback(self._main_ended, context=Context())
 
     def _main_ended(self, main: "asyncio.Task[Any]") -> None:
         call = main.call  # type: ignore[attr-defined]
         try:
-            call.settled = CoroutineResult(main.result(), None)
+            call.result = CoroutineResult(main.result(), None)
         except BaseException as error:  # noqa: BLE001 - raised by the function
-            call.settled = CoroutineResult(None, error)
+            call.result = CoroutineResult(None, error)
         self._end_rest(call)
 
     def _end_rest(self, call: SharedCall) -> None:
@@ -283,7 +285,7 @@ class SharedLoop(CallLoop):
             else:
                 call.executor.shutdown(wait=False)
         call.ended = True
-        call.context.run(of_call.set, None)
+        call.context.run(current_call.set, None)
         self._calls.discard(call)
         self._stop_if_idle()
         call.done(call)
@@ -293,14 +295,14 @@ class SharedLoop(CallLoop):
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         self._scheduled_steps += 1
         handle = super().call_soon(callback, *args, context=context)
-        call: SharedCall | None = of_call.get() if context is None else context.get(of_call)
+        call: SharedCall | None = current_call.get() if context is None else context.get(current_call)
         if call is not None and call.ended:  # otherwise a callback that reschedules itself would run forever
             handle.cancel()
         return handle
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
         timer = super().call_at(when, callback, *args, context=context)
-        call: SharedCall | None = of_call.get()
+        call: SharedCall | None = current_call.get()
         if call is not None:
             timers = call.timers
             if len(timers) >= 32 and not len(timers) & (len(timers) - 1):  # noqa: PLR2004 - clean up at powers of two
@@ -310,7 +312,7 @@ class SharedLoop(CallLoop):
         return timer
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
-        call: SharedCall | None = of_call.get()
+        call: SharedCall | None = current_call.get()
         if executor is None and call is not None:
             call.used_threads = True
             if call.executor is None:
@@ -325,7 +327,7 @@ def _end_process(_timeout: float | None = None) -> NoReturn:
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **given: Any) -> CallTask:
     context = given.get("context")
-    call: SharedCall | None = of_call.get() if context is None else context.get(of_call)
+    call: SharedCall | None = current_call.get() if context is None else context.get(current_call)
     task = CallTask(coroutine, loop=loop, **given)
     asyncio._unregister_task(task)  # noqa: SLF001 - documented for third-party tasks: hides the task from `all_tasks`
     if call is not None:

@@ -46,7 +46,7 @@ def awaited(function: str, coroutine: Coroutine[Any, Any, Any]) -> Steps[Any]:
     return result.returned
 
 
-def settle(awaiting: Awaiting, around: AbstractContextManager[object]) -> CoroutineResult:
+def await_here(awaiting: Awaiting, around: AbstractContextManager[object]) -> CoroutineResult:
     """Await a coroutine on this thread, inside the context manager `around`."""
     try:
         with around:
@@ -61,7 +61,7 @@ def run_steps(steps: Steps[T], around: AbstractContextManager[object] | None = N
     try:
         awaiting = next(steps)
         while True:
-            awaiting = steps.send(settle(awaiting, around))
+            awaiting = steps.send(await_here(awaiting, around))
     except StopIteration as end:
         result: T = end.value
         return result

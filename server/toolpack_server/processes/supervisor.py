@@ -49,7 +49,7 @@ class WorkerProcess(Child):
         served: It has begun to serve. So its end isn't a failure to start, even if it follows soon.
         unfit: It reported that it should be replaced.
         holder: Its id in the store, or "" before it has sent the id.
-        told: The ids of ended workers that were sent to it.
+        announced: The ids of ended workers that were sent to it.
         failure: The reason why it can't start, or "".
     """
 
@@ -59,7 +59,7 @@ class WorkerProcess(Child):
         self.ending: float | None = None
         self.served = self.unfit = False
         self.holder = self.failure = ""
-        self.told: set[str] = set()
+        self.announced: set[str] = set()
         super().__init__(run, others)
         self._activity = CpuTime(self.pid)
 
@@ -206,8 +206,8 @@ class Supervisor:
         """Tell serving workers which others have ended, so that no call waits for the leases of these."""
         for child in self._children:
             for holder in self._ended:
-                if child.served and holder not in child.told:
-                    child.told.add(holder)
+                if child.served and holder not in child.announced:
+                    child.announced.add(holder)
                     child.send(ENDED + holder.encode())
 
     def _may_start(self) -> bool:

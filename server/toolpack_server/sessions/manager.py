@@ -258,7 +258,7 @@ class SessionManager:
             kind: Work of one kind takes about the same time.
             known: What the error says about the state of the work if it misses its deadline.
         """
-        job = ThreadJob(work, self._settings.timeout_seconds, "reads", kind, owner, known=known)
+        job = ThreadJob(work, self._settings.timeout_seconds, "reads", kind, owner, effect_text=known)
         return cast("T", await self.queues.do(job))
 
     async def run_authors(
@@ -443,7 +443,7 @@ class SessionManager:
 
     async def _do(self, work: Callable[[], T], known: str = NOTHING_CHANGED) -> T:
         """Run quick blocking work in a thread. See `compute`."""
-        return cast("T", await self.queues.do(ThreadJob(work, self._settings.timeout_seconds, known=known)))
+        return cast("T", await self.queues.do(ThreadJob(work, self._settings.timeout_seconds, effect_text=known)))
 
 
 def may_be_created(*, repeatable: bool) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from toolpack_server.base.errors import Interrupted, OverloadedError, StartError
 from toolpack_server.base.logger import log
 from toolpack_server.base.settings import Settings
-from toolpack_server.engine.lanes import SPARE_PLACES
+from toolpack_server.engine.lanes import SPARE_PROCESSES
 from toolpack_server.features.executors.channel import ExecutorGoneError
 from toolpack_server.features.executors.child import ExecutorProcess, Zygote
 from toolpack_server.features.executors.metrics import ENDED, EXECUTORS, STARTED
@@ -40,7 +40,7 @@ class Pool:
         self._settings = settings
         self._metrics = metrics
         self._own = settings.of(ExecutorsSettings)
-        self._max = self._own.max + SPARE_PLACES
+        self._max = self._own.max + SPARE_PROCESSES
         self._changed = threading.Condition()
         self._children: dict[int, ExecutorProcess] = {}
         self._idle: list[int] = []  # in the order of their last use
