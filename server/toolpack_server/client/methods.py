@@ -52,7 +52,7 @@ class Session(TypedDict):
     `mcp_path` is the session's path for agents that speak MCP. `task` names the session's task. The seed of the
     session's random numbers, the start of its clock, and the seconds that each call adds to it. `participants` has the
     paths of each participant. It is omitted if the agent is the only one. `perturbations` are the rules for the
-    session's agent. `events` are the rules by which the session's world moves.
+    session's agent. `events` are the session's event rules.
     """
 
     session_id: str
@@ -80,11 +80,11 @@ class CallRecord(TypedDict):
     Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
     text that isn't JSON are `{"$text": ...}`. A record of a history also has `path_index`, its index on the path, and
     `session_id`, its session. `changed` has the number of changed pages by database, and of changed files by file tree.
-    `perturbed` is present if rules changed the call. Members of a call in a session with events.
+    `perturbed` is present if rules changed the call. In a session with events, `at` is the time of the call.
 
-    `at` is its time. A call of the world itself has the name of the `event`. `problem` says which event the call set
-    off that couldn't happen. `reactions` has the seconds since the first time of each event, if the call is the agent's
-    first change after it.
+    `event` names the event that made the call. `problem` says why an event that the call set off can't happen.
+    `reactions` has seconds by event: from the first time that the event happened to this call, if the call is the
+    agent's first change after it.
     """
 
     index: int
@@ -114,7 +114,10 @@ class CallRecord(TypedDict):
 
 
 class MessageRecord(TypedDict):
-    """The record of a message. `by` and `to` are set if a participant sent it. An `event` sends it `at` this time."""
+    """The record of a message. `by` and `to` are set if a participant sent it. If an `event` sent it, `at` is its time.
+
+    `problem` says why an event that this event set off can't happen.
+    """
 
     index: int
     kind: Literal["message"]
@@ -197,8 +200,8 @@ class AgentMethods:
 
         Args:
             answer: The answer, for the evaluator.
-            call_id: Idempotency key of this answer. Without one, an equal answer is taken for a retry; with one,
-                only an answer with the same call_id is.
+            call_id: Idempotency key of this answer: an answer with the same call_id is a retry. Without a call_id,
+                an equal answer is a retry.
         """
 
     @requests("say")
@@ -253,16 +256,16 @@ class ClientMethods:
             labels: Labels, by which you can find and close sessions.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
-            task: A task, as toolpack/name. The session gets its toolpacks and options; the parameter `options`
-                overrides them, and `toolpacks` adds further ones.
+            task: A task, as toolpack/name. The session gets the task's toolpacks and options. `options` overrides
+                the task's options, and `toolpacks` adds further toolpacks.
             seed: Seed of its functions' random numbers. With the same seed they draw the same again.
             clock: Start time of the session as its functions see it, RFC 3339 with an offset.
             clock_step_seconds: Seconds that each call adds to that clock; default: 1.
             participants: Participants and their rights: {name: {functions, max_calls, prompt, answers}}. Merged
                 with those of the task; the values given here win.
             perturbations: Rules that inject faults and texts into the agent's calls; default: none.
-            events: Rules by which the world moves, besides those of the toolpacks and the task. An object with
-                rules replaces these.
+            events: Event rules, in addition to those of the toolpacks and the task. An object with `rules` replaces
+                all of them.
         """
 
     @requests("list_toolpacks")
@@ -431,8 +434,8 @@ class ClientMethods:
             seed: Seed of its functions' random numbers. With the same seed they draw the same again.
             clock: Start time of the session as its functions see it, RFC 3339 with an offset.
             clock_step_seconds: Seconds that each call adds to that clock; default: 1.
-            perturbations: Rules for the forks; default: the parent's rules. An object without rules: none.
-            without_events: Names of events that don't happen in the forks; default: all happen.
+            perturbations: Rules for the forks; default: the parent's rules. An object without rules removes them.
+            without_events: Names of events that don't happen in the forks; default: all events happen.
             before: Fork the session as it was before its record of this index, instead of a version.
         """
 
@@ -535,8 +538,8 @@ class ClientMethods:
 
         Args:
             answer: The answer, for the evaluator.
-            call_id: Idempotency key of this answer. Without one, an equal answer is taken for a retry; with one,
-                only an answer with the same call_id is.
+            call_id: Idempotency key of this answer: an answer with the same call_id is a retry. Without a call_id,
+                an equal answer is a retry.
         """
 
     @requests("evaluate_session")
@@ -558,8 +561,8 @@ class ClientMethods:
             version: The version to evaluate; default: the current one.
             answer: The answer to evaluate; default: the recorded one.
             record: Store the verdict as a record of the session, for list_sessions.
-            raise_on_error: If no reward can be computed, answer with a JSON-RPC error; otherwise with a verdict
-                that isn't valid.
+            raise_on_error: If no reward can be computed, answer with a JSON-RPC error. If false, answer with an
+                invalid verdict.
             ends: End the agent's part with the recorded verdict, as an answer does. Requires `record`.
         """
 
@@ -604,8 +607,8 @@ class ClientMethods:
             limit: The maximum number of sessions.
             order: Sort by id, created, task, parent, verdict, calls, last, done or version; `-` means descending.
             text: List only sessions with this text in id, task, labels or trace. Case is ignored.
-            known: The `digest` of your last answer: if nothing has changed, the answer has no sessions. Send the
-                empty text to get a first digest.
+            known: The `digest` of the last answer. If nothing has changed, the new answer has no sessions. Send an
+                empty text to get the first digest.
             total: Also count all matching sessions; this reads all of them.
             evaluate: Evaluate each session that has a task; default: return the recorded verdict, if any.
             record: Store each verdict of `evaluate` as evaluate_session does.
@@ -613,10 +616,10 @@ class ClientMethods:
 
     @requests("get_solution")
     def get_solution(self, session_id: str, *, version: int | None = None) -> Solution:
-        """Return a solution of the session's task, as calls in the form of run_function, and its calls not made yet.
+        """Return a solution of the session's task as calls of run_function, and those that the session still lacks.
 
         Args:
-            version: The version up to whose history `rest` counts; default: the current one.
+            version: The version at which `rest` has the missing calls; default: the current one.
         """
 
     @requests("review_session")
@@ -624,8 +627,8 @@ class ClientMethods:
         """Find the call that lost a rollout, and a continuation that would have won.
 
         Args:
-            record: Store the review until the session gets a further record, and keep the fork with the winning
-                continuation. A stored review is returned at once.
+            record: Store the review, and keep the fork with the winning continuation. A stored review is returned
+                at once, until the session gets a further record.
         """
 
     @requests("replay_session")
@@ -687,12 +690,12 @@ class ClientMethods:
         problem: str | None = None,
         call_id: str | None = None,
     ) -> bool:
-        """Record a turn of a model that plays a participant: what it used, and why its answer was discarded, if it was.
+        """Record a turn of a model that plays a participant, with its token counts, and the reason if it was discarded.
 
         Args:
             participant: The participant's name.
             metadata: Facts about the turn: model_name, prompt_tokens, completion_tokens and so on.
-            problem: Why the model's answer was discarded; default: it was used.
+            problem: Why the turn was discarded; default: it was used.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
         """
@@ -719,7 +722,7 @@ class ClientMethods:
 
     @requests("get_events")
     def get_events(self, session_id: str, *, version: int | None = None) -> EventsAhead:
-        """Return the time of a session with events, and what is coming.
+        """Return the time of a session with events, and its coming events.
 
         Args:
             version: The version; default: the current one.

@@ -10,13 +10,13 @@ import { valuesOf } from "./values.js";
 
 const MARKS = {
   solution: ["!", "good", "as in the solution"],
-  own: ["=", "soft", "in its own way; still to be won"],
+  own: ["=", "soft", "another way than the solution; could still win"],
   read: ["·", "soft", "reads"],
   failed: ["x", "soft", "failed"],
   lost: ["??", "bad", "the losing call"],
   worse: ["?", "bad", "the value fell"],
-  late: ["·", "soft", "nothing could be won any more"],
-  unknown: ["·", "soft", "the server has no world of that version any more"],
+  late: ["·", "soft", "could no longer win"],
+  unknown: ["·", "soft", "the server no longer stores this version"],
   end: ["#", "soft", ""],
 };
 const NONE = "–";
@@ -55,9 +55,9 @@ export async function openReview({ id, forks, signal }) {
     h(
       "p.hint",
       "The value is the best reward that a known continuation reaches: the rest of the solution, the same without ",
-      "calls made in other words, the solution again from its first missing call on, or the end. Without a solution ",
-      "that wins, the calls of a rollout that passed are taken for it. The value is a lower bound: a better agent may ",
-      "know another way.",
+      "calls that were made with other arguments, the solution again from its first missing call on, or no further ",
+      "call. If no solution wins, the calls of a rollout that passed serve as the solution. The value is a lower bound: ",
+      "a better agent may know another way.",
     ),
     sibling &&
       h("p.hint", "The rollout that passed: ", link(["sessions", sibling], {}, h("code", short(sibling))), "."),

@@ -1,7 +1,8 @@
-"""Event rules, in toolpacks, tasks and requests: their validation, their conditions, and the times that they draw.
+"""Event rules of toolpacks, tasks and requests: validation, matching of calls, and random times of events.
 
-Pure. A rule is a JSON object that says when an event happens, and what it does. Times are whole microseconds since the
-epoch, and durations whole microseconds.
+An event is something that a session's world does by itself, such as a call of a function. A rule is a JSON object that
+says when an event happens and what it does. Times are whole microseconds since the epoch, and durations are whole
+microseconds. All functions here are pure.
 """
 
 import fnmatch
@@ -48,18 +49,21 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)
 _UNITS = (86_400, 3600, 60, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MISSING = object()
-_DECIMAL = Context(prec=30)  # its logarithms are exact to the last digit, so all machines draw the same
+_DECIMAL = Context(prec=30)  # Decimal rounds logarithms correctly, so all machines draw the same times
 
 
 @dataclass(frozen=True)
 class EventRule:
-    """A rule. Durations and times are in microseconds; `at` and `until` are times.
+    """A parsed rule. `at` and `until` are times; `every`, `delay` and `spread` are durations.
 
     Attributes:
         shown: The rule as JSON, with its name.
-        when: The condition: `call`, a read-only function; `kwargs`; and `where`.
-        do: Name of the function that the world calls.
-        say: A message, from the participant `sender`; None: from the world. `to` is None for all participants.
+        when: The condition: a call of a read-only function (`call`, `kwargs`), and the result that it must have
+            (`where`).
+        do: The name of the function that the event calls.
+        say: The text of the message that the event sends.
+        sender: The participant who sends the message. None: the world.
+        to: The recipient of the message. None: all participants.
     """
 
     name: str
@@ -90,8 +94,8 @@ class EventRule:
         Args:
             names: All names of the function.
             facts: The call, with the members `FACTS`.
-            run: The function ran. If it didn't, only rules on errors match.
-            of_world: The world itself made the call.
+            run: The function ran. If it didn't run or failed, only rules with `/error` in `where` match.
+            of_world: An event made the call. Only rules with `by` match calls of events.
         """
         if self.call is None or not any(fnmatch.fnmatchcase(name, self.call) for name in names):
             return False
@@ -101,7 +105,11 @@ class EventRule:
         return (about_error or (run and facts["error"] is None)) and fits(self.where, facts)
 
     def draw(self, seed: str, number: int) -> int:
-        """Return the random part of the time of the rule's event of this number."""
+        """Return the random part of an event's time: a delay up to `spread`, or an exponential interval.
+
+        Args:
+            number: The number of earlier events of this rule.
+        """
         if not self.spread:
             return 0
         digest = hashlib.blake2b(dumps([seed, self.name, number]), digest_size=16).digest()
@@ -113,12 +121,12 @@ class EventRule:
 
 
 def fits(where: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> bool:
-    """Return whether facts have the values that a rule's `where` asks for."""
+    """Return whether the facts of a call match a rule's `where`."""
     return all(_fits(expected, lookup(facts, pointer)) for pointer, expected in (where or {}).items())
 
 
 def lookup(facts: Mapping[str, Any], pointer: str) -> Any:
-    """Return the value at a JSON Pointer, or an object that equals nothing if there is none."""
+    """Return the value at a JSON Pointer. If it has no value, return an object that `is_missing` recognizes."""
     return jsonpointer.resolve_pointer(facts, pointer, _MISSING)
 
 
@@ -139,7 +147,7 @@ def _fits(expected: Any, value: Any) -> bool:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Search a text. Pydantic's engine takes linear time, whatever the pattern is."""
+    """Return whether a text contains a match of a pattern. Pydantic's engine takes linear time for any pattern."""
     try:
         _searcher(pattern).validate_python(text)
     except ValidationError:
@@ -147,7 +155,7 @@ def _matches(pattern: str, text: str) -> bool:
     return True
 
 
-@lru_cache(maxsize=256)  # creating one takes longer than a search
+@lru_cache(maxsize=256)  # compiling a pattern takes longer than a search
 def _searcher(pattern: str) -> TypeAdapter[str]:
     return TypeAdapter(Annotated[str, Field(pattern=pattern)])
 
@@ -156,20 +164,24 @@ def _searcher(pattern: str) -> TypeAdapter[str]:
 
 
 def microseconds(text: str) -> int:
-    """Return a time, RFC 3339 with an offset, in microseconds since the epoch. Raises `ValueError`."""
+    """Convert an RFC 3339 time with an offset to microseconds since the epoch.
+
+    Raises:
+        ValueError: The text isn't such a time.
+    """
     if not _TIME.fullmatch(text):
         raise ValueError
     return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)
 
 
 def time_text(at: int) -> str:
-    """Return a time as RFC 3339, in UTC. It has a fraction of a second only if there is one."""
+    """Convert a time to RFC 3339 in UTC. Whole seconds are written without a fraction."""
     time = _EPOCH + timedelta(microseconds=at)
     return time.isoformat(timespec="microseconds" if at % SECOND else "seconds").replace("+00:00", "Z")
 
 
 def _duration(value: Any) -> int | None:
-    """Return a duration in microseconds; None if the value isn't one."""
+    """Convert a number of seconds or a text such as `1h 30m` to microseconds. Return None for any other value."""
     if is_number(value) and math.isfinite(value) and 0 <= value <= MAX_SECONDS:
         rounded: int = round(value * SECOND)
         return rounded
@@ -189,8 +201,8 @@ def read_event_rules(value: Any, begins: int = 0, *, complete: bool = True) -> S
     """Parse and validate rules.
 
     Args:
-        begins: The time from which durations in `at` and `until` count.
-        complete: These are all rules of a session, so each name in `after` must be one of theirs.
+        begins: The time at which the session begins. A duration in `at` or `until` counts from there.
+        complete: `value` has all rules of a session, so each name in `after` must be the name of a rule in `value`.
 
     Raises:
         ValueError: A rule is invalid. The message has no full stop, so that the caller can embed it.
@@ -200,20 +212,20 @@ def read_event_rules(value: Any, begins: int = 0, *, complete: bool = True) -> S
     for rule in rules if complete else ():
         for name in rule.after:
             if name not in names:
-                raise ValueError(f"Event {rule.name!r}: there is no event {name[:100]!r} that it could follow")
+                raise ValueError(f"Event {rule.name!r}: after names {name[:100]!r}, but there is no such event")
     return rules
 
 
 def _read(index: int, rule: Any, begins: int) -> EventRule:
     if not isinstance(rule, Mapping):
-        raise ValueError(f"Event '{index}' must be an object")  # noqa: TRY004 - as above
+        raise ValueError(f"Event '{index}' must be an object")  # noqa: TRY004 - callers handle only ValueError
     name = rule.get("name", str(index))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"Event '{str(name)[:100]}': its name must have 1-64 letters, digits or `_.-`")
     about = f"Event {name!r}"
     for member in rule:
         if member not in MEMBERS:
-            raise ValueError(f"{about}: there is no {str(member)[:100]!r}; choose from {', '.join(MEMBERS)}")
+            raise ValueError(f"{about}: unknown member {str(member)[:100]!r}; choose from {', '.join(MEMBERS)}")
     whens = [when for when in WHENS if when in rule]
     if len(whens) != 1 and whens != ["at", "every"]:
         raise ValueError(f"{about}: it has {len(whens) or 'none'} of {', '.join(WHENS)}; give one")
@@ -258,7 +270,7 @@ def _check_members(about: str, rule: Mapping[str, Any]) -> None:
     for member in ("every", "delay", "spread"):
         exponential = member == "spread" and rule.get(member) == EXPONENTIAL and "every" in rule
         if member in rule and not exponential and _duration(rule[member]) is None:
-            raise ValueError(f"{about}: {member} must be a duration of at most 366 days, as 90 or '1h 30m'")
+            raise ValueError(f"{about}: {member} must be a duration of at most 366 days, such as 90 or '1h 30m'")
     if "every" in rule and (_duration(rule["every"]) or 0) < SECOND:
         raise ValueError(f"{about}: every must be at least 1 second")
     count = rule.get("count", 1)

@@ -1,4 +1,4 @@
-"""Lists of rules in requests, tasks and toolpacks: the limits and the validation that all kinds of rules share."""
+"""Lists of rules: the limits and the validation that perturbation rules and event rules have in common."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -21,7 +21,10 @@ class Texts(NamedTuple):
     """Error messages for one kind of rules, without a full stop.
 
     Attributes:
-        twice: For two rules of the same name; `{name!r}` is replaced.
+        no_list: The value isn't a list.
+        too_many: There are too many rules, or they are too large.
+        no_json: A rule can't be converted to JSON.
+        twice: Two rules have the same name, which replaces `{name!r}`.
     """
 
     no_list: str

@@ -1,7 +1,7 @@
-"""Perturbation rules, in requests and in task variants: validation, and the conditions of a rule.
+"""Perturbation rules of requests and task variants: their validation and their conditions.
 
-Pure. A rule is a JSON object with one effect and optional conditions. Whether it applies depends only on the rule, the
-seed and the agent's calls.
+A rule is a JSON object with one effect, such as `error`, and optional conditions, such as `calls`. Whether a rule
+applies depends only on the rule, the seed and the agent's calls. All functions here are pure.
 """
 
 import fnmatch
@@ -75,9 +75,9 @@ EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "phantom": (lambda value: value is True, "true"),
     "delay": (lambda value: _is_number(value) and 0 < value <= MAX_DELAY, f"a number of seconds up to {MAX_DELAY:.0f}"),
     "result": (lambda _value: True, "JSON"),
-    "replace": (_maps_texts, "an object of texts by texts"),
+    "replace": (_maps_texts, "an object that maps texts to texts"),
     "append": (_appends, "a text, or an object with text and at, a JSON Pointer"),
-    "truncate": (_truncates, "an object with texts or items, numbers"),
+    "truncate": (_truncates, "an object with numbers as texts or items"),
     "drop": (
         lambda value: are_texts(value) or _is_share(value),
         "a list of names or JSON Pointers, or a share from 0 to 1",
@@ -88,8 +88,8 @@ EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "corrupt": (_is_share, "a share from 0 to 1"),
     "hide": (lambda value: value is True, "true"),
-    "rename": (lambda value: value is True or _renames(value), "true, or an object of new names by old ones"),
-    "describe": (_describes, "a text, true, or an object with append, a text"),
+    "rename": (lambda value: value is True or _renames(value), "true, or an object that maps old names to new names"),
+    "describe": (_describes, "a text, true, or an object with a text as append"),
     "forget": (
         lambda value: are_texts(value) and {*value} <= {*FORGETS},
         f"a list of {', '.join(FORGETS)}",
@@ -109,43 +109,49 @@ OF_NESTED = frozenset({"error", "lost", "phantom", "delay"})
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule with one effect; `value` is the parameter of the effect."""
+    """A parsed rule. `value` is the parameter of the effect, and `harm` is the goal of an attacker."""
 
     name: str
     effect: str
     value: Any
     functions: Sequence[str] | None = None
-    calls: Sequence[tuple[int, int | None, int | None]] = ()  # first, last, period
+    calls: Sequence[tuple[int, int | None, int | None]] = ()  # ranges: first number, last number, period
     rate: float | None = None
     after: Sequence[str] | None = None
     where: Mapping[str, Any] | None = None
-    harm: str | Mapping[str, Any] | None = None  # the name of a task, or the functions and the text of harmful calls
+    harm: str | Mapping[str, Any] | None = None  # the name of a task, or {"functions", "text"} of harmful calls
 
     @property
     def harmful_functions(self) -> Sequence[str]:
-        """The patterns of functions whose calls may be the harm."""
+        """The name patterns of functions that an attacker wants the agent to call."""
         return _patterns(self.harm["functions"]) or () if isinstance(self.harm, Mapping) else ()
 
     def is_harm(self, function: str) -> bool:
-        """Return whether a call of a function may be the harm, by its name in the session."""
+        """Return whether an attacker wants the agent to call this function. `function` is its name in the session."""
         return _named(self.harmful_functions, frozenset({function, function.rpartition(".")[2]}))
 
     def names(self, spellings: frozenset[str]) -> bool:
-        """Return whether the rule applies to a function that has these names."""
+        """Return whether the rule applies to a function with these names."""
         return _named(self.functions, spellings)
 
     def waits_for(self, spellings: frozenset[str]) -> bool:
+        """Return whether a call of a function with these names fulfils the rule's `after`."""
         return self.after is not None and _named(self.after, spellings)
 
     def counts(self, number: int) -> bool:
-        """Return whether the rule applies to the call of this number, counted from 1."""
+        """Return whether the rule's `calls` includes the call with this number, counted from 1."""
         return not self.calls or any(_includes(each, number) for each in self.calls)
 
     def hits(self, seed: str, function: str, number: int | None = None) -> bool:
-        """Return a pseudorandom decision by `rate`, for one call, or without a number for the whole function."""
+        """Return true with the probability `rate`. The decision is fixed for each seed, rule, function and number.
+
+        Args:
+            number: The number of the call. None: one decision for the function, for rules on lists.
+        """
         return self.rate is None or draw(seed, self.name, function, number) < self.rate
 
     def fits(self, arguments: Mapping[str, Any]) -> bool:
+        """Return whether a call's arguments have the values of the rule's `where`."""
         return self.where is None or all(
             name in arguments and equal_arguments(arguments[name], value) for name, value in self.where.items()
         )
@@ -168,7 +174,7 @@ def read_rules(value: Any) -> Sequence[Rule]:
 
 def _read(index: int, rule: Any) -> Rule:
     if not isinstance(rule, Mapping):
-        raise ValueError(f"Rule '{index}' must be an object")  # noqa: TRY004 - as above
+        raise ValueError(f"Rule '{index}' must be an object")  # noqa: TRY004 - callers handle only ValueError
     name = rule.get("name", str(index))
     if not is_text(name):
         raise ValueError(f"Rule '{index}': name must be a text")
@@ -228,7 +234,7 @@ def _patterns(value: Any) -> Sequence[str] | None:
 
 def _read_calls(about: str, value: Any) -> list[tuple[int, int | None, int | None]]:
     if not isinstance(value, str):
-        # As above, callers handle only ValueError.
+        # Callers handle only ValueError.
         raise ValueError(f"{about}: calls must be a text, such as '2', '1-3', '4-' or '4-5/5'")  # noqa: TRY004
     ranges = []
     for item in value.split(","):
@@ -239,7 +245,7 @@ def _read_calls(about: str, value: Any) -> list[tuple[int, int | None, int | Non
         open_ended = match[2] is not None and match[3] is None
         last = None if open_ended else int(match[3] or first)
         if first < 1 or (last is not None and last < first) or (every is not None and max(first, last or 0) > every):
-            raise ValueError(f"{about}: calls has {item.strip()!r}: count from 1, upwards")
+            raise ValueError(f"{about}: calls has {item.strip()!r}: use numbers from 1, in ascending order")
         ranges.append((first, last, every))
     return ranges
 

@@ -88,13 +88,13 @@ class Sender:
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        ({"name": "x", "eror": 1}, "Event 'x': there is no 'eror'; choose from name, at, every"),
+        ({"name": "x", "eror": 1}, "Event 'x': unknown member 'eror'; choose from name, at, every"),
         ({"name": "x", "at": 1, "call": "bump"}, "Event 'x': it has 2 of at, every, after, call, when; give one."),
         ({"name": "x"}, "Event 'x': it has none of at, every"),
         ({"name": "x", "at": 1, "do": "sned"}, "Event 'x': the session has no function 'sned'."),
         ({"name": "x", "call": "sned"}, "Event 'x': the session has no function 'sned'."),
         ({"name": "x", "when": "bump"}, "Event 'x': 'bump' isn't read-only, so it can't be a condition."),
-        ({"name": "x", "after": "y"}, "Event 'x': there is no event 'y' that it could follow."),
+        ({"name": "x", "after": "y"}, "Event 'x': after names 'y', but there is no such event."),
         ({"name": "x", "at": "noon"}, "Event 'x': at must be a time like"),
         ({"name": "x", "every": 0.5}, "Event 'x': every must be at least 1 second."),
         ({"name": "x", "at": 1, "offer": "gift", "withdraw": "bump"}, "Event 'x': it has 2 of do, say, offer"),
@@ -114,7 +114,7 @@ def test_too_many_rules_are_refused(bench):
 
 def test_a_toolpack_names_the_place_of_a_wrong_rule():
     pack = Toolpack("wrong", Counters)
-    with pytest.raises(RegistrationError, match=r"test_events.py.*Event 'tick': there is no 'eror'"):
+    with pytest.raises(RegistrationError, match=r"test_events.py.*Event 'tick': unknown member 'eror'"):
 
         @pack.event(every=1, eror=2)
         def tick() -> None:
@@ -133,7 +133,7 @@ def test_a_call_after_too_many_events_is_refused(bench):
     events = {"rules": [{"every": 1, "do": "bump", "args": {"name": "a"}}], "step": 2000}
     session, _, run = create(bench, events)
     error = run("bump", name="b")["error"]
-    assert error == "TooManyEventsError: More than 1000 events happen before this call. Wait first."
+    assert error == "TooManyEventsError: More than 1000 events are due before this call: call `wait` first."
     assert bench.rpc("get_environment", session_id=session)["counters"]["counts"] == {"a": 1000}
 
 
@@ -152,7 +152,7 @@ def test_an_event_of_nothing_is_a_problem_of_the_call(bench):
     session, _, run = create(bench, [rule])
     assert run("bump", name="b")["error"] is None
     (record,) = bench.rpc("get_trace", session_id=session)
-    assert record["problem"] == "Event 'x': the call has nothing at '/result/name'"
+    assert record["problem"] == "Event 'x': the call has no value at '/result/name'"
 
 
 def test_notices_are_kept_and_the_oldest_are_lost(bench):
@@ -485,7 +485,7 @@ def test_a_listener_is_woken_by_an_event_of_a_cancelled_call(monkeypatch):
 @pytest.mark.parametrize(
     ("rule", "participants", "says"),
     [
-        ({"say": "Hello"}, {}, "Event 'x': nobody hears what it says: create the session with participants."),
+        ({"say": "Hello"}, {}, "Event 'x': its message has no recipients: create the session with participants."),
         ({"say": "Hello", "to": "bob"}, {"user": {}}, "Event 'x': the session has no participant 'bob'."),
         ({"say": "Hello", "as": "bob"}, {"user": {}}, "Event 'x': the session has no participant 'bob'."),
         ({"to": "user"}, {"user": {}}, "Event 'x': to names a participant of a message; give it with say."),

@@ -94,7 +94,7 @@ def test_sessions_without_the_participant_are_left_out(endpoint, tmp_path):
         play_session(endpoint, "some", participants)
     lines, done = evaluate(endpoint, "some", tmp_path, "--participant", "judge")
     assert len(lines) == 1
-    assert "1 of these 2 have no participant 'judge', so the file has no line of them." in done.stderr
+    assert "1 of these 2 have no participant 'judge', so the file has no line for them." in done.stderr
     assert done.exit_code == 0
 
 

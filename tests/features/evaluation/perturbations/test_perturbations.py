@@ -896,11 +896,14 @@ def test_evaluators_see_the_perturbations_of_calls(bench):
         ({"name": "x"}, "Rule 'x': it has no effect: give one of error, stale, lost, phantom, "),
         ({"name": "x", "error": 1}, "Rule 'x': error must be a text."),
         ({"name": "x", "hide": False}, "Rule 'x': hide must be true."),
-        ({"name": "x", "truncate": {"text": 1}}, "Rule 'x': truncate must be an object with texts or items, numbers."),
+        (
+            {"name": "x", "truncate": {"text": 1}},
+            "Rule 'x': truncate must be an object with numbers as texts or items.",
+        ),
         ({"name": "x", "drop": []}, "Rule 'x': drop must be a list of names or JSON Pointers, or a share from 0 to 1."),
         (
             {"name": "x", "describe": {"append": ""}},
-            "Rule 'x': describe must be a text, true, or an object with append",
+            "Rule 'x': describe must be a text, true, or an object with a text as append",
         ),
         *(
             ({"name": "x", "append": "y", "harm": harm}, "Rule 'x': harm must be the name of a task, or an object with")
@@ -919,9 +922,15 @@ def test_evaluators_see_the_perturbations_of_calls(bench):
             "Rule 'x': append must be a text, or an object with text and at, a JSON Pointer",
         ),
         ({"name": "x", "error": "y", "rate": 1.5}, "Rule 'x': rate must be a number from 0 to 1."),
-        ({"name": "x", "error": "y", "calls": "3-2"}, "Rule 'x': calls has '3-2': count from 1, upwards."),
-        ({"name": "x", "error": "y", "calls": "0"}, "Rule 'x': calls has '0': count from 1, upwards."),
-        ({"name": "x", "error": "y", "calls": "4-6/5"}, "Rule 'x': calls has '4-6/5': count from 1, upwards."),
+        (
+            {"name": "x", "error": "y", "calls": "3-2"},
+            "Rule 'x': calls has '3-2': use numbers from 1, in ascending order.",
+        ),
+        ({"name": "x", "error": "y", "calls": "0"}, "Rule 'x': calls has '0': use numbers from 1, in ascending order."),
+        (
+            {"name": "x", "error": "y", "calls": "4-6/5"},
+            "Rule 'x': calls has '4-6/5': use numbers from 1, in ascending order.",
+        ),
         ({"name": "x", "error": "y", "calls": "two"}, "Rule 'x': calls has 'two': write '2', '1-3', '4-' or '4-5/5'."),
         (
             {"name": "x", "error": "y", "calls": 2},
@@ -942,7 +951,7 @@ def test_evaluators_see_the_perturbations_of_calls(bench):
         ({"name": "x", "rename": {"sned": "y"}}, "Rule 'x': the session has no function 'sned'."),
         (
             {"name": "x", "rename": {"pay": "1 y"}},
-            "Rule 'x': rename must be true, or an object of new names by old ones.",
+            "Rule 'x': rename must be true, or an object that maps old names to new names.",
         ),
         (
             {"name": "x", "rename": {"pay": "payments"}},
@@ -969,7 +978,7 @@ def test_other_invalid_perturbations_are_rejected(bench):
     assert detail(perturbations=twice) == "Two rules have the name '1': give each rule a different name."
     assert detail(perturbations={"rules": [error] * 51}).startswith("Perturbations can have at most 50 rules")
     assert detail(perturbations={"variant": "x"}) == (
-        "A variant belongs to a task, and the session has none: create the session with a task, or give rules."
+        "A variant belongs to a task, but the session has no task: create the session with a task, or give rules."
     )
     assert detail(task="shop/pay-ann", perturbations={"variant": "x"}) == (
         "The task 'shop/pay-ann' has no variant 'x': it has outage, outage-permanent, phantom, "

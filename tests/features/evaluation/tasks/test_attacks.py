@@ -183,4 +183,4 @@ def test_evaluate_prints_attacks_and_counts_no_control_elsewhere():
     assert lines[1].split()[:3] == ["rules", "4", "0.250"]
     assert [line.split() for line in lines[3:]] == [[*HEAD], ["poisoned-result", "4", "0.250", "0.750", "0.500", "0"]]
     assert "4 of these 8 are controls of attacked sessions, not counted elsewhere." in done.stderr
-    assert "forks of others" not in done.stderr
+    assert "forks of other" not in done.stderr

@@ -154,7 +154,7 @@ def solution(bench, task):
 def test_review_without_a_known_way_to_win_names_nothing(bench):
     review = bench.rpc("review_session", session_id=played(bench, "chores/returns-false", [("rest", {})]))
     assert "lost" not in review
-    assert "No continuation is known" in review["summary"]
+    assert "No known continuation" in review["summary"]
     session_id = played(bench, "chores/raises", [("rest", {})])
     assert "no valid verdict" in bench.rpc("review_session", session_id=session_id)["summary"]
     with pytest.raises(RpcError, match="The session has no task, so no reward can be lost"):
@@ -250,7 +250,7 @@ def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail, monkeypatc
     labels = {"run": "one"}
     calls = [("write", {"line": "x"}), ("send", {})]
     failed = played(mail, "mail/open", calls[:1], labels={**labels, "rollout": "0"})
-    assert "No continuation is known" in mail.rpc("review_session", session_id=failed)["summary"]
+    assert "No known continuation" in mail.rpc("review_session", session_id=failed)["summary"]
     sibling = played(mail, "mail/open", calls, labels={**labels, "rollout": "1"})
     review = mail.rpc("review_session", session_id=failed)
     assert (review["sibling"], review["lost_at"]) == (sibling, "send was never made")

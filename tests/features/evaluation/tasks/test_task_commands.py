@@ -137,7 +137,7 @@ def test_check_says_that_a_failing_solution_submits_no_answer(tmp_path):
         ('solution=[("off", {})]', "the call of `off` in its solution fails: ToolNotFoundError"),
         ("solution=7", "its solution is neither a list of calls nor a function"),
         ("nop_passes=True", "it has nop_passes=True, but a session with nothing done doesn't pass (reward 0)."),
-        ('functions=["of"]', "its sessions have no function 'of', which its `functions` name: correct the name."),
+        ('functions=["of"]', "its `functions` has 'of', but its sessions have no such function: correct the name."),
         ('variants={"x": [{"hide": True, "functions": "of"}]}', "Rule '0': the session has no function 'of'."),
         (
             'variants={"x": [{"hid": True}]}',
@@ -278,7 +278,7 @@ def test_evaluate_reports_forks_and_records_verdicts(endpoint, rollouts):
     endpoint.rpc("fork_session", session_id=started[0], labels={**labels, "console": "fork"})
     done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--record")
     assert (done.exit_code, done.stdout.splitlines()[1].split()[:2]) == (0, ["chores/dishes", "4"])
-    assert "1 of these 7 are forks of others among them.\n" in done.stderr
+    assert "1 of these 7 are forks of other sessions in this list.\n" in done.stderr
     assert "Forks that the console or a review created, not counted: 1.\n" in done.stderr
     assert len(endpoint.rpc("list_sessions", labels=labels, passed=True)) == 5
 

@@ -1,7 +1,7 @@
-"""Records of messages: those that a client adds, and those that participants send to each other.
+"""Records of messages that a client adds, and of messages that participants send to each other.
 
-A message changes no environment and no version. It is checked before it is recorded. Messages that a client adds are
-for evaluators and trajectories; no participant receives them.
+A message changes neither the environments nor the session's version. Messages that a client adds are for evaluators and
+trajectories; no participant receives them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -93,7 +93,7 @@ class SayOperation(MessageOperation):
 
     Args:
         by: The name of the sender.
-        to: The name of the recipient; None: all others.
+        to: The name of the recipient. None: all other participants.
     """
 
     method = "say"

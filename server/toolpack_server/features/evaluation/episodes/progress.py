@@ -1,7 +1,7 @@
 """Progress of a session: how many calls each address has used, and whether the session has ended.
 
-Each record stores the progress up to it, so the last record is enough to know the progress. Sessions whose addresses
-have all functions without a limit don't store it.
+Each record stores the progress up to that record, so the last record is enough to know the progress. If every address
+of a session has all functions and no limit of calls, its records don't store the progress.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ class Progress(NamedTuple):
     """The calls that a session's addresses have used, and how the session ended."""
 
     calls: Mapping[str, int] = {}  # number of calls on the path, by address
-    ended: int | None = None  # index of the record on the path that ended the session, for example the answer's
-    ending: "Ending | None" = None  # content of that record; needed while the record isn't stored yet
+    ended: int | None = None  # index of the record that ended the session, for example of the answer
+    ending: "Ending | None" = None  # how it ended; set only until the record is stored, then read from the record
 
     @classmethod
     def read(cls, private: Mapping[str, Any]) -> "Progress":
@@ -58,7 +58,7 @@ class Progress(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The end of a session for all its addresses: by an answer, a failed participant, or otherwise a verdict."""
+    """How a session ended for all its addresses: by an answer, by a participant's failure, or else by a verdict."""
 
     answer: str | None
     failure: PartFailure | None
@@ -73,7 +73,8 @@ class ProgressChecker:
     """Checks that the progress in each record of a bundle agrees with the records before it.
 
     Args:
-        began_as_fork: The bundle lacks the records before the fork, so the progress of the first record is trusted.
+        began_as_fork: The session began as a fork, so the bundle lacks earlier records. The progress in the first
+            record is then trusted.
     """
 
     def __init__(self, *, began_as_fork: bool) -> None:
@@ -107,7 +108,10 @@ class ProgressChecker:
 
 
 class Episodes(OperationHook):
-    """Stores the progress in each record, and refuses calls after the end or above an address's limit."""
+    """Operation hook that stores the progress in each record.
+
+    It refuses calls of participants after the end of the session, and calls above an address's limit.
+    """
 
     def __init__(self, context: SessionContext) -> None:
         self._addresses = context.addresses
@@ -118,6 +122,7 @@ class Episodes(OperationHook):
 
     @staticmethod
     def of(context: SessionContext) -> "Episodes":
+        """Return the server's instance of this hook."""
         return next(hook for hook in context.operation_hooks if isinstance(hook, Episodes))
 
     @override
@@ -158,17 +163,17 @@ class Episodes(OperationHook):
         change.private["progress"], change.hook_state[self] = progress.to_json(), progress
 
     def progress(self, state: SessionState) -> Progress:
-        """Return the progress of a session that this hook concerns, as an operation sees it."""
+        """Return the progress before an operation, in a session for which `concerns` is true."""
         return state.remembered(self, lambda: self.stored(state.session, state.index))
 
     def stored(self, session: StoredSession, last: int) -> Progress:
-        """Return the stored progress of a session after the record with the index `last`."""
+        """Return the stored progress after the record with the index `last`. -1 means the beginning of the session."""
         if last < 0:
             return Progress(self._inherited_calls(session))
         return Progress.read(loads(self._paths.private(session.id, last)))
 
     def _inherited_calls(self, session: StoredSession) -> Mapping[str, int]:
-        """Return the calls on the ancestors' part of the path, from the last record there."""
+        """Return the calls that a fork inherits. They are stored in the last record of its ancestors on the path."""
         point = session.parent
         while point is not None:
             before = self._paths.before(point)
@@ -188,13 +193,20 @@ class Episodes(OperationHook):
         return Ending(kind.answer(shown), kind.failure(shown))
 
     def check_open(self, state: SessionState, consequence: str) -> None:
-        """Raise `AnsweredError` if the session has ended. Its message is "<how it ended>, so <consequence>."."""
+        """Check that the session hasn't ended.
+
+        Args:
+            consequence: The end of the error message "<how the session ended>, so <consequence>.".
+
+        Raises:
+            AnsweredError: The session has ended.
+        """
         ending = self.ending(state.session.id, self.progress(state))
         if ending is not None:
             raise AnsweredError(f"{str(ending).capitalize()}, so {consequence}.")
 
     def refusal_reason(self, session_id: str, address: Address, progress: Progress) -> str | None:
-        """Return why an address may make no further call, or None if it may."""
+        """Return the reason why an address can't make another call, or None if it can."""
         ending = self.ending(session_id, progress)
         if ending is not None:
             return f"{ending}, so no further call is run."

@@ -1,8 +1,8 @@
-"""Type of a message's record. Types only, as in `server/toolpack_server/protocol/results.py`."""
+"""Result type of a message's record. The module has only types, as `protocol/results.py`."""
 
 from typing import Literal, NotRequired
 
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic rejects the TypedDict of typing
 
 from toolpack_server.protocol.results import Json
 

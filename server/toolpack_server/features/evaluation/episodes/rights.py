@@ -1,9 +1,10 @@
-"""Rights of a session's participants: what each may do at its address.
+"""Rights of a session's participants: their functions, number of calls, prompt, and whether they may answer.
 
-A request has the form `{name: {"functions", "max_calls", "prompt", "answers"}}` and omits rights that have their
-default. A session stores all rights, so that a later change of the task's code doesn't affect it.
+A request has the form `{name: {"functions", "max_calls", "prompt", "answers"}}` and may omit rights that have their
+default. A session stores all rights, so that a later change of the task's code doesn't affect the session.
 
-Pure functions. Rights from a request, a task and a bundle pass the same checks with the same error messages.
+Rights may come from a request, a task or a bundle. All three use the checks of this module, so they give the same
+errors. All functions here are pure.
 """
 
 import re
@@ -15,15 +16,15 @@ from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.parameters import MAX_COUNT
 from toolpack_server.protocol.senders import AGENT, CLIENT, WORLD
 
-PARTICIPANTS = "participants"  # name of the rights by participant, in a session's stored data
+PARTICIPANTS = "participants"  # name of the request's parameter, and key of the rights in a session's recipe
 
 Participants = Mapping[str, Mapping[str, Any]]
 """Rights, by participant."""
 
 MEMBERS = ("functions", "max_calls", "prompt", "answers")
-MAX_PARTICIPANTS = 16  # including the agent
-MAX_BYTES = 2**16  # of all rights as JSON
-ROLES = ("system", "user", "assistant")  # of messages in a prompt
+MAX_PARTICIPANTS = 16  # max participants of a session, including the agent
+MAX_BYTES = 2**16  # max size of all rights as JSON
+ROLES = ("system", "user", "assistant")  # roles of messages in a prompt
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
@@ -50,6 +51,7 @@ def check_rights(participants: Mapping[str, Any]) -> None:
 
 
 def _problem(name: Any, rights: Any) -> str | None:
+    """Return the end of an error message that begins with the participant, or None if the rights are valid."""
     members = ", ".join(MEMBERS)
     if not isinstance(name, str) or name in {CLIENT, WORLD} or not _NAME.fullmatch(name):
         return f": use 1-64 letters, digits or `_.-` as its name, and not `{CLIENT}` or `{WORLD}`."
@@ -57,7 +59,7 @@ def _problem(name: Any, rights: Any) -> str | None:
         return f" is {_KINDS.get(type(rights), 'a number')}: give an object of {members}."
     for member, value in rights.items():
         if member not in MEMBERS:
-            return f": there is no {shown(str(member))!r}: choose from {members}."
+            return f": unknown member {shown(str(member))!r}: choose from {members}."
         if not _fits(member, value):
             return {
                 "functions": ": functions must be a list of strings.",
@@ -95,12 +97,12 @@ def is_prompt(value: Any) -> bool:
 
 
 def merge_rights(base: Participants, overrides: Participants) -> dict[str, dict[str, Any]]:
-    """Merge rights, member by member. A member of `overrides` replaces that of `base`."""
+    """Merge the rights of each participant. Members of `overrides` take precedence over those of `base`."""
     return {name: {**base.get(name, {}), **overrides.get(name, {})} for name in {**base, **overrides}}
 
 
 def fill_defaults(participants: Participants) -> dict[str, dict[str, Any]]:
-    """Return rights with all members. The agent comes first, and is added if it is missing."""
+    """Return rights with all members, including the agent's. The agent comes first."""
     default: dict[str, Any] = dict.fromkeys(MEMBERS)
     return {
         name: {**default, "answers": name == AGENT, **participants.get(name, {})}
@@ -109,7 +111,11 @@ def fill_defaults(participants: Participants) -> dict[str, dict[str, Any]]:
 
 
 def check_stored_rights(feature_options: Mapping[str, Any]) -> None:
-    """Check the stored rights of an imported session, if it has participants. Raises as `check_rights`."""
+    """Check the rights in the recipe of an imported session, if it has participants.
+
+    Raises:
+        InvalidParamsError: The rights are invalid, or not in the form in which a session stores rights.
+    """
     participants = feature_options.get(PARTICIPANTS)
     if participants is None:
         return

@@ -1,1 +1,1 @@
-"""Events: worlds that move by themselves, in a time of their own, by rules."""
+"""Events: changes that a session's world makes by itself, by rules and in simulated time."""

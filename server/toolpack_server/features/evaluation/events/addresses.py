@@ -1,4 +1,7 @@
-"""Functions of addresses in sessions with events: without those that only the world calls, with those to wait."""
+"""Address hook for sessions with events: which functions a participant sees and may call.
+
+It removes the functions of events and conditions, which only the world calls, and adds `wait` and `get_time`.
+"""
 
 from dataclasses import replace
 from functools import lru_cache

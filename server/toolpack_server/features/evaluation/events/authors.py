@@ -1,4 +1,4 @@
-"""Methods of `Toolpack` that register events and conditions."""
+"""Methods of `Toolpack` that register event rules and conditions."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -22,15 +22,16 @@ Plain = TypeVar("Plain", bound=Callable[..., Any])
 
 
 class EventAuthor(Toolpack):
-    """The part of `Toolpack` for worlds that move by themselves.
+    """The part of `Toolpack` that registers events: functions that the world calls by rules.
 
     Attributes:
         event_rules: The toolpack's rules, as JSON.
-        hidden: The functions of events and conditions. No address lists or runs them.
+        hidden: The names of the functions of events and conditions. Agents and other participants can't call them.
 
     Args:
-        begins: When its sessions begin, RFC 3339 with an offset. Default: 2026-01-01T00:00:00Z.
-        step_seconds: The time that a call takes. Default: 1.
+        begins: The time at which the toolpack's sessions begin, RFC 3339 with an offset. Default:
+            2026-01-01T00:00:00Z.
+        step_seconds: The simulated time that a call takes, in seconds. Default: 1.
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class EventAuthor(Toolpack):
         return set()
 
     def event(self, **rule: Any) -> Callable[[Plain], Plain]:
-        """Decorator: register a function that the world calls by a rule, and return it unchanged.
+        """Register the decorated function as an event: the world calls it by a rule. Return the function unchanged.
 
-        The arguments are the members of the rule, without `do`; docs/write/moving.md lists them. The default of `name`
-        is the function's name.
+        The arguments are the members of the rule except `do`, which is this function. docs/write/moving.md lists them.
+        The default of `name` is the function's name.
 
         Raises:
             RegistrationError: The rule or the function is invalid; the message says what to change.
@@ -93,7 +94,13 @@ class EventAuthor(Toolpack):
         return register
 
     def add_event(self, **rule: Any) -> None:
-        """Register a rule without a function: it offers or withdraws functions, or is only a mark in the trace."""
+        """Register a rule that needs no new function, because it has another effect or none.
+
+        It may send a message, or offer and withdraw functions. Without an effect, it only adds a record to the trace.
+
+        Raises:
+            RegistrationError: The rule is invalid; the message says what to change.
+        """
         with located(caller_location(self.name)):
             try:
                 read_event_rules([*self.event_rules, rule], complete=False)
@@ -103,7 +110,10 @@ class EventAuthor(Toolpack):
             self.companions = (WORLD_PACK,)
 
     def condition(self, plain: Plain) -> Plain:
-        """Decorator: register a function without parameters that returns a bool, for rules with `when`."""
+        """Register the decorated function as a condition for rules with `when`, and return it unchanged.
+
+        The function returns a bool and needs no arguments.
+        """
         self.register_function(plain, read_only=True)
         self.hidden.add(plain.__name__)
         return plain

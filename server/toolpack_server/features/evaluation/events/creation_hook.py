@@ -1,7 +1,7 @@
-"""Event rules of new sessions: those of the toolpacks, followed by those of the task and of the request.
+"""Creation hook that collects the event rules of a new session from its toolpacks, its task and the request.
 
-The session stores all its rules, so that a later change of the toolpack's code doesn't affect it. Rules that can't be
-used are refused before anything is stored.
+The session stores its rules, so that a later change of the toolpack's code doesn't affect the session. Rules that can't
+be used are refused before anything is stored.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -32,14 +32,14 @@ from toolpack_server.sessions.recipes import details_of
 from toolpack_server.stores.base import Head, StoredSession
 
 HIDDEN = "hidden_functions"
-"""Name in recipes. Its value names the functions that only the world and clients call."""
+"""Key in a session's recipe. The value lists the functions of events and conditions; agents can't call them."""
 
 
 class EventParameters(Parameters):
     events: list[dict[str, Any]] | Events | None = Field(
         None,
-        description="Rules by which the world moves, besides those of the toolpacks and the task. An object with rules "
-        "replaces these.",
+        description="Event rules, in addition to those of the toolpacks and the task. An object with `rules` replaces "
+        "all of them.",
         exclude_if=lambda value: value is None,
     )
 
@@ -47,7 +47,7 @@ class EventParameters(Parameters):
 class ForkEvents(Parameters):
     without_events: list[str] | None = Field(
         None,
-        description="Names of events that don't happen in the forks; default: all happen.",
+        description="Names of events that don't happen in the forks; default: all events happen.",
         exclude_if=lambda value: value is None,
     )
 
@@ -72,7 +72,7 @@ class EventCreationHook(CreationHook):
         return bool(self._moving) and not self._moving.isdisjoint(self._toolpacks(request))
 
     def _toolpacks(self, request: SessionRequest) -> Sequence[str]:
-        """Return the toolpacks of a session, before or after its task has added its own."""
+        """Return the session's toolpacks, including the task's even if the tasks feature hasn't added it yet."""
         task = getattr(request, "task", None)
         own = [task.partition(SEPARATOR)[0]] if task else []
         if request.toolpacks is None and not task:
@@ -92,8 +92,8 @@ class EventCreationHook(CreationHook):
         if events is not None and WORLD_PACK not in toolpacks:
             if WORLD_PACK not in self._packs:
                 raise InvalidParamsError(
-                    "The server has no toolpack with a time of its own, so no session can have events: give one "
-                    "`begins`."
+                    "No toolpack of this server has `begins`, `step_seconds` or an event, so sessions can't have "
+                    "events: set `begins` of a toolpack."
                 )
             update["toolpacks"] = [*toolpacks, WORLD_PACK]
         return request.model_copy(update=update)
@@ -140,7 +140,7 @@ class EventCreationHook(CreationHook):
         return {NAME: {**events, "rules": rules}, TIMELINE: timeline.without(without).to_json()}
 
     def _resolve(self, request: SessionRequest, toolpacks: Sequence[str]) -> Events | None:
-        """Return the session's rules, beginning and step, or None if its world is at rest.
+        """Return the session's rules, its beginning and its step. Return None for a session without events.
 
         Raises:
             InvalidParamsError: The rules can't be used in this session.
@@ -202,7 +202,7 @@ def _check_participants(rules: Sequence[EventRule], participants: Container[str]
             continue
         if not participants:
             raise InvalidParamsError(
-                f"Event {rule.name!r}: nobody hears what it says: create the session with participants."
+                f"Event {rule.name!r}: its message has no recipients: create the session with participants."
             )
         for name in (rule.sender, rule.to):
             if name is not None and name not in participants:

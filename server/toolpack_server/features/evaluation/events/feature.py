@@ -6,7 +6,11 @@ from toolpack_server.features.evaluation.events.creation_hook import EventCreati
 from toolpack_server.features.evaluation.events.hook import EventHook
 from toolpack_server.features.evaluation.events.kinds import EventKind
 from toolpack_server.features.evaluation.events.methods import GetEvents
-from toolpack_server.features.evaluation.events.results import CallMoved, MessageMoved, SessionMoves
+from toolpack_server.features.evaluation.events.results import (
+    CallEventMembers,
+    MessageEventMembers,
+    SessionEventMembers,
+)
 from toolpack_server.protocol.results import CallRecord, Session
 from toolpack_server.rpc.methods import CreateSession, ForkSession
 from toolpack_server.wiring.feature import Feature
@@ -20,6 +24,6 @@ class EventsFeature(Feature):
     record_kinds = (EventKind,)
     creation_hooks = (EventCreationHook,)
     parameters = {CreateSession: EventParameters, ForkSession: ForkEvents}
-    results = {Session: SessionMoves, CallRecord: CallMoved, MessageRecord: MessageMoved}
+    results = {Session: SessionEventMembers, CallRecord: CallEventMembers, MessageRecord: MessageEventMembers}
     operation_hooks = (EventHook,)
     address_hooks = (EventAddresses,)

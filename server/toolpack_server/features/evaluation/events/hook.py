@@ -1,7 +1,8 @@
-"""Operation hook that moves the worlds of sessions with event rules.
+"""Operation hook that runs the events of sessions with event rules.
 
-Before an operation, the world does everything that is due until the operation begins. After it, the world does what is
-due at once. Each event is an operation of its own, with a record; `Effect.next` chains them.
+A session with rules has simulated time: each call takes one step, and `wait` takes longer. Before an operation, the
+hook runs all events up to the operation's time. After it, the hook runs the events that the operation has set off for
+the same time. Each event is an operation with a record; `Effect.next` chains the operations.
 """
 
 import fnmatch
@@ -41,26 +42,26 @@ from toolpack_server.sessions.operation import OperationHook, SessionOperation
 from toolpack_server.sessions.recipes import Recipe, details_of
 from toolpack_server.stores.base import Head, StoredSession
 
-NAME = "events"  # name of the parameter, and of the rules among the details of a session
-TIMELINE = "timeline"  # name in the details of a fork, and in the private data of records
-MAX_CACHED = 1000  # rules and function names of sessions
+NAME = "events"  # name of the request's parameter, and key of the rules in a session's details
+TIMELINE = "timeline"  # key of a timeline in a fork's details and in the private data of records
+MAX_CACHED = 1000  # max cache entries: parsed rules, and names of functions
 BEFORE_ALL = -(2**62)  # a time before all events
-MAX_SETTLED = 10_000  # sessions whose conditions are known to be checked; each takes about 300 bytes
-MAX_EVENTS = 1000  # events before one call, or in one wait
+MAX_SETTLED = 10_000  # max sessions in `EventHook._settled`; each takes about 300 bytes
+MAX_EVENTS = 1000  # max events before one call, or in one wait
 
 
 class TooManyEventsError(CallError):
-    """So many events happen before a call that it isn't run."""
+    """More than `MAX_EVENTS` events are due before a call, so the call isn't run."""
 
 
 class _Wait(NamedTuple):
-    """A wait that the hook answers, and its end."""
+    """A call of `wait` that the hook answers. `end` is the time at which the wait ends."""
 
     end: int
 
 
 class Names:
-    """The names of a session's functions.
+    """The names of a session's functions. A rule may use a name with or without the toolpack.
 
     Attributes:
         functions: The functions by their names in the session.
@@ -73,15 +74,15 @@ class Names:
             self._by_spelling.setdefault(full_name(function), name)
 
     def find(self, spelling: str) -> str | None:
-        """Return the name in the session of a function that is named alone or with its toolpack, or None."""
+        """Return a function's name in the session for a name in a rule, or None for an unknown name."""
         return self._by_spelling.get(spelling)
 
     def has_match(self, pattern: str) -> bool:
-        """Return whether a pattern matches a name of a function."""
+        """Return whether a pattern matches the name of any function."""
         return any(fnmatch.fnmatchcase(name, pattern) for name in self._by_spelling)
 
     def all_of(self, name: str) -> Sequence[str]:
-        """Return all names of a function that a call names; none if there is no such function."""
+        """Return all names of a function, given its name in a call. The result is empty for an unknown name."""
         function = self.functions.get(name)
         return () if function is None else (name, function.registered_name, full_name(function))
 
@@ -91,7 +92,7 @@ def full_name(function: PackFunction) -> str:
 
 
 class EventHook(OperationHook):
-    """Moves the worlds of sessions with event rules, and answers `wait` and `get_time`."""
+    """Runs the events of sessions with event rules, and answers calls of `wait` and `get_time`."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -99,7 +100,7 @@ class EventHook(OperationHook):
         self._kinds = context.record_kinds
         self.names = lru_cache(maxsize=MAX_CACHED)(lambda toolpacks: Names(context.catalog.functions(toolpacks)))
         self._read = lru_cache(maxsize=MAX_CACHED)(_read_events)
-        # The last record of each session after which all conditions were checked, and nothing was due.
+        # For each session without due events: the id of the last record when its conditions were last checked.
         self._settled = BoundedCache[str, str](MAX_SETTLED)
 
     @override
@@ -107,19 +108,19 @@ class EventHook(OperationHook):
         return bool(session.details) and NAME in details_of(session)
 
     def events(self, session: StoredSession) -> SessionEvents:
-        """Return the rules of a session that has some."""
+        """Return the rules of a session for which `concerns` is true."""
         events: SessionEvents = self._read(session.details)
         return events
 
     def timeline_at(self, session: StoredSession, last: int) -> Timeline:
-        """Return the timeline after the record with the index `last`; -1: at the beginning of the session."""
+        """Return the timeline after the record with the index `last`. -1 means the beginning of the session."""
         if last >= 0:
             return Timeline.read(loads(self._paths.private(session.id, last))[TIMELINE])
         inherited = details_of(session).get(TIMELINE)
         return self.events(session).start() if inherited is None else Timeline.read(inherited)
 
     def timeline(self, state: SessionState) -> Timeline:
-        """Return the timeline after the last record, and after the conditions that were checked since then."""
+        """Return the timeline after the last record, with the conditions that were checked after that record."""
         return state.remembered(self, lambda: self.timeline_at(state.session, state.index))
 
     # Before an operation
@@ -132,10 +133,10 @@ class EventHook(OperationHook):
             return None
         if operation.after_commits:
             return None
-        operation.is_told |= events.speaks  # so that participants hear what events say
-        waits = isinstance(operation, CallOperation) and self._wait(operation, timeline)
-        if waits:
-            until = waits.end
+        operation.is_told |= events.speaks  # wakes participants that wait for messages of events
+        wait = isinstance(operation, CallOperation) and self._wait(operation, timeline)
+        if wait:
+            until = wait.end
         elif isinstance(operation, CallOperation):
             until = timeline.rest + events.step
         elif isinstance(operation, LookOperation):
@@ -146,18 +147,23 @@ class EventHook(OperationHook):
         if link is not None:
             if operation.links < MAX_EVENTS or not isinstance(operation, CallOperation):
                 return self._first(operation, link, state)
-            if not waits:
-                error = TooManyEventsError(f"More than {MAX_EVENTS} events happen before this call. Wait first.")
+            if not wait:
+                text = f"More than {MAX_EVENTS} events are due before this call: call `wait` first."
+                error = TooManyEventsError(text)
                 return Effect(Outcome(failure=CallFailure.of(error, Failure.TOO_LARGE, keep_cause=False)))
-            waits = _Wait(max(timeline.now, timeline.rest))
+            wait = _Wait(max(timeline.now, timeline.rest))  # too many events: the wait ends early
         if isinstance(operation, CallOperation):
-            self._answer(operation, timeline, waits or None, until)
+            self._answer(operation, timeline, wait or None, until)
         return None
 
     def _due(
         self, resume: SessionOperation, timeline: Timeline, events: SessionEvents, until: int
     ) -> SessionOperation | None:
-        """Return the next operation of the world up to a time, or None."""
+        """Return the next condition check or event up to a time, or None if nothing is due.
+
+        Args:
+            resume: The operation that runs afterwards.
+        """
         if timeline.unchecked:
             return ConditionCheck(resume, events.rules[timeline.unchecked[0]], self._checked)
         event = timeline.next_event(until)
@@ -174,7 +180,12 @@ class EventHook(OperationHook):
 
     @staticmethod
     def _first(operation: SessionOperation, link: SessionOperation, state: SessionState) -> Effect:
-        """Return the effect by which a link runs before an operation."""
+        """Return the effect that runs an event or a check (`link`) before an operation.
+
+        Raises:
+            VersionConflictError: The session doesn't have the version that the call expects. It is compared here,
+                because events increase the version before the call runs.
+        """
         operation.links += not isinstance(link, ConditionCheck)
         if isinstance(operation, CallOperation):
             expected = operation.request.expected_version
@@ -184,14 +195,17 @@ class EventHook(OperationHook):
         return Effect(None, next=link)
 
     def _wait(self, operation: CallOperation, timeline: Timeline) -> _Wait | None:
-        """Return the end of a wait, as far as it is known; None if the call is no wait that the hook answers."""
+        """Return a call of `wait` with its end. None if the call isn't a wait, or has invalid arguments.
+
+        The hook calls this again after each event, because a notice ends the wait early.
+        """
         if not self._is(operation, WAIT):
             return None
         function = operation.plan.runtime.functions[operation.plan.function]
         try:
             arguments = function.parameters.model_validate(operation.request.kwargs)
         except ValidationError:
-            return None  # the function refuses them
+            return None  # the call itself fails with this error
         began = timeline.rest
         end = began + round(arguments.seconds * SECOND)
         if arguments.until_something_happens and timeline.news:
@@ -200,16 +214,17 @@ class EventHook(OperationHook):
 
     @staticmethod
     def _is(operation: CallOperation, name: str) -> bool:
+        """Return whether a valid call without nested calls is one of a function of the toolpack `world`."""
         plan, refused = operation.plan, operation.outcome is not None or operation.request.problem
         return plan.toolpack == WORLD_PACK and plan.registered_name == name and not plan.nested and not refused
 
-    def _answer(self, operation: CallOperation, timeline: Timeline, waits: _Wait | None, at: int) -> None:
-        """Prepare a call that runs now, or answer it instead."""
-        if waits is not None:
-            operation.hook_scratch = {**operation.hook_scratch, self: waits}
+    def _answer(self, operation: CallOperation, timeline: Timeline, wait: _Wait | None, at: int) -> None:
+        """Answer a call of `wait` or `get_time`. Prepare any other call to run at the time `at`."""
+        if wait is not None:
+            operation.hook_scratch = {**operation.hook_scratch, self: wait}
             news = [text for _, text in timeline.news]
-            waited = (waits.end - timeline.rest) / SECOND
-            answer = {"time": time_text(waits.end), "waited": waited, "news": news}
+            waited = (wait.end - timeline.rest) / SECOND
+            answer = {"time": time_text(wait.end), "waited": waited, "news": news}
             operation.outcome = Outcome(dumps(answer))
         elif self._is(operation, GET_TIME):
             operation.outcome = Outcome(dumps(time_text(at)))
@@ -219,11 +234,12 @@ class EventHook(OperationHook):
 
     @staticmethod
     def _pin(operation: SessionOperation, at: int) -> None:
+        """Let the call's function see the simulated time, if the session has a pinned clock."""
         if isinstance(operation, CallOperation) and operation.plan.policy is not None:
             operation.plan.policy = operation.plan.policy.at(at)
 
     def _narrow(self, operation: CallOperation, timeline: Timeline) -> None:
-        """Take the functions that aren't there now from a call at an address."""
+        """Remove functions that aren't offered now from a participant's call, so that the call can't use them."""
         gone = self._gone(operation.facts.recipe.toolpacks, timeline)
         if not gone or operation.by == CLIENT or operation.outcome is not None:
             return
@@ -233,17 +249,19 @@ class EventHook(OperationHook):
             operation.narrow(frozenset(names - gone))
 
     def _gone(self, toolpacks: tuple[str, ...], timeline: Timeline) -> set[str]:
-        not_shown = self._not_shown(toolpacks, timeline)
-        if not not_shown:
+        """Return all names in the session of the functions that aren't offered now."""
+        withdrawn = self._withdrawn(toolpacks, timeline)
+        if not withdrawn:
             return set()
         names = self.names(toolpacks)
-        gone = {full_name(names.functions[name]) for name in not_shown}
-        return {name for name, function in names.functions.items() if full_name(function) in gone}
+        full_names = {full_name(names.functions[name]) for name in withdrawn}
+        return {name for name, function in names.functions.items() if full_name(function) in full_names}
 
-    def _not_shown(self, toolpacks: tuple[str, ...], timeline: Timeline) -> set[str]:
+    def _withdrawn(self, toolpacks: tuple[str, ...], timeline: Timeline) -> set[str]:
+        """Return one name of each function that isn't offered now."""
         names = self.names(toolpacks)
-        found = {names.find(spelling) for spelling, is_shown in timeline.shown.items() if not is_shown}
-        return {name for name in found if name is not None}
+        withdrawn = {names.find(spelling) for spelling, is_shown in timeline.shown.items() if not is_shown}
+        return {name for name in withdrawn if name is not None}
 
     # After an operation
 
@@ -263,9 +281,9 @@ class EventHook(OperationHook):
             timeline, problems = events.after_event(timeline, operation.event, function, facts, failed=failed)
             members["at"] = time_text(operation.event.at)
         elif isinstance(operation, CallOperation):
-            waits: _Wait | None = operation.hook_scratch.get(self)
-            at = timeline.rest + events.step if waits is None else waits.end
-            if waits is not None:
+            wait: _Wait | None = operation.hook_scratch.get(self)
+            at = timeline.rest + events.step if wait is None else wait.end
+            if wait is not None:
                 timeline = timeline._replace(news=())
             run = bool(members.get("perturbed", {"run": True})["run"])
             facts = self._facts(change, at)
@@ -292,7 +310,7 @@ class EventHook(OperationHook):
 
     @staticmethod
     def _facts(change: Effect, at: int) -> Callable[[], Mapping[str, Any]]:
-        """Return a function that returns a call's facts, which a rule can refer to."""
+        """Return a function that computes a call's facts for rules, once and only if a rule needs them."""
 
         @cache
         def facts() -> Mapping[str, Any]:
@@ -303,18 +321,20 @@ class EventHook(OperationHook):
 
     # Conditions
 
-    def _checked(self, check: ConditionCheck, session: StoredSession, last: str, memo: dict[Any, Any]) -> None:
-        """Store the result of a condition in the session's memo. It follows from the world, so it needs no record.
+    def _checked(self, check: ConditionCheck, session: StoredSession, last: str, hook_state: dict[Any, Any]) -> None:
+        """Store the result of a condition in the session's hook state, in memory.
+
+        It needs no record, because the condition can be checked again on the same environments.
 
         Args:
             last: The id of the session's last record when the check began.
         """
         outcome = check.outcome_of_check or Outcome()
         failure = outcome.failure and outcome.failure.text
-        facts = {"result": loads(outcome.result or b'""'), "error": failure, "at": time_text(memo[self].now)}
+        facts = {"result": loads(outcome.result or b'""'), "error": failure, "at": time_text(hook_state[self].now)}
         truth = failure is None and fits((check.rule.when or {}).get("where"), facts)
-        timeline, _ = self.events(session).after_check(memo[self], check.rule.name, truth=truth)
-        memo[self] = timeline
+        timeline, _ = self.events(session).after_check(hook_state[self], check.rule.name, truth=truth)
+        hook_state[self] = timeline
         if not _has_due(timeline):
             self._settled.put(session.id, last)
 
@@ -327,24 +347,24 @@ class EventHook(OperationHook):
     # Lists of functions
 
     def view(self, session: StoredSession, head: Head) -> View | None:
-        """Return which functions the addresses of a session see, or None if they always see all of theirs."""
+        """Return the view without functions that aren't offered now. None if no rule offers or withdraws functions."""
         events = self.events(session)
         if not events.changes_lists:
             return None
-        gone = self._not_shown(Recipe.of(session).toolpacks, self.timeline_at(session, head.index))
+        withdrawn = self._withdrawn(Recipe.of(session).toolpacks, self.timeline_at(session, head.index))
         functions = self.names(Recipe.of(session).toolpacks).functions
-        return View(partial(_without, {full_name(functions[name]) for name in gone}), lasts=False)
+        return View(partial(_without, {full_name(functions[name]) for name in withdrawn}), lasts=False)
 
 
 def _has_due(timeline: Timeline) -> bool:
-    """Return whether a condition must be checked, or an event must happen, before the session rests."""
+    """Return whether a condition must be checked now, or an event must happen now."""
     return bool(timeline.unchecked) or timeline.next_event(timeline.rest) is not None
 
 
-def _without(gone: set[str], functions: Sequence[PackFunction]) -> list[PackFunction]:
-    return [function for function in functions if full_name(function) not in gone]
+def _without(full_names: set[str], functions: Sequence[PackFunction]) -> list[PackFunction]:
+    return [function for function in functions if full_name(function) not in full_names]
 
 
 def _read_events(details: bytes) -> SessionEvents:
-    known = loads(details)
-    return SessionEvents(known[NAME], known.get("seed") or "")
+    members = loads(details)
+    return SessionEvents(members[NAME], members.get("seed") or "")

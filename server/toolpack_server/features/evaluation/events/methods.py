@@ -1,4 +1,4 @@
-"""Method `get_events`: the time of a session and what is coming."""
+"""Method `get_events`: the simulated time of a session and its coming events."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from toolpack_server.stores.base import StoredSession
 
 
 class GetEvents(Method, result=EventsAhead):
-    """Return the time of a session with events, and what is coming."""
+    """Return the time of a session with events, and its coming events."""
 
     session_id: SessionId
     version: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
@@ -31,7 +31,7 @@ class GetEvents(Method, result=EventsAhead):
         def read(reader: SessionReader) -> tuple[StoredSession, Timeline]:
             session, head = reader.find(self.session_id, caller.sees)
             if not hook.concerns(session):
-                raise InvalidParamsError("The session has no events: its world is at rest.")
+                raise InvalidParamsError("The session has no events: create a session with event rules.")
             version = head.version if self.version is None else self.version
             if version > head.version:
                 raise VersionNotRetainedError(version, 0, head.version)

@@ -1,6 +1,6 @@
-"""Operations of the world itself: its events, the checks of conditions, and the end of a turn.
+"""Operations that the events hook starts: events, checks of conditions, and the run of all due events.
 
-The events hook starts them, and decides when. They run between the operations of clients and agents.
+They run between the operations of clients and agents.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ class FunctionEvent(CallOperation):
 
     Attributes:
         event: The event.
-        resume: The operation to run next.
+        resume: The operation that runs after the event.
     """
 
     def __init__(self, resume: SessionOperation, event: ComingEvent, function: str, args: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ class FunctionEvent(CallOperation):
 
 
 class PlainEvent(SessionOperation):
-    """An event that calls no function: it offers or withdraws functions, or is only a mark in the trace."""
+    """An event that calls no function: it offers or withdraws functions, or only adds a record to the trace."""
 
     method = kind = "event"
     record_kind = "event"
@@ -66,7 +66,7 @@ class PlainEvent(SessionOperation):
 
 
 class MessageEvent(PlainEvent):
-    """An event that is a message of the world, or of a participant."""
+    """An event that sends a message of the world or of a participant."""
 
     record_kind = "message"
 
@@ -79,12 +79,15 @@ class MessageEvent(PlainEvent):
 
 
 class ConditionCheck(CallOperation):
-    """A check of a rule's condition. It leaves no record and changes nothing.
+    """A check of a rule's condition, by a call without a record.
 
     Attributes:
         rule: The rule.
-        resume: The operation to run next.
-        outcome_of_check: The outcome of the function, once it has run.
+        resume: The operation that runs after the check.
+        outcome_of_check: The outcome of the condition's function; None before it has run.
+
+    Args:
+        checked: Called with the finished check, to store its result.
     """
 
     def __init__(self, resume: SessionOperation, rule: EventRule, checked: "Checked") -> None:
@@ -98,9 +101,10 @@ class ConditionCheck(CallOperation):
 
     @override
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        last, memo = state.last, state.hook_state  # a check that has missed its deadline writes into an old memo
+        # Read before the check: a check that misses its deadline must not write into the data of a later state.
+        last, hook_state = state.last, state.hook_state
         change = yield from super().changing(state, start_clock)
-        self._checked(self, state.session, last, memo)
+        self._checked(self, state.session, last, hook_state)
         change.next = self.resume
         return change
 
@@ -117,10 +121,10 @@ class ConditionCheck(CallOperation):
 
 
 class MoveOperation(SessionOperation):
-    """Operation without a record, which lets everything happen that is due.
+    """Operation without a record, before which the hook runs all due events.
 
     Attributes:
-        until: Let everything happen up to this time; None: up to the session's time.
+        until: Run the events up to this time. None: up to the session's current time.
     """
 
     method = kind = "events"
@@ -147,9 +151,9 @@ class MoveOperation(SessionOperation):
 
 
 class LookOperation(MoveOperation):
-    """Operation that returns the timeline with all conditions checked. It lets nothing happen.
+    """Operation that returns the timeline with all conditions checked. No event happens before it.
 
-    What follows from a condition is in no record before the next one, so the store doesn't have it.
+    Results of conditions aren't stored before the session's next record, so reading the store isn't enough.
     """
 
     def __init__(
@@ -164,4 +168,7 @@ class LookOperation(MoveOperation):
 
 
 Checked = Callable[[ConditionCheck, StoredSession, str, dict[Any, Any]], None]
-"""Callback with a check, its session, the id of that one's last record, and the memo in which to store the result."""
+"""Callback that stores the result of a check.
+
+Arguments: the check, the session, the id of the session's last record, and the session's `hook_state`.
+"""

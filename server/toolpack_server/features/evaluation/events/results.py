@@ -1,34 +1,34 @@
-"""Types of results of events. Types only, as in `protocol/results.py`."""
+"""Result types of events. The module has only types, as `protocol/results.py`."""
 
 from typing import Literal, NotRequired
 
 from pydantic import ConfigDict, with_config
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic rejects the TypedDict of typing
 
 from toolpack_server.protocol.results import Json
 
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class Events(TypedDict):
-    """The rules by which a session's world moves, its beginning (RFC 3339), and the seconds that a call takes."""
+    """A session's event rules. `begins` is its first time (RFC 3339), `step` the seconds that a call takes."""
 
     rules: list[dict[str, Json]]
     begins: NotRequired[str]
     step: NotRequired[float]
 
 
-class SessionMoves(TypedDict):
-    """`events` are the rules by which the session's world moves."""
+class SessionEventMembers(TypedDict):
+    """`events` are the session's event rules."""
 
     events: NotRequired[Events]
 
 
-class CallMoved(TypedDict):
-    """Members of a call in a session with events.
+class CallEventMembers(TypedDict):
+    """In a session with events, `at` is the time of the call.
 
-    `at` is its time. A call of the world itself has the name of the `event`. `problem` says which event the call set
-    off that couldn't happen. `reactions` has the seconds since the first time of each event, if the call is the agent's
-    first change after it.
+    `event` names the event that made the call. `problem` says why an event that the call set off can't happen.
+    `reactions` has seconds by event: from the first time that the event happened to this call, if the call is the
+    agent's first change after it.
     """
 
     at: NotRequired[str]
@@ -37,8 +37,11 @@ class CallMoved(TypedDict):
     reactions: NotRequired[dict[str, float]]
 
 
-class MessageMoved(TypedDict):
-    """An `event` sends it `at` this time."""
+class MessageEventMembers(TypedDict):
+    """If an `event` sent it, `at` is its time.
+
+    `problem` says why an event that this event set off can't happen.
+    """
 
     at: NotRequired[str]
     event: NotRequired[str]
@@ -46,7 +49,11 @@ class MessageMoved(TypedDict):
 
 
 class EventRecord(TypedDict):
-    """The record of an event that calls no function. `offer` and `withdraw` name functions."""
+    """The record of an event that calls no function.
+
+    `offer` and `withdraw` name the functions that agents get or lose. `problem` says why an event that this event set
+    off can't happen.
+    """
 
     index: int
     kind: Literal["event"]
@@ -71,7 +78,7 @@ class EventComing(TypedDict):
 
 
 class EventsAhead(TypedDict):
-    """The time of a session, RFC 3339 in UTC, and its next events in order."""
+    """The time of a session (RFC 3339, in UTC), and its coming events in order of time."""
 
     time: str
     coming: list[EventComing]

@@ -1,7 +1,7 @@
-"""Timeline of a session with event rules: its time, what is coming, and what its agents haven't heard yet.
+"""Timeline of a session with event rules: its simulated time, its coming events, and its unheard notices.
 
-Pure. Every change returns a new timeline. Each record stores the timeline after it, so the last record is enough to
-continue. The same rules, seed and calls give the same timelines.
+Each record stores the timeline after it, so the last record is enough to continue a session. All functions here are
+pure: they return a new timeline, and the same rules, seed and calls give the same timelines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,18 +20,19 @@ from toolpack_server.features.evaluation.event_rules import (
 
 MAX_COMING = 100
 MAX_NEWS = 50
-MAX_DEPTH = 16  # events that set each other off without time passing
+MAX_DEPTH = 16  # max events in a chain that set each other off at the same time; stops endless chains
 
 
 class ComingEvent(NamedTuple):
-    """An event that will happen.
+    """A scheduled event.
 
     Attributes:
-        at: Its time.
-        number: Events of one time happen in the order of their numbers.
-        base: The time before the rule's delay and spread, from which the next event of `every` counts.
-        depth: The number of events that set each other off at this same time, up to this one.
-        args: The arguments of its function.
+        at: The time of the event.
+        number: Orders events with the same time.
+        rule: The name of the event's rule.
+        base: The time without the rule's delay and spread. With `every`, the next interval begins there.
+        depth: The event's position in a chain of events that set each other off at the same time; see `MAX_DEPTH`.
+        args: The arguments of the event's function. None: those of the rule.
     """
 
     at: int
@@ -43,21 +44,22 @@ class ComingEvent(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """The time of a session, and what follows from it.
+    """The simulated time of a session and the state of its rules. Mappings are by the name of the rule.
 
     Attributes:
         now: The time of the last record.
-        rest: The time from which the next call counts. Events don't move it.
-        number: The number of the next coming event.
-        counts: The number of events that each rule has set off.
-        done: The number of times that each event has succeeded.
-        news: The time and text of each unheard notice.
-        truth: The last known truth of each condition, by rule.
-        unchecked: Rules whose conditions must be checked, because the world has changed.
-        shown: Whether each offered or withdrawn function is there now.
-        depth: The depth of the last event, if it is the last record.
-        delay: The seconds that perturbations have added so far.
-        unanswered: The first time of each event since which the agent has changed nothing.
+        rest: The time of the last call. The next call happens one step later, even if events happen in between.
+        coming: The scheduled events, in order of time.
+        number: The number for the next event that is scheduled.
+        counts: How many events each rule has scheduled so far.
+        done: How many events of each rule have succeeded.
+        news: The time and text of each notice that no `wait` has returned yet.
+        truth: The last result of each condition.
+        unchecked: The rules that have a condition to check, because the environments have changed.
+        shown: By function: whether agents have a function that rules offer or withdraw.
+        depth: The depth of the last event; 0 after a call.
+        delay: The seconds that perturbations have added to the session's time.
+        unanswered: For each event after which the agent hasn't changed anything yet: when it first happened.
     """
 
     now: int
@@ -88,16 +90,19 @@ class Timeline(NamedTuple):
         return [*members.values()]
 
     def next_event(self, until: int) -> ComingEvent | None:
-        """Return the next event up to a time, or None."""
+        """Return the first coming event if its time is at most `until`, else None."""
         event = self.coming[0] if self.coming else None
         return event if event is not None and event.at <= until else None
 
     def forked(self) -> "Timeline":
-        """Return the timeline at the beginning of a fork: a wait that was under way isn't inherited."""
+        """Return the timeline at the beginning of a fork.
+
+        The fork may begin between the events of a wait. It doesn't continue the wait: its calls count from `now`.
+        """
         return self._replace(rest=self.now)
 
     def without(self, names: Sequence[str]) -> "Timeline":
-        """Return the timeline without the coming events of some rules."""
+        """Return the timeline without the coming events and the unchecked conditions of these rules."""
         return self._replace(
             coming=tuple(event for event in self.coming if event.rule not in names),
             unchecked=tuple(name for name in self.unchecked if name not in names),
@@ -105,15 +110,18 @@ class Timeline(NamedTuple):
 
 
 class SessionEvents:
-    """The event rules of a session.
+    """The event rules of a session, which compute each timeline from the one before.
 
     Args:
-        events: The rules, the beginning and the step, as the session's details have them.
+        events: An `Events` object: the rules, the beginning and the step.
         seed: The session's seed, from which random times are drawn.
 
     Attributes:
-        step: Time that a call takes.
-        speaks: Some rules send messages.
+        begins: The time at which the session begins.
+        step: The time that a call takes.
+        rules: The rules by name.
+        speaks: Whether a rule sends messages.
+        changes_lists: Whether a rule offers or withdraws functions.
     """
 
     def __init__(self, events: Mapping[str, Any], seed: str) -> None:
@@ -146,7 +154,10 @@ class SessionEvents:
     def _schedule(
         self, timeline: Timeline, rule: EventRule, base: int, args: Mapping[str, Any] | None = None
     ) -> tuple[Timeline, str | None]:
-        """Add an event of a rule. Return the timeline, and why the event can't happen, if so."""
+        """Schedule an event of a rule. Return the new timeline, and the problem if a limit forbids the event.
+
+        A rule that has reached its `count` or `until` gets no event. That isn't a problem.
+        """
         number = timeline.counts.get(rule.name, 0)
         if rule.count is not None and number >= rule.count:
             return timeline, None
@@ -158,7 +169,7 @@ class SessionEvents:
         if depth > MAX_DEPTH:
             return timeline, f"Event {rule.name!r}: {MAX_DEPTH} events have set each other off without time passing"
         if len(timeline.coming) >= MAX_COMING:
-            return timeline, f"Event {rule.name!r}: {MAX_COMING} events are coming already"
+            return timeline, f"Event {rule.name!r}: {MAX_COMING} other events are coming, which is the maximum"
         event = ComingEvent(at, timeline.number, rule.name, base, depth, args)
         return timeline._replace(
             coming=tuple(sorted((*timeline.coming, event), key=lambda each: (each.at, each.number))),
@@ -171,7 +182,10 @@ class SessionEvents:
     def after_call(
         self, timeline: Timeline, at: int, names: Sequence[str], facts: Callable[[], Mapping[str, Any]], *, run: bool
     ) -> tuple[Timeline, list[str]]:
-        """Return the timeline after a call of an address or a client, and the problems of rules that it set off."""
+        """Return the timeline after a call of a participant or a client.
+
+        Also return the problems of events that the call set off.
+        """
         timeline = timeline._replace(now=at, rest=at, depth=0)
         return self._set_off(timeline, names, facts, run=run, of_world=False)
 
@@ -184,7 +198,12 @@ class SessionEvents:
         *,
         failed: bool,
     ) -> tuple[Timeline, list[str]]:
-        """Return the timeline after an event, and the problems of rules that it set off."""
+        """Return the timeline after an event, and the problems of further events that it set off.
+
+        Args:
+            names: All names of the function that the event called. Empty if it called none.
+            facts: Returns the facts of that call.
+        """
         rule, problems = self.rules[event.rule], list[str | None]()
         rest = tuple(each for each in timeline.coming if each.number != event.number)
         timeline = timeline._replace(now=event.at, depth=event.depth, coming=rest)
@@ -223,8 +242,8 @@ class SessionEvents:
         problems = []
         for rule in self._call_rules if names else ():
             if rule.is_set_off_by(names, facts(), run=run, of_world=of_world):
-                args, missing = filled(rule.args or {}, facts())
-                problem = missing and f"Event {rule.name!r}: the call has nothing at {missing!r}"
+                args, missing = fill_in(rule.args or {}, facts())
+                problem = missing and f"Event {rule.name!r}: the call has no value at {missing!r}"
                 if not problem:
                     timeline, problem = self._schedule(timeline, rule, timeline.now, args)
                 if problem:
@@ -233,17 +252,20 @@ class SessionEvents:
 
     @staticmethod
     def react(timeline: Timeline, at: int) -> tuple[Timeline, Mapping[str, float]]:
-        """Return the timeline after a change by the agent, and the seconds since each unanswered event."""
+        """Return the timeline after a change by the agent at a time, and the seconds since each unanswered event."""
         reactions = {name: (at - happened) / SECOND for name, happened in timeline.unanswered.items()}
         return timeline._replace(unanswered={}), reactions
 
     def after_change(self, timeline: Timeline) -> Timeline:
-        """Return the timeline after a record that changed the world: all conditions must be checked."""
+        """Return the timeline after a change of the environments, so that all conditions are checked again."""
         return timeline._replace(unchecked=self._conditions) if self._conditions else timeline
 
     def after_check(self, timeline: Timeline, name: str, *, truth: bool) -> tuple[Timeline, str | None]:
-        """Return the timeline after the check of a condition. If it has become true, its event is coming."""
-        before = timeline.truth.get(name, truth)  # the first check only says how the world begins
+        """Return the timeline after the check of a rule's condition.
+
+        If the condition has become true, the rule's event is scheduled. Also return a problem of that event.
+        """
+        before = timeline.truth.get(name, truth)  # a condition that is true at the first check sets nothing off
         unchecked = tuple(each for each in timeline.unchecked if each != name)
         timeline = timeline._replace(truth={**timeline.truth, name: truth}, unchecked=unchecked)
         if not truth or before:
@@ -252,19 +274,22 @@ class SessionEvents:
         return self._schedule(timeline, rule, timeline.now, rule.args)
 
 
-def filled(args: Any, facts: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """Fill in `{"$get": pointer}` in arguments. Return them, and a pointer to nothing, if there is one."""
+def fill_in(args: Any, facts: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """Replace each `{"$get": pointer}` in arguments by the value that the call's facts have at the pointer.
+
+    Return the arguments, and the first pointer that has no value, or None.
+    """
     if isinstance(args, Mapping):
         if args.keys() == {"$get"} and isinstance(args["$get"], str):
             value = lookup(facts, args["$get"])
             return (None, args["$get"]) if is_missing(value) else (value, None)
-        values = {name: filled(value, facts) for name, value in args.items()}
+        values = {name: fill_in(value, facts) for name, value in args.items()}
         return {name: value for name, (value, _) in values.items()}, _first_missing(values.values())
     if isinstance(args, list | tuple):
-        items = [filled(value, facts) for value in args]
+        items = [fill_in(value, facts) for value in args]
         return [value for value, _ in items], _first_missing(items)
     return args, None
 
 
-def _first_missing(filled_values: Any) -> str | None:
-    return next((missing for _, missing in filled_values if missing), None)
+def _first_missing(pairs: Any) -> str | None:
+    return next((missing for _, missing in pairs if missing), None)

@@ -1,7 +1,7 @@
-"""The toolpack `world`, which sessions with event rules have: functions to wait and to read the time.
+"""The toolpack `world`, with the functions `wait` and `get_time`, which each session with event rules has.
 
-The events hook answers these calls. The functions themselves run only where that makes no sense, such as in a nested
-call.
+The events hook answers calls of these functions. A nested call doesn't reach the hook; then the function itself runs
+and raises an error.
 """
 
 from typing import Annotated, Any, Never

@@ -1,7 +1,7 @@
-"""Conversation between a session's participants: send messages, read them, and wait for them.
+"""Conversation between a session's participants: send messages, read messages, and wait for messages.
 
-A participant sees only messages that it sent or received, on the session's path. The index of a message counts only
-these, so that it doesn't reveal messages of others.
+A participant sees only messages that it sent or received. A message's index counts only the messages that the
+participant sees, so that it doesn't reveal other messages.
 """
 
 import asyncio
@@ -21,12 +21,13 @@ from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.stores.base import Head, StoredSession
 from toolpack_server.stores.history import fitting
 
-FIRST_POLL_SECONDS = 0.05  # first delay between two reads of a store that workers share; it doubles each time
-MAX_POLL_SECONDS = 1.0
+# Other workers may add messages to a store that workers share, so a waiting participant reads it again and again.
+FIRST_POLL_SECONDS = 0.05  # first delay between two reads; it doubles each time
+MAX_POLL_SECONDS = 1.0  # max delay
 
 
 class _Inbox(NamedTuple):
-    """A participant's messages after a given one, as of one read."""
+    """The result of reading a participant's messages after the index that `listen` got."""
 
     session: StoredSession
     last: int  # index of the session's last record
@@ -34,7 +35,7 @@ class _Inbox(NamedTuple):
     done: bool  # whether the session has ended
 
     def must_reply(self, name: str) -> bool:
-        """Return whether `listen` must return now: another participant sent a message, or the session has ended."""
+        """Return whether `listen` must stop waiting: another participant sent a message, or the session has ended."""
         return self.done or any(message.by != name for message in self.new)
 
 
@@ -42,7 +43,7 @@ class Conversation:
     """Sends and reads messages of participants.
 
     Attributes:
-        waiters: The participants that wait for messages in this worker.
+        waiters: The requests that wait for messages in this worker.
     """
 
     def __init__(self, app: App) -> None:
@@ -53,10 +54,10 @@ class Conversation:
         self._max_bytes = app.settings.max_list_bytes
 
     async def say(self, session_id: str, owner: str, by: str, text: str, to: str | None, call_id: str | None) -> bool:
-        """Record a message of a participant to another one, or to all others (`to` is None).
+        """Record a message of the participant `by` to the participant `to`, or to all others if `to` is None.
 
         Raises:
-            InvalidParamsError: There is no other participant, or none with this name.
+            InvalidParamsError: The session has only one participant, or none with the name `to`.
             AnsweredError: The session has ended.
             TooLargeError: The text is too long.
         """
@@ -69,12 +70,13 @@ class Conversation:
         Waits up to `wait_seconds` for a message of another participant or the end of the session.
 
         Raises:
-            InvalidParamsError: There is no other participant, or no message with this index.
+            InvalidParamsError: The session has only one participant, or the participant has no message `after`.
             SessionNotFoundError: The session was closed or has expired.
         """
         read, loop = self._sessions.read, asyncio.get_running_loop()
         deadline, delay = loop.time() + wait_seconds, FIRST_POLL_SECONDS
-        with self.waiters.waiter(session_id, name) as waiter:  # before the first read, so that no message is missed
+        # The waiter is registered before the first read, so that no message in between is missed.
+        with self.waiters.waiter(session_id, name) as waiter:
             inbox = await read(lambda reader: self._inbox(*reader.find(session_id, owner), name, after))
             while not (inbox.must_reply(name) or waiter.is_over or loop.time() >= deadline):
                 # A read renews the session's TTL, so read often enough to keep the session alive.
@@ -85,7 +87,7 @@ class Conversation:
         return await read(lambda _: self._reply(inbox, after))
 
     def _refresh(self, inbox: _Inbox, name: str, after: int, reader: SessionReader) -> _Inbox:
-        """Read the session again, which renews its TTL, and return the inbox, new only if there are new records."""
+        """Read the session again, which renews its TTL. Return the same inbox if there is no new record."""
         _, head = reader.find(inbox.session.id, inbox.session.owner)
         return inbox if head.index == inbox.last else self._inbox(inbox.session, head, name, after)
 
@@ -109,5 +111,5 @@ class Conversation:
             for index, record in enumerate(records, after + 1)
         )
         fitted = fitting(messages, lambda message: len(dumps(message)), self._max_bytes)
-        # `done` stays false while messages are left, so the participant asks again.
+        # If not all messages fit, `done` stays false, so that the participant asks for the rest.
         return {"messages": fitted, "done": inbox.done and len(fitted) == len(inbox.new)}

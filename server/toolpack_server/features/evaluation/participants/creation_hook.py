@@ -1,6 +1,6 @@
-"""Participants of a new session.
+"""Creation hook that stores the rights of a new session's participants.
 
-Rights are checked and completed before any environment is built, so that later code changes don't affect them.
+All rights are stored, including defaults, so that later changes of a task's code don't affect the session.
 """
 
 import operator
@@ -26,7 +26,7 @@ from toolpack_server.sessions.hooks import CreationHook
 
 
 def _check(participants: dict[str, Any]) -> dict[str, Any]:
-    check_rights(participants)  # raises InvalidParamsError, which says more than a validation error of pydantic
+    check_rights(participants)  # raises InvalidParamsError, whose message is clearer than a ValidationError's
     return participants
 
 
@@ -35,7 +35,8 @@ class ParticipantsRequest(SessionRequest):
         default_factory=dict,
         description="Participants and their rights: {name: {functions, max_calls, prompt, answers}}. Merged with those "
         "of the task; the values given here win.",
-        exclude_if=operator.not_,  # session ids derive from requests; old requests don't have this member
+        # Session ids are derived from serialised requests, so a request without participants must look as before.
+        exclude_if=operator.not_,
     )
 
 
@@ -54,7 +55,7 @@ class ParticipantsCreationHook(CreationHook):
     @override
     def prepare(self, request: SessionRequest) -> SessionRequest:
         participants = fill_defaults(_participants(request))
-        check_rights(participants)  # again: the task's rights were merged
+        check_rights(participants)  # again, because the task's rights were merged with the request's
         self._check_functions(participants, self._catalog.choose(request.toolpacks))
         return request.model_copy(update={PARTICIPANTS: participants})
 

@@ -1,7 +1,7 @@
-"""Waiters for messages: one for each address that waits in `listen`.
+"""Waiters for messages: the requests of participants that wait in `listen`.
 
-A waiter is an asyncio event; it occupies no thread and no queue entry. Each address has at most one waiter; a second
-one ends the first. This module runs on the event loop only.
+A waiter is an asyncio event; it occupies no thread and no queue entry. Each participant has at most one waiter, so a
+second request ends the first. All methods run on the event loop.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ class Waiter:
     """A request that waits for a message.
 
     Attributes:
-        is_over: The request must return now, even without a message.
+        is_over: Whether the request must return now, even without a message.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,10 @@ class Waiter:
         self.wake()
 
     async def wait(self, seconds: float) -> None:
-        """Wait until `wake` is called, at most so many seconds. Return at once if it was called since the last wait."""
+        """Wait until `wake` is called, for at most `seconds`.
+
+        If `wake` was called since the last wait, return at once.
+        """
         try:
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
@@ -53,7 +56,7 @@ class MessageWaiters(Watcher):
 
     @contextmanager
     def waiter(self, session_id: str, name: str) -> Iterator[Waiter]:
-        """Yield a new waiter for an address, and end the one that waits there."""
+        """Yield a new waiter for a participant. If an earlier request of the participant waits, end its wait."""
         of_session = self._waiting.setdefault(session_id, {})
         if name in of_session:
             of_session[name].end()

@@ -1,7 +1,7 @@
-"""Methods `say` and `listen` for participants, the same as MCP tools, and methods for a simulated user's records.
+"""Methods for participants, `say` and `listen`, and for clients that run a simulated user.
 
-`say` and `listen` work only at a participant's address, and take the same parameters over both protocols. `add_turn`
-and `fail_participant` work only at `/rpc`, for the client that runs a simulated user.
+Participants call `say` and `listen` at their own address, as JSON-RPC methods or as MCP tools with the same parameters.
+Clients call `add_turn` and `fail_participant` at `/rpc`.
 """
 
 from typing import Annotated, Any, Literal
@@ -69,7 +69,7 @@ class Listen(
 
 
 class AddTurn(Method, result=Literal[True]):
-    """Record a turn of a model that plays a participant: what it used, and why its answer was discarded, if it was."""
+    """Record a turn of a model that plays a participant, with its token counts, and the reason if it was discarded."""
 
     session_id: SessionId
     participant: ParticipantName
@@ -77,7 +77,7 @@ class AddTurn(Method, result=Literal[True]):
         default_factory=dict,
         description="Facts about the turn: model_name, prompt_tokens, completion_tokens and so on.",
     )
-    problem: str | None = Field(None, description="Why the model's answer was discarded; default: it was used.")
+    problem: str | None = Field(None, description="Why the turn was discarded; default: it was used.")
     call_id: CallId
 
     async def handle(self, caller: Caller, app: App) -> bool:

@@ -1,8 +1,8 @@
-"""Result and record types of participants. Types only, as in `server/toolpack_server/protocol/results.py`."""
+"""Result and record types of participants. The module has only types, as `protocol/results.py`."""
 
 from typing import Any, Literal, NotRequired
 
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic rejects the TypedDict of typing
 
 from toolpack_server.protocol.results import AddressPaths
 
@@ -18,7 +18,7 @@ class SessionParticipants(TypedDict):
 
 
 class HeardMessage(TypedDict):
-    """A message that a participant sent or received. `index` counts only its own messages."""
+    """A message that a participant sent or received. `index` counts only the messages that this participant sees."""
 
     index: int
     by: str
@@ -27,14 +27,14 @@ class HeardMessage(TypedDict):
 
 
 class HeardMessages(TypedDict):
-    """The messages after the given one. `done` is true if the session has ended and these are the last messages."""
+    """The messages after the index `after`. `done` is true if the session has ended and these are the last messages."""
 
     messages: list[HeardMessage]
     done: bool
 
 
 class TurnRecord(TypedDict):
-    """The record of a turn of a model that plays a participant. `problem` says why its answer was discarded."""
+    """The record of a turn of a model that plays a participant. `problem` says why the turn was discarded."""
 
     index: int
     kind: Literal["turn"]

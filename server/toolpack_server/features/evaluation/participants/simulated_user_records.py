@@ -1,7 +1,7 @@
-"""Records of a simulated user: turns of the model that plays a participant, and the failure of a participant.
+"""Records of a simulated user: the turns of the model that plays it, and its failure.
 
-Only a client can add them, never the evaluated agent: a failure ends the session for all participants and makes its
-verdicts invalid. Neither record changes an environment.
+Only a client can add these records. The evaluated agent must not, because a failure ends the session for all
+participants and makes its verdicts invalid. The records change no environment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class _ParticipantOperation(RecordOperation):
     """Adds a record about a participant.
 
     Args:
-        members: The members of the record, without those that all records have.
+        members: The record's own members. Members that all records have, such as `index`, are added later.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TurnKind(_ParticipantKind):
 
 
 class FailureKind(_ParticipantKind):
-    """The record of a failure. A fork doesn't inherit it, so it can continue."""
+    """The record of a failure. A fork doesn't inherit the failure, so the fork can continue."""
 
     name = "failure"
     shape = FailureRecord

@@ -1,6 +1,6 @@
-"""Appearance of functions to an agent while rules apply: hidden, renamed and redescribed functions.
+"""Appearance of a session's functions to its agent: rules may hide, rename or redescribe functions.
 
-Pure functions. Only names and descriptions change; a call runs the real function.
+Only the agent's list changes; a call still runs the real function. All functions here are pure.
 """
 
 import copy
@@ -14,21 +14,21 @@ from toolpack_server.packs.formats import parameters_schema
 from toolpack_server.packs.names import without_dots
 from toolpack_server.packs.pack_function import PackFunction
 
-MAX_TEXT = 2**16  # characters of a text after renaming; a text that was longer before may keep its length
+MAX_TEXT = 2**16  # max characters of a text after renaming, unless the text was longer before
 
 
 class Appearance:
     """The functions of a session as its agent sees them.
 
     Args:
-        rules: The rules on lists of functions that apply.
-        functions_by_rule: The functions that each rule affects, by name of the rule.
-        functions: All functions of the session.
+        rules: The rules on lists of functions that apply now.
+        functions_by_rule: The names of the functions that each rule affects, by name of the rule.
+        functions: The names of all functions of the session.
 
     Attributes:
-        hidden: The rule that hides a function, by name of the function.
-        offered: The functions that aren't hidden.
-        names: The new name of a renamed function and the rule that renames it, by its real name.
+        hidden: The name of the rule that hides a function, by name of the function.
+        offered: The names of the functions that aren't hidden.
+        names: For each renamed function, by its real name: the new name, and the name of the rule.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Appearance:
                     new = f"tool_{numbers[name]}" if rule.value is True else rule.value.get(name)
                     if new is not None:
                         self.names[name] = new, rule.name
-        alternatives = "|".join(map(re.escape, sorted(self.names, reverse=True)))  # longer names before their prefixes
+        # Reverse order puts a name before its prefixes, because the first alternative that matches wins.
+        alternatives = "|".join(map(re.escape, sorted(self.names, reverse=True)))
         self._names = re.compile(rf"(?<![\w.])(?:{alternatives or '(?!)'})(?!\w)")
         self._real_names = {new: real for real, (name, _) in self.names.items() for new in (name, without_dots(name))}
 
@@ -83,9 +84,10 @@ class Appearance:
         return self.names[function][1] if function in self.names else None
 
     def rename_in(self, text: str) -> tuple[str, list[str]]:
-        """Replace real names in a text by new ones. Return the text, cut if it grew too long, and the rules applied.
+        """Replace the real names of functions in a text by their new names.
 
-        The text is searched once, because a new name may be the real name of another function.
+        Return the text, cut if it grew longer than `MAX_TEXT`, and the names of the rules that changed it. All names
+        are replaced in one pass, because a new name may be the real name of another function.
         """
         rules: dict[str, None] = {}
         pieces: list[str] = []
@@ -101,12 +103,18 @@ class Appearance:
         return "".join([*pieces, text[end:]]), [*rules]
 
     def real_name(self, name: str) -> str | None:
-        """Return the real name for a name that an agent sent, or None if the name was replaced by a new one."""
+        """Return the real name for a name that an agent sent.
+
+        Return None for the old name of a renamed function, and an unknown name unchanged.
+        """
         return self._real_names.get(name, None if name in self.names else name)
 
 
 class _DescribedFunction:
-    """A function with another name, description or parameter schema, for lists only."""
+    """A function with another name, description or parameter schema, for the agent's list only.
+
+    It replaces `PackFunction.function`, so it has the attributes that formats of lists read.
+    """
 
     def __init__(self, function: PackFunction, name: str, description: str, forgotten: set[str]) -> None:
         self.name = name
@@ -134,6 +142,7 @@ class _DescribedFunction:
 
 
 def _strip_schema(schema: dict[str, Any], forgotten: set[str]) -> dict[str, Any]:
+    """Remove from a parameter schema what a `forget` rule names, in place."""
     if "required" in forgotten:
         schema.pop("required", None)
     for parameter in schema.get("properties", {}).values():

@@ -1,6 +1,6 @@
-"""Record kind of calls whose agent may have got another answer than the real one.
+"""Record kind of calls that perturbation rules may have changed.
 
-The record has what really happened. Its member `perturbed` has what the agent sent and got, where that differs.
+The record shows the real call. Its member `perturbed.agent` has the members that the agent sent or got differently.
 """
 
 from typing_extensions import override
@@ -11,7 +11,7 @@ from toolpack_server.sessions.record_kinds import Shown
 
 
 def agent_view(shown: Shown) -> Shown:
-    """Return the record of a call with what its agent sent and got."""
+    """Return a call's record as its agent saw it: with the function, arguments and answer of the agent's view."""
     return {**shown, **shown["perturbed"]["agent"]} if "perturbed" in shown else shown
 
 
@@ -20,7 +20,7 @@ class PerturbedCallKind(CallKind):
     def check(self, shown: Shown) -> None:
         super().check(shown)
         if "perturbed" in shown and not shown["perturbed"]["agent"].keys() <= AgentView.__annotations__.keys():
-            raise ValueError("`perturbed.agent` has a member that no call has")
+            raise ValueError("`perturbed.agent` has an unknown member")
 
     @override
     def heard(self, shown: Shown) -> Shown:

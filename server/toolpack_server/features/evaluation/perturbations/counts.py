@@ -1,7 +1,7 @@
-"""Counts of the agent's calls on a session's path. The rules' `calls` and `after` refer to them.
+"""Counts of the agent's calls on a session's path, for the conditions `calls` and `after` of rules.
 
-Each record of a session with rules stores the counts up to it, so the last record is enough. If a fork has rules but
-its parent has none, the counts are computed from the records of the path.
+Each record of a session with rules stores the counts up to that record, so the last record is enough. If a fork has
+rules but its parent has none, the counts are computed from the records of the path.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from toolpack_server.sessions.recipes import details_of
 from toolpack_server.sessions.record_kinds import RecordKind, RecordKinds, Shown
 from toolpack_server.stores.base import Head, StoredSession
 
-NAME = "perturbations"  # name of the parameter, and of the rules among the details of a session
-COUNTS = "counts"  # name of a fork's initial counts among its details
-UNKNOWN = ""  # stands for all functions that don't exist in the session
+NAME = "perturbations"  # name of the request's parameter, and key of the rules in a session's details
+COUNTS = "counts"  # key of the initial counts in a fork's details, and of the counts in a record's private data
+UNKNOWN = ""  # counts calls of functions that don't exist in the session
 
 
 class Counts(NamedTuple):
-    """The agent's calls on a path."""
+    """Counts of the agent's calls on a path."""
 
     calls: Mapping[str, int] = {}  # number of calls, by function
     delay: float = 0.0  # seconds that rules have added to the session's clock
@@ -51,7 +51,7 @@ def counts_at(session: StoredSession, last: int, paths: Paths) -> Counts:
     """Return the stored counts of a session with rules.
 
     Args:
-        last: The index of the last record to count; -1: only the counts that a fork has inherited.
+        last: The index of the last record to count. -1: before the first record, so only a fork has counts.
     """
     if last < 0:
         return Counts.read(details_of(session).get(COUNTS))
@@ -61,7 +61,7 @@ def counts_at(session: StoredSession, last: int, paths: Paths) -> Counts:
 def counts_at_fork(
     parent: StoredSession, head: Head, version: int, paths: Paths, kinds: RecordKinds, functions: Functions
 ) -> Counts:
-    """Return the counts on the path of the parent's version that is forked."""
+    """Return a fork's initial counts: those on the path up to the parent's version that is forked."""
     if NAME in details_of(parent):
         return counts_at(parent, paths.end(parent.id, version, head.index), paths)
     counts = Counts()

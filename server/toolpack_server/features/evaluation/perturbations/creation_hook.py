@@ -1,7 +1,7 @@
-"""Rules of a new session: those of a variant of its task, followed by those of the request.
+"""Creation hook that collects the perturbation rules of a new session: the task variant's, then the request's.
 
-The session stores all its rules, so that a later change of the task's code doesn't affect it. Rules that can't be used
-are refused before anything is stored.
+The session stores its rules, so that a later change of the task's code doesn't affect the session. Rules that can't be
+used are refused before anything is stored.
 """
 
 import operator
@@ -25,7 +25,10 @@ from toolpack_server.sessions.recipes import Recipe, details_of
 from toolpack_server.stores.base import Head, StoredSession
 
 _is_none = partial(operator.is_, None)
-"""Session ids derive from requests, so a request without perturbations must serialise as before they existed."""
+"""Excludes `perturbations` from a request without rules.
+
+Session ids are derived from serialised requests, so such a request must look as it did before the parameter existed.
+"""
 
 
 class PerturbationParameters(Parameters):
@@ -39,7 +42,7 @@ class PerturbationParameters(Parameters):
 class ForkPerturbations(Parameters):
     perturbations: Perturbations | None = Field(
         None,
-        description="Rules for the forks; default: the parent's rules. An object without rules: none.",
+        description="Rules for the forks; default: the parent's rules. An object without rules removes them.",
         exclude_if=_is_none,
     )
 
@@ -95,10 +98,10 @@ class PerturbationCreationHook(CreationHook):
         *,
         resolved: bool = False,
     ) -> Perturbations:
-        """Return perturbations whose rules include those of their variant.
+        """Check perturbations, and return them with the rules of their variant added.
 
         Args:
-            resolved: `perturbations` already includes the rules of its variant.
+            resolved: `perturbations` already includes the rules of the variant, as in a bundle.
 
         Raises:
             InvalidParamsError: The rules can't be used in this session.
@@ -119,7 +122,8 @@ class PerturbationCreationHook(CreationHook):
     def _variant(self, name: str | None, variant: str) -> Sequence[Mapping[str, Any]]:
         if name is None:
             raise InvalidParamsError(
-                "A variant belongs to a task, and the session has none: create the session with a task, or give rules."
+                "A variant belongs to a task, but the session has no task: create the session with a task, or give "
+                "rules."
             )
         variants = find_task(self._catalog, name)[1].variants
         if variant not in variants:

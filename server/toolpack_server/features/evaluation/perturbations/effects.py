@@ -1,8 +1,8 @@
-"""Effects of rules on a result, a JSON value.
+"""Effects of perturbation rules on the result of a call, a JSON value.
 
-Pure functions. An effect returns a new value, or the same one if nothing in it changes. Random numbers are drawn for
-each location in the result, keyed by its JSON Pointer. An effect that can multiply the size checks it before it
-builds the new value.
+All functions here are pure: an effect returns a new value. Each location in the result has its own random number,
+derived from its JSON Pointer, so a change of one location doesn't affect the others. An effect that can multiply the
+size of a result checks the size before it builds the new value.
 """
 
 import hashlib
@@ -19,19 +19,20 @@ from toolpack_server.jsonio.strict import dumps
 FIXED_IN_CONTENT = frozenset({"type", "data", "blob", "mimeType", "uri"})
 """Members of MCP's content blocks that define the block's type and data. Effects never change them."""
 
-MAX_DIGITS = 10  # of a list index in a JSON Pointer
+MAX_DIGITS = 10  # a list index in a JSON Pointer has fewer digits
 
 _REMOVED = object()
-_END = ""  # key in a `PointerTree` where a pointer ends; the other keys begin with "/"
+_END = ""  # key of a `PointerTree` that marks the end of a pointer; all other keys begin with "/"
 
 PointerTree = Mapping[str, Any]
-"""JSON Pointers as a tree: each key is a step, each value the tree of the steps after it."""
+"""JSON Pointers as nested dicts. Each key is a step of a pointer, such as `/items`; each value has the next steps."""
 
 
 class KeyedRandom:
-    """Deterministic random numbers in [0, 1) for the locations in a result, the same as `rules.draw` returns.
+    """Deterministic random numbers in [0, 1) for the locations in a result.
 
-    The hash of a location extends that of its parent, so the cost doesn't depend on the pointer's length.
+    A location's number equals `rules.draw(*key, pointer)`. The hash of a location extends the hash of its parent, so
+    the cost doesn't depend on the pointer's length.
     """
 
     __slots__ = ("_hash",)
@@ -45,7 +46,11 @@ class KeyedRandom:
         return cls(hashlib.blake2b(dumps([*key, ""])[:-2], digest_size=8))
 
     def within(self, step: str) -> "KeyedRandom":
-        """Return the random source for a child, `step` of the JSON Pointer below this location."""
+        """Return the random source for a child of this location.
+
+        Args:
+            step: The last step of the child's JSON Pointer, such as `/items`.
+        """
         child = self._hash.copy()
         child.update(dumps(step)[1:-1])
         return KeyedRandom(child)
@@ -66,7 +71,8 @@ def apply_effect(rule: Rule, result: Any, random: KeyedRandom, max_bytes: int, *
         content: The result is a list of MCP's content blocks.
 
     Raises:
-        TooLargeError: The new result would be much larger than `max_bytes`. The caller must check the exact size.
+        TooLargeError: The new result would be much larger than `max_bytes`. A result that is a little larger isn't
+            noticed here, so the caller must check the exact size.
     """
     value = rule.value
     fixed = FIXED_IN_CONTENT if content else frozenset()
@@ -95,7 +101,7 @@ def too_large_error(max_bytes: int) -> TooLargeError:
 
 
 def _map_texts(value: Any, change: Callable[[str], str], fixed: frozenset[str]) -> Any:
-    """Apply a function to each string, in order."""
+    """Return a JSON value with a function applied to each string, in order. Members named in `fixed` stay."""
     if isinstance(value, dict):
         return {name: member if name in fixed else _map_texts(member, change, fixed) for name, member in value.items()}
     if isinstance(value, list):
@@ -124,6 +130,7 @@ def _append(result: Any, value: Any, fixed: frozenset[str]) -> Any:
     if isinstance(value, dict):
         return _append_at(result, value["at"].split("/")[1:], value["text"], fixed)
     lengths: list[int] = []
+    # The same traversal runs twice: it collects the lengths of all strings, then it changes the longest string.
     _map_texts(result, lambda text: lengths.append(len(text)) or text, fixed)  # type: ignore[func-returns-value]
     if not lengths:
         return result
@@ -158,7 +165,7 @@ def _truncate(value: Any, texts: int | None, items: int | None, fixed: frozenset
 
 
 def _pointer_tree(names: Sequence[str]) -> PointerTree:
-    """Build the tree of the JSON Pointers among the names."""
+    """Return the names that are JSON Pointers as a tree. Other names, without a leading slash, are ignored."""
     tree: dict[str, Any] = {}
     for pointer in names:
         if pointer.startswith("/"):
@@ -170,7 +177,7 @@ def _pointer_tree(names: Sequence[str]) -> PointerTree:
 
 
 def _remove(value: Any, names: frozenset[str], tree: PointerTree, replacement: Any, fixed: frozenset[str]) -> Any:
-    """Remove or replace the members of objects that have one of the names, or that a pointer refers to."""
+    """Remove or replace members of objects: each member with one of the names or at a pointer of the tree."""
     if isinstance(value, list):
         return [
             _remove(item, names, tree.get(f"/{index}", {}) if tree else tree, replacement, fixed)
@@ -178,14 +185,14 @@ def _remove(value: Any, names: frozenset[str], tree: PointerTree, replacement: A
         ]
     if not isinstance(value, dict):
         return value
-    kept = {}
+    members = {}
     for name, member in value.items():
         subtree: PointerTree = tree.get("/" + jsonpointer.escape(name), {}) if tree else tree
         chosen = name not in fixed and (name in names or _END in subtree)
         new = replacement if chosen else _remove(member, names, subtree, replacement, fixed)
         if new is not _REMOVED:
-            kept[name] = new
-    return kept
+            members[name] = new
+    return members
 
 
 def _remove_share(value: Any, share: float, random: KeyedRandom, replacement: Any, fixed: frozenset[str]) -> Any:
@@ -197,14 +204,14 @@ def _remove_share(value: Any, share: float, random: KeyedRandom, replacement: An
         ]
     if not isinstance(value, dict):
         return value
-    kept = {}
+    members = {}
     for name, member in value.items():
         child = random.within("/" + jsonpointer.escape(name))
         chosen = name not in fixed and child.number() < share
         new = replacement if chosen else _remove_share(member, share, child, replacement, fixed)
         if new is not _REMOVED:
-            kept[name] = new
-    return kept
+            members[name] = new
+    return members
 
 
 def _is_container(value: Any) -> bool:
@@ -217,7 +224,7 @@ def _corrupt(value: Any, share: float, random: KeyedRandom, fixed: frozenset[str
     Args:
         share: The share of wrong values, from 0 to 1.
         random: The random source for the location of the value.
-        fixed: Names of members whose values stay right.
+        fixed: The names of members that never change.
     """
     if isinstance(value, dict):
         return {
@@ -245,7 +252,7 @@ def _wrong_value(leaf: Any, number: float) -> Any:
 
 
 def _shift_letters(text: str, by: int) -> Iterator[str]:
-    """Yield a text with its ASCII letters and digits shifted, or with a "?" appended if it has none."""
+    """Yield the characters of a text with ASCII letters and digits shifted. Append "?" if the text has none."""
     changed = False
     for letter in text:
         for first, count in (("0", 10), ("a", 26), ("A", 26)):

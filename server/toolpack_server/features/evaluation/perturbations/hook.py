@@ -1,8 +1,7 @@
-"""Operation hook that applies a session's rules to the calls of its agent.
+"""Operation hook that applies a session's perturbation rules to the calls of its agent.
 
-Rules can answer a call without running the function, run it on a copy of the environments, or change only the answer
-that the agent gets. They never change what a function does. The record has what really happened, and beside it the
-agent's view.
+A rule can answer a call without running the function, run it without committing its changes, or change the answer. A
+function that runs always runs unchanged. The record shows the real call and, in `perturbed`, the agent's view.
 """
 
 import hashlib
@@ -40,37 +39,37 @@ from toolpack_server.sessions.recipes import Recipe, details_of
 from toolpack_server.sessions.records import cut_arguments
 from toolpack_server.stores.base import Head, StoredSession
 
-MAX_CACHED = 1000  # rules and function lists of sessions
-MAX_RECENT = 100  # answers in memory for `stale` rules, of each session; more than the calls of one commit
+MAX_CACHED = 1000  # max cache entries: parsed rules, and names of functions
+MAX_RECENT = 100  # max answers in `_Memo.recent`; must exceed the calls of one commit
 
 _TYPED = re.compile(r"([A-Za-z_][\w.]*): (.*)", re.DOTALL)
 
 
 class _AnswerIndex:
-    """Index of the agent's latest answers on a session's path.
+    """Index of the agent's latest answers on a session's path, for `stale` rules, which repeat an earlier answer.
 
-    It covers the records that were read so far, and a reset starts a new one. Entries only move forward, so a cancelled
-    operation that is still reading does no harm.
+    It covers the first `count` records of the path. A cancelled operation may still be adding records; this does no
+    harm, because `count` and the positions never decrease. A reset starts a new index.
     """
 
     def __init__(self) -> None:
-        self.count = 0  # of records that were read
-        self.positions: dict[bytes, int] = {}  # position of the record on the path, by digest of the call
+        self.count = 0  # number of records that were read
+        self.positions: dict[bytes, int] = {}  # position of the latest answer on the path, by digest of the call
 
 
 class _Memo(NamedTuple):
-    """In-memory state of a session as of its last record."""
+    """Data of this hook for a session, in memory, valid after the session's last record."""
 
     counts: Counts
     answers: _AnswerIndex
-    recent: Mapping[bytes, bytes] = {}  # the agent's latest answers, by call; some may not be committed yet
+    recent: Mapping[bytes, bytes] = {}  # latest answers by call, because records that aren't committed can't be read
 
 
 class _MatchedRules(NamedTuple):
-    """Result of `before`, for use in `after`."""
+    """The rules that apply to a call, as `before` found them. `after` applies those on the answer."""
 
     decision: Decision
-    run: bool  # whether the function is run
+    run: bool  # whether the function runs
     start_clock: StartClock
     sent: CallRequest | None = None  # the agent's request, if it used new names of functions
     appearance: Appearance | None = None
@@ -104,7 +103,7 @@ class PerturbationHook(OperationHook):
     # Lists of functions
 
     def view(self, session: StoredSession, head: Head) -> View:
-        """Return how functions appear to the agent of a session that has rules."""
+        """Return the agent's view of the functions, in a session for which `concerns` is true."""
         rules = self._rules(session)
         appearance = rules.appearance(counts_at(session, head.index, self._paths).calls)
         return View(list if appearance is None else appearance.apply, lasts=not rules.changes_lists)
@@ -131,7 +130,7 @@ class PerturbationHook(OperationHook):
         rules, sent = self._rules(state.session), operation.request
         appearance, names = rules.appearance(memo.counts.calls), list[str]()
         hidden = self._hide(operation, appearance) if appearance is not None and appearance.hidden else []
-        if appearance is not None and appearance.names:  # hidden functions are unknown names by now
+        if appearance is not None and appearance.names:  # `_hide` came first, so hidden functions are unknown here
             names, refused = self._translate(operation, appearance)
             if refused is not None:
                 operation.outcome = refused
@@ -146,9 +145,10 @@ class PerturbationHook(OperationHook):
 
     @staticmethod
     def _translate(operation: CallOperation, appearance: Appearance) -> tuple[list[str], Outcome | None]:
-        """Retarget the call to the real functions. Return the rules that renamed them, and the refusal or None.
+        """Replace new names of functions in a call by the real names.
 
-        The call is refused if a name doesn't exist. The error lists only names that the agent knows.
+        Return the names of the rules that renamed the functions, and None. If the call has an unknown name, return the
+        error as the call's outcome instead of None. The error lists only names that the agent can see.
         """
         plan, request = operation.plan, operation.request
         functions = {name: function.name for name, function in plan.runtime.functions.items()}
@@ -172,7 +172,10 @@ class PerturbationHook(OperationHook):
 
     @staticmethod
     def _hide(operation: CallOperation, appearance: Appearance) -> list[str]:
-        """Remove hidden functions from the call's runtime. Return the rule that hides a called function, if any."""
+        """Remove hidden functions from the call's runtime, so that the call can't find them.
+
+        Return the name of the rule that hides the first called function that is hidden, as a list of at most one name.
+        """
         plan = operation.plan
         called = [
             plan.runtime.functions.get(name) for name in (*(nested.function for nested in plan.nested), plan.function)
@@ -182,6 +185,7 @@ class PerturbationHook(OperationHook):
         return [appearance.hidden[f.name] for f in called if f and f.name in appearance.hidden][:1]
 
     def _calls(self, operation: CallOperation, state: SessionState) -> list[Call]:
+        """Return the nested calls of a call and the call itself, in order of execution."""
         plan, names = operation.plan, self._functions(Recipe.of(state.session).toolpacks).names
         nested = ((call.function, call.arguments) for call in plan.nested)
         sent = [*nested, (plan.function, operation.request.kwargs)]
@@ -198,7 +202,10 @@ class PerturbationHook(OperationHook):
         return self._answer(state, call) is not None
 
     def _answer(self, state: SessionState, call: Call) -> bytes | None:
-        """Return the agent's latest successful answer to the same call as JSON, or None if there is no complete one."""
+        """Return the agent's latest successful answer to the same call as JSON.
+
+        Return None if the agent has got no such answer, or if the answer was cut in its record.
+        """
         key, memo = dumps(call, sort_keys=True), self._memo(state)
         if key in memo.recent:
             return memo.recent[key]
@@ -210,7 +217,7 @@ class PerturbationHook(OperationHook):
         return dumps(agent_view(loads(line))["result"])
 
     def _extend_index(self, state: SessionState, index: _AnswerIndex) -> None:
-        """Add the records that are new on the path."""
+        """Add the records of the path that the index doesn't cover yet."""
         names = self._functions(Recipe.of(state.session).toolpacks).names
         lines = self._paths.lines(state.session, state.version, index.count)
         for position, (_, line) in enumerate(lines, index.count):
@@ -229,7 +236,7 @@ class PerturbationHook(OperationHook):
         shown, memo = change.members or {}, self._memo(state)
         kind = self._kinds[operation.record_kind]
         back_to = kind.goes_back_to(shown)
-        if back_to is not None:  # a reset restores the calls, but not the clock
+        if back_to is not None:  # a reset restores the counts of calls, but the session's clock never goes back
             last = self._paths.end(state.session.id, back_to, state.index)
             memo = _Memo(counts_at(state.session, last, self._paths)._replace(delay=memo.counts.delay), _AnswerIndex())
         else:
@@ -243,7 +250,7 @@ class PerturbationHook(OperationHook):
         change.private[COUNTS], change.hook_state[self] = memo.counts.to_json(), memo
 
     def _perturb(self, matched: _MatchedRules, plan: Plan, state: SessionState, change: Effect) -> None:
-        """Replace the agent's answer, and add `perturbed` to the record."""
+        """Replace the agent's answer as the rules say, and add `perturbed` to the record if a rule had an effect."""
         decision, real = matched.decision, change.answer
         names, answer = [*decision.applied], real
         phantom = matched.run and real.failure is None and not plan.read_only and decision.phantom
@@ -253,7 +260,7 @@ class PerturbationHook(OperationHook):
             answer = replace(real, result=None, failure=_failure(decision.lost.value))
             names.append(decision.lost.name)
         elif matched.run and real.failure is None:
-            if plan.compares and decision.results:  # the deadline clock of such a call wasn't started before
+            if plan.compares and decision.results:  # the read-only check has replaced the call's deadline by its own
                 matched.start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
             answer, result_rules = self._apply_result_rules(decision, real, self._rules(state.session).seed)
             names += result_rules
@@ -272,9 +279,9 @@ class PerturbationHook(OperationHook):
             change.private["content"] = answer.content
 
     def _agent_view(self, matched: _MatchedRules, real: Outcome, answer: Outcome) -> dict[str, Any]:
-        """Return what the agent sent and got, for the members that differ from the real call.
+        """Return the members of the call that the agent sent or got differently.
 
-        `function` is there if any name in the call was a new one.
+        `function` is included if the agent used a new name for the function or for one in a nested call.
         """
         max_bytes, view = self._context.settings.max_record_bytes, dict[str, Any]()
         if matched.sent is not None:
@@ -288,9 +295,9 @@ class PerturbationHook(OperationHook):
         return view
 
     def _apply_result_rules(self, decision: Decision, outcome: Outcome, seed: str) -> tuple[Outcome, list[str]]:
-        """Apply the rules on results. Return the new outcome and the rules that changed it.
+        """Apply the rules on results. Return the new outcome, and the names of the rules that changed it.
 
-        If a rule makes the result too large, the outcome is a failure. The call's deadline includes this computation.
+        If a rule makes the result too large, the outcome is a failure. The deadline of the call can interrupt this.
         """
         names: list[str] = []
         if not decision.results:
@@ -326,12 +333,12 @@ class PerturbationHook(OperationHook):
         if answer.failure is not None or answer.result is None or not self._rules(state.session).may_be_stale:
             return memo.recent
         if max(len(answer.result), len(operation.request.sent)) > self._context.settings.max_record_bytes:
-            return memo.recent  # the record is cut, too
+            return memo.recent  # as in `_extend_index`, an answer that is cut in its record doesn't count
         name, _ = self._calls(operation, state)[-1]
-        # `sent` and not `kwargs`: the function may have changed these.
+        # The key comes from `sent`, because the function may have changed the objects in `kwargs`.
         key = dumps((name, loads(operation.request.sent)), sort_keys=True)
-        kept = [entry for entry in memo.recent.items() if entry[0] != key][1 - MAX_RECENT :]
-        return dict([*kept, (key, answer.result)])
+        others = [entry for entry in memo.recent.items() if entry[0] != key][1 - MAX_RECENT :]
+        return dict([*others, (key, answer.result)])
 
 
 def _with_real_names(kwargs: Mapping[str, Any], appearance: Appearance | None) -> dict[str, Any]:
@@ -348,7 +355,10 @@ def _with_real_name(value: Any, appearance: Appearance | None) -> Any:
 
 
 def _rename_in_failure(outcome: Outcome, appearance: Appearance) -> tuple[Outcome, list[str]]:
-    """Replace real names of functions in a failure's message. Return the outcome and the rules applied."""
+    """Replace real names of functions in a failure's message by new names.
+
+    Return the outcome, and the names of the rules that renamed the functions.
+    """
     failure = outcome.failure
     if failure is None:
         return outcome, []

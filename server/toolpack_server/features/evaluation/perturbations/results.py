@@ -1,9 +1,9 @@
-"""Types of the members that perturbations add to results. Types only, as in `protocol/results.py`."""
+"""Types of the members that perturbations add to results. The module has only types, as `protocol/results.py`."""
 
 from typing import NotRequired
 
 from pydantic import ConfigDict, with_config
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic rejects the TypedDict of typing
 
 from toolpack_server.protocol.results import Json
 
@@ -12,7 +12,7 @@ from toolpack_server.protocol.results import Json
 class Perturbations(TypedDict):
     """Rules that inject faults and texts into the calls of a session's agent.
 
-    `variant` names a set of rules of the session's task; they come before `rules`. In the description of a session,
+    `variant` names a variant of the session's task. Its rules come before `rules`. In the description of a session,
     `rules` includes the rules of the variant. `seed` is the seed of random numbers.
     """
 
@@ -28,7 +28,7 @@ class SessionPerturbations(TypedDict):
 
 
 class AgentView(TypedDict):
-    """The members of a call as the agent sent and got them, where they differ from the real ones."""
+    """The members of a call that the agent sent or got differently from the real call."""
 
     function: NotRequired[str]
     kwargs: NotRequired[dict[str, Json]]
@@ -37,10 +37,10 @@ class AgentView(TypedDict):
 
 
 class Perturbed(TypedDict):
-    """The rules that changed a call, whether the call took effect, and the agent's view.
+    """The perturbation of a call: `rules` changed the call, and `agent` has the agent's view.
 
-    The other members of the record show what really happened. `phantom` is true if the function ran on a copy of the
-    environments: the record has its result, and nothing was committed.
+    The other members of the record show the real call. `phantom` is true if the function ran, but
+    its changes weren't committed. `run` is false then, and if the function didn't run.
     """
 
     rules: list[str]

@@ -1,6 +1,6 @@
-"""Rules of one session: which rules apply to a call, and how functions appear to the agent.
+"""Perturbation rules of one session: which rules apply to a call, and how functions appear to the agent.
 
-Pure functions. Values that depend only on the rules and the session's functions are computed once.
+All functions here are pure. Values that depend only on the rules and the session's functions are computed once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from toolpack_server.features.evaluation.rules import INSTEAD, OF_LISTS, OF_NEST
 from toolpack_server.packs.names import without_dots
 from toolpack_server.packs.pack_function import PackFunction
 
-MAX_APPEARANCES = 100  # cached for each session's rules
+MAX_APPEARANCES = 100  # max cached appearances for each `SessionRules`
 
 Call = tuple[str, Mapping[str, Any]]
 """The function's name in the session, and the arguments."""
@@ -22,11 +22,11 @@ class Functions:
     """The functions of a session.
 
     Args:
-        functions: The functions by all names that a call may use.
+        functions: The functions, by each name that a call may use.
 
     Attributes:
-        names: The function's name in the session, by all names that a call may use.
-        spellings: All names that a rule may use for a function, by its name in the session.
+        names: The name of each function in the session, by each name that a call may use.
+        spellings: All names that a rule may use for a function, by the function's name in the session.
     """
 
     def __init__(self, functions: Mapping[str, PackFunction]) -> None:
@@ -47,11 +47,12 @@ class Decision(NamedTuple):
 
     Attributes:
         applied: The names of the rules that take effect before the call runs.
-        replacement: The rule that answers the call, so that the function isn't run.
-        lost: The rule that replaces the answer of a successful call by an error.
-        phantom: The rule by which the call's changes aren't committed.
-        results: The rules that change the result, each with the function and the number of the call.
-        delay: Seconds to add to the session's clock before the call.
+        replacement: A rule that answers the call, so the function doesn't run.
+        lost: A rule that replaces the answer of a successful call by an error.
+        phantom: A rule that keeps the call's changes from being committed.
+        results: The rules that change the result. Each has the name of the function and the number of the call, from
+            which random numbers are drawn.
+        delay: Seconds that rules add to the session's clock before the call.
     """
 
     applied: Sequence[str] = ()
@@ -63,7 +64,13 @@ class Decision(NamedTuple):
 
 
 class SessionRules:
-    """The rules of a session. `seed` is the seed of random numbers."""
+    """The rules of a session.
+
+    Attributes:
+        seed: The seed of random numbers.
+        may_be_stale: Whether a rule repeats earlier answers, so that answers must be remembered.
+        changes_lists: Whether the agent's list of functions may change between calls.
+    """
 
     def __init__(self, rules: Sequence[Rule], seed: str, functions: Functions) -> None:
         self.seed = seed
@@ -88,7 +95,7 @@ class SessionRules:
         return cls(read_rules(perturbations["rules"]), perturbations["seed"], functions)
 
     def unknown_pattern(self, rule: Rule) -> str | None:
-        """Return a pattern of a rule that matches no function of the session, or None."""
+        """Return the first pattern of a rule that matches no function of the session, or None."""
         renamed: Sequence[str] = [*rule.value] if rule.effect == "rename" and rule.value is not True else ()
         harmful = rule.harmful_functions
         for pattern in [*(rule.functions or ()), *(rule.after or ()), *harmful, *renamed]:
@@ -98,7 +105,10 @@ class SessionRules:
         return None
 
     def ambiguous_name(self) -> tuple[str, str] | None:
-        """Return a rule that gives two functions the same name, and that name; None if there is no such rule."""
+        """Return the name of a rule that gives two functions the same new name, and the new name.
+
+        Return None if no rule does so.
+        """
         for rule in self._list_rules:
             names = self._make_appearance((rule.name,)).names
             new_names = [names.get(name, (name, ""))[0] for name in self._functions]
@@ -110,12 +120,12 @@ class SessionRules:
     # Calls
 
     def decide(self, before: Mapping[str, int], calls: Sequence[Call], has_answer: Callable[[Call], bool]) -> Decision:
-        """Return the rules that apply to a call.
+        """Return the rules that apply to a call and its nested calls.
 
         Args:
             before: The number of earlier calls, by function.
             calls: The nested calls in order, then the call itself.
-            has_answer: Returns whether the same call has succeeded before.
+            has_answer: Returns whether the agent has an earlier answer to the same call, for `stale` rules.
         """
         applied: list[str] = []
         results: list[tuple[Rule, str, int]] = []
@@ -145,7 +155,7 @@ class SessionRules:
     def _call_number(
         self, rule: Rule, name: str, arguments: Mapping[str, Any], before: Mapping[str, int], counts: Mapping[str, int]
     ) -> int | None:
-        """Return the number of a call among the calls of the rule's functions, or None if the rule doesn't apply."""
+        """Return the number of a call, counted over all functions of the rule. None if the rule doesn't apply."""
         functions = self._functions_by_rule[rule.name]
         if name not in functions or not self._is_triggered(rule, before):
             return None
@@ -158,7 +168,11 @@ class SessionRules:
     # Lists
 
     def appearance(self, before: Mapping[str, int]) -> Appearance | None:
-        """Return the appearance of functions after these calls, or None if no rule changes it."""
+        """Return the appearance of functions after these calls, or None if no rule on lists applies.
+
+        Args:
+            before: The number of earlier calls, by function.
+        """
         if not self._list_rules:
             return None
         number = sum(before.values()) + 1

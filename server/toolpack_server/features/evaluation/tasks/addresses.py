@@ -1,4 +1,4 @@
-"""Permissions of the agent in a session with a task: the functions, call limit and prompt of the task."""
+"""Address hook for sessions with a task: the agent gets the functions, the call limit and the prompt of the task."""
 
 from dataclasses import replace
 
@@ -13,7 +13,10 @@ from toolpack_server.stores.base import StoredSession
 
 
 class TaskAddresses(AddressHook):
-    """Sets the agent's permissions from its task. In sessions with participants, the participants feature does it."""
+    """Sets the agent's permissions from the task.
+
+    In a session with participants, the participants feature sets them for all participants, so this hook does nothing.
+    """
 
     def __init__(self, app: App) -> None:
         self._tasks = app.feature(Tasks)

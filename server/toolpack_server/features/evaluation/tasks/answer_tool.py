@@ -1,6 +1,6 @@
-"""The tool `submit_answer`, for agents of protocols that have only tools, such as MCP.
+"""The tool `submit_answer`, for agents that use a protocol with only tools, such as MCP.
 
-It does the same as the method `submit_answer`.
+The tool does the same as the JSON-RPC method `submit_answer`.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Trajectories in the Agent Trajectory Interchange Format (ATIF), version 1.8, which Harbor and other programs read.
 
-Pure. The metadata of a message goes into the format's own members if the types match. All other metadata goes into
-`extra`, so nothing is lost and the trajectory is valid.
+The metadata of a message goes into the format's own members if the types match. All other metadata goes into `extra`,
+so the trajectory stays valid and loses no metadata. All functions here are pure.
 """
 
 import json
@@ -12,7 +12,7 @@ from toolpack_server.features.evaluation.tasks.trajectories import Message, Mess
 
 VERSION = "ATIF-v1.8"
 UNKNOWN = "unknown"
-EMPTY = "Nothing has been said or called yet."  # the only step of an empty trajectory: ATIF requires one
+EMPTY = "Nothing has been said or called yet."  # the step of an empty trajectory, because ATIF requires a step
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent"}
 _COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _LISTS: dict[str, set[type]] = {"prompt_token_ids": {int}, "completion_token_ids": {int}, "logprobs": {int, float}}
@@ -25,13 +25,13 @@ def atif(
     tools: Sequence[Mapping[str, Any]],
     extra: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return a session's trajectory.
+    """Return a session's trajectory in ATIF.
 
     Args:
         session: The result of `get_session`. Its labels `agent`, `agent_version` and `model` name the agent.
         messages: The messages of its history.
         tools: The functions, in OpenAI's format.
-        extra: Further members for `extra`.
+        extra: Further members for the trajectory's `extra`.
     """
     steps = _steps(messages, session["session_id"]) or [{"source": "system", "message": EMPTY}]
     labels = session["labels"]
@@ -53,8 +53,8 @@ def atif(
 
 def _steps(messages: Messages, session_id: str) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
-    calls: list[Mapping[str, Any]] = []  # of the last message of the assistant
-    agent_step: dict[str, Any] | None = None  # the step of that message, if it has a text
+    calls: list[Mapping[str, Any]] = []  # the calls in the last message of the assistant
+    agent_step: dict[str, Any] | None = None  # the step to which their results are added; None: create one
     for message, record in zip(messages, messages.records, strict=True):
         if message["role"] == "tool":
             if agent_step is None or _differ(agent_step, record, session_id):
@@ -89,7 +89,10 @@ def _is_copied(record: Mapping[str, Any] | None, session_id: str) -> bool:
 
 
 def _differ(step: Mapping[str, Any], record: Mapping[str, Any] | None, session_id: str) -> bool:
-    """Return whether only one of a step and a record was copied: a call of a fork after a message of its parent."""
+    """Return whether a step and a record come from different sessions, one from an ancestor and one from the fork.
+
+    A fork may call a function after a message of its parent. The call then gets a step of its own.
+    """
     return ("is_copied_context" in step) is not _is_copied(record, session_id)
 
 

@@ -1,9 +1,8 @@
 """Checks of tasks for `toolpack-server check --tasks`.
 
 Each task is checked in sessions of an in-memory service. An untouched session must not pass, unless the task has
-`nop_passes`. The solution must run without an error and pass. The checks evaluate the solved session, then the
-untouched one, and then both again. If an evaluator keeps state, the second verdicts differ, and the check reports the
-evaluator instead of the solution.
+`nop_passes`. The solution must run without an error and pass. Both sessions are evaluated twice, alternately. If the
+second verdicts differ, the evaluator isn't a pure function, so the check reports the evaluator instead of the solution.
 """
 
 import inspect
@@ -39,7 +38,7 @@ UNSTABLE = (
     "numbers, or keep state between evaluations."
 )
 _NO_ANSWER = '; it submits no answer: if the evaluator reads one, give the task answer="..."'
-_OURS = "toolpack_server."  # the source location of this package's evaluators doesn't help an author
+_OURS = "toolpack_server."  # evaluators of this package get no source location, because it doesn't help an author
 
 
 async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str] = ()) -> tuple[int, list[str]]:
@@ -91,7 +90,7 @@ def _place(task: Task) -> str:
 
 
 def _unknown_functions(catalog: Catalog, pack: Toolpack, task: Task) -> Iterator[str]:
-    """Yield a problem for each name in a task's `functions` that no function of its sessions has."""
+    """Yield a problem for each name in a task's `functions` that isn't a function of the task's sessions."""
     missing = [name for name in task.toolpacks if name not in catalog.toolpacks]
     if missing:
         yield f"it needs the toolpack {missing[0]!r}, which isn't loaded: load that toolpack, too."
@@ -99,11 +98,11 @@ def _unknown_functions(catalog: Catalog, pack: Toolpack, task: Task) -> Iterator
     functions = catalog.listed([pack.name, *task.toolpacks])
     for name in task.functions or ():
         if not any(is_offered(function, frozenset({name})) for function in functions):
-            yield f"its sessions have no function {name!r}, which its `functions` name: correct the name."
+            yield f"its `functions` has {name!r}, but its sessions have no such function: correct the name."
 
 
 class _TracebackHandler(logging.Handler):
-    """Log handler that keeps the last exception, so that its traceback can follow the problem that it caused."""
+    """Log handler that remembers the last logged exception, so that a problem can show its traceback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +114,10 @@ class _TracebackHandler(logging.Handler):
             self._error = record.exc_info[1]
 
     def take(self) -> str:
-        """Return the traceback of the last exception as indented lines, each after a line break, and forget it."""
+        """Return the traceback of the last exception as indented lines, and forget the exception.
+
+        Each line follows a line break, so that the text can be appended to a message.
+        """
         error, self._error = self._error, None
         text = traceback_text(error) if error else None
         return "".join(f"\n    {line}" for line in (text or "").splitlines())
@@ -125,7 +127,7 @@ class _Checks:
     """Checks single tasks with a service in memory."""
 
     def __init__(self, settings: Settings, catalog: Catalog) -> None:
-        self._raised_at: str | None = None  # where the last call raised
+        self._raised_at: str | None = None  # the source location at which the last call raised an exception
         self._service = Service(settings, catalog, on_call=self._store_location)
         self._request = local(self._service, Caller())
         self._catalog = catalog
@@ -137,6 +139,7 @@ class _Checks:
         return await self._request(method, params)
 
     async def problem(self, name: str, task: Task) -> str | None:
+        """Return the first problem with a task, or None."""
         if task.evaluate is None and task.solution is None:
             return "it has neither an evaluator nor a solution: give one."
         await self._try_variants(name, task)
@@ -166,14 +169,18 @@ class _Checks:
             raise click.ClickException(for_author(error)) from None
 
     async def _try_variants(self, name: str, task: Task) -> None:
-        """Create a session with each variant. This raises if a rule doesn't fit the session."""
+        """Create a session with each variant, because creation checks the rules.
+
+        Raises:
+            click.ClickException: A rule doesn't fit the session.
+        """
         for variant, rules in task.variants.items():
-            if not any("delay" in rule for rule in rules):  # a delay needs a session with a pinned clock
+            if not any("delay" in rule for rule in rules):  # `delay` needs a pinned clock, which these sessions lack
                 session = await self._send("create_session", task=name, perturbations={"variant": variant})
                 await self._send("close_session", session_id=session["session_id"])
 
     async def _solve(self, session: Session, task: Task) -> str | None:
-        """Run the solution in a session. Return a problem with it, if any."""
+        """Run the solution in a session. Return a problem with the solution, or None."""
         session_id = session["session_id"]
         solution = await self._send("get_solution", session_id=session_id)
         for call in solution["calls"]:
@@ -190,7 +197,7 @@ class _Checks:
         return None
 
     async def _run(self, session: Session, function: str, kwargs: dict[str, Any], by: str) -> Any:
-        """Run a call of a solution. In a session with participants, run it with the rights of its caller."""
+        """Run a call of a solution. In a session with participants, run it with the rights of the participant `by`."""
         params, session_id = {"function": function, "kwargs": kwargs}, session["session_id"]
         if not session.get("participants"):
             return await self._send("run_function", session_id=session_id, **params)
@@ -198,7 +205,7 @@ class _Checks:
 
 
 def _nop_problem(verdict: Verdict, task: Task) -> str | None:
-    """Return a problem with the verdict on an untouched session, if any."""
+    """Return the problem if an untouched session has an unexpected verdict, or None."""
     if verdict["passed"] and not task.nop_passes:
         return "it passes with nothing done: tighten the evaluator, or set nop_passes=True."
     if task.nop_passes and not verdict["passed"]:
@@ -207,7 +214,7 @@ def _nop_problem(verdict: Verdict, task: Task) -> str | None:
 
 
 def _solution_problem(verdict: Verdict, task: Task) -> str | None:
-    """Return a problem with the verdict on the solution, if any."""
+    """Return the problem if the solution doesn't pass, or None."""
     if verdict["passed"]:
         return None
     return f"its solution doesn't pass{_failed_check(verdict)}{'' if task.answer else _NO_ANSWER}."

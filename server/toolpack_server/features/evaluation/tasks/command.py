@@ -1,7 +1,7 @@
 """The command `toolpack-server evaluate`: evaluate sessions that have a task, and print pass rates.
 
-The report goes to standard output, progress and invalid rollouts to standard error. A rollout with an invalid verdict
-isn't counted in the report, and makes the exit status 1.
+The report goes to standard output. Progress and invalid rollouts go to standard error. The report doesn't count a
+rollout with an invalid verdict, and such a rollout makes the exit status 1.
 """
 
 import json
@@ -32,8 +32,8 @@ from toolpack_server.protocol.senders import AGENT
 GROUP = "toolpack_server.evaluate"
 """The group of entry points of `EvaluateExtra` classes."""
 
-_PAGE_SESSIONS = 25  # sessions of one request
-_SESSION_MEMBERS = {"session_id", "labels", "variant", "problem"}  # of a summary, added to its verdict
+_PAGE_SESSIONS = 25  # sessions that one request evaluates
+_SESSION_MEMBERS = {"session_id", "labels", "variant", "problem"}  # members of a summary that its verdict gets, too
 
 
 class EvaluateExtra(Protocol):
@@ -47,10 +47,13 @@ class EvaluateExtra(Protocol):
 
     @classmethod
     def begin(cls, given: dict[str, Any]) -> Self | None:
-        """Remove the extension's own options from `given`. Return an instance, or None if the options don't use it."""
+        """Remove the extension's own options from `given`. Return an instance, or None if they don't request it."""
 
     async def add(self, send: Send, summary: Mapping[str, Any]) -> None:
-        """Process the summary of a session, with its verdict. Not called for sessions that don't count."""
+        """Process the summary of an evaluated session, which has the verdict.
+
+        Sessions that don't count as rollouts are skipped.
+        """
 
     def end(self) -> None:
         """Finish after the last session."""
@@ -78,21 +81,21 @@ _EXTRAS: Sequence[type[EvaluateExtra]] = [point.load() for point in entry_points
 @click.option(
     "--participant",
     metavar="NAME",
-    help="In sessions with participants, write the trajectories of this one.  [default: agent]",
+    help="In sessions with participants, write the trajectories of this participant.  [default: agent]",
 )
 @click.option(
     "--html",
     type=click.File("w", encoding="utf-8", lazy=True),
     metavar="FILE",
-    help="Write the console's runs page to this file. It works without a server.",
+    help="Write the console's runs page to this file, which you can open without a server.",
 )
 @click.option("--record", is_flag=True, help="Store each verdict as a record of its session.")
-@click.option("--lost", is_flag=True, help="Also review the rollouts that failed, and count the calls that lost them.")
+@click.option("--lost", is_flag=True, help="Also review failed rollouts, and count at which calls they were lost.")
 @click.option(
     "--review",
     type=(str, click.File("w", encoding="utf-8", lazy=True)),
     metavar="SESSION FILE",
-    help="Write the review of this session to this HTML file, and evaluate no others.",
+    help="Only write the review of this session to this HTML file.",
 )
 def evaluate(
     labels: tuple[str, ...],
@@ -187,7 +190,7 @@ async def _evaluate(
             page.add_places(places)
     if without:
         note = (
-            f"{without} of these {len(verdicts)} have no participant {participant!r}, so the file has no line of them."
+            f"{without} of these {len(verdicts)} have no participant {participant!r}, so the file has no line for them."
         )
         echo("", note, err=True)
     _print_notes(forks, len(attacks.controls), inspections, invalid, len(verdicts))
@@ -231,7 +234,7 @@ async def _count(send: Send, labels: dict[str, str]) -> int:
 
 def _print_notes(forks: int, controls: int, inspections: int, invalid: Sequence[Mapping[str, Any]], count: int) -> None:
     if forks > controls:
-        echo("", f"{forks - controls} of these {count} are forks of others among them.", err=True)
+        echo("", f"{forks - controls} of these {count} are forks of other sessions in this list.", err=True)
     if controls:
         echo("", f"{controls} of these {count} are controls of attacked sessions, not counted elsewhere.", err=True)
     if inspections:
@@ -249,9 +252,9 @@ async def _false_answers(send: Send, verdict: dict[str, Any]) -> FalseAnswers:
 
 
 async def _write(file: IO[str], send: Send, verdict: dict[str, Any], participant: str, form: str) -> bool:
-    """Write a session's trajectory. Return whether the session has the participant.
+    """Write a session's trajectory. Return False if the session doesn't have the participant.
 
-    If the trajectory can't be read, mark the verdict as invalid.
+    If the trajectory can't be read, mark the verdict as invalid instead.
     """
     try:
         line = await _line(send, verdict, participant, form)

@@ -1,6 +1,6 @@
 """Creation hook that adds a task's toolpacks, options and participants to a new session.
 
-Values from the client take precedence over the task's.
+Options and rights in the request take precedence over those of the task.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from toolpack_server.sessions.hooks import CreationHook
 class TaskRequest(SessionRequest):
     task: str | None = Field(
         None,
-        description="A task, as toolpack/name. The session gets its toolpacks and options; the parameter `options` "
-        "overrides them, and `toolpacks` adds further ones.",
+        description="A task, as toolpack/name. The session gets the task's toolpacks and options. `options` overrides "
+        "the task's options, and `toolpacks` adds further toolpacks.",
     )
 
 
@@ -60,10 +60,10 @@ class TaskCreationHook(CreationHook):
 
 
 def _participants(request: SessionRequest, task: Task) -> dict[str, Any]:
-    """Return the `participants` parameter: the task's participants, overridden by the request's. Empty without any."""
+    """Return the parameter `participants`: the task's rights, overridden by the request's. Empty if neither has any."""
     requested = getattr(request, PARTICIPANTS, None)
     if requested is None and task.participants:
-        raise InvalidParamsError("The task has participants, but this server was started without that feature.")
+        raise InvalidParamsError("The task has participants, but this server runs without the participants feature.")
     return {PARTICIPANTS: merge_rights(task.rights(), requested or {})} if requested or task.participants else {}
 
 

@@ -1,7 +1,7 @@
-"""Evaluation of a session's stored state: run the task's evaluator or solution on copies of it.
+"""Evaluation of a session's stored state by the evaluator or the solution of a task.
 
-Pure, like `execution.call`. The verdict depends only on the stored bytes, the records and the task's name. Evaluators
-get unpickled copies, so they can't change the session. An exception of author code becomes an `EvaluationError`.
+The verdict depends only on the stored bytes, the records and the task's name. Evaluators get unpickled copies, so they
+can't change the session. An exception of author code becomes an `EvaluationError`.
 """
 
 import copy
@@ -75,18 +75,18 @@ class ReplayError(ToolpackServerError):
 
 
 class SeenRecord(NamedTuple):
-    """The part of a record in the history that an evaluator sees."""
+    """The part of a record that an evaluator sees."""
 
-    version: int | None  # of the session, after the record; None for a record of a parent
-    call: Mapping[str, Any] | None  # the members of a `RolloutCall` except index, version and parent; and `nested`
+    version: int | None  # the session's version after the record; None for a record of a parent
+    call: Mapping[str, Any] | None  # members of a `RolloutCall` (not index, version, parent), and `nested`
     message: SaidMessage | None
-    answer: str | None  # the answer of a parent doesn't count
-    event: tuple[str, str] | None = None  # the name and time of an event without a function
-    reactions: Mapping[str, float] = {}  # seconds since events to which this change is the reaction
+    answer: str | None  # None for a record of a parent, because forks don't inherit answers
+    event: tuple[str, str] | None = None  # the name and time of an event that called no function
+    reactions: Mapping[str, float] = {}  # seconds by event, if the record is the agent's first change after the event
 
 
 def seen(record: PathRecord, kinds: RecordKinds) -> SeenRecord:
-    """Return the part of a record that an evaluator sees."""
+    """Convert a record to the part of it that an evaluator sees."""
     shown, kind = record.shown, kinds[record.shown["kind"]]
     call = None
     if kind.is_call:
@@ -104,12 +104,12 @@ class Evidence:
     """The stored state of a session that an evaluator needs."""
 
     toolpacks: tuple[str, ...]
-    options: Mapping[str, Mapping[str, Any]]  # of the toolpacks, as the client or the task gave them
+    options: Mapping[str, Mapping[str, Any]]  # options by toolpack, as the client or the task gave them
     initial: Snapshot  # the environments at the beginning, before any fork
     final: Snapshot  # the environments at `version`
     version: int
     path: Sequence[SeenRecord]  # the history up to `version`
-    answer: str | None  # overrides the recorded answer
+    answer: str | None  # replaces the recorded answer; None: use the recorded one
     at: Versions  # returns the environments at another version
 
 
@@ -169,17 +169,22 @@ def solve(name: str, evidence: Evidence, context: ExecutionContext) -> TaskSolut
 
 
 async def _awaited(awaitable: Any) -> Any:
+    """Wrap any awaitable in a coroutine, as `run_coroutine` requires."""
     return await awaitable
 
 
 @contextmanager
 def _author_errors(what: str) -> Iterator[None]:
-    """Convert exceptions of author code into `EvaluationError`, and log them with their traceback."""
+    """Convert exceptions of author code to `EvaluationError`, and log them with their traceback.
+
+    Args:
+        what: The author code, for the message, such as "The evaluator of 'bank/pay'".
+    """
     try:
         yield
     except (RequestError, MissingBlobError, Interrupted):
         raise
-    except BaseException as error:  # SystemExit too
+    except BaseException as error:  # author code may also raise SystemExit
         log.warning("%s failed", what, exc_info=error)
         kind = error.kind if isinstance(error, ReplayError | RewardError) else type(error).__name__
         not_finite = isinstance(error, RewardError)
@@ -230,7 +235,7 @@ def _time(text: str) -> datetime:
 
 
 def _plain_event(index: int, version: int | None, name: str, at: str) -> RolloutCall:
-    """Return an event that calls no function."""
+    """Return an event that called no function as a `RolloutCall` without a function name."""
     return RolloutCall(index, "", {}, None, None, version, WORLD, at=_time(at), event=name)
 
 
@@ -241,7 +246,7 @@ def _calls(
     time = None if at is None else _time(at)
     outer = RolloutCall(index=index, version=version, at=time, **call)
     calls: dict[int, RolloutCall] = {}
-    for number, each in reversed([*enumerate(nested)]):  # a parent comes after its arguments
+    for number, each in reversed([*enumerate(nested)]):  # a parent comes after its arguments, so build parents first
         parent = calls[each["parent"]] if "parent" in each else outer
         own = {name: each[name] for name in ("function", "kwargs", "result", "error")}
         calls[number] = RolloutCall(index=index, version=version, by=outer.by, parent=parent, at=time, **own)
@@ -249,7 +254,7 @@ def _calls(
 
 
 class _StoredWorlds(Worlds):
-    """Unpickles environments from stored bytes. A deadline doesn't interrupt it there, only in author code."""
+    """Loads environments from stored bytes. The evaluator's deadline interrupts only author code, never the loading."""
 
     def __init__(self, evidence: Evidence, context: ExecutionContext) -> None:
         self._evidence = evidence
@@ -265,7 +270,7 @@ class _StoredWorlds(Worlds):
 
     @property
     def failed(self) -> Exception | None:
-        """The error of a database or file tree that couldn't be read."""
+        """The error of a database or file tree that couldn't be read, or None."""
         return next((volumes.failed for volumes in self._opened if volumes.failed), None)
 
     def initial(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The command `toolpack-server session export`: write the trajectory of a session in a common format.
 
-A trajectory shows what an agent saw and did. It has no verdict; `toolpack-server evaluate --trajectories` adds it.
+A trajectory has the messages and calls that an agent saw. It has no verdict; for trajectories with verdicts, use
+`toolpack-server evaluate --trajectories`.
 """
 
 import json
@@ -33,7 +34,7 @@ class ParticipantView(NamedTuple):
 
     session: Mapping[str, Any]  # the result of `get_session`
     messages: Messages
-    tools: Sequence[Mapping[str, Any]]  # in OpenAI's format
+    tools: Sequence[Mapping[str, Any]]  # the functions, in OpenAI's format
 
 
 async def participant_view(
@@ -42,7 +43,7 @@ async def participant_view(
     """Return a session as a participant saw it, or None if the session doesn't have the participant.
 
     Args:
-        task: The task whose prompt and functions the agent had. Default: the session's own.
+        task: The task that gives the prompt and the functions. Default: the session's own task.
 
     Raises:
         click.ClickException: The server answered with an error.

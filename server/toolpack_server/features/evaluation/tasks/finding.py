@@ -1,6 +1,7 @@
 """Lookup of tasks in the loaded toolpacks.
 
-The order of tasks is fixed. Each of these functions may run the loaders of toolpacks.
+All tasks have a fixed order: by toolpack, then by registration. `find_task` and `all_tasks` may run loaders of
+toolpacks, which are author code.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def find_task(catalog: Catalog, name: str) -> tuple[Toolpack, Task]:
 
 
 def all_tasks(catalog: Catalog) -> Sequence[tuple[Toolpack, Task]]:
-    """Return all tasks with their toolpacks, in their fixed order.
+    """Return all tasks with their toolpacks, in the fixed order.
 
     Raises:
         EvaluationError: The tasks of a toolpack can't be loaded.

@@ -1,6 +1,6 @@
 """JSON-RPC methods of tasks.
 
-Agents can't call the methods for evaluation, solutions and task lists; only clients of the server can.
+Only clients can call the methods for evaluations, solutions, reviews and lists of tasks. Agents can't.
 """
 
 from typing import Annotated, Literal
@@ -103,8 +103,8 @@ class SubmitAnswer(
     answer: str = Field("", description="The answer, for the evaluator.")
     call_id: Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID)] | None = Field(
         None,
-        description="Idempotency key of this answer. Without one, an equal answer is taken for a retry; with one, only "
-        "an answer with the same call_id is.",
+        description="Idempotency key of this answer: an answer with the same call_id is a retry. Without a call_id, an "
+        "equal answer is a retry.",
     )
 
     async def handle(self, caller: Caller, app: App) -> bool:
@@ -122,8 +122,8 @@ class EvaluateSession(Method, result=Verdict):
     record: bool = Field(False, description="Store the verdict as a record of the session, for list_sessions.")
     raise_on_error: bool = Field(
         True,
-        description="If no reward can be computed, answer with a JSON-RPC error; otherwise with a verdict that isn't "
-        "valid.",
+        description="If no reward can be computed, answer with a JSON-RPC error. If false, answer with an invalid "
+        "verdict.",
     )
     ends: bool = Field(
         False, description="End the agent's part with the recorded verdict, as an answer does. Requires `record`."
@@ -166,8 +166,8 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
         Field(
             None,
             max_length=64,
-            description="The `digest` of your last answer: if nothing has changed, the answer has no sessions. Send "
-            "the empty text to get a first digest.",
+            description="The `digest` of the last answer. If nothing has changed, the new answer has no sessions. Send "
+            "an empty text to get the first digest.",
         ),
     ]
     total: bool = Field(False, description="Also count all matching sessions; this reads all of them.")
@@ -181,7 +181,7 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
             raise InvalidParamsError("`record` stores the verdicts of `evaluate`: set both, or neither.")
         if self.evaluate and self.order not in BY_STORE:
             raise InvalidParamsError(
-                "`evaluate` works only with the order `id` or `-created`. To sort by another one, first evaluate with "
+                "`evaluate` works only with the order `id` or `-created`. For another order, first evaluate with "
                 "`record`, then list the sessions without `evaluate`."
             )
         newest_first = self.order == "-created"
@@ -192,11 +192,11 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
 
 
 class GetSolution(Method, result=Solution):
-    """Return a solution of the session's task, as calls in the form of run_function, and its calls not made yet."""
+    """Return a solution of the session's task as calls of run_function, and those that the session still lacks."""
 
     session_id: SessionId
     version: Version | None = Field(
-        None, description="The version up to whose history `rest` counts; default: the current one."
+        None, description="The version at which `rest` has the missing calls; default: the current one."
     )
 
     async def handle(self, caller: Caller, app: App) -> Solution:
@@ -209,8 +209,8 @@ class ReviewSession(Method, result=Review):
     session_id: SessionId
     record: bool = Field(
         False,
-        description="Store the review until the session gets a further record, and keep the fork with the winning "
-        "continuation. A stored review is returned at once.",
+        description="Store the review, and keep the fork with the winning continuation. A stored review is returned at "
+        "once, until the session gets a further record.",
     )
 
     async def handle(self, caller: Caller, app: App) -> Review:

@@ -1,6 +1,6 @@
-"""Operations that run author code of tasks, perhaps in an executor: `evaluate` and `solve`.
+"""Operations that run author code of tasks: `evaluate` and `solve`. They may run in an executor process.
 
-An executor gets the session's stored state as bytes. It gets an older version only when an evaluator reads it.
+An executor gets the session's stored state as bytes. It gets an older version only if the evaluator reads that version.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Pass rates of tasks: the share of rollouts that passed, and the estimates pass^k and pass@k.
 
-Pure. The estimators are unbiased: they average over all choices of k among the n rollouts of a task.
+Both estimates are unbiased, because they average over all choices of k rollouts among the n rollouts of a task. All
+functions here are pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from toolpack_server.base.terminal import printable
 
 
 class Rate(NamedTuple):
-    """Results of the rollouts of one task with one variant of perturbations, or without perturbations."""
+    """Results of the rollouts of one task with one variant. `variant` is None without perturbations."""
 
     task: str
     rollouts: int
@@ -21,7 +22,7 @@ class Rate(NamedTuple):
 
 
 def rates(verdicts: Iterable[Mapping[str, Any]]) -> list[Rate]:
-    """Return the rate of each task and variant. Invalid verdicts don't count."""
+    """Return a rate for each task and variant. Invalid verdicts don't count."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for verdict in verdicts:
         if verdict["valid"]:
@@ -49,9 +50,9 @@ def pass_any(rate: Rate, k: int) -> float:
 
 
 def rates_table(task_rates: Sequence[Rate]) -> str:
-    """Return a table of rates, and one of pass^k and pass@k, averaged over the tasks.
+    """Return two tables as text: the rate of each task, and pass^k and pass@k, averaged over the tasks.
 
-    k goes up to the number of rollouts of the task with the fewest.
+    The largest k is the number of rollouts that each task has at least.
     """
     rows: list[tuple[str, ...]] = [("task", "n", "passed", "mean reward")]
     rows += [(rate.task, str(rate.rollouts), str(rate.passed), f"{rate.mean_reward:.3f}") for rate in task_rates]
@@ -66,7 +67,7 @@ def rates_table(task_rates: Sequence[Rate]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as text with aligned columns: the first to the left, the others to the right."""
+    """Return rows as text with aligned columns. The first column is aligned left, all others right."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -26,10 +26,10 @@ from toolpack_server.wiring.service import all_record_kinds
 
 CONSOLE = Path(__file__).parents[3] / "console"
 ENTRY = Path(__file__).with_suffix(".js")
-# Fields that aren't shown for records other than calls.
+# For records that aren't calls: the members that the page doesn't show.
 NOT_SHOWN = {"session_id", "version", "state", "started_at", "duration_ms", "call_id"}
-MAX_LINES = 1000  # shown for one rollout
-MAX_CHARACTERS = 400  # of a value in a line
+MAX_LINES = 1000  # max lines of the trace of one rollout
+MAX_CHARACTERS = 400  # max characters of a value in a line
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(.*)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|const) (\w+))", re.MULTILINE)
@@ -50,11 +50,11 @@ _PAGE = """<!doctype html>
 <script type="module">{script}</script>
 </body>
 </html>
-"""  # noqa: E501 - a policy is one line
+"""  # noqa: E501 - the policy must be one line
 
 
 class RunsPage:
-    """Collects the data of the file and writes its text.
+    """Collects evaluated rollouts, and returns the HTML file that shows them.
 
     Args:
         send: Sends a request to the server, or to the service in this process.
@@ -73,14 +73,14 @@ class RunsPage:
         """Add a rollout and the lines of its trace."""
         try:
             path = await whole_trace(self._send, summary["session_id"], path=True)
-        except click.ClickException:  # the session was closed meanwhile or can't be read: its verdict says so
+        except click.ClickException:  # the session was closed or can't be read; the verdict shows the reason
             path = []
         lines = [*filter(None, map(self._line, path[:MAX_LINES]))]
         lines += [f"and {len(path) - MAX_LINES} more"] if len(path) > MAX_LINES else []
         self._sessions.append({**summary, "lines": lines})
 
     def add_places(self, places: Mapping[str, str]) -> None:
-        """Add where rollouts were lost, by session_id."""
+        """Add the places at which failed rollouts were lost, by session_id."""
         self._sessions = [
             {**each, "lost_at": places[each["session_id"]]} if each["session_id"] in places else each
             for each in self._sessions
@@ -90,7 +90,7 @@ class RunsPage:
         """Return the text of the file.
 
         Args:
-            verified: A sentence about the verification, if the sessions were replayed from a receipt.
+            verified: A sentence for the page about the verification, if the sessions were replayed from a receipt.
         """
         prompts = {task: await self._prompt(task) for task in sorted({session["task"] for session in self._sessions})}
         data = {
@@ -103,13 +103,13 @@ class RunsPage:
         }
         style = "".join((CONSOLE / name).read_text(encoding="utf-8") for name in ("style.css", "runs.css"))
         script = one_script(ENTRY)
-        text = printable(json.dumps(data, ensure_ascii=False)).replace("<", "\\u003c")  # nothing ends the element
+        text = printable(json.dumps(data, ensure_ascii=False)).replace("<", "\\u003c")  # no `</script>` in it
         return _PAGE.format(
             script_hash=content_hash(script), style_hash=content_hash(style), style=style, script=script, data=text
         )
 
     def _line(self, record: Mapping[str, Any]) -> str:
-        """Return a record as a line of the trace. A verdict has none; the page shows it elsewhere."""
+        """Return a record as a line of the trace. Return "" for a verdict, because the page shows it elsewhere."""
         kind = self._kinds[record["kind"]]
         if isinstance(kind, VerdictKind):
             return ""

@@ -5,7 +5,7 @@ Types only, as in `server/toolpack_server/protocol/results.py`.
 
 from typing import Literal, NotRequired
 
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic rejects the TypedDict of typing
 
 from toolpack_server.protocol.results import Json, Message, SessionOutline
 
@@ -40,9 +40,9 @@ class TaskCheck(TypedDict):
 class VerdictFailure(TypedDict):
     """The reason why a verdict is invalid, so that it doesn't count for or against the agent.
 
-    With the kinds `evaluator`, `deadline` and `world` (the stored environments can't be used), the verdict has no
-    reward. With the other two it has one. `infrastructure`: a call of the agent or an event exceeded its deadline or
-    lost its process. `participant`: another participant failed; `type` is the reason.
+    `evaluator`: the evaluator failed. `deadline`: the evaluator exceeded its deadline. `world`: the stored environments
+    can't be used. With these kinds, the verdict has no reward. `infrastructure`: a call of the agent or an event
+    exceeded its deadline or ended its process. `participant`: another participant failed; `type` is the reason.
     """
 
     kind: Literal["evaluator", "deadline", "world", "infrastructure", "participant"]
@@ -54,8 +54,8 @@ class Verdict(TypedDict):
     """The verdict on a session: its reward, and whether it passed.
 
     A verdict that isn't `valid` doesn't count for or against the agent; `failure` gives the reason. `reward` is null if
-    none could be computed. `perturbed` counts, for each perturbation rule of the session, the calls that it matched.
-    `reactions` has, for each event, the seconds from its first time to the agent's next change.
+    no reward could be computed. `perturbed` has, by perturbation rule, the number of calls that the rule changed.
+    `reactions` has, by event, the seconds from its first time to the agent's next change.
     """
 
     task: str
@@ -71,7 +71,7 @@ class Verdict(TypedDict):
 
 
 class VerdictRecord(TypedDict):
-    """Record of a verdict on the session's task. If `ends` is true, it ended the agent's part."""
+    """Record of a verdict on the session's task. If `ends` is true, the verdict ended the agent's part."""
 
     index: int
     kind: Literal["verdict"]
@@ -120,9 +120,9 @@ class TaskPage(TypedDict):
 
 
 class AgentTask(TypedDict):
-    """The task as its agent sees it. `calls` counts the calls it has used; `done` is true when its part is over.
+    """The task as the caller sees it. `calls` counts the caller's calls. `done` is true when its part is over.
 
-    In a session with participants, `name` is the agent's own name and `others` has those of the other participants.
+    In a session with participants, `name` is the caller's own name, and `others` has the names of all others.
     """
 
     prompt: NotRequired[str | list[Message]]
@@ -134,7 +134,7 @@ class AgentTask(TypedDict):
 
 
 class TaskRate(TypedDict):
-    """Number of rollouts of a task with one variant, how many passed, and their mean reward."""
+    """The number of rollouts of a task with one variant, how many of them passed, and their mean reward."""
 
     task: str
     variant: NotRequired[str]
@@ -146,10 +146,10 @@ class TaskRate(TypedDict):
 class SessionSummary(SessionOutline, SessionTask):
     """A summary of a session's own records, without those of its parent.
 
-    `records` counts them, `calls` the calls among them, and `errors` the calls that failed; `duration_ms` is the time
-    that all records took. `done` is true when the agent's part is over. `verdict` is the new one if `evaluate` was set,
-    else the recorded one; a recorded verdict no longer counts after a further record. `problem` says why the session
-    can't be evaluated, or why a record can't be read; then only the records before it are counted.
+    `records` counts the records, `calls` the calls, and `errors` the calls that failed. `duration_ms` is the time that
+    all records took. `done` is true when the agent's part is over. `verdict` is the new verdict if the request had
+    `evaluate`, else the recorded one if it is the last record. `problem` says why the session can't be evaluated, or
+    why a record can't be read; then only earlier records are counted.
     """
 
     variant: NotRequired[str]
@@ -181,8 +181,9 @@ class SessionSummaries(TypedDict):
 class SolutionCall(TypedDict):
     """A call in the form of `run_function`, and the name of the participant who makes it.
 
-    If the history has an equal call, `path_index` is its index there. If not, `similar` is the index of a call of the
-    same function with other arguments that equals no call of the solution.
+    If the session's history has an equal call, `path_index` is its index there. Otherwise `similar` is the index of a
+    call of the same function with other arguments, if the history has such a call. Each call of the history is used at
+    most once.
     """
 
     function: str
@@ -200,16 +201,17 @@ class TaskSolution(TypedDict):
 
 
 class Solution(TaskSolution):
-    """One way to do a task: the calls and the answer. `rest` has the calls that the session's history lacks."""
+    """One way to do a task. `rest` has those of its calls that the session's history lacks."""
 
     rest: list[SolutionCall]
 
 
 class ReviewedRecord(TypedDict):
-    """A call or the answer under review: the values of the steps before and after it, if they are known.
+    """A call or the answer under review. `before` and `after` are the values of the steps around it, if known.
 
-    `mark`: `solution` (as in the solution), `own` (in its own way, and the value stayed), `read`, `failed`, `lost` (the
-    value fell most), `worse` (it fell less), `late` (nothing could be won any more), `unknown`, or `end` (the answer).
+    `mark`: `solution` (equal to a call of the solution), `own` (another call, and the value stayed), `read` (nothing
+    changed), `failed`, `lost` (the value fell most), `worse` (the value fell less), `late` (no reward could be reached
+    any more), `unknown` (a value isn't known), or `end` (the answer).
     """
 
     index: int
@@ -226,7 +228,7 @@ class ReviewCheck(TypedDict):
 
 
 class ReviewStep(TypedDict):
-    """A step under review: a version, its value if it is known, and the checks if the agent stops there."""
+    """A step under review: a version, its value if known, and the checks of the evaluator at this version."""
 
     version: int
     value: NotRequired[float]
@@ -234,7 +236,7 @@ class ReviewStep(TypedDict):
 
 
 class ReviewLine(TypedDict):
-    """A continuation from a version: calls, the answer, and their reward. `fork` is the session that has played it."""
+    """A continuation from a version: calls, an answer, and their reward. `fork` is the session that has played it."""
 
     version: int
     calls: list[SolutionCall]
@@ -244,12 +246,12 @@ class ReviewLine(TypedDict):
 
 
 class Review(TypedDict):
-    """The review of a rollout. `lost` is the index of the record that lost it, and `line` would have won before it.
+    """The review of a rollout. `lost` is the index of the record that lost it. `line` would have won instead.
 
-    `lost_at` says in a few words where a failed rollout was lost, to count the same place in several rollouts.
-    `never_called` has the calls that the rollout lacked before `lost`, or at its end if it could still be won there.
-    Values are lower bounds: a better agent may know another continuation. If the solution isn't one, the calls of a
-    `sibling` are tried: a rollout of the same run and task that passed.
+    `lost_at` says in a few words where a failed rollout was lost, so that equal places in several rollouts can be
+    counted. `never_called` has the calls of the solution that the rollout lacked before `lost`, or at its end if no
+    record lost it. Values are lower bounds, because a better agent may know another continuation. If the solution
+    doesn't win, the review uses the calls of a `sibling`: a rollout of the same run and task that passed.
     """
 
     session_id: str

@@ -18,22 +18,22 @@ from toolpack_server.features.evaluation.tasks.report import CONSOLE, content_ha
 from toolpack_server.features.evaluation.tasks.results import Review, SolutionCall
 
 MAX_CHARACTERS = 200
-"""Longest value that is shown."""
+"""Max characters of a value on the page."""
 
 MARKS = {
     "solution": ("!", "good", "as in the solution"),
-    "own": ("=", "soft", "in its own way; still to be won"),
+    "own": ("=", "soft", "another way than the solution; could still win"),
     "read": ("·", "soft", "reads"),
     "failed": ("x", "soft", "failed"),
     "lost": ("??", "bad", "the losing call"),
     "worse": ("?", "bad", "the value fell"),
-    "late": ("·", "soft", "nothing could be won any more"),
-    "unknown": ("·", "soft", "the server has no world of that version any more"),
+    "late": ("·", "soft", "could no longer win"),
+    "unknown": ("·", "soft", "the server no longer stores this version"),
     "end": ("#", "soft", ""),
 }
-"""The sign, the tone and the words of each mark; the console has the same."""
+"""The sign, the tone and the words of each mark, the same as in `console/review.js`."""
 
-_WIDTH, _HEIGHT = 800, 120  # of the graph
+_WIDTH, _HEIGHT = 800, 120  # size of the graph
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -51,9 +51,9 @@ _PAGE = """<!doctype html>
 <p class="said{tone}">{summary}</p>
 {sibling}{graph}
 <p class="hint">The value is the best reward that a known continuation reaches: the rest of the solution, the same
-without calls made in other words, the solution again from its first missing call on, or the end. Without a solution
-that wins, the calls of a rollout that passed are taken for it. The value is a lower bound: a better agent may know
-another way.</p>
+without calls that were made with other arguments, the solution again from its first missing call on, or no further
+call. If no solution wins, the calls of a rollout that passed serve as the solution. The value is a lower bound: a
+better agent may know another way.</p>
 <h2>Calls</h2>
 <ol class="review">{calls}</ol>
 {line}
@@ -208,13 +208,13 @@ class _Page:
 
 
 def lost_lines(places: Sequence[str]) -> list[str]:
-    """Return the lines of the report about where failed rollouts were lost, the most frequent place first."""
-    counts = sorted(((places.count(index), index) for index in {*places}), key=lambda each: (-each[0], each[1]))
-    return [f"{count} of {len(places)} failures: {index}" for count, index in counts]
+    """Return a line for each place at which failed rollouts were lost, the most frequent place first."""
+    counts = sorted(((places.count(place), place) for place in {*places}), key=lambda each: (-each[0], each[1]))
+    return [f"{count} of {len(places)} failures: {place}" for count, place in counts]
 
 
 async def place_of_loss(send: Send, session_id: str) -> str:
-    """Return where a failed rollout was lost, or why that can't be said. The review is stored."""
+    """Review a failed rollout and store the review. Return where it was lost, or why there is no review."""
     try:
         review: Review = await send("review_session", {"session_id": session_id, "record": True})
     except click.ClickException as error:
@@ -248,7 +248,7 @@ def _call(call: SolutionCall, at: str, sign: str, words: str, kind: str) -> str:
 
 
 def _entry(at: str, sign: str, tone: str, name: str, words: str, lines: Sequence[str], values: str, kind: str) -> str:
-    """Return a row of a list of calls. `name` and `values` are HTML, the others are text."""
+    """Return a row of a list of calls as HTML. `name` and `values` are HTML; `words` and `lines` are escaped."""
     shown = "".join(f'<span class="args">{escape(line)}</span>' for line in lines if line)
     return (
         f'<li class="row{kind}"><span class="at">{at}</span><span class="tag {tone}">{sign}</span>'

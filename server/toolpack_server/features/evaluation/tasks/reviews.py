@@ -1,10 +1,16 @@
 """Reviews of rollouts: the value of each step, the call that lost the rollout, and a continuation that would have won.
 
-The value of a step is the best reward that a known continuation reaches from there: the end, the rest of the task's
-solution, the same without calls that were made with other arguments, the solution again from its first missing call on,
-or the rollout itself. If none wins, the calls of a sibling that passed are taken for the solution. So values never
-rise, and a call is blamed only if nothing that came after it could still win. Forks play the continuations, and are
-closed.
+The value of a step is the best reward that a known continuation reaches from there. The continuations are:
+
+- stop at the step;
+- the calls of the task's solution that the rollout hasn't made yet;
+- the same, without those that the rollout made with other arguments;
+- the solution again, from its first missing call on;
+- the rest of the rollout itself.
+
+The last one makes values never rise, so a call is blamed only if no later step could still win. Forks play the
+continuations and are then closed. If no continuation wins, the calls of a *sibling* serve as the solution: a rollout of
+the same task and run that passed.
 """
 
 import asyncio
@@ -34,25 +40,25 @@ from toolpack_server.rpc.codes import CODES
 from toolpack_server.rpc.method import App
 
 MAX_STEPS = 40
-"""Steps that are all evaluated. In longer rollouts, the steps at which the value falls are searched by halving."""
+"""Max steps of a rollout for evaluating each step. In longer rollouts, a binary search finds the falls of the value."""
 
 MAX_LISTED = 1000
-"""Sessions, the newest ones, among which a rollout that passed is searched."""
+"""Max sessions, newest first, that the search for a sibling reads."""
 
 MAX_JUDGED = 8
-"""Rollouts without a recorded verdict that are evaluated to find one that passed."""
+"""Max rollouts without a recorded verdict that the search for a sibling evaluates."""
 
-_AT_ONCE = 4  # steps
-_FORK_SECONDS = 300  # TTL of a fork that is played and closed, in case the worker dies
+_AT_ONCE = 4  # steps evaluated at the same time
+_FORK_SECONDS = 300  # TTL of a fork that plays a continuation; it matters only if the worker dies before it is closed
 _PAGE = 1000
-_SHOWN = 60  # characters of a call's arguments in the summary
+_SHOWN = 60  # max characters of a call's arguments in the summary
 _SHOWN_ID = 8  # characters of a session_id in the summary
-_ROLLOUT = "rollout"  # the label that differs within a run
+_ROLLOUT = "rollout"  # the label that numbers the rollouts of a run; siblings have all other labels in common
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The best known continuation of a step. Without a reward the server no longer has its version."""
+    """The best known continuation of a step. The reward is None if the server no longer stores the version."""
 
     version: int
     reward: float | None
@@ -78,7 +84,7 @@ class Reviews:
 
 
 class _Reviewer:
-    """A rollout under review."""
+    """Computes the review of one rollout."""
 
     def __init__(self, app: App, caller: Caller, session_id: str) -> None:
         self._app, self._caller, self._id = app, caller, session_id
@@ -94,13 +100,14 @@ class _Reviewer:
         return await self._app.request(self._caller, method, params)
 
     async def _pages(self, session_id: str, *, path: bool) -> list[Any]:
-        found: list[Any] = []
+        """Return all records of a session, or of its path if `path` is set."""
+        records: list[Any] = []
         key = "path_index" if path else "index"
         while page := await self._ask(
-            "get_trace", session_id=session_id, limit=_PAGE, path=path, after=found[-1][key] if found else -1
+            "get_trace", session_id=session_id, limit=_PAGE, path=path, after=records[-1][key] if records else -1
         ):
-            found += page
-        return found
+            records += page
+        return records
 
     async def review(self, *, record: bool) -> Review:
         session = await self._ask("get_session", session_id=self._id)
@@ -128,33 +135,37 @@ class _Reviewer:
                 await self._play(fork, line["calls"], line["answer"])
                 line["fork"] = fork["session_id"]
             ledger = await self._fork(session["version"], stage)
-            await self._note(ledger["session_id"], review)
+            await self._store(ledger["session_id"], review)
         return review
 
     async def _stored(self, stage: Mapping[str, str]) -> Review | None:
-        """Return the review that a fork with these labels stores, if there is one.
+        """Return the review that is stored in a fork with these labels, or None.
 
-        A fork may have none: a user may give it the labels, or the worker that created it may have died.
+        A fork with these labels may lack a review: a user may have set the labels, or a worker may have died before it
+        stored the review.
         """
         after = ""
-        while found := await self._ask("list_sessions", labels=stage, parent=self._id, after=after, limit=_PAGE):
-            for fork in found:
+        while forks := await self._ask("list_sessions", labels=stage, parent=self._id, after=after, limit=_PAGE):
+            for fork in forks:
                 for note in await self._ask("get_trace", session_id=fork["session_id"], limit=1):
                     review = note.get("metadata", {}).get(REVIEW_LABEL)
                     if isinstance(review, dict) and review.get("session_id") == self._id:
                         return cast("Review", review)
-            after = found[-1]["session_id"]
+            after = forks[-1]["session_id"]
         return None
 
     async def _compared_with_sibling(
         self, task: str, labels: Mapping[str, str], version: int, spans: Sequence[Span]
     ) -> Review | None:
-        """Return the review with the calls of a sibling as the solution, or None if they wouldn't have won either."""
+        """Return the review with the calls of a sibling as the solution.
+
+        Return None if there is no sibling, its record of a call was cut, or its calls don't win either.
+        """
         sibling = await self._find_sibling(task, {name: labels[name] for name in labels if name != _ROLLOUT})
         path = await self._pages(sibling, path=True) if sibling else []
         ran = [each for each in path if each["kind"] == "call" and each["error"] is None and each["by"] != WORLD]
         answers = [each["answer"] for each in path if each["kind"] == "answer"]
-        if sibling is None or b'"$cut"' in dumps([each["kwargs"] for each in ran]):  # isn't recorded as a whole
+        if sibling is None or b'"$cut"' in dumps([each["kwargs"] for each in ran]):
             return None
         calls: list[SolutionCall] = [
             {"function": each["function"], "kwargs": each["kwargs"], "by": each["by"]} for each in ran
@@ -168,7 +179,7 @@ class _Reviewer:
         return review
 
     async def _find_sibling(self, task: str, labels: Mapping[str, str]) -> str | None:
-        """Return the newest rollout of a task with these labels that passed, if there is one."""
+        """Return the newest rollout of a task with these labels that passed, or None."""
         if not labels:
             return None
         judged = 0
@@ -194,8 +205,8 @@ class _Reviewer:
             left -= len(part["sessions"])
             after = part.get("next")
 
-    async def _note(self, ledger: str, review: Review) -> None:
-        """Store a review. One that is too large for a record isn't stored."""
+    async def _store(self, ledger: str, review: Review) -> None:
+        """Store a review as a message of the fork `ledger`. If it is too large for a record, close the fork instead."""
         try:
             await self._ask(
                 "add_message",
@@ -216,19 +227,20 @@ class _Reviewer:
         steps = sorted({0, *(step for each in spans for step in (each.before, each.after))})
         values = await self._values(steps)
         solution = await self._solution(version)
-        places = {call["path_index"] for call in solution["calls"] if "path_index" in call} if solution else set()
+        indices = {call["path_index"] for call in solution["calls"] if "path_index" in call} if solution else set()
         own = verdict["reward"] if verdict["valid"] else None
         end = steps[-1]
-        known = [value for value in values.values() if value is not None]
-        wins = not verdict["passed"] and own is not None and bool(known) and known[0] > own
+        rewards = [value for value in values.values() if value is not None]
+        # Values never rise, so the first one is the best reward that was possible.
+        wins = not verdict["passed"] and own is not None and bool(rewards) and rewards[0] > own
         lost = _largest_fall(spans, values, own) if wins else None
         if lost is not None and lost.record["kind"] == "answer" and self._steps[end].calls:
-            lost = None  # calls are missing, whatever the answer is
+            lost = None  # even another answer wouldn't have won, because calls were missing
         records: list[ReviewedRecord] = []
         for span in spans:
             before = values[span.before]
             after = own if span.record["kind"] == "answer" else values[span.after]
-            mark: Any = "lost" if span is lost else _mark(span, before, after, places)
+            mark: Any = "lost" if span is lost else _mark(span, before, after, indices)
             records.append(
                 {"index": span.record["index"], "before": if_set(before), "after": if_set(after), "mark": mark}
             )
@@ -267,13 +279,16 @@ class _Reviewer:
                 review["never_called"] = await self._missing_before(lost, solution, line["calls"])
         review["summary"] = _summary(review, lost)
         if not review["passed"]:
-            review["lost_at"] = _place(review, lost)
+            review["lost_at"] = _lost_at(review, lost)
         return review
 
     async def _missing_before(
         self, lost: Span, solution: Solution | None, line: Sequence[SolutionCall]
     ) -> list[SolutionCall]:
-        """Return the calls that the solution makes before the losing one, if that is one of its calls."""
+        """Return the calls that the solution makes before the call that lost, and that the rollout lacked there.
+
+        The result is empty if the call that lost isn't a call of the solution.
+        """
         calls = solution["calls"] if solution else []
         number = next(
             (number for number, call in enumerate(calls) if call.get("path_index") == lost.record["path_index"]), 0
@@ -284,7 +299,10 @@ class _Reviewer:
         return [call for call in before if "path_index" not in call and call in line]
 
     async def _values(self, steps: Sequence[int]) -> dict[int, float | None]:
-        """Return the value of each step. Values never rise, so equal ends of a span have equal values between."""
+        """Return the value of each step, or None for a step that the server no longer stores.
+
+        A step that `_halve` skipped lies between two equal values. Values never rise, so it has the same value.
+        """
         if len(steps) <= MAX_STEPS:
             await asyncio.gather(*map(self._step, steps))
         else:
@@ -298,7 +316,7 @@ class _Reviewer:
         return {step: values[step] for step in steps}
 
     async def _halve(self, steps: Sequence[int], low: int, high: int) -> None:
-        """Evaluate steps from `low` to `high` until each fall of the value is between two neighbours."""
+        """Evaluate steps from `low` to `high` by binary search, until each fall lies between two adjacent steps."""
         first, last = await asyncio.gather(self._step(steps[low]), self._step(steps[high]))
         if high - low > 1 and (first.reward is None or last.reward is None or first.reward > last.reward):
             middle = (low + high) // 2
@@ -306,18 +324,19 @@ class _Reviewer:
             await self._halve(steps, low, middle)
 
     async def _step(self, version: int) -> _Step:
-        """Return the best continuation of a step."""
+        """Return the best continuation of a step, and remember it. At most `_AT_ONCE` steps are evaluated at once."""
         if version not in self._steps:
             async with self._slots:
                 try:
-                    self._steps[version] = await self._continued(version)
+                    self._steps[version] = await self._best_continuation(version)
                 except ReplyError as error:
                     if error.code != CODES[VersionNotRetainedError]:
                         raise
                     self._steps[version] = _Step(version, None)
         return self._steps[version]
 
-    async def _continued(self, version: int) -> _Step:
+    async def _best_continuation(self, version: int) -> _Step:
+        """Evaluate the end at this version, then play continuations in forks until one passes. Return the best."""
         own = {} if self._answer is None else {"answer": self._answer}
         ended = await self._ask("evaluate_session", session_id=self._id, version=version, raise_on_error=False, **own)
         best = _Step(version, ended["reward"] if ended["valid"] else 0.0, (), self._answer or "", ended["checks"])
@@ -337,10 +356,10 @@ class _Reviewer:
         return best
 
     def _ways(self, solution: Solution) -> list[list[SolutionCall]]:
-        """Return different lists of calls that may finish a task, the most likely ones first.
+        """Return the lists of calls to try as continuations, without duplicates and the most likely list first.
 
-        Calls that only read are tried late, because few tasks need them. The last list repeats the calls that the
-        solution makes after the first missing one, because some have no effect before it.
+        Lists without read-only calls come first, because few tasks need these calls. The last list repeats all calls
+        of the solution from its first missing call on, because later calls may have had no effect without it.
         """
         rest, calls = solution["rest"], solution["calls"]
         first = next((number for number, call in enumerate(calls) if "path_index" not in call), len(calls))
@@ -355,6 +374,10 @@ class _Reviewer:
         return [call for call in calls if call["function"] not in self._reads]
 
     async def _solution(self, version: int) -> Any:
+        """Return the solution compared with the history up to a version, or None if the task has none.
+
+        If a sibling is set, its calls are the solution.
+        """
         if self._sibling is not None:
             history = [
                 each if each["kind"] == "call" else None
@@ -384,7 +407,7 @@ class _Reviewer:
         return fork
 
     async def _play(self, fork: Any, calls: Sequence[SolutionCall], answer: str) -> Any:
-        """Make calls in a fork at the addresses of those who make them, submit the answer, and return the verdict."""
+        """Make calls in a fork, each at the address of its participant. Submit the answer. Return the verdict."""
         session_id = fork["session_id"]
         for call in calls:
             params = {"function": call["function"], "kwargs": call["kwargs"]}
@@ -393,29 +416,35 @@ class _Reviewer:
                 caller, params = self._caller, {**params, "session_id": session_id}
             try:
                 await self._app.request(caller, "run_function", params)
-            except ReplyError:  # no calls are left
+            except ReplyError:  # for example, all calls that the task allows are used
                 break
         try:
             agent = Caller(self._caller.owner, session_id, address=AGENT)
             await self._app.request(agent, "submit_answer", {"answer": answer})
-        except ReplyError:  # its part is over, so it answers nothing
+        except ReplyError:  # the agent's part is over, so there is no answer
             pass
         return await self._ask("evaluate_session", session_id=session_id, raise_on_error=False)
 
 
 def _fall(span: Span, values: Mapping[int, float | None], own: float | None) -> float:
+    """Return how much the value falls at a call or at the answer. `own` is the reward of the rollout."""
     before = values[span.before]
     after = own if span.record["kind"] == "answer" else values[span.after]
     return 0.0 if before is None or after is None else before - after
 
 
 def _largest_fall(spans: Sequence[Span], values: Mapping[int, float | None], own: float | None) -> Span | None:
-    """Return the call or the answer at which the value falls most, the first of several."""
+    """Return the first call or answer with the largest fall of the value, or None if the value never falls."""
     falls = [_fall(span, values, own) for span in spans]
     return spans[falls.index(max(falls))] if falls and max(falls) > 0 else None
 
 
-def _mark(span: Span, before: float | None, after: float | None, places: set[int]) -> Any:
+def _mark(span: Span, before: float | None, after: float | None, indices: set[int]) -> Any:
+    """Return the mark of a record; `ReviewedRecord` explains the marks.
+
+    Args:
+        indices: The indices on the path of the calls that equal a call of the solution.
+    """
     record = span.record
     if record["kind"] == "answer":
         return "end"
@@ -423,15 +452,15 @@ def _mark(span: Span, before: float | None, after: float | None, places: set[int
         return "failed"
     if span.before == span.after:
         return "read"
-    if record["path_index"] in places:
+    if record["path_index"] in indices:
         return "solution"
     if before is None or after is None:
         return "unknown"
     return "worse" if after < before else "own" if after > 0 else "late"
 
 
-def _place(review: Review, lost: Span | None) -> str:
-    """Return where a failed rollout was lost, in a few words."""
+def _lost_at(review: Review, lost: Span | None) -> str:
+    """Describe in a few words where a failed rollout was lost."""
     missing = [call["function"] for call in review["never_called"]]
     if lost is not None:
         name = lost.record.get("function", "the answer")
@@ -450,13 +479,13 @@ def _summary(review: Review, lost: Span | None) -> str:
     line = review.get("line")
     if line is None:
         return (
-            f"Failed with the reward {review['reward']:g}. No continuation is known that would have had more, so no "
-            "call is named."
+            f"Failed with the reward {review['reward']:g}. No known continuation has a higher reward, so no call is "
+            "blamed."
         )
     count = len(line["calls"])
     more = f"{count or 'no'} more call{'s' * (count != 1)} and the answer"
     missing = review["never_called"]
-    names = _written(missing[0]["function"], missing[0]["kwargs"]) if missing else ""
+    names = _call_text(missing[0]["function"], missing[0]["kwargs"]) if missing else ""
     if len(missing) > 1:
         names += f" and {len(missing) - 1} more call{'s' * (len(missing) != 2)}"  # noqa: PLR2004 - one besides it
     if lost is None and missing:
@@ -471,12 +500,12 @@ def _summary(review: Review, lost: Span | None) -> str:
     (entry,) = [each for each in review["records"] if each["index"] == lost.record["index"]]
     early = f", made without {names} before it" if missing else ""
     return (
-        f"Lost at call {lost.record['index']}, {_written(lost.record['function'], lost.record['kwargs'])}{early}: the "
-        f"value fell from {entry['before']:.2f} to {entry['after']:.2f}. Until then {more} would have won."
+        f"Lost at call {lost.record['index']}, {_call_text(lost.record['function'], lost.record['kwargs'])}{early}: "
+        f"the value fell from {entry['before']:.2f} to {entry['after']:.2f}. Until then {more} would have won."
     )
 
 
-def _written(function: str, kwargs: Mapping[str, Any]) -> str:
-    """Return a call as text, with its arguments in short."""
+def _call_text(function: str, kwargs: Mapping[str, Any]) -> str:
+    """Return a call as text, with its arguments cut to a short length."""
     text = ", ".join(f"{name}={dumps(value).decode()}" for name, value in kwargs.items())
     return f"{function}({text if len(text) <= _SHOWN else text[:_SHOWN] + '…'})"

@@ -1,7 +1,7 @@
 """Arguments and return values of evaluators: `Rollout`, `Check` and `Evaluation`.
 
-This module runs no functions and reads no stored bytes; `evaluation` passes in an object that does. An evaluator that
-returns an invalid value fails; such a value never becomes a reward.
+This module runs no functions and reads no stored bytes: the module `evaluation` implements `Worlds` for it. If an
+evaluator returns an invalid value, the evaluation fails; an invalid value never becomes a reward.
 """
 
 import inspect
@@ -43,14 +43,15 @@ class RolloutCall:
         result: The result, as a JSON value; "" after an error. A result that is too long for its record is cut.
         error: `ErrorType: message`, or None if the call succeeded.
         version: The session's version after the call. None if the record is from the session's parent.
-        by: The caller: `agent` or another participant, at its own address, or `client`. `world` for an event.
+        by: The caller: `agent` or another participant if the call came to its address, `client`, or `world` for a call
+            of an event.
         perturbed: `{"rules", "run", "agent"}` if perturbation rules matched the call: the names of the rules, whether
             the function ran, and the result that the agent got instead. Otherwise None.
-        parent: For a nested call, the call that it was an argument of. The parent has the same index and comes later in
+        parent: For a nested call, the call that had it as an argument. The parent has the same index and comes later in
             `Rollout.calls`. If the parent failed, changes of the nested call were discarded.
         at: The time of the call in a session with events, otherwise None.
-        event: The name of the event that called the function. None for calls of others. An event without a function is
-            a call of the function "".
+        event: The name of the event that made the call, or None. An event without a function is a call of the function
+            "".
     """
 
     index: int
@@ -118,7 +119,7 @@ class Evaluation:
 
 
 class Worlds(ABC):
-    """Loader of a rollout's environments, by toolpack. Each method unpickles new copies of the stored ones.
+    """Loader of a rollout's environments, by toolpack. Each method returns new copies.
 
     Attributes:
         plain: The classes whose objects are converted to JSON as their public attributes.
@@ -132,11 +133,11 @@ class Worlds(ABC):
 
     @abstractmethod
     def at(self, version: int | None) -> dict[str, Any]:
-        """Return the environments at a version of the session. None: the version that is evaluated."""
+        """Return the environments at a version of the session. None means the version that is evaluated."""
 
     @abstractmethod
     def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, Any]:
-        """Run calls on the initial environments and return the result."""
+        """Run calls on the initial environments, and return the resulting environments."""
 
 
 class Rollout(Generic[E]):
@@ -145,7 +146,7 @@ class Rollout(Generic[E]):
     Everything in it is a copy. An evaluator may change it without changing the session.
 
     Attributes:
-        task: The task; a copy.
+        task: A copy of the task.
         toolpack: The name of the task's toolpack.
         options: The options that the toolpack's environment was created with.
         calls: The calls in the history, including nested ones, in order of execution.
@@ -224,7 +225,7 @@ class Rollout(Generic[E]):
         return self.replay_all(calls, raise_on_error)[self.toolpack]  # type: ignore[no-any-return] # as above
 
     def replay_all(self, calls: Sequence[Any], raise_on_error: bool = True) -> dict[str, Any]:
-        """Run calls on a copy of the initial environments and return all of them; see `replay`."""
+        """Run calls on a copy of the initial environments, and return all environments by toolpack; see `replay`."""
         return self._worlds.replay(calls, raise_on_error=raise_on_error)
 
     def check(self, name: str, passed: bool | None, detail: str = "") -> bool:
@@ -306,7 +307,13 @@ def _finite(reward: Any) -> float:
 
 
 def _as_bool(passed: Any, name: str) -> bool:
-    """Return `passed` as a bool. Reject values whose truth could be an accident, such as a method or a coroutine."""
+    """Return `passed` as a bool.
+
+    Any other type is an error, because a forgotten call or `await` leaves a method or a coroutine, which is truthy.
+
+    Raises:
+        TypeError: `passed` isn't a bool or None.
+    """
     kind = type(passed)
     if passed is None or kind is bool or (kind.__module__ == "numpy" and kind.__name__ in {"bool", "bool_"}):
         return bool(passed)
@@ -316,13 +323,13 @@ def _as_bool(passed: Any, name: str) -> bool:
     elif callable(passed):
         advice = "call it"
     if inspect.iscoroutine(passed):
-        passed.close()  # avoids the warning that it was never awaited
+        passed.close()  # avoids Python's warning that the coroutine was never awaited
     raise TypeError(f"the check {name!r} got a {kind.__name__} instead of True or False: {advice}")
 
 
 def _check_view(check: Any) -> TaskCheck:
     if not isinstance(check, Check):
         raise TypeError(f"one of its checks is a {type(check).__name__}: use rollout.check, or toolpack_server.Check")
-    # JSON in UTF-8 can't contain a lone surrogate.
+    # Replace lone surrogates, which JSON in UTF-8 can't contain.
     name, detail = (str(text).encode("utf-8", "replace").decode() for text in (check.name, check.detail))
     return {"name": name, "passed": _as_bool(check.passed, name), "detail": detail}

@@ -1,7 +1,7 @@
 """Service of the task methods: list and describe tasks, record messages and answers, evaluate sessions.
 
-Author code (loaders, solutions, evaluators) runs in its owner's queue for such code and has a deadline. This module
-never changes an environment.
+Author code (loaders, solutions, evaluators) runs in the owner's queue for author code, with a deadline. No method here
+changes an environment.
 """
 
 import time
@@ -65,10 +65,14 @@ class TaskQuery(NamedTuple):
 
 
 class UnfinishedError(OverloadedError):
-    """A session's last call has set off something that hasn't happened; these operations finish it."""
+    """The session's last call has set off events that haven't happened yet.
+
+    Attributes:
+        operations: Operations that run these events.
+    """
 
     def __init__(self, operations: Sequence[SessionOperation]) -> None:
-        super().__init__("What the session's last call has set off hasn't happened yet.")
+        super().__init__("The session's last call has set off events that haven't happened yet: try again.")
         self.operations = operations
 
 
@@ -131,9 +135,9 @@ class Tasks:
         return await self._sessions.read(describe, owner)
 
     def task(self, session: StoredSession) -> Task | None:
-        """Return the task of a session for its agent, or None without a task. May run a toolpack's loaders.
+        """Return the task of a session, or None if the session has none. This may run a toolpack's loaders.
 
-        The messages are for the agent, so they contain nothing about the task.
+        The agent may see the error messages, so they contain nothing about the task.
 
         Raises:
             ClassesChangedError: The task is no longer loaded.
@@ -168,10 +172,10 @@ class Tasks:
     async def submit_answer(
         self, session_id: str, owner: str, by: str, answer: str, call_id: str | None = None
     ) -> bool:
-        """Record the agent's answer. It ends the agent's part.
+        """Record the agent's answer, which ends the agent's part.
 
         Args:
-            by: The participant who sent it, or `client`.
+            by: The participant who sent the answer, or `client`.
 
         Raises:
             InvalidParamsError: The session has no task.
@@ -193,7 +197,8 @@ class Tasks:
         """Return an evaluator's verdict on a session; see `methods.EvaluateSession`.
 
         Raises:
-            InvalidParamsError: The task doesn't exist or needs another toolpack, or this verdict can't be recorded.
+            InvalidParamsError: The task doesn't exist or its toolpack isn't in the session, or a verdict with these
+                parameters can't be recorded.
             EvaluationError: The evaluator or the solution failed.
         """
         if record and (name, version, answer) != (None, None, None):
@@ -211,7 +216,7 @@ class Tasks:
             return await self._evaluate(*request, record=record, ends=ends, settled=True, unfinished=failure)
 
     async def _finish(self, operations: Sequence[SessionOperation]) -> VerdictFailure | None:
-        """Run operations that an evaluation waits for. Return the failure if one of them can't be done."""
+        """Run the operations that an evaluation needs first. Return the failure if one of them fails, or None."""
         try:
             for operation in operations:
                 await self._sessions.run(operation)
@@ -241,12 +246,12 @@ class Tasks:
             nonlocal task
             head = Head(state.index, state.version, state.parts, last=state.last)
             self._check_finished(state.session, head, settled=settled)
-            task, seconds = self._chosen(state.session, None)
+            task, seconds = self._choose_task(state.session, None)
             start_clock(seconds)
             return self._verdict(task, heavy, state.session, head, None, None, unfinished)
 
         def find(reader: SessionReader) -> tuple[StoredSession, Head, tuple[str, float]]:
-            session, head, chosen = self._found(reader, session_id, owner, name)
+            session, head, chosen = self._find_task_of(reader, session_id, owner, name)
             self._check_finished(session, head, settled=settled)
             return session, head, chosen
 
@@ -271,7 +276,14 @@ class Tasks:
         return verdict
 
     def _check_finished(self, session: StoredSession, head: Head, *, settled: bool) -> None:
-        """Raise `UnfinishedError` if the session's last call has set off something that hasn't happened."""
+        """Check that all events that the session's last call has set off have happened.
+
+        Args:
+            settled: Skip the check.
+
+        Raises:
+            UnfinishedError: Some events haven't happened yet.
+        """
         operations = () if settled else self._sessions.unfinished(session, head)
         if operations:
             raise UnfinishedError(operations)
@@ -286,18 +298,18 @@ class Tasks:
         answer: str | None,
         unfinished: VerdictFailure | None,
     ) -> Verdict:
-        """Run the evaluator. Called in a thread."""
+        """Run the evaluator, in a thread. A failure of the host or a participant makes the verdict invalid."""
         evidence, failure = self.evidence(reader, session, head, version, answer)
         failure = failure or unfinished
         verdict = self._context.run(EvaluateTask(task, evidence))
-        perturbed = Counter(rule for each in evidence.path for rule in _rules_met(each))
+        perturbed = Counter(rule for each in evidence.path for rule in _applied_rules(each))
         verdict = {**verdict, "perturbed": dict(perturbed)}
         return {**verdict, "valid": False, "failure": failure} if failure else verdict
 
     async def without_reward(
         self, failure: VerdictFailure, session_id: str, owner: str | None, name: str | None, version: int | None
     ) -> Verdict:
-        """Return an invalid verdict without a reward, for a failure of `evaluate`."""
+        """Return an invalid verdict without a reward, after `evaluate` has failed."""
         with suppress(StateDamagedError):
             session, head = await self._sessions.read(lambda reader: reader.find(session_id, owner))
             name = name or Recipe.of(session).feature_options.get("task")
@@ -305,14 +317,14 @@ class Tasks:
         return no_reward(name or "", version or 0, failure)
 
     async def solution(self, session_id: str, owner: str | None, version: int | None = None) -> Solution:
-        """Return the solution of a session's task, and its calls that the history up to a version lacks.
+        """Return the solution of a session's task, and the calls that the history up to a version still lacks.
 
         Raises:
             InvalidParamsError: The session has no task, or the task has no solution.
             EvaluationError: The solution failed.
         """
         session, head, (name, _) = await self._sessions.read(
-            lambda reader: self._found(reader, session_id, owner, None)
+            lambda reader: self._find_task_of(reader, session_id, owner, None)
         )
         heavy = self._sessions.heavy_reader
         at = head.version if version is None else version
@@ -325,13 +337,13 @@ class Tasks:
 
         return await self._sessions.run_authors(solve, *(owner or "", "solve"))
 
-    def _found(
+    def _find_task_of(
         self, reader: SessionReader, session_id: str, owner: str | None, name: str | None
     ) -> tuple[StoredSession, Head, tuple[str, float]]:
         session, head = reader.find(session_id, owner)
-        return session, head, self._chosen(session, name)
+        return session, head, self._choose_task(session, name)
 
-    def _chosen(self, session: StoredSession, name: str | None) -> tuple[str, float]:
+    def _choose_task(self, session: StoredSession, name: str | None) -> tuple[str, float]:
         """Return the name of the task to evaluate, and its evaluator's deadline in seconds."""
         recipe = Recipe.of(session)
         if name is None:
@@ -351,7 +363,7 @@ class Tasks:
     def evidence(
         self, reader: SessionReader, session: StoredSession, head: Head, version: int | None, answer: str | None
     ) -> tuple[Evidence, VerdictFailure | None]:
-        """Return a session's stored state for an evaluator, and a failure of the host or of a participant, if any."""
+        """Return a session's stored state for an evaluator, and a failure of the host or of a participant, or None."""
         at = head.version if version is None else version
         final = reader.snapshot(session.id, head, at)
         first, path = self._context.paths.evidence(session, at)
@@ -374,7 +386,7 @@ class Tasks:
         return evidence, failure
 
 
-def _rules_met(record: SeenRecord) -> Sequence[str]:
+def _applied_rules(record: SeenRecord) -> Sequence[str]:
     rules: Sequence[str] = ((record.call or {}).get("perturbed") or {}).get("rules", ())
     return rules
 

@@ -1,4 +1,4 @@
-"""Comparison of a session's history with a solution: which calls of the solution were made, equally or similarly."""
+"""Comparison of a session's history with a solution: which calls of the solution were made, exactly or similarly."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,32 +8,32 @@ from toolpack_server.features.evaluation.tasks.results import SolutionCall
 from toolpack_server.jsonio.equality import argument_key, equal_arguments
 
 MAX_COMPARED = 100
-"""Calls of one function, the latest, that may be similar to a call of the solution."""
+"""Max calls of one function, the latest, that are searched for similar ones."""
 
 
 def compared_with(history: Sequence[Mapping[str, Any] | None], calls: Sequence[SolutionCall]) -> list[SolutionCall]:
-    """Return a solution's calls with the places of the calls in a history that made them: `path_index` or `similar`.
+    """Match a solution's calls with calls of a history. Return the solution's calls with the matches.
 
-    A call of the history counts once, and only if it succeeded. Who made it doesn't matter. Of the calls that no call
-    of the solution equals, those are similar that have the same function. Those with the most equal arguments come
-    first.
+    An equal call of the history sets `path_index` to its index there. If there is none, `similar` is the index of a
+    call of the same function with other arguments; calls with more equal arguments are preferred. Only calls that
+    succeeded match, each at most once. The caller doesn't matter.
 
     Args:
-        history: The calls at their places; None where the history has another record.
+        history: The records of the history, with None for each record that isn't a call.
         calls: The calls of the solution.
     """
     unmatched: dict[str, dict[Any, list[int]]] = defaultdict(lambda: defaultdict(list))
     for path_index, call in enumerate(history):
         if call is not None and call["error"] is None:
             unmatched[call["function"]][argument_key(call["kwargs"])].append(path_index)
-    for places in (places for by_key in unmatched.values() for places in by_key.values()):
-        places.reverse()  # so that `pop` returns the first one
+    for indices in (indices for by_key in unmatched.values() for indices in by_key.values()):
+        indices.reverse()  # `pop` then returns the earliest index
     compared: list[SolutionCall] = []
     for call in calls:
-        places = unmatched[call["function"]][argument_key(call["kwargs"])]
-        compared.append({**call, "path_index": places.pop()} if places else {**call})
+        indices = unmatched[call["function"]][argument_key(call["kwargs"])]
+        compared.append({**call, "path_index": indices.pop()} if indices else {**call})
     others = {
-        function: sorted(path_index for places in by_key.values() for path_index in places)[-MAX_COMPARED:]
+        function: sorted(path_index for indices in by_key.values() for path_index in indices)[-MAX_COMPARED:]
         for function, by_key in unmatched.items()
     }
     pairs = [
@@ -51,7 +51,7 @@ def compared_with(history: Sequence[Mapping[str, Any] | None], calls: Sequence[S
 
 
 def made(call: SolutionCall) -> bool:
-    """Return whether the history has a call that equals this one of the solution."""
+    """Return whether `compared_with` found an equal call in the history."""
     return "path_index" in call
 
 

@@ -1,6 +1,7 @@
-"""Solutions of tasks: normalization of their calls, and the evaluator that compares an environment with a solution's.
+"""Solutions of tasks: normalization of their calls, and the evaluator `reached_solution`.
 
-A solution is one way to do a task. It consists of calls as a client would send them, so the arguments are JSON values.
+A solution is one way to do a task. Its calls have the form in which a client sends calls, so the arguments are JSON
+values.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -18,8 +19,8 @@ from toolpack_server.jsonio.view import KEY, hidden_by_json, to_json
 from toolpack_server.protocol.senders import AGENT
 from toolpack_server.volumes.volume import Volume
 
-MAX_SHOWN = 80  # characters of a value in a message
-_LENGTHS = (2, 3)  # of a call that is a tuple: the participant is optional
+MAX_SHOWN = 80  # max characters of a value in a message
+_LENGTHS = (2, 3)  # lengths of a call that is a tuple; the third item, the participant, is optional
 
 PlainCall = tuple[str, dict[str, Any], str]
 """Function name, arguments as JSON values (a nested call is `{"$call": …}`), and the participant's name."""
@@ -87,16 +88,19 @@ def _is_function_call(value: Any) -> bool:
 
 
 def answer_texts(answer: str | Sequence[str]) -> list[str]:
+    """Return the texts of a task's `answer` that aren't empty."""
     return [text for text in ([answer] if isinstance(answer, str) else answer) if text]
 
 
 def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
-    """Return an evaluator that compares the agent's environments with those after the task's solution.
+    """Return an evaluator that compares the agent's environments with the environments after the task's solution.
 
-    The evaluator runs the solution on the initial environments. It compares environments as JSON, and databases and
-    files by their content, of any size. Numbers are compared by value; see `toolpack_server.jsonio.equality`. The
-    agent's answer must contain each text of the task's `answer`; see `says`.
-    If functions read a clock or create random ids, write your own evaluator.
+    The evaluator runs the solution on the initial environments. It compares environments as JSON. Databases and files
+    may have any size; they are compared by their content. Numbers are compared by value; see
+    `toolpack_server.jsonio.equality`. The agent's answer must contain each text of the task's `answer`; see `says`.
+
+    If functions read a clock or create random ids, the environments always differ: use `ignore`, or write your own
+    evaluator.
 
     Args:
         ignore: JSON Pointers (RFC 6901) to values that may differ, such as `/bank/account/transactions`. In a database
@@ -124,7 +128,7 @@ def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
 
 
 def _view(environments: Mapping[str, Any], ignore: Sequence[Any], plain: Container[type]) -> Any:
-    """Return environments as JSON values, without the ignored ones."""
+    """Return environments as JSON, without the values at the pointers in `ignore`."""
     view = {
         toolpack: loads(to_json(environment, plain, comparable=True)) for toolpack, environment in environments.items()
     }
@@ -133,28 +137,29 @@ def _view(environments: Mapping[str, Any], ignore: Sequence[Any], plain: Contain
             holder, last = pointer.to_last(view)
             del holder[last]
         except (jsonpointer.JsonPointerException, LookupError, TypeError):
-            continue  # the pointer's value doesn't exist here
+            continue  # these environments have no value at the pointer
     return view
 
 
 def _difference_of_json(
     expected: Mapping[str, Any], actual: Mapping[str, Any], pointers: Sequence[Any], ignore: Sequence[str], plain: Any
 ) -> str | None:
-    """Describe the first difference that isn't ignored between environments without volumes.
+    """Describe the first difference between environments without volumes, or return None.
 
-    Values that differ only in a way that JSON doesn't show, such as their type, count as different.
+    Values with the same JSON may still differ, because JSON has no NaN, no infinity, and only keys that are texts.
     """
     expected_view = _view(expected, pointers, plain)
     try:
         actual_view = _view(actual, pointers, plain)
-    except ResultError as error:  # only the agent's environments can't be converted to JSON
+    except ResultError as error:  # the expected environments were converted, so this is a difference
         return str(error)
     difference = _difference("", expected_view, actual_view)
     if difference is not None:
         return difference
-    wanted, hidden = (hidden_by_json(environments, plain) for environments in (expected, actual))
-    for path in [*wanted, *(path for path in hidden if path not in wanted)]:
-        one, other = wanted.get(path), hidden.get(path)
+    # By JSON Pointer: the NaN, the infinity or the type of key that JSON hides there.
+    expected_hidden, actual_hidden = (hidden_by_json(environments, plain) for environments in (expected, actual))
+    for path in [*expected_hidden, *(path for path in actual_hidden if path not in expected_hidden)]:
+        one, other = expected_hidden.get(path), actual_hidden.get(path)
         if one != other and not any(_leads_to(pointer, path.removesuffix(KEY)) for pointer in ignore):
             return f"{path} is {other or 'what JSON shows'}, not {one or 'what JSON shows'}"
     return None
@@ -162,7 +167,7 @@ def _difference_of_json(
 
 @contextmanager
 def _without_volumes(environments: Mapping[str, Any]) -> Iterator[dict[str, Volume]]:
-    """Remove databases and files from environments during a block. Yield them by their JSON Pointers."""
+    """Remove databases and files from environments for a `with` block. Yield the removed volumes by JSON Pointer."""
     volumes = [*_volumes(environments)]
     for holder, name, _, _ in volumes:
         del holder.__dict__[name]
@@ -174,7 +179,10 @@ def _without_volumes(environments: Mapping[str, Any]) -> Iterator[dict[str, Volu
 
 
 def _volumes(environments: Mapping[str, Any]) -> Iterator[tuple[Any, str, str, Volume]]:
-    """Yield each database and file tree: the object that has it, the attribute's name, its JSON Pointer, the volume."""
+    """Yield each database and file tree: its object, the name of the object's attribute, the JSON Pointer, the volume.
+
+    A volume is an attribute of an environment, or of an object that is an attribute of the environment.
+    """
     for toolpack, environment in environments.items():
         pending = [(f"/{toolpack}", environment, 0)]
         while pending:
@@ -182,20 +190,20 @@ def _volumes(environments: Mapping[str, Any]) -> Iterator[tuple[Any, str, str, V
             for name, value in getattr(holder, "__dict__", {}).items():
                 if isinstance(value, Volume):
                     yield holder, name, f"{path}/{name}", value
-                elif not depth:  # an instance of a class
+                elif not depth:  # with `Toolpack.from_class`, the volume belongs to an instance in the environment
                     pending.append((f"{path}/{name}", value, depth + 1))
 
 
 def _difference_of_volumes(
     expected: Mapping[str, Volume], actual: Mapping[str, Volume], ignore: Sequence[str]
 ) -> str | None:
-    """Describe the first difference between databases or files that isn't ignored."""
+    """Describe the first difference between databases or files that isn't ignored, or return None."""
     for path, volume in expected.items():
         if path not in actual:
             return f"{path} is missing"
         try:
             changes = volume.patch(actual[path], path, text_diffs=False)
-        except ResultError as error:  # too many changes to list them: certainly different
+        except ResultError as error:  # there are too many changes to list them, so the volumes differ
             return f"{path} differs: {error}"
         for change in changes:
             where = change["path"]
@@ -210,7 +218,7 @@ def _difference_of_volumes(
 
 
 def _is_equal_number(volume: Volume, where: str, change: Mapping[str, Any]) -> bool:
-    """Return whether a change replaces a number by an equal one, such as 1 by 1.0."""
+    """Return whether a change replaces a number by an equal number, such as 1 by 1.0."""
     if change["op"] != "replace" or not is_number(change["value"]):
         return False
     steps = [jsonpointer.unescape(step) for step in where.split("/")]
@@ -227,7 +235,7 @@ def _leads_to(pointer: str, path: str) -> bool:
 
 
 def _difference(path: str, expected: Any, actual: Any) -> str | None:
-    """Describe the first difference between two JSON values."""
+    """Describe the first difference between two JSON values, or return None."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         for name in [*expected, *(name for name in actual if name not in expected)]:
             step = f"{path}/{jsonpointer.escape(name)}"

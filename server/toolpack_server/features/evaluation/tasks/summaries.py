@@ -1,8 +1,8 @@
 """Summaries of many sessions: counts of their records, their verdicts, and the pass rates of their tasks.
 
-A summary is computed from the records and doesn't renew the session's TTL. Evaluators run only with `evaluate`. One
-answer takes about half a second, or with `evaluate` about the deadline of a call; the client then requests the next
-page. Forks that were created to inspect a session don't count as rollouts.
+A summary is computed from the session's records and doesn't renew its TTL. Evaluators run only if the request has
+`evaluate`. A page ends after half a second, or with `evaluate` after the deadline of a call, and the client requests
+the next page. Forks that the console or a review created don't count as rollouts.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ from toolpack_server.stores.history import fitting
 
 T = TypeVar("T")
 
-OWN_RULES = "rules"  # shown as the variant of a session that has perturbation rules but no variant of its task
+OWN_RULES = "rules"  # the variant in summaries of sessions that have perturbation rules but no variant
 REVIEW_LABEL = "review"
 """The label of a review's forks; its value is the session_id of the rollout."""
 
-_CONSOLE_LABEL = "console"  # of sessions that the console created to inspect something
-_PAGE_SESSIONS = 50  # sessions that are read at once
+_CONSOLE_LABEL = "console"  # the label of sessions that the console created to inspect another session
+_PAGE_SESSIONS = 50  # max sessions in one read of the store
 _PAGE_RECORDS = 200
 _PAGE_BYTES = 2**20
-_MAX_SECONDS = 0.5  # of an answer without evaluation
-_Page = tuple[list[SessionSummary], str | None]  # summaries, and the session_id to continue after
+_MAX_SECONDS = 0.5  # time limit of a page without evaluation
+_Page = tuple[list[SessionSummary], str | None]  # summaries, and the session_id after which the next page begins
 _NOT_SEARCHED = {"index", "kind", "version", "state", "started_at", "duration_ms", "path_index"}  # members of records
 
 
@@ -89,7 +89,7 @@ class Summaries:
         return await self._compute(lambda: self._page(query, searched), query)
 
     def _all(self, query: SessionQuery, text: str) -> Iterator[Mapping[str, Any]]:
-        """Yield outlines of all matching sessions, from the first one on. Records are read only to search a text."""
+        """Yield outlines of all matching sessions, regardless of the page. Records are read only to search a text."""
         searched = _searched(text)[1:-1]
         return (each for each in self._outlines(query) if not searched or self._summary(each, searched) is not None)
 
@@ -120,7 +120,7 @@ class Summaries:
                     if not page:
                         raise
                     return page, after
-                except SessionNotFoundError:  # closed meanwhile
+                except SessionNotFoundError:  # the session was closed after it was listed
                     continue
                 page.append(summary)
                 room -= len(dumps(summary))
@@ -130,7 +130,7 @@ class Summaries:
             after = following
 
     async def _evaluate(self, summary: SessionSummary, owner: str | None, *, record: bool) -> None:
-        """Evaluate a session and add the verdict to its summary. After a failure, add an invalid verdict."""
+        """Evaluate a session and add the verdict to its summary. If the evaluation fails, add an invalid verdict."""
         session_id = summary["session_id"]
         try:
             verdict = await self._tasks.evaluate(session_id, owner, record=record)
@@ -160,7 +160,7 @@ class Summaries:
         return page, None
 
     def _summary(self, outline: Mapping[str, Any], text: str) -> SessionSummary | None:
-        """Return the summary of a session, or None if it doesn't contain the search text."""
+        """Return the summary of a session, or None if the session doesn't contain the search text."""
         matches = text in _searched([outline["session_id"], outline["task"], outline["labels"]])
         records = calls = errors = 0
         milliseconds, last, done, problem = 0.0, None, False, None
@@ -194,7 +194,7 @@ class Summaries:
         }
 
     def _lines(self, session_id: str) -> Any:
-        """Yield the public and the private line of each record, in order. Yield none if the session was closed."""
+        """Yield the public and the private line of each record, in order. A closed session has no records."""
         after = -1
         while page := self._store.records(session_id, after, _PAGE_RECORDS, _PAGE_BYTES):
             for record in page:
@@ -203,7 +203,10 @@ class Summaries:
 
 
 def omit_if_known(page: SessionSummaries, digest: str) -> SessionSummaries:
-    """Return a page with its digest. Omit the sessions if a client that polls already has a page of this digest."""
+    """Return a page with its digest. Omit the sessions if the page's digest equals `digest`.
+
+    A client that polls sends the digest of its last page, so it gets only changes.
+    """
     new_digest = hashlib.blake2b(dumps(page), digest_size=12).hexdigest()
     if new_digest == digest:
         return {"sessions": [], "rates": [], "digest": new_digest}
@@ -211,21 +214,28 @@ def omit_if_known(page: SessionSummaries, digest: str) -> SessionSummaries:
 
 
 def _outline(session: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a summary has of a session's description, which may have large rules and events."""
+    """Return the members of a session's description that its summary has.
+
+    The description may also have large rules and events, so it isn't kept while sessions are sorted.
+    """
     outline = {name: session[name] for name in (*SessionOutline.__annotations__, "task")}
     return {**outline, "variant": _variant_of(session)}
 
 
 def _variant_of(session: Mapping[str, Any]) -> str | None:
-    """Return the variant of its task that a session has, or `rules` if it has only rules of its own."""
-    perturbations = session.get("perturbations")  # missing without the perturbations feature
+    """Return a session's variant, `rules` if the session has only other rules, or None without rules."""
+    perturbations = session.get("perturbations")  # missing if the server has no perturbations feature
     return None if perturbations is None else perturbations.get("variant") or OWN_RULES
 
 
 def is_rollout(session: Mapping[str, Any], selected: Mapping[str, str]) -> bool:
-    """Return whether a session counts as a rollout among those selected by labels.
+    """Return whether a session counts as a rollout.
 
-    A session that the console or a review created doesn't, unless it was selected by the label that tells so.
+    A session that the console or a review created doesn't count, unless the client selected sessions by the label of
+    such sessions.
+
+    Args:
+        selected: The labels by which the client selected sessions.
     """
     labels, parent = session["labels"], session.get("parent")
     made_by: set[str] = {_CONSOLE_LABEL} & labels.keys()
@@ -250,5 +260,5 @@ def _rates(summaries: list[SessionSummary], labels: Mapping[str, str]) -> list[T
 
 
 def _searched(value: Any) -> str:
-    """Return a value as case-folded JSON, for searching texts. `[1:-1]` removes a text's quotes."""
+    """Return a value as case-folded JSON, in which texts are searched. For a text, `[1:-1]` removes the quotes."""
     return dumps(value).decode().casefold()

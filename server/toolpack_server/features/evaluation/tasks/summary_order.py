@@ -1,7 +1,7 @@
 """Sort orders of session summaries, and their pages.
 
-Summaries without a value come last in both directions. Equal ones are sorted by session_id, so an order is stable and
-a page continues where the last one ended.
+Summaries without a value come last in both directions. Summaries with equal values are sorted by session_id, so that
+each page begins where the last page ended.
 """
 
 import re
@@ -33,10 +33,10 @@ Order = Literal[
     "-version",
 ]
 BY_STORE = {"id", "-created"}
-"""The orders of the store. All other orders require reading all sessions."""
+"""The orders in which the store lists sessions. For any other order, all sessions are read."""
 BY_RECORDS = {"verdict", "calls", "last", "done"}
-"""The orders by values from records. The others need only the outlines of sessions."""
-MAX_SORTED = 20_000  # sessions; each takes a few hundred bytes of memory until the answer
+"""The orders by values that come from records. The other orders need only the outlines of sessions."""
+MAX_SORTED = 20_000  # max sessions to sort; each takes a few hundred bytes of memory until the answer
 
 _VALUES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "id": itemgetter("session_id"),
@@ -52,12 +52,14 @@ _VALUES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def in_order(summaries: Iterable[Mapping[str, Any]], order: str, after: str) -> tuple[list[bytes], int]:
-    """Return the JSON of all summaries after a session in an order, and the number of all summaries.
+    """Sort summaries. Return the JSON of those after the session `after`, and the number of all summaries.
 
-    Outlines of sessions can be sorted, too, unless the order is one of `BY_RECORDS`.
+    Args:
+        summaries: The summaries. Outlines are enough, unless the order is one of `BY_RECORDS`.
+        after: A session_id. "": return all summaries.
 
     Raises:
-        InvalidParamsError: There are too many sessions, or `after` isn't among them.
+        InvalidParamsError: There are more than `MAX_SORTED` summaries, or none has the session_id `after`.
     """
     value = _VALUES[order.removeprefix("-")]
     with_value: list[tuple[Any, str, bytes]] = []
@@ -75,7 +77,7 @@ def in_order(summaries: Iterable[Mapping[str, Any]], order: str, after: str) -> 
     ids = [session_id for _, session_id, _ in with_value + without_value]
     if after and after not in ids:
         raise InvalidParamsError(
-            f"after: no matching session has the id {shown(after)!r} (any more): start again from the first page."
+            f"after: no matching session has the id {shown(after)!r}: start again from the first page."
         )
     start = ids.index(after) + 1 if after else 0
     return [text for _, _, text in (with_value + without_value)[start:]], len(ids)
@@ -86,7 +88,7 @@ def _natural(text: str | None) -> Any:
     if text is None:
         return None
     parts = [(part, part.lstrip("0") if part.isdecimal() else "") for part in re.split(r"([0-9]+)", text)]
-    # Numbers are compared by their length and then as texts: int() refuses very long ones.
+    # Numbers are compared by their length and then as texts, because int() refuses very long numbers.
     return [(part.isdecimal(), len(number), number, part) for part, number in parts]
 
 

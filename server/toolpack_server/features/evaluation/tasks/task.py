@@ -1,7 +1,7 @@
 """Tasks of toolpacks: their definition, registration and loading.
 
-A task knows nothing about sessions. A loader runs once in each process. The error for an invalid task names the file
-and line where the task or its loader is defined.
+A toolpack registers tasks as `Task` objects, or by loaders: functions that return tasks and run once in each process.
+The error for an invalid task names the file and line of the task or its loader.
 """
 
 import copy
@@ -33,13 +33,13 @@ Prompt = str | Sequence[Mapping[str, str]]
 Solution = Sequence[Any] | Callable[[Any], Sequence[Any]]
 Loader = Callable[[], Iterable["Task"]]
 
-SEPARATOR = "/"  # in a task's full name, after its toolpack's
+SEPARATOR = "/"  # between the names of the toolpack and of the task, in a task's full name
 
 _NAME = re.compile(r"[A-Za-z0-9_.@:+-]{1,128}")
 
 
 class TaskSettings(TypedDict, total=False):
-    """The keyword arguments of `Task`; see there."""
+    """The keyword arguments of `Task`, which describes them."""
 
     options: Mapping[str, Any]
     toolpacks: Mapping[str, Mapping[str, Any]]
@@ -65,9 +65,10 @@ class Task:
     Attributes:
         name: 1-128 letters, digits or `_.@:+-`; unique in its toolpack.
         prompt: The agent's instructions: a text, or messages with `role` and `content`.
-        evaluate: The evaluator. Default: `reached_solution()`, which compares the environment with the solution's.
+        evaluate: The evaluator. Default: `reached_solution()`, which compares the environment with the environment
+            after the solution.
         options: The options of the task's toolpack.
-        toolpacks: The other toolpacks of the task's sessions: their options by toolpack name.
+        toolpacks: Further toolpacks of the task's sessions: for each name a dict of its options.
         functions: The functions that the agent can call. Default: all.
         max_calls: Maximum number of calls of the agent, including nested and failed ones. Default: no limit.
         participants: Further participants: for each name a dict with any of `functions`, `max_calls`, `prompt` and
@@ -75,7 +76,7 @@ class Task:
         solution: One way to do the task: calls, or a function that takes the initial environment and returns calls.
             A call is a `FunctionCall`, `(name, arguments)` or `(name, arguments, participant)`. Default participant:
             the agent.
-        answer: The agent's answer in this solution. With several texts, the answer must contain each of them.
+        answer: The agent's answer in this solution. If you give several texts, the answer must contain each text.
         split: The data split of the task, such as `train`.
         tags: Words that clients can filter tasks by.
         metadata: Any JSON values for clients.
@@ -83,9 +84,9 @@ class Task:
             `copy.deepcopy` of it.
         nop_passes: Whether an agent that does nothing passes. `check --tasks` verifies this.
         timeout_seconds: Deadline of the evaluator in seconds. Default: the deadline of a call.
-        variants: Named lists of perturbation rules to try the task with. `toolpack_server.perturbations` has functions
-            that create rules.
-        events: Rules by which the world moves, besides those of the toolpacks.
+        variants: Named lists of perturbation rules, with which a session of the task can be created.
+            `toolpack_server.perturbations` has functions that create rules.
+        events: Event rules, in addition to those of the toolpacks.
 
     Raises:
         RegistrationError: An attribute is invalid.
@@ -121,7 +122,10 @@ class Task:
             raise RegistrationError(f"task {self.name!r}: {problem}.")
 
     def _problem(self) -> str | None:
-        """Return an error message for an attribute that is invalid in any toolpack, or None."""
+        """Return an error message for the first invalid attribute, or None.
+
+        Only errors that don't depend on the toolpack are found here.
+        """
         if not is_prompt(self.prompt):
             return "its prompt must be a text, or a list of {role, content} with the role system, user or assistant"
         if not (self.evaluate is None or callable(self.evaluate)):
@@ -179,7 +183,7 @@ class Task:
         except InvalidParamsError as error:
             return str(error).rstrip(".")
         except (TypeError, ResultError):
-            return None  # an invalid call is reported when the solution is used, as in a solution that is a function
+            return None  # an invalid call is reported when the solution is used, as for a solution that is a function
         return None
 
     def own(self) -> Self:
@@ -188,12 +192,14 @@ class Task:
         Raises:
             TypeError: `data` can't be copied.
         """
-        copied = {id(each): each for each in (self.evaluate, self.solution) if callable(each)}  # shared, not copied
-        copied[id(self.variants)] = loads(dumps(dict(self.variants)))  # many small dicts, which deepcopy copies slowly
+        # The memo of deepcopy: objects in it count as copied, so functions are shared with the copy. The variants are
+        # copied as JSON, because deepcopy is slow for many small dicts.
+        memo = {id(each): each for each in (self.evaluate, self.solution) if callable(each)}
+        memo[id(self.variants)] = loads(dumps(dict(self.variants)))
         own = object.__new__(type(self))
         try:
             for name in self.__dataclass_fields__:
-                object.__setattr__(own, name, copy.deepcopy(getattr(self, name), copied))
+                object.__setattr__(own, name, copy.deepcopy(getattr(self, name), memo))
         except Exception as error:
             raise TypeError(
                 f"the task's data can't be copied ({error_text(error)}): give the class that copy.deepcopy can't copy "
@@ -247,7 +253,7 @@ class TaskList:
 
     @property
     def is_loaded(self) -> bool:
-        """True once `all` runs no more loaders."""
+        """Whether the loaders have run, so that `all` runs no author code."""
         return self._loaded is not None
 
     def all(self) -> Mapping[str, Task]:
@@ -262,7 +268,7 @@ class TaskList:
             return self._loaded
 
     def count(self) -> int:
-        """Return the number of tasks. If a loader fails, only tasks from `add` count."""
+        """Return the number of tasks. If a loader fails, count only the tasks from `add`."""
         try:
             return len(self.all())
         except EvaluationError:

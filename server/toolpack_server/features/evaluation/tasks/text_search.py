@@ -2,7 +2,7 @@
 
 A text is split into tokens: numbers, dates, times, words, codes such as `GO-2380`, and single signs such as `%`. Case,
 punctuation, currency signs and Markdown are ignored. Numbers are compared by value, so `5,200.00` matches 5200, but
-95200 and -5200 don't. Numbers may have the English form, with a comma between thousands, or another form that is
+`95200` and `-5200` don't. Numbers may have the English form, with a comma between thousands, or another form that is
 unambiguous: `5 200`, `5.200,00`, `64,50`.
 
 The text is untrusted, so all patterns run in time proportional to its length.
@@ -51,7 +51,7 @@ _ALIASES = {"%": "percent", "&": "and"}
 _SPELLINGS = str.maketrans(
     {
         **dict.fromkeys("\u00a0\u2007\u2009\u202f", " "),
-        **dict.fromkeys("\u2010\u2011\u2212", "-"),  # hyphens, and the minus sign
+        **dict.fromkeys("\u2010\u2011\u2212", "-"),  # two hyphens and the minus sign
         "\u2019": "'",
     }
 )
@@ -63,7 +63,7 @@ class _Token(NamedTuple):
     begin: int
     end: int
     value: Any
-    spellings: re.Pattern[str] | None = None  # other spellings, which may consist of several tokens
+    spellings: re.Pattern[str] | None = None  # for a date or a time: other spellings, of one or more tokens
 
 
 def says(text: str, *spellings: object) -> bool:
@@ -82,15 +82,15 @@ def says(text: str, *spellings: object) -> bool:
 
 
 def _has(text: str, tokens: list[_Token], spelling: str) -> bool:
-    wanted = [*_tokens(_plain(spelling))]
-    if not wanted:  # only punctuation
+    expected = [*_tokens(_plain(spelling))]
+    if not expected:  # the spelling is only punctuation, which has no tokens
         return spelling.strip() != "" and spelling.strip() in text
-    return any(_fits(text, tokens, index, wanted) for index in range(len(tokens)))
+    return any(_fits(text, tokens, index, expected) for index in range(len(tokens)))
 
 
-def _fits(text: str, tokens: list[_Token], index: int, wanted: list[_Token]) -> bool:
-    """Return whether the wanted tokens follow one another in the text from the token at `index`."""
-    for each in wanted:
+def _fits(text: str, tokens: list[_Token], index: int, expected: list[_Token]) -> bool:
+    """Return whether the text has the expected tokens one after another, from the token at `index` on."""
+    for each in expected:
         if index >= len(tokens):
             return False
         token = tokens[index]
@@ -103,17 +103,18 @@ def _fits(text: str, tokens: list[_Token], index: int, wanted: list[_Token]) -> 
 
 
 def _plain(text: str) -> str:
+    """Normalize letters, hyphens and spaces, and separate the numbers of lists such as `1,2,3`."""
     plain = unicodedata.normalize("NFC", text).translate(_SPELLINGS).casefold()
     plain = re.sub(r"(?<=\d)t(?=\d\d:\d\d)", " ", plain)  # 2026-03-05T10:00
-    return _LIST.sub(lambda found: found[0] if _THOUSANDS.fullmatch(found[0]) else found[0].replace(",", ", "), plain)
+    return _LIST.sub(lambda match: match[0] if _THOUSANDS.fullmatch(match[0]) else match[0].replace(",", ", "), plain)
 
 
 def _tokens(plain: str) -> Iterator[_Token]:
-    for found in _TOKEN.finditer(plain):
-        kind, text = found.lastgroup or "", found[0]
-        begin, end = found.span()
-        if found["number"] is not None:
-            yield _Token(begin, end, _number(found))
+    for match in _TOKEN.finditer(plain):
+        kind, text = match.lastgroup or "", match[0]
+        begin, end = match.span()
+        if match["number"] is not None:
+            yield _Token(begin, end, _number(match))
         elif kind == "date":
             yield _Token(begin, end, text, _spoken_date(text))
         elif kind == "time":
@@ -122,14 +123,14 @@ def _tokens(plain: str) -> Iterator[_Token]:
             yield _Token(begin, end, _ALIASES.get(text, text))
 
 
-def _number(found: re.Match[str]) -> Decimal:
-    digits = found["digits"]
+def _number(match: re.Match[str]) -> Decimal:
+    digits = match["digits"]
     if re.fullmatch(_GROUPED, digits):
         digits = digits.replace(",", "")
     elif re.fullmatch(_POINTS, digits):
         digits = digits.replace(".", "")
     digits = digits.replace(" ", "").replace("'", "").replace(",", ".")
-    negative = (found["sign"] or "+") != "+" or found["inner"]
+    negative = (match["sign"] or "+") != "+" or match["inner"]
     try:
         return Decimal(f"-{digits}" if negative else digits)
     except InvalidOperation:  # characters that match \d but that Decimal can't read
@@ -137,7 +138,7 @@ def _number(found: re.Match[str]) -> Decimal:
 
 
 def _spoken_date(text: str) -> re.Pattern[str] | None:
-    """Return the pattern of the other spellings of a date."""
+    """Return a pattern of other spellings of an ISO date, such as `5 March`. None if the date doesn't exist."""
     try:
         day = date.fromisoformat(text)
     except ValueError:
@@ -159,10 +160,10 @@ def _spoken_date(text: str) -> re.Pattern[str] | None:
 
 
 def _time(begin: int, end: int, text: str) -> _Token:
-    """Return the token of a time, with a pattern for its 12-hour form."""
+    """Return the token of a 24-hour time such as `14:45`, with a pattern of its 12-hour spellings."""
     hour, minute, *second = text.split(":")
     value = f"{int(hour)}:{minute}" + "".join(f":{each}" for each in second if int(each))
-    if value.count(":") > 1 or int(hour) > 23 or int(minute) > 59:  # noqa: PLR2004 - of a clock
+    if value.count(":") > 1 or int(hour) > 23 or int(minute) > 59:  # noqa: PLR2004 - hours and minutes of a clock
         return _Token(begin, end, value)
     half, of_day = ("a", "morning") if int(hour) < 12 else ("p", "(?:afternoon|evening)")  # noqa: PLR2004 - as above
     minutes = rf"(?:[:.]{minute})" + ("?" if int(minute) == 0 else "")

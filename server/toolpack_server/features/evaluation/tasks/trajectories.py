@@ -1,6 +1,7 @@
 """Trajectories: the messages and calls of a session's history, in the format of OpenAI's chat completions.
 
-Pure. A trajectory shows what an agent saw: the prompt, its own messages, its calls and their results.
+A trajectory shows the agent's view: the prompt, the agent's messages, its calls and their results. All functions here
+are pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,15 +30,15 @@ def trajectory(
 
 
 def verdict_members(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a verdict that a trajectory has."""
+    """Return the members of a verdict that become members of a trajectory."""
     return {name: verdict.get(name) for name in _VERDICT_MEMBERS}
 
 
 class Messages(list[Message]):
-    """The messages of a history.
+    """The messages of a trajectory.
 
     Attributes:
-        records: For each message the record that it comes from; None for messages of the prompt.
+        records: The source record of each message. None for a message of the prompt.
     """
 
     def __init__(self, prompt: str | Sequence[Message]) -> None:
@@ -89,12 +90,20 @@ def _prompt_messages(prompt: str | Sequence[Message]) -> list[Message]:
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]], offered: Sequence[str] | None) -> list[Mapping[str, Any]]:
-    """Return the functions of a session that a task offers to its agent. None offers all."""
+    """Return those of a session's functions that a task offers to its agent.
+
+    Args:
+        offered: The task's `functions`. None: the task offers all functions.
+    """
     return [tool for tool in tools if _is_offered(tool["function"]["name"], offered)]
 
 
 def _is_offered(name: str, offered: Sequence[str] | None) -> bool:
-    """Return whether a function is offered. `name` has `__` instead of a dot after its namespace."""
+    """Return whether a task offers a function.
+
+    Args:
+        name: The name in OpenAI's format, with `__` in place of the dot after the namespace.
+    """
     return offered is None or any(
         name in {each.replace(".", "__"), f"{name.partition('__')[0]}__{each}"} for each in offered
     )

@@ -1,6 +1,6 @@
-"""Pass rates by variant of perturbations: the table that `evaluate` prints for perturbed rollouts.
+"""Table of pass rates by variant of perturbations, which the command `evaluate` prints for perturbed rollouts.
 
-Pure. Lost and phantom answers, and the calls that agents repeat after them, are counted in the sessions' histories.
+It also counts false answers of calls, and the calls that agents repeated after them. All functions here are pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 from toolpack_server.features.evaluation.tasks.pass_rates import aligned, pass_all, rates
 
-MAX_K = 8  # of pass^k
-CLEAN = "clean"  # name of the row of rollouts without perturbations
+MAX_K = 8  # max k of pass^k
+CLEAN = "clean"  # name of the row for rollouts without perturbations
 HEAD = ("variant", "n", "passed", "pass^k", "perturbed", "recovered", "lost", "repeated", "phantom", "redone")
 
 
 class FalseAnswers(NamedTuple):
-    """Number of calls whose answer was false, and of equal calls later that changed the environment.
+    """Numbers of calls with a false answer, and of later calls that repeat them.
 
     Attributes:
-        lost: Calls that took effect, but whose answer was an error.
-        repeated: Calls that took effect again after a lost answer.
-        phantom: Calls that had no effect, but whose answer was a result.
-        redone: Calls that took effect after a phantom one.
+        lost: Calls that took effect, but were answered with an error.
+        repeated: Equal calls that changed the environment again after a lost answer.
+        phantom: Calls that had no effect, but were answered with a result.
+        redone: Equal calls that changed the environment after a phantom answer.
     """
 
     lost: int = 0
@@ -30,9 +30,9 @@ class FalseAnswers(NamedTuple):
 
 
 def count_false_answers(path: Iterable[Mapping[str, Any]]) -> FalseAnswers:
-    """Count the false answers in a history."""
+    """Count the false answers to the agent in a history."""
     lost = repeated = phantom = redone = version = 0
-    lost_calls: list[tuple[str, Any]] = []  # that changed the environment
+    lost_calls: list[tuple[str, Any]] = []  # only calls that changed the environment
     phantom_calls: list[tuple[str, Any]] = []
     for record in path:
         changed, version = record["version"] > version, record["version"]

@@ -1,7 +1,7 @@
-"""Recorded verdicts: the operation that records one, its kind of record, and the filter `passed` of `list_sessions`.
+"""Recorded verdicts: their operation, their kind of record, and the filter `passed` of `list_sessions`.
 
-A recorded verdict counts only while it is the session's last record, because later records could change the reward.
-Only an evaluation on this server creates one. A verdict record that a replay copied doesn't count.
+A recorded verdict counts only while it is the session's last record, because later records could change the reward. It
+also counts only if this server evaluated the session: a verdict that came with a replay doesn't count.
 """
 
 import threading
@@ -25,14 +25,15 @@ from toolpack_server.sessions.record_kinds import RecordKind, Shown
 from toolpack_server.stores.base import StoredSession
 
 _MEMBERS = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed", "reactions")
-_OWN = "verdict"  # marks the record in its private line, which only the server writes
+_OWN = "verdict"  # private member that marks a verdict of this server; clients can't set it
 
 
 class VerdictOperation(SessionOperation):
-    """Evaluates a session and records the verdict. Further operations on the session wait for it.
+    """Evaluates a session and records the verdict. Later operations on the session wait until it has ended.
 
     Args:
-        evaluate: Returns the verdict on the session in this state. It starts the clock with the evaluator's deadline.
+        evaluate: Takes the session's state and a function that starts a deadline. It starts the evaluator's deadline
+            and returns the verdict.
         ends: Whether the verdict ends the agent's part, as an answer does.
     """
 
@@ -60,7 +61,7 @@ class VerdictOperation(SessionOperation):
 
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
-        """Evaluate and record the verdict. If the last record is an equal verdict, add no second one."""
+        """Evaluate the session and record the verdict, unless the last record is an equal verdict of this server."""
         self._thread = threading.get_ident()
 
         def start(seconds: float) -> None:
@@ -91,12 +92,15 @@ class VerdictOperation(SessionOperation):
 
 
 def _has_members(shown: Mapping[str, Any], members: Mapping[str, Any]) -> bool:
-    """Return whether a record has exactly these members. Old records have null for members without a value."""
+    """Return whether a record has exactly these members of a verdict.
+
+    A null counts as missing, because older servers wrote nulls.
+    """
     return {name: shown[name] for name in _MEMBERS if shown.get(name) is not None} == members
 
 
 class VerdictKind(RecordKind):
-    """Record kind of a verdict. Forks don't inherit it."""
+    """Record kind of a verdict. Forks don't inherit verdicts."""
 
     name = "verdict"
     shape = VerdictRecord
@@ -129,7 +133,7 @@ class VerdictFilter(SessionFilter):
         return None if passed is None else lambda session: self._passed(session.id) is passed
 
     def _passed(self, session_id: str) -> bool | None:
-        """Return `passed` of a session's last record, or None if that isn't a verdict."""
+        """Return `passed` of a session's recorded verdict, or None if the last record isn't a verdict that counts."""
         entry = self._store.get(session_id)
         records: Sequence[Any] = ()
         if entry and entry[1].index >= 0:
@@ -142,8 +146,14 @@ class VerdictFilter(SessionFilter):
 
 
 def recorded_verdict(shown: Mapping[str, Any], private: Mapping[str, Any] | None) -> Verdict | None:
-    """Return the verdict of a record, given its public and private line. None for another record or a copy."""
+    """Return the verdict in a record, or None if the record isn't a verdict of this server.
+
+    Args:
+        shown: The members that clients see.
+        private: The members that only the server reads.
+    """
     if not (private or {}).get(_OWN):
         return None
-    members = {"valid": True, "failure": None, "perturbed": {}, "reactions": None, **shown}  # not in all records
+    # Records omit members without a value, so the defaults are added.
+    members = {"valid": True, "failure": None, "perturbed": {}, "reactions": None, **shown}
     return {name: members[name] for name in Verdict.__annotations__}  # type: ignore[return-value]
