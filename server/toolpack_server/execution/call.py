@@ -1,7 +1,7 @@
 """Execution of a call, as a pure function of a plan and a snapshot.
 
-It does no I/O, takes no lock, and reads the clock only to measure read-only checks. The result is an `Outcome`, even if
-the function fails. The call has no effect until the outcome is committed.
+The code here does no I/O, takes no lock, and reads the clock only to measure read-only checks. The result is an
+`Outcome`, even if the function fails. The call has no effect until the outcome is committed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,13 +37,13 @@ class Outcome:
     function: str = ""  # the function's name in the toolpack
     comparison: ReadOnlyCheck | None = None  # the check of the read-only functions; None if it wasn't due
     content: bool = False  # the result is a list of MCP content blocks
-    # The digests that the execution policy computed, by part that the call may have changed.
+    # The digest, by the execution policy, of each part that the call may have changed.
     digests: dict[str, Any] = field(default_factory=dict)
     nested: Sequence[bytes] = ()  # the results, as JSON, of the nested calls that returned
     changed: Mapping[str, int] | None = None  # number of changed pages or files, by volume that the call changed
 
     def drop_changes(self) -> None:
-        """Forget what the call changed. The next call decodes the environments that this one used again."""
+        """Remove all changes. The live objects are removed, too, because the call may have changed them."""
         self.changes, self.changed = False, None
         self.blobs, self.live, self.digests = {}, {}, {}
 
@@ -59,7 +59,10 @@ def call(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Outcome:
 
 
 def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Steps[Outcome]:
-    """Run a call like `call`, but yield its coroutines to the caller. With an execution policy, await them here."""
+    """Run a call like `call`, but yield its coroutines to the caller, which awaits them.
+
+    With an execution policy, the caller must await them on this thread, because the policy applies to this process.
+    """
     world = World(plan, snapshot, context, ReadOnlyCheck() if plan.compares else None, context.max_result_bytes)
     live: dict[str, Any] = {}
     try:
@@ -72,11 +75,14 @@ def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Ste
             live = _end_volumes(world.volumes, outcome, world)
     finally:
         if world.volumes is not None:
-            world.volumes.abandon(keep=False)  # after an exception; otherwise the volumes were released already
+            # Only has an effect after an exception: otherwise `_end_volumes` has released the volumes.
+            world.volumes.abandon(keep=False)
     if plan.policy is not None and outcome.failure is None:
         classes = context.codec.catalog.classes
         outcome.digests |= {part: plan.policy.digest_part(outcome.live[part], classes) for part in world.dirty}
-        outcome.live = {}  # the next call must decode everything: the order of a set depends on how it was filled
+        # The next call must decode everything. The order of a set depends on how the set was filled, so a live object
+        # could give other results than the decoded one when the call is repeated.
+        outcome.live = {}
     if live:
         outcome.live = {**outcome.live, **live}
     outcome.comparison = world.check
@@ -103,7 +109,7 @@ def _run(world: World) -> Steps[Outcome]:
     except BaseException as error:
         # A `GeneratorExit` that no function raised closes the steps of an abandoned call.
         if isinstance(error, RequestError | InternalSignal | GeneratorExit) and not world.raised:
-            raise
+            raise  # the server's own code raised the error
         if isinstance(error, WrappedStopIteration):
             error = error.error
         return Outcome(failure=_failure(world, error, Failure.RAISED if world.raised else None))
@@ -122,7 +128,10 @@ def _failure(world: World, error: BaseException, why: Failure | None) -> CallFai
 
 
 def _end_volumes(volumes: Volumes, outcome: Outcome, world: World) -> dict[str, Any]:
-    """Add the changes of volumes to an outcome, and return the handles of their working copies."""
+    """Add the changes of volumes to an outcome, and return the handles of their working copies.
+
+    If a volume can't be stored, the call has failed, and no change of the call is kept.
+    """
     try:
         if outcome.failure is None:
             changes = volumes.finish()

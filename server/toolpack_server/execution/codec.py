@@ -1,7 +1,8 @@
 """Codecs: convert environments of the loaded toolpacks to blobs and back, part by part.
 
-Only this module combines classes, fingerprints and the key. `Codec` checks the keyed hash of a blob before it decodes
-the blob. `PlainCodec` uses no hash; it is for bytes that never leave the server.
+`Codec` checks the keyed hash of a blob before it decodes the blob, so it decodes only bytes that a server with this key
+has written. `PlainCodec` uses no hash. It is for bytes that never leave the server, and for executors, which have no
+key. Only this module combines classes, fingerprints and the key.
 """
 
 import itertools
@@ -23,7 +24,7 @@ from toolpack_server.snapshots.pickling import freeze, thaw
 from toolpack_server.snapshots.seal import seal, unseal
 from toolpack_server.volumes.volume import VolumeContext, first_piece, part_name, take_out
 
-KNOWN_EXACT = 256
+MAX_EXACT = 256  # entries of the cache `PlainCodec.exact`
 
 
 class PlainCodec:
@@ -34,8 +35,8 @@ class PlainCodec:
         self.max_bytes = max_bytes
         self.volumes = volumes
         self.lazy_kind = LazyEnvironment.kind_for(catalog.classes, max_bytes)
-        # Cache of digests of snapshots that are known to restore their environment exactly.
-        self.exact = BoundedCache[tuple[tuple[str, bytes], ...], bool](KNOWN_EXACT)
+        # The digests of initial environments that were restored exactly; see `initial.build`.
+        self.exact = BoundedCache[tuple[tuple[str, bytes], ...], bool](MAX_EXACT)
 
     def encode(self, part: str, environment: BaseModel) -> tuple[str, bytes]:
         """Freeze a part of a toolpack's environment, and return its new blob id and its bytes.
@@ -56,10 +57,11 @@ class PlainCodec:
         return self.thaw(self.unseal(part, blob_id, blob))
 
     def copy(self, environment: BaseModel) -> BaseModel:
-        """Return a copy of an environment, as storing and restoring would make it; raises as `encode`."""
+        """Return the copy of an environment that storing and restoring it makes; raises as `encode`."""
         return self.thaw(freeze(environment, self.catalog.classes))
 
     def thaw(self, payload: bytes) -> BaseModel:
+        """Return the environment that bytes without a hash hold; raises as `decode`."""
         environment: BaseModel = thaw(payload, self.catalog.classes)
         return environment
 
@@ -73,10 +75,11 @@ class PlainCodec:
     def freeze_parts(
         self, toolpack: str, environment: BaseModel, interruptible: AbstractContextManager[object]
     ) -> dict[str, bytes]:
-        """Take the volumes out of an environment, divide the rest into parts, and freeze each; raises as `encode`.
+        """Take the volumes out of an environment, divide the rest into parts, and freeze each part; raises as `encode`.
 
-        A large environment becomes one chain of objects instead, unless it would gain nothing. Volumes are built
-        within `interruptible`, because that may run an author's code or a client's SQL.
+        A large environment becomes one chain of objects instead, if most of its objects can be loaded one by one; see
+        `LazyEnvironment.first_part`. Volumes are built within `interruptible`, because building a volume may run an
+        author's code or a client's SQL.
         """
         pack = self.catalog.toolpacks[toolpack]
         volumes = take_out(environment, of_instances=pack.holds_instances)
@@ -87,7 +90,7 @@ class PlainCodec:
         if is_large and pack.lazy and lazy_obstacle(pack) is None:
             payloads = self.lazy_kind.first_part(toolpack, environment) or payloads
         for path, volume in volumes.items():
-            self.volumes.kinds[volume.kind]  # raises KeyError for an unknown kind, which couldn't be read again
+            self.volumes.kinds[volume.kind]  # raises KeyError for an unknown kind, because no reader could read it
             part = part_name(f"{toolpack}{PART_SEPARATOR}{path}", volume.kind, 0)
             with interruptible:
                 body = volume.build(self.volumes.limits)
@@ -121,8 +124,8 @@ class Codec(PlainCodec):
     def __init__(self, catalog: Catalog, key: bytes, max_bytes: int, volumes: VolumeContext) -> None:
         super().__init__(catalog, max_bytes, volumes)
         self._key = key
-        # Prefix of blob ids. Ids increase with time, which keeps a store's index compact. The prefix is drawn here and
-        # not on import, because workers are forked after the import and must not share it.
+        # Prefix of blob ids. Ids increase with time, which keeps a store's index compact. The prefix is drawn here, not
+        # at import: workers are forked after the import, and each needs its own prefix.
         self._id_prefix = f"{int(time.time()):08x}{secrets.token_hex(6)}"
         self._serial = itertools.count()
 

@@ -1,7 +1,7 @@
-"""Failures of calls.
+"""Failures of calls, with their causes.
 
 A failure stays an object on its way from the function, through an executor, to the record. It becomes text only for
-people and agents. No code parses that text.
+people and agents, so no code needs to parse an error's text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 class Failure(StrEnum):
-    """Cause of a failure, for programs. An exception's class isn't enough, as it doesn't tell who raised it."""
+    """Cause of a failure, for programs. The class of an exception isn't enough: the function may have raised it."""
 
     NOT_FOUND = "not_found"
     ARGUMENTS = "arguments"
@@ -40,7 +40,7 @@ _WHY: Mapping[type[BaseException], Failure] = {
     ValidationError: Failure.ARGUMENTS,
     TooLargeError: Failure.TOO_LARGE,
 }
-"""The causes by exception class, for exceptions that the server raised and not a toolpack's code."""
+"""The causes by exception class, for exceptions that the server itself raised."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,11 @@
-"""Errors caused by the host (memory, file descriptors), not by the function.
+"""Errors caused by the host (no memory, no file descriptors), not by the function.
 
-The operating system's error code decides. A function may also have used up the memory or the descriptors itself. So
-they are tried again after its frames are cleared: only a lasting shortage is the host's. Such a call is refused and not
-recorded, and the caller can retry it.
+A call that meets such an error is refused and not recorded, so that the caller can retry it. The error's code decides,
+with two exceptions:
+
+- The function may have used up the memory itself. So its frames are cleared, which frees its objects. Only if there is
+  still no memory, the host is the cause.
+- SQLite has one code for every file that it can't open. Only if no other file can be opened, the host is the cause.
 """
 
 import errno
@@ -16,10 +19,10 @@ from pathlib import Path
 FILES = "The server has reached its limit of open files; nothing was changed. Retry, or raise that limit."
 MEMORY = "The server is out of memory; nothing was changed. Retry, or give the server more memory."
 
-_FILES = 8  # descriptors that must be free; a database can't be opened with fewer
+_FILES = 8  # descriptors that must be free, because a database can't be opened with fewer
 _SQLITE_CANTOPEN = 14  # SQLite's code for a file that it can't open, for any reason
-_MEMORY_BYTES = 2**24  # that must be free
-_MAX_CAUSES = 10  # of an error that are examined
+_MEMORY_BYTES = 2**24  # memory that must be free
+_MAX_CAUSES = 10  # examined causes of one error
 
 
 def host_error(error: BaseException) -> str | None:
@@ -46,6 +49,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _cannot_open(error: BaseException) -> bool:
+    """Return whether SQLite couldn't open a file."""
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(code, int) and code & 0xFF == _SQLITE_CANTOPEN
 

@@ -1,7 +1,7 @@
-"""Initial environments of sessions: built by the toolpacks once for each set of options, then shared.
+"""Initial environments of sessions: toolpacks build them once for each set of options, and sessions share them.
 
-An initial environment that can't be restored exactly is refused. The cache is in memory only. So a restart builds the
-environments again, and an edited toolpack never starts from old data.
+An initial environment is refused if storing and restoring would change it. The cache is in memory only, so a restart
+builds the environments again, and an edited toolpack never starts from old data.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ ENTRY_BYTES = 1024  # estimated overhead of a part in the cache
 def build(
     context: ExecutionContext, toolpack: str, options: Mapping[str, Any], policy: ExecutionPolicy | None = None
 ) -> Built:
-    """Build a toolpack's initial environment; raises as `Toolpack.build` and `PlainCodec.encode`.
+    """Build a toolpack's initial environment, and encode it; raises as `Toolpack.build` and `PlainCodec.encode`.
 
     A missed deadline interrupts the author's code, and the SQL of a database.
     """
@@ -34,10 +34,11 @@ def build(
     with enforce(policy), context.interruptible:
         environment = codec.catalog.toolpacks[toolpack].build(options)
     payloads = codec.freeze_parts(toolpack, environment, context.interruptible)
-    # Seeded sessions build their environments each time, mostly with the same bytes: cache the result of the check.
+    # Seeded sessions build their environments each time, mostly with the same bytes. So cache the result of the check.
     frozen = {part: payload for part, payload in payloads.items() if not is_piece(part)}
     digests = tuple((part, hashlib.blake2b(payload).digest()) for part, payload in frozen.items())
-    if frozen and not codec.exact.get(digests):  # `LazyEnvironment.first_part` has checked a chain
+    # There is nothing to check if the environment is one chain: `LazyEnvironment.first_part` has checked it.
+    if frozen and not codec.exact.get(digests):
         restored = environments({part: codec.thaw(payload) for part, payload in frozen.items()})
         changed = difference(environment, restored[toolpack])
         if changed:
@@ -47,7 +48,7 @@ def build(
 
 
 def parse(context: ExecutionContext, toolpack: str, environment: Any, policy: ExecutionPolicy | None = None) -> Built:
-    """Build a toolpack's environment from JSON. It is interrupted and raises like `build`."""
+    """Build a toolpack's environment from JSON, and encode it; raises and is interrupted as `build`."""
     codec = context.codec
     with enforce(policy), context.interruptible:
         parsed = codec.catalog.toolpacks[toolpack].parse(environment)
@@ -69,7 +70,7 @@ class InitialEnvironments:
         """Return the id and the bytes of each part of a toolpack's initial environment; raises as `build`."""
         # A digest keeps the key small: options can be as large as a request.
         key = toolpack, hashlib.blake2b(dumps(options, sort_keys=True)).digest() if options else b""
-        # No lock: building may take long, and building twice is harmless.
+        # No lock: building may take long, and if two threads build the same environment, the first result is used.
         return self._built.get(key) or self._built.setdefault(key, self._build(toolpack, options))
 
 

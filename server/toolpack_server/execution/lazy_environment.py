@@ -1,8 +1,9 @@
-"""Large environments, stored as a chain of changed groups instead of as a whole.
+"""Large environments, stored as a chain of changed groups of objects instead of as a whole.
 
-Such an environment is stored like a volume: the first piece of its chain holds all groups, and each later piece holds
-the groups that a call changed. A call gets the environment as a lazy graph (`snapshots/pieces.py` has the rule), so it
-loads and writes only the objects that it touches.
+A call then loads and writes only the objects that it touches. A *group* is a set of objects that are read and written
+together; `snapshots/pieces.py` explains how an environment is cut into groups. The environment is stored like a volume:
+the first piece of its chain holds all groups (the *base*), and each later piece holds the groups that a call changed.
+A call gets a *lazy graph*: its objects are empty at first, and the first access to an object loads its group.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,13 +33,13 @@ from toolpack_server.volumes.volume import (
 from toolpack_server.volumes.working_copy import Key, PieceInfo, WorkingCopy
 
 KIND = "objects"
-MIN_SHARE = 0.5  # minimum share of an environment's bytes in pieces
+MIN_SHARE = 0.5  # min share of an environment's bytes in groups that can be loaded one by one, so all but the first
 BASES_BYTES = 256 * 2**20  # size of a process's cache of bases
-ROOT_BYTES = 400  # memory of a lazy instance
+ROOT_BYTES = 400  # estimated memory of one lazy object
 
 
 def lazy_name(toolpack: str) -> str:
-    """Return the name of the chain of a toolpack's environment: that of a volume with an empty path."""
+    """Return the name of the chain of a toolpack's environment: the name of a volume with an empty path."""
     return f"{toolpack}/"
 
 
@@ -72,7 +73,11 @@ class LazyEnvironment(Content):
 
     @classmethod
     def first_part(cls, toolpack: str, environment: BaseModel) -> dict[str, bytes]:
-        """Return the first piece of a chain, or nothing if the environment should be stored as a whole."""
+        """Return the first piece of an environment's chain, by its part's name.
+
+        Return an empty dictionary if the environment should be stored as a whole: too little of it can be loaded one by
+        one, or the chain wouldn't restore it exactly.
+        """
         base = split(environment, cls.classes)
         if base.size - base.groups[0].size < MIN_SHARE * base.size:
             return {}
@@ -149,7 +154,10 @@ class LazyEnvironment(Content):
         return environment
 
     def has_changed(self) -> bool:
-        """Write the changes since the last look, and return whether there are any; raises as `LazyGraph.commit`."""
+        """Write the changes since the last call of this method, and return whether there are any.
+
+        Raises as `LazyGraph.commit`, and `TooLargeError`.
+        """
         graph = self._copy.graph
         if graph.failure is not None:
             raise damaged_error(self._chain.name) from graph.failure
@@ -163,12 +171,16 @@ class LazyEnvironment(Content):
         return bool(changes)
 
     def state(self) -> dict[int, Group | None]:
-        """Write the changes since the last look, and return the state, for `change_since`."""
+        """Write the changes so far, and return the changed groups of the chain, for `change_since`."""
         self.has_changed()
         return dict(self._copy.graph.delta)
 
     def change_since(self, state: Groups | None) -> Difference | None:
-        """Return the first difference from an earlier state. None: from the state before the call."""
+        """Return the first difference from an earlier state, or None if there is no difference.
+
+        Args:
+            state: The earlier result of `state()`. None: the state before the call.
+        """
         stored = dict(self._copy.graph.delta)
         if not self.has_changed():
             return None
@@ -206,8 +218,10 @@ class LazyEnvironment(Content):
         return error
 
     def _end(self) -> None:
-        """Make the loaded objects lazy again. A pinned call must load everything: the order of a set may differ."""
+        """Make the loaded objects lazy again, so that the next call loads them."""
         self._copy.end_call()
+        # A call with an execution policy must be repeatable. A live set may have another order than a decoded one, so
+        # the next call must load everything from the stored bytes.
         if self._mounted.pinned:
             self._copy.discard()
 
@@ -255,7 +269,11 @@ class LazyCopy(WorkingCopy):
         return self._graph is not None
 
     def new_graph(self, delta: Groups | None = None) -> LazyGraph:
-        """Return another graph of this version, or of the version with another delta."""
+        """Return another graph of this version.
+
+        Args:
+            delta: The changed groups of another version, whose graph is returned instead.
+        """
         return LazyGraph(self._table, self.base, self.delta if delta is None else delta)
 
     def rewrite(self) -> None:
@@ -292,7 +310,11 @@ def _size(group: Group | None) -> int:
 
 
 def _pack(groups: Groups, vocabulary: Vocabulary | None = None) -> Body:
-    """Return groups as the content of a piece. The first piece has the vocabulary."""
+    """Return groups as the content of a piece. A group that is None was removed.
+
+    Args:
+        vocabulary: The class names that the groups refer to; only the first piece of a chain has them.
+    """
     kinds: dict[str, int] = {}
     entries: list[list[Any]] = []
     data: list[bytes] = []
@@ -312,7 +334,7 @@ def _pack(groups: Groups, vocabulary: Vocabulary | None = None) -> Body:
 
 
 def _unpack(body: Body) -> dict[int, Group | None]:
-    """Return the groups of a piece."""
+    """Return the groups of a piece, as `_pack` got them."""
     kinds, data, start = body.head["kinds"], bytes(body.data), 0
     groups: dict[int, Group | None] = {}
     for number, *rest in body.head["groups"]:

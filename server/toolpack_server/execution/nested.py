@@ -1,8 +1,8 @@
 """Nested calls: an argument that is exactly `{"$call": {"function": …, "args": {…}}}` is itself a call.
 
 Nested calls run one after the other. Each runs after the calls in its own arguments, and before the call that takes its
-result. They are always listed in that order. So if a call stops early, the existing results belong to the first
-nested calls of the list.
+result. All lists of nested calls have this order. So if the outermost call stops early, the results that exist belong
+to the first nested calls of the list.
 """
 
 from collections.abc import Mapping
@@ -49,6 +49,7 @@ def _replace(arguments: Mapping[str, Any], calls: list[NestedCall], depth: int) 
 
 
 def _read(value: dict[str, Any], calls: list[NestedCall], depth: int) -> Any:
+    """Return the `FunctionCall` for a value, and append its calls to the list. Return other values unchanged."""
     call = value["$call"]
     if len(value) != 1 or type(call) is not dict or call.keys() != {"function", "args"}:
         return value
@@ -57,6 +58,7 @@ def _read(value: dict[str, Any], calls: list[NestedCall], depth: int) -> Any:
     first = len(calls)
     arguments = _replace(call["args"], calls, depth + 1)
     if depth <= MAX_CALL_DEPTH:
+        # The calls in the arguments were appended without a parent, because this call's index wasn't known then.
         index = len(calls)
         calls[first:] = [inner if inner.parent is not None else inner._replace(parent=index) for inner in calls[first:]]
         calls.append(NestedCall(call["function"], call["args"]))

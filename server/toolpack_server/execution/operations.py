@@ -1,6 +1,7 @@
 """Runner operations of the core: run a function; build, show, export and compare environments.
 
-Each operation is one class here and one entry of `OPERATIONS`. Features add their own.
+A runner executes each of them in this process or in an executor. Each operation is one class here and one entry of
+`OPERATIONS`. Features add their own operations.
 """
 
 import base64
@@ -68,7 +69,7 @@ class RunCall(RunnerOperation[Outcome]):
         watch = Watch()
         outcome = yield from call_steps(plan, self.snapshot, context)
         if watch.leaves_work(plan.footprint):
-            outcome.live = {}
+            outcome.live = {}  # threads of the function may still change these objects
         return outcome
 
     @override
@@ -133,7 +134,7 @@ class _JsonText(RunnerOperation[bytes]):
 
 @dataclass(eq=False)
 class ViewEnvironments(_JsonText):
-    """Convert all environments to JSON, by toolpack, or at least the value at a JSON Pointer in them."""
+    """Convert all environments to JSON, by toolpack. With a JSON Pointer, only the items on its way are needed."""
 
     snapshot: Snapshot
     within: Sequence[str] = ()  # the steps of the pointer
@@ -158,7 +159,10 @@ class ViewWithoutVolumes(_JsonText):
 
 @dataclass(eq=False)
 class ViewChanges(_JsonText):
-    """Convert the environments of two snapshots to JSON, without items that are equal. May give an empty text."""
+    """Convert the environments of two snapshots to JSON, without items that are equal.
+
+    The text is empty if that isn't possible. The caller then compares the whole environments.
+    """
 
     before: Snapshot
     after: Snapshot

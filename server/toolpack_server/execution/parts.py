@@ -1,12 +1,12 @@
 """Parts of an environment: groups of fields that are stored separately, so that a call loads only the parts it uses.
 
-A call's *footprint* is known before it runs: the fields that its function depends on. So an environment is divided when
-it is created. Two fields stay together if they share a mutable object or if one function uses both. No function can
-connect two parts later, because no function gets both.
+A call's *footprint* is known before the call runs: the fields that its function depends on. So an environment can be
+divided when it is created. Two fields stay together if they share a mutable object, or if one function uses both. So no
+function gets two parts, and no function can make one part refer to another.
 
-In doubtful cases the environment stays in one part: a dependency is a callable or isn't a field, an object refers back
-to the environment, or the class keeps state outside its fields. A part is an environment of the same class that has
-only some of the fields.
+In these cases the environment stays in one part: a dependency is a callable or isn't a field, an object refers back to
+the environment, or the class keeps state outside its fields. A part is an environment of the same class that has only
+some of the fields.
 """
 
 import datetime as dt
@@ -31,7 +31,7 @@ _IMMUTABLE = (
     decimal.Decimal, uuid.UUID, type,
 )  # fmt: skip
 
-# The name, among the fields, of everything that no function depends on: private attributes and extra fields.
+# The name, among the fields, of a model's private attributes and extra fields, which no function depends on.
 _REST = ""
 
 
@@ -52,7 +52,7 @@ def footprint(function: Any) -> frozenset[str] | None:
 
 
 def divide(toolpack: Toolpack, environment: BaseModel, volumes: frozenset[str] = frozenset()) -> dict[str, BaseModel]:
-    """Divide an initial environment into parts, as far as its toolpack's functions allow.
+    """Divide an initial environment into parts. It stays in one part if its toolpack's functions don't allow more.
 
     Args:
         volumes: The names of the environment's volumes, which the caller has taken out of it.
@@ -70,7 +70,7 @@ def divide(toolpack: Toolpack, environment: BaseModel, volumes: frozenset[str] =
         groups.unite(sorted(names))  # type: ignore[arg-type]
     reachable = {field for names in footprints for field in names}  # type: ignore[union-attr]
     groups.unite([_REST, *(field for field in fields if field not in reachable)])
-    # Shared objects only unite groups, so a single group needn't be searched for them.
+    # Searching for shared objects takes long, and can only unite groups. So a single group isn't searched.
     if len(_nonempty(groups, environment)) <= 1 or not _unite_sharing(groups, environment):
         return {toolpack.name: environment}
     nonempty = _nonempty(groups, environment)
@@ -88,7 +88,7 @@ def merge(parts: Iterable[BaseModel]) -> BaseModel:
     if len(parts) == 1:
         return parts[0]
     values = {name: value for part in parts for name, value in part.__dict__.items()}
-    # An empty part may have a base class of the environment's class: take the most derived class.
+    # An empty part may have a base class of the environment's class, so take the most derived class.
     kind: type[BaseModel] = max(map(type, parts), key=lambda cls: len(cls.__mro__))
     whole = _new(kind, {name: values.pop(name) for name in [*kind.model_fields, *values] if name in values})
     for part in parts:
@@ -112,7 +112,7 @@ def emptied(kind: type[BaseModel]) -> BaseModel:
     return _new(kind, {})
 
 
-@lru_cache(maxsize=1024)  # the parts are the same at every call, and mostly have the same names in all sessions
+@lru_cache(maxsize=1024)  # the parts mostly have the same names in all calls and sessions
 def parts_of(parts: tuple[str, ...], toolpack: str) -> tuple[str, ...]:
     """Return the parts of a toolpack's environment among a session's parts, sorted, without pieces of volumes."""
     return tuple(sorted(part for part in parts if toolpack_of(part) == toolpack and not is_piece(part)))
@@ -128,7 +128,10 @@ def without_volumes(parts: tuple[str, ...], toolpack: str, footprint: frozenset[
 
 @lru_cache(maxsize=1024)
 def parts_in_use(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str] | None) -> tuple[str, ...]:
-    """Return the parts of a toolpack that a call with this footprint most probably uses, of a session's parts."""
+    """Return the parts, among a session's, that a call with this footprint most probably uses of a toolpack.
+
+    Return all parts of the toolpack if the footprint is unknown, or if no single part has its fields.
+    """
     candidates = parts_of(parts, toolpack)
     if footprint is not None and len(parts) > len(candidates):
         rest = without_volumes(parts, toolpack, footprint)
@@ -178,10 +181,10 @@ def _has_rest(environment: BaseModel) -> bool:
 
 
 def _unite_sharing(groups: "_Groups", environment: BaseModel) -> bool:
-    """Unite fields that share a mutable object; return False if an object refers to the environment itself."""
+    """Unite fields that share a mutable object. Return False if an object refers to the environment itself."""
     rest = [environment.__pydantic_private__, environment.__pydantic_extra__]
     owners: dict[int, str] = {}
-    seen = []  # keeps the ids from being reused
+    seen = []  # keeps the objects alive, so that Python doesn't reuse their ids
     for field, value in [*environment.__dict__.items(), (_REST, rest)]:
         for holder in holders(value):
             if holder is environment:

@@ -1,6 +1,6 @@
 """Plan of a call: everything that the server determines before the call runs.
 
-A plan is created once per call. All code that runs or stores the call uses that plan.
+A plan is created once for each call. All code that runs or stores the call uses the plan, so no step decides anew.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ Footprint = Mapping[str, frozenset[str] | None]
 
 
 def uncompared() -> None:
-    """Ignore the start of a read-only check."""
+    """Do nothing. This is the default of `Plan.comparing`."""
 
 
 class SessionFunctions(Protocol):

@@ -1,7 +1,9 @@
 """Execution policies: a feature's rules for running toolpacks' code, such as a pinned clock.
 
-A policy is a small set of JSON values, so it can be sent to the process that runs the code. A call with a policy
-decodes its environments from bytes, keeps no live objects for the next call, and awaits its own coroutines.
+A policy is a small set of JSON values, so it can be sent to the process that runs the code. A policy applies to its
+whole process. So a call with a policy must run in a process that runs nothing else meanwhile, such as an executor,
+and its coroutines are awaited there. The call decodes its environments from bytes, and keeps no live objects for the
+next call.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -31,7 +33,7 @@ class ExecutionPolicy:
     def hold(self) -> AbstractContextManager[None]:
         """Return a context manager that applies the policy to the whole process for a block.
 
-        The process must do nothing else in that time.
+        The process must do nothing else in the block.
         """
         raise NotImplementedError
 

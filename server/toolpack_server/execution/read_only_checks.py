@@ -1,11 +1,12 @@
 """Checks that functions declared read-only leave their environments unchanged.
 
 The server doesn't store the environment after a read-only call. If such a call changes the environment all the same,
-the live objects differ from the snapshot, and the next call sees a change that was never committed. Only a comparison
-of the two finds this.
+the live objects differ from the snapshot, and the next call sees a change that was never committed. A check finds this:
+it compares the live objects with the snapshot.
 
-Checks have a budget: the first calls of each function are checked. Later calls are checked as long as checks take less
-than a fixed share of the function's time and of the total time. A setting turns on the check of every call.
+Checks take time, so they have a budget. The first calls of each function are checked. Later calls are checked as long
+as checks take less than a fixed share of the function's time and of the total time. A setting turns on the check of
+every call.
 """
 
 import time
@@ -26,7 +27,7 @@ from toolpack_server.execution.volumes import Volumes
 from toolpack_server.snapshots.comparison import Difference, first_difference
 from toolpack_server.snapshots.pieces import Groups
 
-FIRST_CALLS = 3  # of each function that are always checked
+FIRST_CALLS = 3  # calls of each function that are always checked
 SHARE = 0.02  # maximum share of the time that checks may take
 
 Key = tuple[str, str]
@@ -69,13 +70,13 @@ class ReadOnlyChecks:
         mean = tally.compared_seconds / tally.compared
         if tally.compared_seconds + mean > SHARE * tally.called_seconds:
             return False
-        # Functions may wait at the same time, but each check takes the processor.
+        # Functions may wait at the same time, so the sum of their times says little. But each check uses the CPU.
         return self._compared_seconds + mean <= SHARE * (time.monotonic() - self._began)
 
     def called(self, toolpack: str, function: str, seconds: float, compared_seconds: float | None) -> None:
         """Count a call of a read-only function.
 
-        There is no lock: an update that is lost between threads doesn't matter to the share.
+        There is no lock: if two threads count at once and one count is lost, the budget is only slightly wrong.
 
         Args:
             seconds: Duration of the call, including the check.
@@ -122,15 +123,21 @@ class ReadOnlyCheck:
     _restored: dict[str, bytes | None] = field(default_factory=dict)
 
     def restored(self, codec: PlainCodec, part: str, environment: BaseModel) -> None:
-        """Store the bytes of a restored part. They can differ from the snapshot's in the order of its sets."""
+        """Store the bytes of a restored part, for the comparison after the call.
+
+        They can differ from the snapshot's bytes, because a restored set may have another order.
+        """
         began = time.perf_counter()
         self._restored[part] = codec.try_freeze(environment)
         self.seconds += time.perf_counter() - began
 
     def before(self, world: CheckedWorld, toolpack: str) -> BaseModel | Groups | None:
-        """Return a copy of an environment, if the call may have changed it already, or the state of a lazy environment.
+        """Return what `after` needs to compare a toolpack's environment with its content before the function.
 
-        None: the snapshot still equals the environment, or the environment can't be stored and the call will fail.
+        - Of a lazy environment: its state.
+        - Of another environment that the call may have changed already, in a nested call: a copy.
+        - None if the snapshot still equals the environment. Also None if the environment can't be stored, because the
+          call will fail then.
         """
         began = time.perf_counter()
         try:
@@ -149,7 +156,12 @@ class ReadOnlyCheck:
             self.seconds += time.perf_counter() - began
 
     def after(self, world: CheckedWorld, function: str, key: Key, before: BaseModel | Groups | None) -> None:
-        """Raise `ReadOnlyError` if a function has changed its environment. `before` is the result of `before()`."""
+        """Raise `ReadOnlyError` if a function has changed its environment.
+
+        Args:
+            key: The names of the function's toolpack and of the function in it.
+            before: The result of the method `before`.
+        """
         world.plan.comparing()
         began = time.perf_counter()
         try:
@@ -181,6 +193,7 @@ class ReadOnlyCheck:
     def _changed(
         self, world: CheckedWorld, environment: BaseModel, parts: Sequence[str], before: BaseModel | None
     ) -> Difference | None:
+        """Return the change of an environment that isn't lazy. The bytes are compared first, because that is fast."""
         codec = world.codec
         now = codec.try_freeze(environment)
         if before is None:
@@ -196,7 +209,10 @@ class ReadOnlyCheck:
         return first_difference(codec.thaw(was), codec.thaw(now))
 
     def _is_as_it_was(self, world: CheckedWorld, parts: Sequence[str], now: bytes) -> bool:
-        """Return whether bytes equal an environment's only part. If not, the environment may still be the same."""
+        """Return whether bytes equal those of an environment's only part before the call.
+
+        If not, the environment may still be unchanged, so the caller compares the objects.
+        """
         if len(parts) > 1:
             return False
         snapshot, part = world.snapshot, parts[0]

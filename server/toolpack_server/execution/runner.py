@@ -30,8 +30,8 @@ class RunnerOperation(Generic[T_co]):
 
     name: ClassVar[str]
     shape: ClassVar[TypeAdapter[Any] | None] = None
-    # The operation runs a function that an agent called, which may leave changes in its process. Operations that build,
-    # judge or show environments run in a process that hasn't run such an operation.
+    # The operation runs a function that an agent called, which may leave changes in its process, such as a replaced
+    # module. Operations that build, judge or show environments must run in a process without such changes.
     leaves_traces: ClassVar[bool] = False
     who = "A toolpack"  # the subject of error messages: the author of the code that runs
 
@@ -84,7 +84,7 @@ class Runner(Protocol):
 class LocalRunner:
     """Executes operations in this process, on the caller's thread, each in a new `contextvars` context.
 
-    `steps` makes no context: a call's job has one, and all steps of the call run in it.
+    `steps` makes no new context, because a call's job has a context in which all steps of the call run.
     """
 
     context: ExecutionContext

@@ -1,6 +1,7 @@
 """Runtime of a session: plans calls of its functions and runs them.
 
-Values that depend only on the functions are computed once, when the runtime is created.
+Values that depend only on the functions are computed once, when the runtime is created, so that a plan takes little
+time.
 """
 
 import copy
@@ -85,7 +86,7 @@ class SessionRuntime(FunctionsRuntime):
         )
         if plan.read_only:
             plan.compares = self._read_only_checks.is_due(plan.toolpack, plan.registered_name)
-        if dict in map(type, kwargs.values()) and has_nested(kwargs):
+        if dict in map(type, kwargs.values()) and has_nested(kwargs):  # the first test is faster, and mostly False
             plan.arguments, plan.nested = read_nested(kwargs)
             self._include_nested(plan, plan.arguments)
         return plan
@@ -95,6 +96,7 @@ class SessionRuntime(FunctionsRuntime):
         return registered.toolpack, registered.registered_name
 
     def _include_nested(self, plan: Plan, arguments: Mapping[str, Any]) -> None:
+        """Add nested calls to a plan: their footprints, whether they only read, and whether they are checked."""
         for argument in arguments.values():
             if isinstance(argument, FunctionCall):
                 function = self._registered.get(argument.function)
@@ -129,7 +131,7 @@ class SessionRuntime(FunctionsRuntime):
         toolpack = self._registered[outer].toolpack
         if toolpack != self._registered[call.function].toolpack:
             return copy.deepcopy(result)
-        # The result may be an object of the environment, which the outer function can then change without a `Depends`.
+        # The result may be an object of the environment. Then the outer function can change it without a `Depends`.
         if outer not in env.plan.trusted:
             env.may_change(toolpack)
         return result

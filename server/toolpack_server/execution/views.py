@@ -1,6 +1,7 @@
 """Views of a session: all its environments as objects or as JSON.
 
-The session doesn't change. Its environments are decoded for the view and dropped after it.
+Clients and evaluators read sessions through views. A view doesn't change the session: it decodes the environments, and
+drops them at its end.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -39,7 +40,10 @@ def thawed(codec: PlainCodec, snapshot: Snapshot, volumes: Volumes | None = None
 def _opened(
     codec: PlainCodec, snapshot: Snapshot, volumes: Volumes | None = None
 ) -> Iterator[tuple[dict[str, BaseModel], dict[str, LazyGraph]]]:
-    """Yield all environments, by toolpack, and the graphs of those that are stored in pieces; raises as `thawed`."""
+    """Yield all environments, by toolpack, and the lazy graphs of the environments that are stored as chains.
+
+    Raises as `thawed`.
+    """
     parts, blobs = snapshot.parts, snapshot.blobs
     by_toolpack = environments(
         {part: codec.decode(part, blob_id, blobs[part]) for part, blob_id in parts.items() if not is_piece(part)}
@@ -89,7 +93,7 @@ def view(codec: PlainCodec, snapshot: Snapshot, steps: Sequence[str] = ()) -> by
         snapshot = Snapshot(parts, snapshot.blobs)
     with reading(codec) as volumes, _opened(codec, snapshot, volumes) as (by_toolpack, graphs):
         if steps:
-            with suppress(Exception):  # the JSON of the whole has no problem, or reports it
+            with suppress(Exception):  # show everything instead, which works or raises the error for the client
                 selected = {toolpack: select(environment, steps[1:]) for toolpack, environment in by_toolpack.items()}
                 return _dump(codec, selected, parts=selected)
         for graph in graphs.values():
@@ -105,7 +109,7 @@ def view_without_volumes(codec: PlainCodec, snapshot: Snapshot) -> bytes:
 def view_changes(codec: PlainCodec, before: Snapshot, after: Snapshot) -> bytes:
     """Return a JSON array of all environments of two snapshots, without volumes, and without items that are equal.
 
-    Only environments that are stored in pieces lack equal items. In case of any problem, return an empty text.
+    Equal items are left out only of environments that are stored as chains. In case of any problem, the text is empty.
     """
     try:
         with _opened(codec, before) as (lefts, left_graphs), _opened(codec, after) as (rights, right_graphs):
@@ -118,7 +122,7 @@ def view_changes(codec: PlainCodec, before: Snapshot, after: Snapshot) -> bytes:
                     lefts[toolpack], rights[toolpack] = select_changes(lefts[toolpack], rights[toolpack], is_same)
                     parts.add(toolpack)
             return dumps([Fragment(_dump(codec, by_toolpack, parts)) for by_toolpack in (lefts, rights)])
-    except Exception:  # noqa: BLE001 - the JSON of the whole has no problem, or reports it
+    except Exception:  # noqa: BLE001 - the caller then reads everything, which works or raises the error for the client
         return b""
 
 

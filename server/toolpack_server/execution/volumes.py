@@ -77,7 +77,7 @@ def stored_volumes(parts: tuple[str, ...], toolpack: str) -> tuple[Stored, ...]:
 def stored_environment(parts: tuple[str, ...], toolpack: str) -> Stored | None:
     """Return the chain of a toolpack's environment, or None if the environment is stored in parts.
 
-    If a session has both, a reset has emptied the chain.
+    If a session has a chain and parts, the parts count: a reset has emptied the chain.
     """
     if any(toolpack_of(part) == toolpack and not is_piece(part) for part in parts):
         return None
@@ -86,7 +86,7 @@ def stored_environment(parts: tuple[str, ...], toolpack: str) -> Stored | None:
 
 @lru_cache(maxsize=1024)
 def stored_environments(parts: tuple[str, ...]) -> dict[str, Stored]:
-    """Return the chains of environments that are stored as such, by toolpack."""
+    """Return the chains of environments that are stored as chains, by toolpack."""
     stored = {toolpack: stored_environment(parts, toolpack) for toolpack in map(toolpack_of, parts)}
     return {toolpack: chain for toolpack, chain in stored.items() if chain is not None}
 
@@ -94,7 +94,8 @@ def stored_environments(parts: tuple[str, ...]) -> dict[str, Stored]:
 def class_parts(parts: Iterable[str]) -> list[str]:
     """Return the parts whose seals show which classes the environments were written with.
 
-    These are the parts of environments. Of a chain of objects, the newest piece is enough; it is usually small.
+    These are all parts of environments, and the newest piece of each environment's chain. The newest piece is enough,
+    and usually small.
     """
     newest: dict[str, str] = {}
     for part in sorted(parts):
@@ -192,7 +193,7 @@ class Volumes:
         self._stored[stored.name] = stored
 
     def take_out(self) -> None:
-        """Take all volumes out of the environments, so that these can be encoded.
+        """Take all volumes out of the environments, so that the environments can be encoded.
 
         Raises:
             SnapshotError: An environment holds other volumes than before the call.
@@ -222,7 +223,7 @@ class Volumes:
         yield
 
     def finish(self) -> Changes:
-        """Release the volumes after a successful call, and return its changes.
+        """Release the volumes after a successful call, and return the changes of the call.
 
         Raises:
             Exception: The content of a volume can't be stored. Then no change of the call may be committed.
@@ -234,7 +235,7 @@ class Volumes:
         for name, volume in self.bound.items():
             if volume.mount and volume.mount.working_copy is not None and not volume.mount.read_only:
                 finished[name] = volume.finish()
-        # All volumes have finished. Create all pieces before any working copy is kept: creating one may fail.
+        # Create all pieces before any working copy is kept: if creating a piece fails, no change may be kept.
         changes = Changes({}, {}, {}, {})
         keys: dict[str, tuple[str, ...] | None] = {}
         for name, changed in finished.items():
@@ -256,8 +257,10 @@ class Volumes:
     def abandon(self, *, keep: bool = True) -> dict[str, CopyHandle]:
         """Release the volumes after a failed call or a reader, and return the handles of their working copies.
 
+        After `finish`, this releases only the volumes that it left, and returns no handles.
+
         Args:
-            keep: Keep unchanged working copies of calls that may write. Their handles are only in the result.
+            keep: Keep unchanged working copies of calls that may write. Only the result has their handles.
         """
         live: dict[str, CopyHandle] = {}
         for name in [*self.bound]:
@@ -265,7 +268,7 @@ class Volumes:
         return {} if self._finish_began else live
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return the error to report: that of a volume that couldn't be used, or the result of `Volume.explain`."""
+        """Return the error to report: the error of a volume that can't be used, or the result of `Volume.explain`."""
         failed = self.failed
         if failed is not None:
             return failed

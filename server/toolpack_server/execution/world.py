@@ -28,7 +28,7 @@ class ExecutionContext:
 
     codec: PlainCodec
     max_result_bytes: int
-    # Context manager around an author's code. A missed deadline interrupts only code within it.
+    # Context manager around an author's code. A missed deadline interrupts only code in its block.
     interruptible: AbstractContextManager[object] = field(default_factory=nullcontext)
 
 
@@ -46,7 +46,8 @@ class World:
     raised: bool = False  # the toolpack's own code raised an exception, not the server's code around it
     volumes: Volumes | None = None  # the volumes of the environments in use; None if these have no volumes
     nested: list[bytes] = field(default_factory=list)  # the results of nested calls as JSON, in the order of the calls
-    loaded: dict[str, tuple[BaseModel, Sequence[str]]] = field(default_factory=dict)  # with their parts
+    # By toolpack: the environment in use, and the names of its parts.
+    loaded: dict[str, tuple[BaseModel, Sequence[str]]] = field(default_factory=dict)
 
     @property
     def codec(self) -> PlainCodec:
@@ -75,6 +76,7 @@ class World:
         self.nested_bytes_left -= len(self.nested[-1])
 
     def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, Sequence[str]]:
+        """Return a toolpack's environment, with its volumes, and the names of its parts."""
         names = tuple(self.snapshot.parts)
         if not stored_chains(names, toolpack):
             return self._load_parts(toolpack, names, footprint)
@@ -104,8 +106,9 @@ class World:
             environment = self._take(chosen[0])
             if len(parts) == 1 or (footprint is not None and footprint <= environment.__dict__.keys()):
                 return environment, chosen
-        # The call uses several parts, because a function was edited or calls are nested. It may create references
-        # between them, so the parts are merged into one, unless the call is read-only.
+        # The call uses several parts, because a function was edited or calls are nested. It may make one part refer to
+        # another. So all parts become one: the first part gets all fields, and the others become empty. A read-only
+        # call stores nothing, so its parts stay as they are.
         whole = merge(self._take(part) for part in parts)
         if not self.plan.read_only:
             self.touched.update({part: whole if part == parts[0] else emptied(type(whole)) for part in parts})
@@ -113,6 +116,7 @@ class World:
         return whole, parts
 
     def _take(self, part: str) -> BaseModel:
+        """Return a part: the live object of the snapshot, or a newly decoded one."""
         environment = self.touched.get(part)
         if environment is None:
             environment = self.snapshot.live.pop(part, None)
